@@ -1,0 +1,1 @@
+"""Recovery partitions for PySpark."""

@@ -1,0 +1,273 @@
+"""Every error of the package, its exit code, its probable cause and the way out.
+
+RecoveryError                     10
+├── ConfigurationError            11  also a ValueError
+├── StorageError                  12  I/O error, disk full, no permission
+├── NoPartitionsError             20
+├── MissingPartitionsError        21
+├── InconsistentPartitionsError   22
+├── CorruptPartitionError         23
+├── ForeignPartitionError         24
+├── DuplicatePartitionError       25
+├── AlreadyInitializedError       26
+├── UnsupportedVersionError       27
+├── EpochNotHeldError             28
+├── FlowMismatchError             30
+├── UnknownStepError              31
+├── UnsupportedPlanError          32
+├── StateValueError               33
+├── FlowLoadError                 34
+├── FlowFailedError               35
+├── InputRewrittenError           36
+├── DirectoryLockedError          40
+├── LeaseLostError                41
+└── SparkUnavailableError         50
+
+Exit code 0 is success, 1 an unforeseen failure, 2 a usage error of the command line, 130 and 143 an
+interrupt and a termination that were not waited out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+
+class RecoveryError(Exception):
+    """An operation on recovery partitions could not be done; nothing was half-written.
+
+    `found` says what was found. `path` names the file or directory, `cause` the probable cause and
+    `remedy` what to do; the class has defaults for the last two.
+    """
+
+    exit_code: ClassVar[int] = 10
+    default_cause: ClassVar[str] = ""
+    default_remedy: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        found: str,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        cause: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        super().__init__(found)
+        self.found = found
+        self.path = None if path is None else os.fspath(path)
+        self.cause = self.default_cause if cause is None else cause
+        self.remedy = self.default_remedy if remedy is None else remedy
+
+    def __str__(self) -> str:
+        parts = [self.found if self.path is None or self.path in self.found else f"{self.path}: {self.found}"]
+        if self.cause:
+            parts.append(f"Probable cause: {self.cause}")
+        if self.remedy:
+            parts.append(f"What to do: {self.remedy}")
+        return "\n".join(parts)
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (type(self), self.found, self.path, self.cause, self.remedy)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same facts for a program."""
+        return {
+            "error": type(self).__name__,
+            "exit_code": self.exit_code,
+            "found": self.found,
+            "path": self.path,
+            "cause": self.cause,
+            "remedy": self.remedy,
+        }
+
+
+def _rebuild(
+    kind: type[RecoveryError], found: str, path: str | None, cause: str, remedy: str
+) -> RecoveryError:
+    return kind(found, path=path, cause=cause, remedy=remedy)
+
+
+class ConfigurationError(RecoveryError, ValueError):
+    """A setting has a value that cannot be used."""
+
+    exit_code = 11
+
+
+class StorageError(RecoveryError):
+    """The operating system or SQLite refused a read or a write: I/O error, disk full, no permission."""
+
+    exit_code = 12
+    default_cause = "The disk is full or failing, or this user may not read or write there."
+    default_remedy = "Make room or grant access, then run the same command again: nothing was half-written."
+
+
+class NoPartitionsError(RecoveryError):
+    """The directory holds no recovery partition at all."""
+
+    exit_code = 20
+    default_cause = "The directory was never initialised, or the path is wrong."
+    default_remedy = "Create the partitions first: python -m recovery init DIR N"
+
+
+class MissingPartitionsError(RecoveryError):
+    """Some of the N partitions are not in the directory."""
+
+    exit_code = 21
+    default_cause = "Not every file was copied or restored, or one was deleted."
+    default_remedy = "Put the missing files back from a backup taken within the backup interval."
+
+
+class InconsistentPartitionsError(RecoveryError):
+    """The partitions share no epoch to resume from."""
+
+    exit_code = 22
+    default_cause = "The files are copies of different ages, further apart than the backup interval."
+    default_remedy = (
+        "Replace the files named above by copies whose age fits the others, "
+        "and choose a longer backup interval (-b)."
+    )
+
+
+class CorruptPartitionError(RecoveryError):
+    """A partition is not a readable SQLite database, or its content fails its checksums."""
+
+    exit_code = 23
+    default_cause = (
+        "The file was damaged on disk, copied while in use without its -wal, or edited from outside."
+    )
+    default_remedy = (
+        "Restore this file from a backup taken within the backup interval. Do not run on it: it was not used."
+    )
+
+
+class ForeignPartitionError(RecoveryError):
+    """A file belongs to another store, or is not a recovery partition."""
+
+    exit_code = 24
+    default_cause = "Files of two recovery directories were mixed."
+    default_remedy = "Put back this store's own file, or move the foreign one away."
+
+
+class DuplicatePartitionError(RecoveryError):
+    """Two files claim to be the same partition, or a file's name and content disagree on its index."""
+
+    exit_code = 25
+    default_cause = "A copy of a partition was left in the directory, or files were renamed."
+    default_remedy = "Move the file that should not be there out of the directory."
+
+
+class AlreadyInitializedError(RecoveryError):
+    """The directory holds recovery partitions already."""
+
+    exit_code = 26
+    default_cause = "init was run before on this directory."
+    default_remedy = "Use the partitions as they are, or choose another directory."
+
+
+class UnsupportedVersionError(RecoveryError):
+    """A partition was written by a newer version of this package."""
+
+    exit_code = 27
+    default_cause = "A newer version of recovery ran on this directory."
+    default_remedy = "Run with that version or a later one; schema migrations only go forward."
+
+
+class EpochNotHeldError(RecoveryError):
+    """The epoch asked for is not held by every partition."""
+
+    exit_code = 28
+    default_cause = "It was collected (the backup interval has passed), or it was never closed."
+    default_remedy = "See which epochs can be resumed from: python -m recovery status DIR"
+
+
+class FlowMismatchError(RecoveryError):
+    """The recovery directory is bound to another flow."""
+
+    exit_code = 30
+    default_cause = "The flow was renamed, or the directory is another flow's."
+    default_remedy = "Run the flow it belongs to, or use a recovery directory of its own for each flow."
+
+
+class UnknownStepError(RecoveryError):
+    """The partitions hold state of a step that the flow lacks."""
+
+    exit_code = 31
+    default_cause = "The step was renamed or removed in the flow."
+    default_remedy = "Give --rename-step OLD=NEW to keep its state, or --drop-step OLD to discard it."
+
+
+class UnsupportedPlanError(RecoveryError):
+    """The query has a shape whose state cannot be kept exactly in recovery partitions."""
+
+    exit_code = 32
+
+
+class StateValueError(RecoveryError):
+    """A state, key or output value cannot be stored without changing it."""
+
+    exit_code = 33
+    default_cause = "State is kept as JSON, and this value would not come back equal to itself."
+    default_remedy = (
+        "Use None, bool, int, float, str, list and dict with string keys, or declare a type with "
+        "stateful(..., state=MyDataclass)."
+    )
+
+
+class FlowLoadError(RecoveryError):
+    """The flow could not be loaded from the module or file named."""
+
+    exit_code = 34
+
+
+class FlowFailedError(RecoveryError):
+    """The flow's own code, its input or its sink failed while running."""
+
+    exit_code = 35
+    default_cause = "An error in the flow's code, its input or its sink; see the message above."
+    default_remedy = "Mend it and run the same command again: it continues from the last closed epoch."
+
+
+class InputRewrittenError(RecoveryError):
+    """An appended file no longer begins with what was read from it."""
+
+    exit_code = 36
+    default_cause = "The file was truncated, rewritten or replaced instead of appended to."
+    default_remedy = (
+        'Put the original content back, or read the file as a new one with .option("onRewrite", "restart").'
+    )
+
+
+class DirectoryLockedError(RecoveryError):
+    """Another run uses the recovery directory."""
+
+    exit_code = 40
+    default_cause = "Another run of the flow is still going on."
+    default_remedy = "Wait until it ends or stop it; its lock is freed by the operating system when it dies."
+
+
+class LeaseLostError(RecoveryError):
+    """A later execution began on the recovery directory: this one may not write any more."""
+
+    exit_code = 41
+    default_cause = "This run was stopped or cut off, and a successor took the directory over."
+    default_remedy = "Let the successor run; nothing of this run was accepted after it began."
+
+
+class SparkUnavailableError(RecoveryError):
+    """Spark cannot be started here."""
+
+    exit_code = 50
+    default_cause = "No Java 17 or newer was found."
+    default_remedy = "Install one, for instance with: pip install 'recovery[java]'"
+
+
+def all_errors() -> Iterator[type[RecoveryError]]:
+    """Every error class, the root first."""
+    yield RecoveryError
+    yield from RecoveryError.__subclasses__()
+
+
+def error_named(name: str) -> type[RecoveryError] | None:
+    """The error class of this name, for errors that reach the driver as text."""
+    return next((kind for kind in all_errors() if kind.__name__ == name), None)
