@@ -1,0 +1,132 @@
+"""Which file holds what was read before, whatever it is called now.
+
+Content decides: a file qualifies only if it begins with what was read. Among those that do, inode number and name
+decide, so that files with equal beginnings stay apart where the file system can tell them apart.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+
+from recovery.appended.files import Files, FileStat, PathPattern
+from recovery.appended.position import FilePosition
+from recovery.appended.rotation import generation, is_rotation_of, siblings_pattern
+
+Holds = Callable[[FileStat, FilePosition], bool]
+"""Whether the file has the content that the position remembers."""
+
+CONVINCING_BYTES = 256
+"""Equal content of this length identifies a file without help from its name or inode number."""
+
+
+class Look:
+    """The input's directories at one moment; files that are not input are looked at only when asked for."""
+
+    def __init__(self, files: Files, pattern: PathPattern) -> None:
+        self._files = files
+        self._pattern = pattern
+        self._names = {directory: files.names(directory) for directory in files.directories(pattern)}
+        self._stats: dict[str, FileStat | None] = {}
+        listed = (
+            self.at(os.path.join(directory, name))
+            for directory, names in self._names.items()
+            for name in names
+            if pattern.names(name)
+        )
+        self.listed = {file.path: file for file in listed if file is not None}
+
+    def at(self, path: str) -> FileStat | None:
+        """The regular file at a path, if its directory is one of the input's."""
+        if os.path.dirname(path) not in self._names:
+            return None
+        if path not in self._stats:
+            self._stats[path] = self._files.stat(path)
+        return self._stats[path]
+
+    def siblings(self, directory: str) -> list[FileStat]:
+        """All regular files of one of the input's directories, input or not."""
+        found = (self.at(os.path.join(directory, name)) for name in self._names.get(directory, ()))
+        return [file for file in found if file is not None]
+
+    def everything(self) -> list[FileStat]:
+        """The listed files first, then all others of their directories."""
+        others = (file for directory in self._names for file in self.siblings(directory))
+        return [*self.listed.values(), *(file for file in others if file.path not in self.listed)]
+
+
+def locate(positions: Mapping[int, FilePosition], look: Look, holds: Holds) -> dict[int, FileStat]:
+    """The file of each position that has one now; no file is given to two positions.
+
+    1. The same inode number under the same name.
+    2. The same inode number under another name: renamed.
+    3. The same name with another inode number: copied back, or moved to another machine.
+    4. Any other file with convincing evidence: a rotation's name, the same name in another directory, or
+       `CONVINCING_BYTES` of equal content. This is what a rotation that copies and truncates leaves.
+    """
+    found: dict[int, FileStat] = {}
+    taken: set[tuple[int, int]] = set()
+
+    def settle(choose: Callable[[FilePosition], Iterable[FileStat]]) -> None:
+        for number, position in positions.items():
+            if number in found:
+                continue
+            for file in choose(position):
+                if (file.device, file.inode) not in taken and holds(file, position):
+                    found[number] = file
+                    taken.add((file.device, file.inode))
+                    break
+
+    def in_place(position: FilePosition) -> list[FileStat]:
+        here = look.at(position.path)
+        return [] if here is None else [here]
+
+    settle(lambda position: [file for file in in_place(position) if file.inode == position.inode])
+    if len(found) < len(positions):
+        everything = look.everything()
+        by_inode: dict[int, list[FileStat]] = {}
+        for file in everything:
+            by_inode.setdefault(file.inode, []).append(file)
+        settle(lambda position: by_inode.get(position.inode, ()))
+        settle(in_place)
+        settle(lambda position: _convincing(position, everything))
+    return found
+
+
+def later_generations(look: Look, origin: str, file: FileStat) -> list[FileStat]:
+    """Files that a rotation put between `file`, once called `origin`, and the one called `origin` now.
+
+    They are told by their names, which follow the pattern of the file's own, and by when they were last written.
+    Only those that are not listed anyway.
+    """
+    pattern = siblings_pattern(origin, file.name)
+    if pattern is None:
+        return []
+
+    def age(one: FileStat) -> tuple[int, tuple[int, ...]]:
+        return one.mtime_ns, generation(origin, one.name)
+
+    return [
+        one
+        for one in look.siblings(file.directory)
+        if one.path not in look.listed and pattern.fullmatch(one.name) and age(one) > age(file)
+    ]
+
+
+def _convincing(position: FilePosition, files: Iterable[FileStat]) -> list[FileStat]:
+    """The files that may be the position's although name and inode differ, the most likely first."""
+
+    def rank(file: FileStat) -> tuple[bool, int, str]:
+        return not is_rotation_of(position.origin, file.name), -file.size, file.path
+
+    return sorted(
+        (
+            file
+            for file in files
+            if file.name == position.name
+            or position.offset >= CONVINCING_BYTES
+            or (file.directory == position.directory and is_rotation_of(position.origin, file.name))
+        ),
+        key=rank,
+    )
+

@@ -1,0 +1,126 @@
+"""How far the next batch reads and how it is cut into tasks: functions of values, without files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from recovery.appended.position import FilePosition
+
+MIN_PARTITION_BYTES = 4 << 20
+MAX_PARTITION_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What one file has to read: the bytes from `offset` to `bound`.
+
+    `take_last` tells that a last line without line end at `bound` is complete.
+    """
+
+    number: int
+    offset: int
+    bound: int
+    take_last: bool = False
+
+
+class LineEnds(Protocol):
+    """Where lines end in the files."""
+
+    def last(self, number: int, start: int, stop: int) -> int | None:
+        """The place just after the last line end in [start, stop), or None."""
+
+    def first(self, number: int, start: int, stop: int) -> int | None:
+        """The place just after the first line end in [start, stop), or None."""
+
+
+def plan_ends(
+    groups: Sequence[Sequence[Backlog]], max_bytes: int | None, turn: int, lines: LineEnds
+) -> tuple[dict[int, int], int]:
+    """How far to read each file, and whose turn is next.
+
+    A group is the generations of one log, oldest first; a younger one waits until the limit leaves room for all
+    that the older ones have. Groups are served in a circle that begins at `turn`, each as far as the limit
+    allows, so none starves. The bytes planned stay within `max_bytes`, except that the first line of a batch is
+    taken however long it is. Only whole lines are planned; files with nothing to read are left out.
+    """
+    ends: dict[int, int] = {}
+    ordered = sorted((group for group in groups if group), key=lambda group: group[0].number)
+    first = next((i for i, group in enumerate(ordered) if group[0].number >= turn), 0)
+    circle = [*ordered[first:], *ordered[:first]]
+    room = max_bytes
+    for place, group in enumerate(circle):
+        for backlog in group:
+            end, complete = _end(backlog, room, lines, must_progress=not ends)
+            if end is not None:
+                ends[backlog.number] = end
+                room = None if room is None else max(0, room - (end - backlog.offset))
+            if not complete:
+                following = circle[(place + 1) % len(circle)] if place == 0 else group
+                return ends, following[0].number
+    return ends, 0
+
+
+def _end(
+    backlog: Backlog, room: int | None, lines: LineEnds, *, must_progress: bool
+) -> tuple[int | None, bool]:
+    """How far to read one file, and whether that is as far as it can be read now."""
+    number, offset, bound = backlog.number, backlog.offset, backlog.bound
+    if offset >= bound:
+        return None, True
+    whole = bound if backlog.take_last else lines.last(number, offset, bound)
+    if whole is None or room is None or whole - offset <= room:
+        return whole, True
+    end = lines.last(number, offset, offset + room) if room else None
+    if end is None and must_progress:
+        end = lines.first(number, offset + room, whole) or whole
+        return end, end == whole
+    return end, False
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Whole lines of one file, [begin, end) in bytes, to be read in one batch.
+
+    `path` is where the file was found, `expected` what it must hold; `expected.path` is the name its lines are
+    given. `after_unfinished` tells that the line before `begin` was taken without its line end.
+    """
+
+    path: str
+    expected: FilePosition
+    begin: int
+    end: int
+    after_unfinished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The lines of a range that begin in [start, stop); the places need not be at line starts."""
+
+    whole: Range
+    start: int
+    stop: int
+
+
+def cut(ranges: Iterable[Range], partition_bytes: int) -> list[tuple[Slice, ...]]:
+    """Tasks of at most `partition_bytes` each: long ranges are cut, short ones put together, in order."""
+    tasks: list[tuple[Slice, ...]] = []
+    current: list[Slice] = []
+    filled = 0
+    for whole in ranges:
+        length = whole.end - whole.begin
+        pieces = -(-length // partition_bytes)
+        for i in range(pieces):
+            piece = Slice(whole, whole.begin + length * i // pieces, whole.begin + length * (i + 1) // pieces)
+            if current and filled + piece.stop - piece.start > partition_bytes:
+                tasks.append(tuple(current))
+                current, filled = [], 0
+            current.append(piece)
+            filled += piece.stop - piece.start
+    return [*tasks, tuple(current)] if current else tasks
+
+
+def partition_bytes_for(total_bytes: int, cores: int) -> int:
+    """A size of tasks that gives each core two of them, within bounds that keep a task worth starting."""
+    return min(max(-(-total_bytes // (2 * cores)), MIN_PARTITION_BYTES), MAX_PARTITION_BYTES)

@@ -1,0 +1,46 @@
+"""Which names a log rotation gives: app.log.1, app.log-20240101, app.log.2024-01-01_00, app-1.log, app.log.old."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+_MARKER = re.compile(r"[-._](?:\d[\dTZ:+._-]*|old|prev|bak|orig)")
+
+
+def bases(name: str) -> list[str]:
+    """The names of files that a rotation may have called `name`: app.log for app.log.1 and for app-1.log."""
+    return [before + after for before, _, after in _readings(name)]
+
+
+def is_rotation_of(base: str, name: str) -> bool:
+    """Whether a rotation of the file called `base` may have given it `name`."""
+    return base in bases(name)
+
+
+def siblings_pattern(base: str, name: str) -> re.Pattern[str] | None:
+    """What the other generations are called, `name` being one generation of `base`; None if it has no number."""
+    for before, marker, after in _readings(name):
+        if before + after == base and re.search(r"\d", marker):
+            numbers = r"\d+".join(re.escape(text) for text in re.split(r"\d+", marker))
+            return re.compile(re.escape(before) + numbers + re.escape(after))
+    return None
+
+
+def generation(base: str, name: str) -> tuple[int, ...]:
+    """Grows from older to younger generations: a small single number counts down, anything else is a date."""
+    for before, marker, after in _readings(name):
+        if before + after == base:
+            numbers = tuple(int(digits) for digits in re.findall(r"\d+", marker))
+            return (-numbers[0],) if len(numbers) == 1 and numbers[0] < 1000 else numbers
+    return ()
+
+
+def _readings(name: str) -> Iterator[tuple[str, str, str]]:
+    """Each way to read a name as what a rotation left of the old name, what it put in, and the rest."""
+    stem, extension = os.path.splitext(name)
+    for text, after in ((name, ""), (stem, extension)):
+        for place in range(1, len(text)):
+            if text[place] in "-._" and _MARKER.fullmatch(text, place):
+                yield text[:place], text[place:], after

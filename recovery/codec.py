@@ -1,0 +1,108 @@
+"""How a state value becomes text in SQLite, and comes back equal to itself or not at all."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Callable
+from math import isfinite
+from typing import Any, Literal
+
+import msgspec
+
+from recovery.errors import ConfigurationError, StateValueError
+
+StateType = Any
+"""None for plain JSON-like values, "pickle", or a type: dataclass, NamedTuple, tuple[int, float], …"""
+
+_SCALARS = frozenset({bool, int, str})
+
+
+def _python_scalar(value: Any) -> Any:
+    """NumPy's and pandas' scalars are stored as the Python values they stand for."""
+    item = getattr(value, "item", None)
+    if item is None or getattr(value, "ndim", 0) != 0:
+        raise NotImplementedError(f"a {type(value).__name__} is not a JSON-like value")
+    return item()
+
+
+class StateCodec:
+    """Encodes and decodes the state values of one step.
+
+    `encode(value)` gives JSON text. Raises StateValueError when the value would not come back equal:
+    NaN, tuples, bytes, dicts with keys that are not strings, objects of undeclared types.
+    """
+
+    def __init__(self, state_type: StateType = None) -> None:
+        self.state_type = state_type
+        self.encode: Callable[[Any], str]
+        self.decode: Callable[[str], Any]
+        encoder = msgspec.json.Encoder(enc_hook=_python_scalar)
+        self._to_json = encoder.encode
+        if state_type is None:
+            self.decode = msgspec.json.Decoder().decode
+            self.encode = self._encode_plain
+        elif state_type == "pickle":
+            self.decode = _unpickle
+            self.encode = _pickle
+        else:
+            try:
+                self.decode = msgspec.json.Decoder(state_type).decode
+            except TypeError as error:
+                raise ConfigurationError(
+                    f"state={state_type!r} cannot be stored: {error}",
+                    remedy="Use a dataclass, a NamedTuple, a msgspec.Struct or a type such as tuple[int, float].",
+                ) from error
+            self.encode = self._encode_typed
+
+    def _encode_plain(self, value: Any) -> str:
+        try:
+            text = self._to_json(value).decode()
+            kind = type(value)
+            if kind in _SCALARS or (kind is float and isfinite(value)) or bool(self.decode(text) == value):
+                return text
+        except Exception as error:
+            raise StateValueError(f"{_shown(value)} cannot be stored: {error}") from error
+        raise StateValueError(f"{_shown(value)} would come back as {_shown(self.decode(text))}")
+
+    def _encode_typed(self, value: Any) -> str:
+        try:
+            encoded = self._to_json(value)
+            back = self.decode(encoded.decode())
+            # A type may define no equality of its own: then the same text twice is the proof.
+            if type(back) is type(value) and (back == value or self._to_json(back) == encoded):
+                return encoded.decode()
+        except Exception as error:
+            raise StateValueError(
+                f"{_shown(value)} cannot be stored as {self.state_type!r}: {error}",
+                cause="The value does not fit the declared type of the state.",
+            ) from error
+        raise StateValueError(
+            f"{_shown(value)} would come back as {_shown(back)}",
+            cause=f"The value does not fit the declared type of the state, {self.state_type!r}.",
+        )
+
+
+def describe_type(state_type: StateType) -> str | Literal["json"]:
+    """The name under which a step's state type is recorded."""
+    if state_type is None:
+        return "json"
+    return state_type if isinstance(state_type, str) else getattr(state_type, "__qualname__", repr(state_type))
+
+
+def _pickle(value: Any) -> str:
+    try:
+        return '"' + base64.b64encode(pickle.dumps(value, protocol=5)).decode() + '"'
+    except Exception as error:
+        raise StateValueError(
+            f"{_shown(value)} cannot be pickled: {error}", cause="", remedy="Keep only picklable state."
+        ) from error
+
+
+def _unpickle(text: str) -> Any:
+    return pickle.loads(base64.b64decode(text[1:-1]))
+
+
+def _shown(value: Any) -> str:
+    text = f"{type(value).__name__} {value!r}"
+    return text if len(text) <= 120 else text[:117] + "..."

@@ -1,0 +1,114 @@
+"""Settings of a run, and how intervals are written."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+from recovery.errors import ConfigurationError
+
+Interval = int | float | str | timedelta
+
+_INTERVAL = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>ms|s|m|h|d)?", re.ASCII)
+_SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_interval(value: Interval) -> float:
+    """Seconds meant by `value`: a number of seconds, a timedelta, or text such as "10", "0.5", "10s", "5m", "1h".
+
+    Raises ConfigurationError for anything negative, not finite or unreadable.
+    """
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise _unreadable(value)
+    elif isinstance(value, str):
+        match = _INTERVAL.fullmatch(value.strip())
+        if match is None:
+            raise _unreadable(value)
+        seconds = float(match["number"]) * _SECONDS[match["unit"]]
+    else:
+        seconds = float(value)
+    if not math.isfinite(seconds) or seconds < 0:
+        raise _unreadable(value)
+    return seconds
+
+
+def _unreadable(value: object) -> ConfigurationError:
+    return ConfigurationError(
+        f"{value!r} is not an interval",
+        cause="An interval is a number of seconds, not negative, or a number with a unit.",
+        remedy="Write it like 10, 0.5, 10s, 5m or 1h.",
+    )
+
+
+def format_interval(seconds: float) -> str:
+    """`seconds` for people: 0.5 s, 10 s, 5 min, 1.5 h, 2 d."""
+    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryConfig:
+    """Where a flow keeps its recovery partitions, and when it writes to them.
+
+    directory: the recovery directory, made by `python -m recovery init DIR N`.
+    snapshot_interval: wall time after which an epoch is closed at the next micro-batch boundary; 0 closes one
+        after every micro-batch.
+    backup_interval: wall time for which superseded snapshots are kept, so that copies of the partitions
+        taken at different moments still share an epoch.
+    resume_epoch: rewind: start at this epoch, that is from the snapshot of the one before. None: the latest.
+    drop_steps: steps whose state is discarded at the start, because the flow lacks them.
+    rename_steps: steps that the flow calls by another name now: {old: new}.
+    scratch_directory: where the execution keeps what need not survive it (touched state, Spark's checkpoint);
+        None: inside the recovery directory.
+
+    Intervals are seconds as int or float, a timedelta, or text like "10s", "5m", "1h"; they are seconds
+    as float afterwards. Raises ConfigurationError.
+    """
+
+    directory: str | os.PathLike[str]
+    snapshot_interval: Interval = 10
+    backup_interval: Interval = 0
+    resume_epoch: int | None = None
+    drop_steps: tuple[str, ...] = ()
+    rename_steps: Mapping[str, str] = field(default_factory=dict)
+    scratch_directory: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__
+        set_field(self, "directory", Path(self.directory))
+        set_field(self, "snapshot_interval", parse_interval(self.snapshot_interval))
+        set_field(self, "backup_interval", parse_interval(self.backup_interval))
+        set_field(self, "drop_steps", tuple(self.drop_steps))
+        set_field(self, "rename_steps", dict(self.rename_steps))
+        if self.scratch_directory is not None:
+            set_field(self, "scratch_directory", Path(self.scratch_directory))
+        if self.resume_epoch is not None and self.resume_epoch < 1:
+            raise ConfigurationError(
+                f"resume epoch {self.resume_epoch} does not exist",
+                cause="Epochs are numbered 1, 2, 3 …",
+                remedy="See which can be resumed: python -m recovery status DIR",
+            )
+
+    @property
+    def path(self) -> Path:
+        """The recovery directory."""
+        return Path(self.directory)
+
+    @property
+    def snapshot_interval_s(self) -> float:
+        """The snapshot interval in seconds."""
+        return parse_interval(self.snapshot_interval)
+
+    @property
+    def backup_interval_s(self) -> float:
+        """The backup interval in seconds."""
+        return parse_interval(self.backup_interval)

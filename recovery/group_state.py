@@ -1,0 +1,116 @@
+"""The state of one key, as the update function of a step sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from recovery.errors import StateValueError
+
+NO_TIMEOUT = None
+
+
+class GroupState:
+    """State of one key in one micro-batch, with the member names of PySpark's `GroupState`.
+
+    `get` gives the value as it was stored: a change of a list or dict in place is kept only when it
+    is given back through `update`. A timeout is forgotten whenever the function is called for the key, as in
+    Spark, so a key that should time out sets it in each call.
+    """
+
+    __slots__ = (
+        "_decode",
+        "_now_ms",
+        "_stored",
+        "_timed_out",
+        "_value",
+        "changed",
+        "exists",
+        "timeout_at_ms",
+    )
+
+    exists: bool
+    """Whether the key has state."""
+    changed: bool
+    """Whether `update` or `remove` was called."""
+    timeout_at_ms: int | None
+    """When the key times out, in milliseconds since 1970; None: never."""
+
+    NO_TIMESTAMP = -1
+
+    def __init__(
+        self, stored: str | None, decode: Callable[[str], Any], now_ms: int, timed_out: bool = False
+    ) -> None:
+        self._stored = stored
+        self._decode = decode
+        self._now_ms = now_ms
+        self._timed_out = timed_out
+        self.exists = stored is not None
+        self.changed = False
+        self.timeout_at_ms = None
+
+    @property
+    def get(self) -> Any:
+        """The value. Raises ValueError when the key has none: ask `exists` first."""
+        if not self.exists:
+            raise ValueError("this key has no state: ask state.exists first, or use state.getOption")
+        if self._stored is not None:
+            self._value = self._decode(self._stored)
+            self._stored = None
+        return self._value
+
+    @property
+    def getOption(self) -> Any | None:
+        """The value, or None when the key has none."""
+        return self.get if self.exists else None
+
+    @property
+    def hasTimedOut(self) -> bool:
+        """Whether the function was called because the key's timeout passed; then it has no rows."""
+        return self._timed_out
+
+    def update(self, newValue: Any) -> None:
+        """Set the key's value. None is no value: use `remove`."""
+        if newValue is None:
+            raise StateValueError(
+                "state.update(None): a state cannot be None", cause="", remedy="Call state.remove() instead."
+            )
+        self._value = newValue
+        self._stored = None
+        self.exists = True
+        self.changed = True
+
+    def remove(self) -> None:
+        """Discard the key: nothing of it stays."""
+        self._value = None
+        self._stored = None
+        self.exists = False
+        self.changed = True
+        self.timeout_at_ms = None
+
+    def setTimeoutDuration(self, durationMs: int) -> None:
+        """Let the key time out once `durationMs` milliseconds of processing time have passed without rows for it."""
+        if isinstance(durationMs, bool) or not isinstance(durationMs, int):
+            raise TypeError(f"durationMs is a number of milliseconds, not {durationMs!r}")
+        if durationMs <= 0:
+            raise ValueError(f"durationMs is positive, not {durationMs}")
+        self.timeout_at_ms = self._now_ms + durationMs
+
+    def setTimeoutTimestamp(self, timestampMs: int | datetime) -> None:
+        """Event-time timeouts need a watermark kept outside the partitions, so there are none."""
+        raise NotImplementedError(
+            "event-time timeouts are not supported: use setTimeoutDuration, or compare timestamps in the rows"
+        )
+
+    def getCurrentProcessingTimeMs(self) -> int:
+        """Milliseconds since 1970 at which the micro-batch began; the same in every call of a micro-batch and
+        when it is run again."""
+        return self._now_ms
+
+    def getCurrentWatermarkMs(self) -> int:
+        """See setTimeoutTimestamp."""
+        raise NotImplementedError("there is no event-time watermark in a stateful step")
+
+    def __repr__(self) -> str:
+        return f"GroupState({self.get!r})" if self.exists else "GroupState(<undefined>)"

@@ -1,0 +1,205 @@
+"""Where a run resumes: a pure function of what the partition files say of themselves.
+
+An epoch can be resumed from when *every* partition holds it, closed by the same execution after the same
+micro-batch. An older copy of one file therefore pulls all back to an epoch that it still shares, or, when the others
+have collected past that, is refused by name. After a rewind the abandoned future has another execution id, so
+its epochs are never taken for those of the new timeline although their numbers are equal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from recovery.config import format_interval
+from recovery.errors import (
+    DuplicatePartitionError,
+    EpochNotHeldError,
+    FlowMismatchError,
+    ForeignPartitionError,
+    InconsistentPartitionsError,
+    MissingPartitionsError,
+)
+from recovery.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, ExecutionNumber
+from recovery.planning.values import ClosedEpoch, FoundFile, PartitionDescription
+
+Cut = tuple[Epoch, str, BatchId]
+BEGINNING: Cut = (NO_EPOCH, "", NO_BATCH)
+
+
+@dataclass(frozen=True, slots=True)
+class FileVerdict:
+    """One file's part in the plan. `behind` is how many epochs it is older than the newest file."""
+
+    path: Path
+    newest: Epoch
+    oldest: Epoch
+    behind: int
+    limits: bool
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePlan:
+    """From where the next execution starts, and why.
+
+    snapshot is the epoch whose state it starts with, None at the beginning. window lists the epochs that
+    could be resumed after, oldest first; 0 stands for the beginning. clock_ms is the recovery clock's last reading.
+    """
+
+    partitions: tuple[PartitionDescription, ...]
+    resume_epoch: Epoch
+    snapshot: ClosedEpoch | None
+    execution_number: ExecutionNumber
+    window: tuple[Epoch, ...]
+    verdicts: tuple[FileVerdict, ...]
+
+    @property
+    def store_id(self) -> str:
+        """The store that all files belong to."""
+        return self.partitions[0].store_id
+
+    @property
+    def flow_id(self) -> str | None:
+        """The flow the store is bound to, None before its first execution."""
+        return next((d.flow_id for d in self.partitions if d.flow_id is not None), None)
+
+
+def plan_resume(
+    found: Sequence[FoundFile], *, flow_id: str | None = None, resume_epoch: int | None = None
+) -> ResumePlan:
+    """The plan for the files found in a directory. `flow_id`: the flow about to run; `resume_epoch`: rewind to it.
+
+    Raises the error of the first unreadable file, ForeignPartitionError, DuplicatePartitionError,
+    MissingPartitionsError, FlowMismatchError, InconsistentPartitionsError or EpochNotHeldError.
+    """
+    partitions = check_set(found)
+    _check_flow(partitions, flow_id)
+    cuts = common_cuts(partitions)
+    if not cuts:
+        raise _inconsistent(partitions)
+    chosen = max(cuts)
+    if resume_epoch is not None:
+        chosen = _requested(cuts, resume_epoch)
+    newest = max(d.newest_epoch for d in partitions)
+    numbers = [execution.number for d in partitions for execution in d.executions]
+    return ResumePlan(
+        partitions=partitions,
+        resume_epoch=Epoch(chosen[0] + 1),
+        snapshot=next((e for e in partitions[0].epochs if e.cut == chosen), None),
+        execution_number=ExecutionNumber(max(numbers, default=0) + 1),
+        window=tuple(sorted(cut[0] for cut in cuts)),
+        verdicts=tuple(_verdict(d, max(cuts)[0], newest) for d in partitions),
+    )
+
+
+def check_set(found: Sequence[FoundFile]) -> tuple[PartitionDescription, ...]:
+    """The N partitions of one store, in order of their index: none missing, none twice, none foreign."""
+    for file in found:
+        if file.error is not None:
+            raise file.error
+    descriptions = [file.description for file in found if file.description is not None]
+    store_id, _ = Counter(d.store_id for d in descriptions).most_common(1)[0]
+    for d in descriptions:
+        if d.store_id != store_id:
+            raise ForeignPartitionError(
+                f"it belongs to store {d.store_id}, most files here to store {store_id}", path=d.path
+            )
+    for d in descriptions:
+        if d.path.name != f"part-{d.index}.sqlite3":
+            raise DuplicatePartitionError(f"by its content this file is part-{d.index}.sqlite3", path=d.path)
+    count = descriptions[0].count
+    if any(d.count != count or d.index >= count for d in descriptions):
+        raise ForeignPartitionError(
+            f"files disagree on the number of partitions: {sorted({d.count for d in descriptions})}",
+            path=descriptions[0].path.parent,
+        )
+    missing = sorted(set(range(count)) - {d.index for d in descriptions})
+    if missing:
+        names = ", ".join(f"part-{index}.sqlite3" for index in missing)
+        raise MissingPartitionsError(f"{names} of {count} partitions missing", path=descriptions[0].path.parent)
+    return tuple(sorted(descriptions, key=lambda d: d.index))
+
+
+def common_cuts(partitions: Sequence[PartitionDescription]) -> set[Cut]:
+    """The snapshots that every partition holds."""
+    return set.intersection(*(_cuts(d) for d in partitions))
+
+
+def _cuts(description: PartitionDescription) -> set[Cut]:
+    cuts = {closed.cut for closed in description.epochs}
+    if description.collected == NO_EPOCH:
+        cuts.add(BEGINNING)
+    return cuts
+
+
+def _check_flow(partitions: Sequence[PartitionDescription], flow_id: str | None) -> None:
+    bound = {d.flow_id: d.path for d in partitions if d.flow_id is not None}
+    if len(bound) > 1:
+        raise FlowMismatchError(
+            f"files of several flows: {', '.join(f'{path.name} of {flow!r}' for flow, path in bound.items())}",
+            path=partitions[0].path.parent,
+        )
+    for flow, path in bound.items():
+        if flow_id is not None and flow != flow_id:
+            raise FlowMismatchError(f"it holds the state of flow {flow!r}, not of {flow_id!r}", path=path.parent)
+
+
+def _requested(cuts: set[Cut], resume_epoch: int) -> Cut:
+    for cut in cuts:
+        if cut[0] == resume_epoch - 1:
+            return cut
+    first, last = min(cuts)[0] + 1, max(cuts)[0] + 1
+    raise EpochNotHeldError(
+        f"epoch {resume_epoch} cannot be resumed: the partitions share the snapshots "
+        f"before epochs {first} to {last}"
+    )
+
+
+def _inconsistent(partitions: Sequence[PartitionDescription]) -> InconsistentPartitionsError:
+    """Name the files that are too old for the others, and how far they are apart."""
+    horizon = max(partitions, key=lambda d: d.collected)
+    too_old = [d for d in partitions if d.newest_epoch < horizon.collected]
+    if not too_old:
+        listed = "; ".join(f"{d.path.name} holds epochs {_span(d)}" for d in partitions)
+        return InconsistentPartitionsError(
+            f"no epoch was closed by the same execution in every file: {listed}",
+            path=partitions[0].path.parent,
+            cause="Some files are from an abandoned timeline: copies taken before a rewind to an earlier epoch.",
+            remedy="Replace them by copies taken after the rewind.",
+        )
+    needed = next((e for e in horizon.epochs if e.epoch == horizon.collected), None)
+    parts = []
+    for d in too_old:
+        age = ""
+        if needed is not None and d.newest is not None:
+            age = f", {format_interval(max(0, needed.closed_ms - d.newest.closed_ms) / 1000)} too old"
+        parts.append(f"{d.path.name} ends at epoch {d.newest_epoch}{age}")
+    return InconsistentPartitionsError(
+        f"{'; '.join(parts)}; {horizon.path.name} goes back no further than epoch {horizon.collected}",
+        path=partitions[0].path.parent,
+        remedy=f"Replace the old files by copies that hold epoch {horizon.collected} or a newer one, "
+        "and choose a longer backup interval (-b).",
+    )
+
+
+def _span(description: PartitionDescription) -> str:
+    if not description.epochs:
+        return "none"
+    first, last = description.epochs[0], description.epochs[-1]
+    return f"{first.epoch} to {last.epoch} (last by execution {last.execution.number})"
+
+
+def _verdict(description: PartitionDescription, shared: Epoch, newest: Epoch) -> FileVerdict:
+    behind = newest - description.newest_epoch
+    ahead = description.newest_epoch - shared
+    limits = newest > shared and description.newest_epoch == shared
+    if limits:
+        note = "holds back the others: its newest epoch is the newest that all share"
+    elif ahead > 0:
+        note = f"{ahead} epoch{'s' * (ahead > 1)} beyond what all share will be abandoned"
+    else:
+        note = "current"
+    return FileVerdict(description.path, description.newest_epoch, description.oldest_epoch, behind, limits, note)

@@ -1,0 +1,93 @@
+"""What planning is about: values read from partitions, without SQLite or Spark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from recovery.errors import RecoveryError
+from recovery.ids import NO_EPOCH, BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """One run of a flow on a recovery directory."""
+
+    number: ExecutionNumber
+    id: str
+    flow_id: str
+    resume_epoch: Epoch
+    started_ms: int
+    snapshot_interval_s: float
+    backup_interval_s: float
+    host: str
+    pid: int
+    version: str
+
+    @property
+    def lease(self) -> Lease:
+        """Its right to write."""
+        return Lease(self.number, self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedEpoch:
+    """What one partition holds of a closed epoch.
+
+    clock_ms is the recovery clock, which only grows: decisions use it. closed_ms is wall time, for people.
+    """
+
+    epoch: Epoch
+    execution: Lease
+    batch_id: BatchId
+    closed_ms: int
+    clock_ms: int
+    written: int
+    live_rows: int
+    live_digest: int
+    superseded_rows: int
+    superseded_digest: int
+
+    @property
+    def cut(self) -> tuple[Epoch, str, BatchId]:
+        """What must be equal in all partitions for the epoch to be one consistent snapshot."""
+        return (self.epoch, self.execution.id, self.batch_id)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    """Everything the planner needs to know of one partition file."""
+
+    path: Path
+    index: PartitionIndex
+    count: int
+    store_id: str
+    flow_id: str | None
+    collected: Epoch
+    executions: tuple[Execution, ...]
+    epochs: tuple[ClosedEpoch, ...]
+    size_bytes: int
+
+    @property
+    def newest(self) -> ClosedEpoch | None:
+        """The newest closed epoch it holds."""
+        return self.epochs[-1] if self.epochs else None
+
+    @property
+    def newest_epoch(self) -> Epoch:
+        """Its number, 0 when none was closed."""
+        return self.epochs[-1].epoch if self.epochs else NO_EPOCH
+
+    @property
+    def oldest_epoch(self) -> Epoch:
+        """The oldest epoch it can go back to; 0 is the time before the first."""
+        return self.collected
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file of a recovery directory: what it says of itself, or why it cannot be read."""
+
+    path: Path
+    description: PartitionDescription | None
+    error: RecoveryError | None = None

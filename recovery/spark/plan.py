@@ -1,0 +1,181 @@
+"""From the plan a user built to the plan that runs: exchanges get their width, and unfit shapes are refused.
+
+A streaming DataFrame is immutable and does not know yet how many recovery partitions there are. So its
+analysed plan is rebuilt through the JVM's own plan nodes: below each step's function the placeholder exchange becomes
+`repartitionById(N, hash % N)` followed by a sort within each partition. Attribute ids stay as they are, so the
+rest of the plan fits unchanged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from recovery.errors import UnsupportedPlanError
+from recovery.spark.step import HASH, KEY, UDF_NAME, RegisteredStep, registered
+
+STATEFUL_NODES = {
+    "Aggregate": "an aggregation (groupBy, distinct, window)",
+    "Distinct": "distinct",
+    "Deduplicate": "dropDuplicates",
+    "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
+    "GlobalLimit": "limit",
+    "FlatMapGroupsWithState": "flatMapGroupsWithState",
+    "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
+    "TransformWithState": "transformWithState",
+    "TransformWithStateInPySpark": "transformWithState",
+    "TransformWithStateInPandas": "transformWithStateInPandas",
+}
+
+
+@dataclass(frozen=True)
+class BoundPlan:
+    """A frame ready to start, and the steps in it."""
+
+    frame: DataFrame
+    steps: tuple[RegisteredStep, ...]
+
+
+def bind(frame: DataFrame, partition_count: int) -> BoundPlan:
+    """The frame with its steps spread over `partition_count` recovery partitions.
+
+    Raises UnsupportedPlanError for plans whose state would not be kept exactly: native stateful
+    operators, a step whose output is used twice, two steps of one id, and whatever Spark itself refuses.
+    """
+    if not frame.isStreaming:
+        raise UnsupportedPlanError(
+            "the frame is not a streaming one",
+            cause="It was made with spark.read instead of spark.readStream.",
+            remedy="Build it from spark.readStream, or run it as an ordinary batch job.",
+        )
+    spark = frame.sparkSession
+    plan = frame._jdf.queryExecution().analyzed()
+    steps = tuple(_steps(plan))
+    _check_steps(steps)
+    _check_native_state(plan)
+    if not steps:
+        return BoundPlan(frame, ())
+    _check_supported(spark, plan)
+    return BoundPlan(_frame(spark, _rebuild(spark, plan, partition_count)), steps)
+
+
+def _steps(plan: Any) -> Iterator[RegisteredStep]:
+    for node in _walk(plan):
+        step = _step_of(node)
+        if step is not None:
+            yield step
+
+
+def _step_of(node: Any) -> RegisteredStep | None:
+    if node.nodeName() != "MapInArrow":
+        return None
+    name = str(node.func().name())
+    return registered.get(name.removeprefix(UDF_NAME)) if name.startswith(UDF_NAME) else None
+
+
+def _check_steps(steps: tuple[RegisteredStep, ...]) -> None:
+    for token, uses in Counter(step.definition.token for step in steps).items():
+        if uses > 1:
+            step_id = registered[token].definition.step_id
+            raise UnsupportedPlanError(
+                f"the output of step {step_id!r} is used {uses} times in the plan, so the step would run {uses} times",
+                cause="A union or join of frames that all derive from the step.",
+                remedy="Use the step's output once, and branch in the sink, which gets a materialised batch.",
+            )
+    for step_id, uses in Counter(step.definition.step_id for step in steps).items():
+        if uses > 1:
+            raise UnsupportedPlanError(
+                f"{uses} steps are called {step_id!r}",
+                cause="A step id names the state in the recovery partitions, so it is unique in a flow.",
+                remedy="Give each step an id of its own.",
+            )
+
+
+def _check_native_state(plan: Any) -> None:
+    for node in _walk(plan):
+        if not node.isStreaming():
+            continue
+        name = node.nodeName()
+        what = STATEFUL_NODES.get(name)
+        if name == "Join" and node.left().isStreaming() and node.right().isStreaming():
+            what = "a join of two streams"
+        if what is not None:
+            raise UnsupportedPlanError(
+                f"the streaming plan holds {what}",
+                cause="Spark would keep that operator's state in its own checkpoint, outside the recovery partitions.",
+                remedy="Write it as a step with stateful(...), or apply it to each micro-batch in the sink.",
+            )
+
+
+def _check_supported(spark: SparkSession, plan: Any) -> None:
+    """Spark's own check, on the plan as the user wrote it: the sort that a step needs is one it would refuse in
+    general, so its check is switched off when the bound plan starts."""
+    jvm = spark._jvm
+    assert jvm is not None
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    try:
+        checker.checkForStreaming(plan, jvm.org.apache.spark.sql.streaming.OutputMode.Append())
+    except AnalysisException as error:
+        raise UnsupportedPlanError(
+            f"Spark refuses the plan: {str(error).splitlines()[0]}",
+            cause="The operation is not defined on a stream.",
+            remedy="Apply it to each micro-batch in the sink.",
+        ) from error
+
+
+def _rebuild(spark: SparkSession, node: Any, partition_count: int) -> Any:
+    children = _children(node)
+    step = _step_of(node)
+    if step is not None:
+        project = children[0]
+        placeholder = _children(project)[0]
+        if placeholder.nodeName() != "RepartitionByExpression":
+            raise UnsupportedPlanError(f"step {step.definition.step_id!r} has lost its exchange")
+        source = _rebuild(spark, _children(placeholder)[0], partition_count)
+        exchange = _exchange(_frame(spark, source), step, partition_count)
+        return _with_children(spark, node, [_with_children(spark, project, [exchange])])
+    rebuilt = [_rebuild(spark, child, partition_count) for child in children]
+    if all(new is old for new, old in zip(rebuilt, children, strict=True)):
+        return node
+    return _with_children(spark, node, rebuilt)
+
+
+def _exchange(source: DataFrame, step: RegisteredStep, partition_count: int) -> Any:
+    definition = step.definition
+    text = definition.columns[definition.key_columns[0]] if definition.key_in_place else KEY
+    spread = source.repartitionById(partition_count, (F.col(HASH) % partition_count).cast("int"))
+    ordered = spread.sortWithinPartitions(F.col(f"`{text}`").asc_nulls_first(), *step.order_by)
+    return ordered._jdf.queryExecution().analyzed()
+
+
+def _frame(spark: SparkSession, plan: Any) -> DataFrame:
+    jvm = spark._jvm
+    assert jvm is not None
+    dataset = jvm.org.apache.spark.sql.classic.Dataset
+    return DataFrame(dataset.ofRows(spark._jsparkSession, plan), spark)
+
+
+def _walk(node: Any) -> Iterator[Any]:
+    yield node
+    for child in _children(node):
+        yield from _walk(child)
+
+
+def _children(node: Any) -> list[Any]:
+    children = node.children()
+    return [children.apply(index) for index in range(children.length())]
+
+
+def _with_children(spark: SparkSession, node: Any, children: list[Any]) -> Any:
+    jvm = spark._jvm
+    assert jvm is not None
+    sequence = jvm.java.util.ArrayList()
+    for child in children:
+        sequence.add(child)
+    return node.withNewChildren(jvm.org.apache.spark.api.python.PythonUtils.toSeq(sequence))

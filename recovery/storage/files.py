@@ -1,0 +1,290 @@
+"""Recovery partitions as files of this machine: the store behind the seam."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import apsw
+
+from recovery import faults
+from recovery.errors import ForeignPartitionError, NoPartitionsError, RecoveryError, StorageError
+from recovery.ids import BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
+from recovery.planning.values import Execution, FoundFile, PartitionDescription
+from recovery.storage import partition as one
+from recovery.storage.deltas import Delta, create_delta
+from recovery.storage.schema import file_uri, open_partition, prepare_writer, transaction, translated
+from recovery.storage.seam import BatchCount, Changes, CloseRequest
+
+SCRATCH_NAME = "scratch"
+CACHE_BYTES = 256 << 20
+MAX_THREADS = 16
+
+T = TypeVar("T")
+
+
+def scan(directory: Path) -> list[FoundFile]:
+    """Every file of `directory` that is, or by its name should be, a recovery partition. Changes nothing.
+
+    Raises NoPartitionsError when there is none.
+    """
+    found: list[FoundFile] = []
+    try:
+        paths = sorted(directory.glob("*.sqlite3"), key=lambda path: (len(path.name), path.name))
+    except OSError as error:
+        raise StorageError(str(error), path=directory) from error
+    for path in paths:
+        try:
+            connection = open_partition(path, "ro")
+            try:
+                found.append(FoundFile(path, one.describe(connection, path)))
+            finally:
+                connection.close()
+        except RecoveryError as error:
+            # Another program's database may lie beside ours, unless it stands where ours should.
+            if path.name.startswith("part-") or not isinstance(error, ForeignPartitionError):
+                found.append(FoundFile(path, None, error))
+    if not found:
+        what = "it holds no recovery partition" if directory.is_dir() else "there is no such directory"
+        raise NoPartitionsError(what, path=directory)
+    return found
+
+
+class FilePartitions:
+    """The driver's view of the partitions of one directory, while it holds the directory's lock."""
+
+    def __init__(self, paths: Sequence[Path], scratch: Path) -> None:
+        """`paths` in the order of their indexes; `scratch` is a directory of this store's own."""
+        self.paths = list(paths)
+        self.partition_count = len(self.paths)
+        self._scratch_root = scratch
+        self._scratch: Path | None = None
+        self._writers: list[apsw.Connection] = []
+        self._deltas: dict[StepId, list[Delta]] = {}
+        self._pool = ThreadPoolExecutor(min(MAX_THREADS, self.partition_count), thread_name_prefix="partition")
+        cache = max(4 << 20, min(64 << 20, CACHE_BYTES // self.partition_count))
+        try:
+            for path in self.paths:
+                self._writers.append(open_partition(path, "rw"))
+                with translated(path):
+                    prepare_writer(self._writers[-1], cache_bytes=cache)
+        except BaseException:
+            self.release()
+            raise
+
+    def describe(self) -> list[PartitionDescription]:
+        """See `PartitionStore.describe`."""
+        return self._each(lambda index: one.describe(self._writers[index], self.paths[index]))
+
+    def start(self, execution: Execution, steps: Sequence[StepId]) -> None:
+        """See `PartitionStore.start`. Scratch files of executions before this one are removed."""
+
+        def begin(index: int) -> None:
+            one.start(self._writers[index], self.paths[index], execution)
+            faults.reach("start.3.partition")
+
+        self._each(begin)
+        for stale in self._scratch_root.glob("ex-*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        self._scratch = self._scratch_root / f"ex-{execution.number}-{execution.id}"
+        try:
+            self._scratch.mkdir(parents=True)
+        except OSError as error:
+            raise StorageError(str(error), path=self._scratch) from error
+        for step in steps:
+            deltas = []
+            for index in range(self.partition_count):
+                path = _delta_path(self._scratch, step, index)
+                create_delta(path, execution.lease)
+                # Kept open: the last connection that closes a file moves its whole log into it.
+                deltas.append(Delta(path, self.paths[index], execution.lease, step))
+            self._deltas[step] = deltas
+        for step, deltas in self._deltas.items():
+            for index, writer in enumerate(self._writers):
+                with translated(deltas[index].path):
+                    writer.execute(f"ATTACH ? AS {_schema(self._deltas, step)}", (file_uri(deltas[index].path),))
+
+    @property
+    def scratch(self) -> Path:
+        """The scratch directory of the execution that started."""
+        assert self._scratch is not None, "no execution has started"
+        return self._scratch
+
+    def address(self, lease: Lease) -> str:
+        """See `PartitionStore.address`."""
+        return json.dumps(
+            {
+                "kind": "files",
+                "partitions": [str(path.absolute()) for path in self.paths],
+                "scratch": str(self.scratch.absolute()),
+                "number": lease.number,
+                "id": lease.id,
+            }
+        )
+
+    def open(self, lease: Lease, batch: BatchId) -> None:
+        """See `PartitionStore.open`."""
+        for deltas in self._deltas.values():
+            for delta in deltas:
+                delta.open(batch)
+
+    def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[int]:
+        """See `PartitionStore.close`."""
+
+        def close_one(index: int) -> int:
+            request = requests[index]
+            for deltas in self._deltas.values():
+                deltas[index].fence(request.batch)
+            schemas = {step: _schema(self._deltas, step) for step in self._deltas}
+            return one.close_epoch(self._writers[index], self.paths[index], lease, request, schemas)
+
+        written = self._each(close_one)
+        faults.reach("close.3")
+
+        def clear(index: int) -> None:
+            for deltas in self._deltas.values():
+                deltas[index].clear(requests[index].batch)
+
+        self._each(clear)
+        faults.reach("close.4")
+        return written
+
+    def checkpoint(self) -> None:
+        """Move what is in the logs into the files, as far as no reader is in the way. Never waits."""
+
+        def passive(index: int) -> None:
+            with translated(self.paths[index]):
+                self._writers[index].wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+        self._each(passive)
+
+    def collect(self, floor: Epoch) -> list[int]:
+        """Collect up to `floor` in every partition and give space back; returns the rows given up."""
+
+        def collect_one(index: int) -> int:
+            writer, path = self._writers[index], self.paths[index]
+            with translated(path):
+                with transaction(writer):
+                    deleted = one.collect(writer, floor)
+                writer.execute("VACUUM")
+                writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            return deleted
+
+        return self._each(collect_one)
+
+    def counts(self, lease: Lease, batch: BatchId) -> BatchCount:
+        """See `PartitionStore.counts`."""
+        found = [delta.count(batch) for deltas in self._deltas.values() for delta in deltas]
+        return BatchCount(sum(count.rows for count in found), sum(count.keys for count in found))
+
+    def next_due_ms(self, lease: Lease) -> int | None:
+        """See `PartitionStore.next_due_ms`."""
+        found = [delta.next_due_ms() for deltas in self._deltas.values() for delta in deltas]
+        return min((due for due in found if due is not None), default=None)
+
+    def driver_values(self, step: StepId) -> dict[str, str | bytes]:
+        """See `PartitionStore.driver_values`."""
+        values: dict[str, str | bytes] = {}
+        for writer, path in zip(self._writers, self.paths, strict=True):
+            values.update(one.step_values(writer, path, step))
+        return values
+
+    def known_steps(self) -> set[StepId]:
+        """See `PartitionStore.known_steps`."""
+        return set().union(
+            *(one.known_steps(writer, path) for writer, path in zip(self._writers, self.paths, strict=True))
+        )
+
+    def release(self) -> None:
+        """See `PartitionStore.release`. Safe to repeat."""
+        self._pool.shutdown()
+        for deltas in self._deltas.values():
+            for delta in deltas:
+                delta.close()
+        self._deltas.clear()
+        for writer in self._writers:
+            # Closing moves the log into the file; when that fails the log stays, and nothing is lost.
+            with contextlib.suppress(apsw.Error):
+                writer.close()
+        self._writers.clear()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
+            with contextlib.suppress(OSError):
+                self._scratch_root.rmdir()
+
+    def _each(self, work: Callable[[int], T]) -> list[T]:
+        """Do `work` for every partition at once; all are waited for before the first error is raised."""
+        futures = [self._pool.submit(work, index) for index in range(self.partition_count)]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return [future.result() for future in futures]
+
+
+class FileTaskStore:
+    """A task's view: one delta, opened for this task alone. A connection kept from an earlier task could write to a
+    file that was removed since, and be told that all is well."""
+
+    def __init__(self, partitions: Sequence[Path], scratch: Path, lease: Lease) -> None:
+        self._partitions = partitions
+        self._scratch = scratch
+        self._lease = lease
+        self._delta: Delta | None = None
+
+    def read(
+        self, step: StepId, partition: PartitionIndex, batch: BatchId, keys: tuple[str, ...]
+    ) -> list[str | None]:
+        """See `TaskStore.read`."""
+        return self._open(step, partition).read(batch, keys)
+
+    def apply(
+        self,
+        step: StepId,
+        partition: PartitionIndex,
+        batch: BatchId,
+        changes: Iterable[Changes],
+        count: BatchCount,
+    ) -> None:
+        """See `TaskStore.apply`."""
+        self._open(step, partition).apply(batch, changes, count)
+
+    def due(self, step: StepId, partition: PartitionIndex, batch: BatchId, up_to_ms: int) -> list[str]:
+        """See `TaskStore.due`."""
+        return self._open(step, partition).due(batch, up_to_ms)
+
+    def release(self) -> None:
+        """See `TaskStore.release`."""
+        if self._delta is not None:
+            self._delta.close()
+            self._delta = None
+
+    def _open(self, step: StepId, partition: PartitionIndex) -> Delta:
+        if self._delta is None:
+            path = _delta_path(self._scratch, step, partition)
+            self._delta = Delta(path, self._partitions[partition], self._lease, step)
+        return self._delta
+
+
+def connect_task(address: str) -> tuple[FileTaskStore, int]:
+    """The store that `address` (see `PartitionStore.address`) leads to, and the number of partitions."""
+    parsed = json.loads(address)
+    lease = Lease(ExecutionNumber(parsed["number"]), parsed["id"])
+    partitions = [Path(path) for path in parsed["partitions"]]
+    return FileTaskStore(partitions, Path(parsed["scratch"]), lease), len(partitions)
+
+
+def _delta_path(scratch: Path, step: StepId, index: int) -> Path:
+    """Step ids may hold any character and any length, file names may not."""
+    return scratch / f"{hashlib.sha1(step.encode()).hexdigest()[:16]}-{index}.delta"
+
+
+def _schema(deltas: dict[StepId, list[Delta]], step: StepId) -> str:
+    """The name under which a step's delta is attached to the writers."""
+    return f"delta_{list(deltas).index(step)}"

@@ -1,0 +1,96 @@
+"""One run at a time: a lock on the recovery directory that the operating system frees when its holder dies."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from recovery.clock import Clock
+from recovery.errors import DirectoryLockedError, StorageError
+
+LOCK_NAME = "recovery.lock"
+
+
+class DirectoryLock:
+    """The lock of a recovery directory, held from `acquire` until `release` or the death of the process.
+
+    The file's text says who holds it, for people; what counts is the lock itself.
+    """
+
+    def __init__(self, directory: Path, clock: Clock, purpose: str) -> None:
+        self.path = directory / LOCK_NAME
+        self._clock = clock
+        self._purpose = purpose
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock at once. Raises DirectoryLockedError naming the holder, or StorageError."""
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError(str(error), path=self.path) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _describe(os.pread(descriptor, 4096, 0))
+            os.close(descriptor)
+            raise DirectoryLockedError(f"the recovery directory is in use by {holder}", path=self.path.parent) from None
+        except OSError as error:
+            os.close(descriptor)
+            raise StorageError(f"it cannot be locked: {error}", path=self.path) from error
+        self._descriptor = descriptor
+        holder_text = json.dumps(
+            {
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "purpose": self._purpose,
+                "since_ms": self._clock.wall_ms(),
+            }
+        )
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, holder_text.encode(), 0)
+
+    def release(self) -> None:
+        """Free the lock; harmless when it is not held."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> DirectoryLock:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def lock_holder(directory: Path) -> dict[str, Any] | None:
+    """Who holds the lock of `directory`, None when nobody does; changes nothing."""
+    try:
+        descriptor = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with contextlib.suppress(ValueError):
+            return dict(json.loads(os.pread(descriptor, 4096, 0)))
+        return {"pid": None, "host": None, "purpose": "a run", "since_ms": None}
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _describe(text: bytes) -> str:
+    try:
+        holder = json.loads(text)
+        return f"process {holder['pid']} on {holder['host']} ({holder['purpose']})"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,380 @@
+"""One recovery partition: describing it, starting an execution in it, closing an epoch in it.
+
+Every public function here is one transaction on one file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from recovery import faults
+from recovery.errors import CorruptPartitionError, LeaseLostError
+from recovery.ids import NO_EPOCH, BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
+from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
+from recovery.storage.digests import MODULUS, SUM_SQL, combine, record_digest, row_digest_sql
+from recovery.storage.schema import rows, transaction, translated, value
+from recovery.storage.seam import CloseRequest, StepEdit
+
+PARTS = "SELECT part_index, part_count, store_id, flow_id, created_ms, digest FROM parts"
+COMMITS = "SELECT part_index, commit_epoch, digest FROM commits"
+EXECUTIONS = """
+SELECT ex_num, ex_id, flow_id, resume_epoch, started_ms, snapshot_interval_s, backup_interval_s,
+       host, pid, version, digest
+FROM exs ORDER BY ex_num
+"""
+EPOCHS = """
+SELECT epoch, ex_num, ex_id, batch_id, closed_ms, clock_ms, written,
+       live_rows, live_digest, superseded_rows, superseded_digest, digest
+FROM epochs {where} ORDER BY epoch
+"""
+
+# Every step id that has a row, by skipping from one to the next: as many seeks as steps.
+STEPS = """
+WITH RECURSIVE steps(id) AS (
+    SELECT min(step_id) FROM snaps
+    UNION ALL
+    SELECT (SELECT min(step_id) FROM snaps WHERE step_id > id) FROM steps WHERE id IS NOT NULL
+)
+SELECT id FROM steps WHERE id IS NOT NULL
+"""
+
+# What the delta says as of the batch that ends the epoch: rows of a later batch count with their value before it.
+MOVED = """
+WITH moved AS (
+    SELECT state_key, iif(batch <= :batch, after, before) AS ser_change,
+           iif(batch <= :batch, after_timeout, before_timeout) AS timeout_ms
+    FROM {delta}.touched WHERE batch <= :batch OR had
+)
+"""
+
+ABSENT_DIGEST = row_digest_sql(":step", "m.state_key", "NULL", "NULL", "NULL")
+MOVED_DIGEST = row_digest_sql(":step", "state_key", ":epoch", "ser_change", "timeout_ms")
+
+SUPERSEDE = f"""
+INSERT INTO superseded
+{MOVED}
+SELECT :epoch, :step, m.state_key, s.snap_epoch, s.ser_change, s.timeout_ms, coalesce(s.digest, {ABSENT_DIGEST})
+FROM moved AS m LEFT JOIN snaps AS s ON s.step_id = :step AND s.state_key = m.state_key
+"""
+WRITE = f"""
+INSERT INTO snaps
+{MOVED}
+SELECT :step, state_key, :epoch, ser_change, timeout_ms, {MOVED_DIGEST}
+FROM moved WHERE ser_change IS NOT NULL
+ON CONFLICT (step_id, state_key) DO UPDATE SET
+    snap_epoch = excluded.snap_epoch,
+    ser_change = excluded.ser_change,
+    timeout_ms = excluded.timeout_ms,
+    digest     = excluded.digest
+"""
+DISCARD = f"""
+{MOVED}
+DELETE FROM snaps WHERE step_id = :step AND state_key IN (SELECT state_key FROM moved WHERE ser_change IS NULL)
+"""
+WRITTEN = f"""
+{MOVED}
+SELECT {SUM_SQL} FROM moved AS m CROSS JOIN snaps AS s
+WHERE s.step_id = :step AND s.state_key = m.state_key AND s.snap_epoch = :epoch
+"""
+
+# The state of a key at an epoch is what its first successor superseded; SQLite takes the other columns of a
+# min() from the row that has the minimum.
+UNDO = """
+CREATE TEMP TABLE undo AS
+SELECT step_id, state_key, min(until_epoch), snap_epoch, ser_change, timeout_ms, digest
+FROM superseded WHERE until_epoch >= ? GROUP BY step_id, state_key
+"""
+
+
+def describe(connection: apsw.Connection, path: Path) -> PartitionDescription:
+    """What the partition says of itself, after checking the digests of what it says. One read transaction."""
+    with translated(path), connection:
+        parts = _checked(path, "parts", rows(connection, PARTS))
+        commits = _checked(path, "commits", rows(connection, COMMITS))
+        if len(parts) != 1 or len(commits) != 1:
+            raise CorruptPartitionError("it does not say which partition it is", path=path)
+        [(index, count, store_id, flow_id, _)] = parts
+        executions = _checked(path, "exs", rows(connection, EXECUTIONS))
+        epochs = _checked(path, "epochs", rows(connection, EPOCHS.format(where="")))
+        size = connection.pragma("page_count") * connection.pragma("page_size")
+    return PartitionDescription(
+        path=path,
+        index=PartitionIndex(index),
+        count=count,
+        store_id=store_id,
+        flow_id=flow_id,
+        collected=Epoch(commits[0][1]),
+        executions=tuple(Execution(*row) for row in executions),
+        epochs=tuple(_closed_epoch(row) for row in epochs),
+        size_bytes=size,
+    )
+
+
+def insert_parts(
+    connection: apsw.Connection, index: PartitionIndex, count: int, store_id: str, created_ms: int
+) -> None:
+    """The two rows that a fresh partition has. Inside the caller's transaction."""
+    parts = (index, count, store_id, None, created_ms)
+    connection.execute("INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?)", (*parts, record_digest(*parts)))
+    _set_collected(connection, index, NO_EPOCH)
+
+
+def start(connection: apsw.Connection, path: Path, execution: Execution) -> None:
+    """Begin an execution: abandon everything at or above its resume epoch and record it. Repeatable.
+
+    The cost is proportional to what is abandoned. Raises LeaseLostError when a later execution began.
+    """
+    with translated(path), transaction(connection):
+        newest = value(connection, "SELECT max(ex_num) FROM exs") or 0
+        if rows(connection, "SELECT 1 FROM exs WHERE ex_num = ? AND ex_id = ?", (newest, execution.id)):
+            return
+        if newest >= execution.number:
+            raise LeaseLostError(f"execution {newest} began before {execution.number}", path=path)
+        if value(connection, "SELECT max(epoch) FROM epochs WHERE epoch >= ?", (execution.resume_epoch,)):
+            _abandon(connection, execution.resume_epoch)
+        last = value(connection, "SELECT max(epoch) FROM epochs") or 0
+        if last != execution.resume_epoch - 1 or (last == 0 and rows(connection, "SELECT 1 FROM snaps LIMIT 1")):
+            raise CorruptPartitionError(
+                f"it cannot start at epoch {execution.resume_epoch}: its newest epoch is {last}", path=path
+            )
+        fields = (
+            execution.number, execution.id, execution.flow_id, execution.resume_epoch, execution.started_ms,
+            execution.snapshot_interval_s, execution.backup_interval_s, execution.host, execution.pid,
+            execution.version,
+        )  # fmt: skip
+        connection.execute(
+            f"INSERT INTO exs VALUES ({', '.join('?' * (len(fields) + 1))})", (*fields, record_digest(*fields))
+        )
+        [parts] = rows(connection, PARTS)
+        bound = (*parts[:3], execution.flow_id, parts[4])
+        connection.execute("UPDATE parts SET flow_id = ?, digest = ?", (execution.flow_id, record_digest(*bound)))
+
+
+def close_epoch(
+    connection: apsw.Connection,
+    path: Path,
+    lease: Lease,
+    request: CloseRequest,
+    deltas: Mapping[StepId, str],
+) -> int:
+    """Close an epoch in this partition: step 2 of the closing protocol, one transaction, synced to disk.
+
+    1. Check in storage that the lease is the newest and the epoch the next one.
+    2. Move each step's delta into `snaps`, keeping what it supersedes.
+    3. Write the driver's own rows in the same way, and edit steps.
+    4. Insert the row in `epochs`, with the sums that show the snapshot whole.
+    5. Collect what lies below the floor.
+    6. Commit.
+
+    `deltas` names the attached schema of each step's delta. Returns the states written. Closing an epoch that this
+    execution closed already changes nothing.
+    """
+    with translated(path):
+        _create_driver_table(connection)
+        with transaction(connection):
+            # 1
+            before = _newest_epoch(connection)
+            holder = rows(connection, "SELECT ex_num, ex_id FROM exs ORDER BY ex_num DESC LIMIT 1")
+            if holder != [(lease.number, lease.id)]:
+                raise LeaseLostError(f"execution {lease.number} may not close an epoch any more", path=path)
+            if before is not None and before.epoch == request.epoch and before.execution == lease:
+                return before.written
+            if (before.epoch if before else 0) != request.epoch - 1:
+                raise CorruptPartitionError(
+                    f"it cannot close epoch {request.epoch}: its newest is {before.epoch if before else 0}", path=path
+                )
+            faults.reach("close.2.checked")
+            # 2
+            totals = _Totals()
+            for step, delta in deltas.items():
+                _move(connection, totals, step, delta, request.epoch, request.batch)
+            faults.reach("close.2.snaps")
+            # 3
+            for step, values in request.driver_rows.items():
+                _move_driver_rows(connection, totals, step, values, request)
+            for edit in request.edits:
+                _edit_step(connection, totals, edit, request.epoch)
+            faults.reach("close.2.driver")
+            # 4
+            closed = _closing_row(connection, before, lease, request, totals)
+            fields = _epoch_fields(closed)
+            connection.execute(
+                f"INSERT INTO epochs VALUES ({', '.join('?' * (len(fields) + 1))})",
+                (*fields, record_digest(*fields)),
+            )
+            faults.reach("close.2.epochs")
+            # 5
+            collect(connection, request.floor)
+            faults.reach("close.2.collected")
+        # 6
+        faults.reach("close.2.committed")
+    return totals.written
+
+
+def collect(connection: apsw.Connection, floor: Epoch) -> int:
+    """Forget what is only needed to go back below `floor`; returns the rows given up. Inside a transaction.
+
+    The rows stand at the front of `superseded`, so the work is proportional to the garbage.
+    """
+    [(index, collected, _)] = rows(connection, COMMITS)
+    if floor <= collected:
+        return 0
+    connection.execute("DELETE FROM superseded WHERE until_epoch <= ?", (floor,))
+    deleted = connection.changes()
+    connection.execute("DELETE FROM epochs WHERE epoch < ?", (floor,))
+    _set_collected(connection, index, floor)
+    return deleted
+
+
+def known_steps(connection: apsw.Connection, path: Path) -> set[StepId]:
+    """The step ids that have rows in the newest snapshot."""
+    with translated(path):
+        return {StepId(row[0]) for row in rows(connection, STEPS)}
+
+
+def step_values(connection: apsw.Connection, path: Path, step: StepId) -> dict[str, Any]:
+    """All keys and values of a small step, as of the newest closed epoch."""
+    with translated(path):
+        return dict(rows(connection, "SELECT state_key, ser_change FROM snaps WHERE step_id = ?", (step,)))
+
+
+class _Totals:
+    """Running sums of one closing."""
+
+    def __init__(self) -> None:
+        self.written = 0
+        self.digest = 0
+
+
+def _move(
+    connection: apsw.Connection, totals: _Totals, step: StepId, delta: str, epoch: Epoch, batch: BatchId
+) -> None:
+    bindings = {"epoch": epoch, "step": step, "batch": batch}
+    execute: Callable[[str], Any] = lambda sql: connection.execute(sql.format(delta=delta), bindings).fetchall()  # noqa: E731
+    execute(SUPERSEDE)
+    if not connection.changes():
+        return
+    execute(WRITE)
+    execute(DISCARD)
+    [(written, high, low)] = execute(WRITTEN)
+    totals.written += written
+    totals.digest += combine(high, low)
+
+
+def _create_driver_table(connection: apsw.Connection) -> None:
+    """A temporary table shaped like a delta, so that the driver's rows take the same way as everyone's."""
+    connection.execute(
+        "CREATE TEMP TABLE IF NOT EXISTS touched (state_key TEXT PRIMARY KEY, batch INTEGER, after ANY,"
+        " after_timeout INTEGER, had INTEGER, before ANY, before_timeout INTEGER) STRICT, WITHOUT ROWID"
+    )
+
+
+def _move_driver_rows(
+    connection: apsw.Connection,
+    totals: _Totals,
+    step: StepId,
+    values: Mapping[str, str | bytes | None],
+    request: CloseRequest,
+) -> None:
+    connection.execute("DELETE FROM temp.touched")
+    connection.executemany(
+        "INSERT INTO temp.touched VALUES (?, ?, ?, NULL, 0, NULL, NULL)",
+        [(key, request.batch, change) for key, change in values.items()],
+    )
+    _move(connection, totals, step, "temp", request.epoch, request.batch)
+
+
+def _edit_step(connection: apsw.Connection, totals: _Totals, edit: StepEdit, epoch: Epoch) -> None:
+    """Drop or rename a step: every row of the old one is discarded, and written under the new one."""
+    if edit.new is not None:
+        connection.execute("DELETE FROM temp.touched")
+        connection.execute(
+            "INSERT INTO temp.touched SELECT state_key, 0, ser_change, timeout_ms, 0, NULL, NULL"
+            " FROM snaps WHERE step_id = ?",
+            (edit.old,),
+        )
+        _move(connection, totals, edit.new, "temp", epoch, BatchId(0))
+    connection.execute("DELETE FROM temp.touched")
+    connection.execute(
+        "INSERT INTO temp.touched SELECT state_key, 0, NULL, NULL, 0, NULL, NULL FROM snaps WHERE step_id = ?",
+        (edit.old,),
+    )
+    _move(connection, totals, edit.old, "temp", epoch, BatchId(0))
+
+
+def _closing_row(
+    connection: apsw.Connection,
+    before: ClosedEpoch | None,
+    lease: Lease,
+    request: CloseRequest,
+    totals: _Totals,
+) -> ClosedEpoch:
+    """The row of the epoch: what was live, without what it superseded, with what it wrote."""
+    where = "FROM superseded WHERE until_epoch = ?"
+    [(superseded, high, low)] = rows(connection, f"SELECT {SUM_SQL} {where}", (request.epoch,))
+    [(replaced, old_high, old_low)] = rows(
+        connection, f"SELECT {SUM_SQL} {where} AND snap_epoch IS NOT NULL", (request.epoch,)
+    )
+    live_digest = (before.live_digest if before else 0) - combine(old_high, old_low) + totals.digest
+    return ClosedEpoch(
+        epoch=request.epoch,
+        execution=lease,
+        batch_id=request.batch,
+        closed_ms=request.closed_ms,
+        clock_ms=request.clock_ms,
+        written=totals.written,
+        live_rows=(before.live_rows if before else 0) - replaced + totals.written,
+        live_digest=live_digest % MODULUS,
+        superseded_rows=superseded,
+        superseded_digest=combine(high, low),
+    )
+
+
+def _abandon(connection: apsw.Connection, resume_epoch: Epoch) -> None:
+    """Put back what every abandoned epoch superseded. The cost is proportional to what they touched."""
+    connection.execute("DROP TABLE IF EXISTS temp.undo")
+    connection.execute(UNDO, (resume_epoch,))
+    connection.execute(
+        "DELETE FROM snaps WHERE (step_id, state_key) IN (SELECT step_id, state_key FROM temp.undo)"
+    )
+    connection.execute(
+        "INSERT INTO snaps SELECT step_id, state_key, snap_epoch, ser_change, timeout_ms, digest"
+        " FROM temp.undo WHERE snap_epoch IS NOT NULL"
+    )
+    connection.execute("DELETE FROM superseded WHERE until_epoch >= ?", (resume_epoch,))
+    connection.execute("DELETE FROM epochs WHERE epoch >= ?", (resume_epoch,))
+    connection.execute("DROP TABLE temp.undo")
+
+
+def _newest_epoch(connection: apsw.Connection) -> ClosedEpoch | None:
+    found = rows(connection, EPOCHS.format(where="WHERE epoch = (SELECT max(epoch) FROM epochs)"))
+    return _closed_epoch(found[0]) if found else None
+
+
+def _closed_epoch(row: Sequence[Any]) -> ClosedEpoch:
+    epoch, ex_num, ex_id, *rest = row[:11]
+    return ClosedEpoch(epoch, Lease(ExecutionNumber(ex_num), ex_id), *rest)
+
+
+def _epoch_fields(closed: ClosedEpoch) -> tuple[Any, ...]:
+    epoch, (number, ex_id), *rest = astuple(closed)
+    return (epoch, number, ex_id, *rest)
+
+
+def _set_collected(connection: apsw.Connection, index: int, floor: Epoch) -> None:
+    connection.execute(
+        "INSERT OR REPLACE INTO commits VALUES (?, ?, ?)", (index, floor, record_digest(index, floor))
+    )
+
+
+def _checked(path: Path, table: str, found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """The rows without their digests, which are the last column. Raises CorruptPartitionError."""
+    for row in found:
+        if record_digest(*row[:-1]) != row[-1]:
+            raise CorruptPartitionError(f"a row of table {table} does not match its digest: {row!r}", path=path)
+    return [row[:-1] for row in found]

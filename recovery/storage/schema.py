@@ -1,0 +1,249 @@
+"""The file format of a recovery partition: tables, versions, and how a file is opened.
+
+A partition is an ordinary SQLite database in WAL mode. Its tables:
+
+parts       one row: which partition this is, of how many, of which store, bound to which flow
+exs         one row per execution, a copy in every partition
+epochs      one row per closed epoch still held, with what is needed to check the snapshot
+commits     one row: the epoch up to which this partition has collected
+snaps       the newest closed snapshot of every key: step, key, epoch it was written in, value
+superseded  what `snaps` held before: one row per key and epoch that replaced it, append-only and
+            ordered by that epoch, so that collecting is a range delete at its front and rewinding reads its end
+
+Tables of others (Litestream keeps two) are tolerated and never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+import apsw
+import apsw.sqlite_extra
+
+from recovery.errors import (
+    CorruptPartitionError,
+    ForeignPartitionError,
+    RecoveryError,
+    StorageError,
+    UnsupportedVersionError,
+)
+
+APPLICATION_ID = 0x52435650  # "RCVP"
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_MS = 60_000
+
+CREATE_TABLES = """
+CREATE TABLE parts (
+    part_index INTEGER PRIMARY KEY,
+    part_count INTEGER NOT NULL,
+    store_id   TEXT NOT NULL,
+    flow_id    TEXT,
+    created_ms INTEGER NOT NULL,
+    digest     INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE exs (
+    ex_num            INTEGER PRIMARY KEY,
+    ex_id             TEXT NOT NULL,
+    flow_id           TEXT NOT NULL,
+    resume_epoch      INTEGER NOT NULL,
+    started_ms        INTEGER NOT NULL,
+    snapshot_interval_s REAL NOT NULL,
+    backup_interval_s REAL NOT NULL,
+    host              TEXT NOT NULL,
+    pid               INTEGER NOT NULL,
+    version           TEXT NOT NULL,
+    digest            INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE epochs (
+    epoch             INTEGER PRIMARY KEY,
+    ex_num            INTEGER NOT NULL,
+    ex_id             TEXT NOT NULL,
+    batch_id          INTEGER NOT NULL,
+    closed_ms         INTEGER NOT NULL,
+    clock_ms          INTEGER NOT NULL,
+    written           INTEGER NOT NULL,
+    live_rows         INTEGER NOT NULL,
+    live_digest       INTEGER NOT NULL,
+    superseded_rows   INTEGER NOT NULL,
+    superseded_digest INTEGER NOT NULL,
+    digest            INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE commits (
+    part_index   INTEGER PRIMARY KEY,
+    commit_epoch INTEGER NOT NULL,
+    digest       INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE snaps (
+    step_id    TEXT NOT NULL,
+    state_key  TEXT NOT NULL,
+    snap_epoch INTEGER NOT NULL,
+    ser_change ANY NOT NULL,
+    timeout_ms INTEGER,
+    digest     INTEGER NOT NULL,
+    PRIMARY KEY (step_id, state_key)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX snaps_timeout ON snaps (step_id, timeout_ms) WHERE timeout_ms IS NOT NULL;
+
+CREATE TABLE superseded (
+    until_epoch INTEGER NOT NULL,
+    step_id     TEXT NOT NULL,
+    state_key   TEXT NOT NULL,
+    snap_epoch  INTEGER,
+    ser_change  ANY,
+    timeout_ms  INTEGER,
+    digest      INTEGER NOT NULL,
+    PRIMARY KEY (until_epoch, step_id, state_key)
+) STRICT, WITHOUT ROWID;
+"""
+
+
+def partition_path(directory: Path, index: int) -> Path:
+    """The file of partition `index`."""
+    return directory / f"part-{index}.sqlite3"
+
+
+def connect(path: Path, mode: Literal["ro", "rw", "rwc"]) -> apsw.Connection:
+    """A connection to any SQLite file of ours, with the busy timeout set and nothing checked.
+
+    Raises StorageError when the file cannot be opened.
+    """
+    flags = {
+        "ro": apsw.SQLITE_OPEN_READONLY,
+        "rw": apsw.SQLITE_OPEN_READWRITE,
+        "rwc": apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE,
+    }[mode]
+    with translated(path):
+        connection = apsw.Connection(file_uri(path), flags=flags | apsw.SQLITE_OPEN_URI)
+        connection.set_busy_timeout(BUSY_TIMEOUT_MS)
+    return connection
+
+
+def file_uri(path: Path, query: str = "") -> str:
+    """The URI by which SQLite opens or attaches `path`, whatever characters its name holds."""
+    return f"file:{quote(str(path.absolute()))}{query}"
+
+
+def open_partition(path: Path, mode: Literal["ro", "rw"] = "ro") -> apsw.Connection:
+    """A connection to a recovery partition, after checking that it is one that this version can read.
+
+    Raises CorruptPartitionError, ForeignPartitionError, UnsupportedVersionError or StorageError.
+    """
+    _check_header(path)
+    connection = connect(path, mode)
+    try:
+        with translated(path):
+            application = connection.pragma("application_id")
+            version = connection.pragma("user_version")
+        if application != APPLICATION_ID:
+            raise ForeignPartitionError(
+                "an SQLite database, but not a recovery partition", path=path, cause="Another program's file."
+            )
+        if version > SCHEMA_VERSION:
+            raise UnsupportedVersionError(
+                f"schema version {version}; this version of recovery reads up to {SCHEMA_VERSION}", path=path
+            )
+        if version < 1:
+            raise CorruptPartitionError(f"schema version {version} never existed", path=path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_header(path: Path) -> None:
+    """SQLite takes an empty file for an empty database; a partition is never empty.
+
+    Only the size is asked for: opening and closing a live file outside SQLite would drop its locks.
+    """
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise StorageError("no such file", path=path, cause="It was deleted or moved while in use.") from None
+    except OSError as error:
+        raise StorageError(str(error), path=path) from error
+    if size == 0:
+        raise CorruptPartitionError("the file is empty", path=path, cause="It was truncated or half-copied.")
+
+
+def prepare_writer(connection: apsw.Connection, *, cache_bytes: int) -> None:
+    """Settings of a connection that closes epochs: full durability, and checkpoints only when asked for."""
+    connection.pragma("synchronous", "FULL")
+    connection.pragma("wal_autocheckpoint", 0)
+    connection.pragma("journal_size_limit", 64 << 20)
+    connection.pragma("cache_size", -(cache_bytes >> 10))
+    apsw.sqlite_extra.load(connection, "sha1")
+
+
+@contextlib.contextmanager
+def transaction(connection: apsw.Connection) -> Iterator[None]:
+    """One immediate write transaction: all of it is committed, or nothing."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            # The error that brought us here matters more than one of rolling back.
+            with contextlib.suppress(apsw.Error):
+                connection.execute("ROLLBACK")
+        raise
+
+
+_CORRUPT: tuple[type[apsw.Error], ...] = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError)
+_STORAGE: tuple[type[apsw.Error], ...] = (
+    apsw.IOError,
+    apsw.FullError,
+    apsw.CantOpenError,
+    apsw.ReadOnlyError,
+    apsw.PermissionsError,
+    apsw.AuthError,
+    apsw.NoMemError,
+    apsw.NoLFSError,
+)
+
+
+@contextlib.contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Turn SQLite's and the operating system's errors into ours, naming `path`."""
+    try:
+        yield
+    except RecoveryError:
+        raise
+    except _CORRUPT as error:
+        raise CorruptPartitionError(f"SQLite says: {error}", path=path) from error
+    except (apsw.BusyError, apsw.LockedError) as error:
+        raise StorageError(
+            f"another program kept the file locked for {BUSY_TIMEOUT_MS // 1000} s: {error}",
+            path=path,
+            cause="A tool holds a transaction open on the file.",
+            remedy="Close that tool and run the same command again.",
+        ) from error
+    except _STORAGE as error:
+        raise StorageError(f"SQLite says: {error}", path=path) from error
+    except apsw.SQLError as error:
+        # Our statements are fixed, so one that no longer compiles means tables that are not as created.
+        raise CorruptPartitionError(f"a table is missing or altered: {error}", path=path) from error
+    except (apsw.ConstraintError, apsw.MismatchError) as error:
+        raise CorruptPartitionError(f"a row contradicts the schema: {error}", path=path) from error
+    except OSError as error:
+        raise StorageError(str(error), path=path) from error
+
+
+def rows(connection: apsw.Connection, sql: str, bindings: Any = ()) -> list[tuple[Any, ...]]:
+    """All rows of a query; the cursor is exhausted, so no snapshot stays open."""
+    return connection.execute(sql, bindings).fetchall()
+
+
+def value(connection: apsw.Connection, sql: str, bindings: Any = ()) -> Any:
+    """The single value of a query, None when there is no row."""
+    found = rows(connection, sql, bindings)
+    return found[0][0] if found else None

@@ -1,0 +1,140 @@
+"""The seam between Spark and storage: everything a task or the driver asks of recovery partitions.
+
+A task sees neither a directory nor a connection, only an address (text) that `connect` turns into a
+`PartitionStore`. Today that means files of this machine; another machine's owner process can stand behind the same
+calls. Every call is bulk, idempotent and returns values: no cursor and no transaction crosses the seam.
+A refused lease or batch (LeaseLostError) is final and never retried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from recovery.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
+from recovery.planning.values import Execution, PartitionDescription
+
+FIELD_SEPARATOR = "\x1f"
+
+
+class Changes(NamedTuple):
+    """A chunk of changed states, packed so that SQLite unpacks them without Python.
+
+    packed: one text per key, "value␟key" or, when `timeouts`, "value␟timeout␟key", with the unit separator
+    (U+001F) between; an empty value discards the key, an empty timeout is none.
+    """
+
+    packed: tuple[str, ...]
+    timeouts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepEdit:
+    """A change of the steps themselves, made when an execution starts: `new` is None to drop `old`."""
+
+    old: StepId
+    new: StepId | None
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRequest:
+    """One epoch to close in one partition.
+
+    floor: the epoch up to which superseded snapshots may be collected.
+    driver_rows: values of the driver's own, per step id and key; None discards the key.
+    """
+
+    epoch: Epoch
+    batch: BatchId
+    closed_ms: int
+    clock_ms: int
+    floor: Epoch
+    driver_rows: Mapping[StepId, Mapping[str, str | bytes | None]]
+    edits: Sequence[StepEdit] = ()
+
+
+class BatchCount(NamedTuple):
+    """What the tasks of one micro-batch applied: input rows seen and keys written."""
+
+    rows: int
+    keys: int
+
+
+class TaskStore(Protocol):
+    """What a task may ask. One object serves one task and is released at its end."""
+
+    def read(
+        self, step: StepId, partition: PartitionIndex, batch: BatchId, keys: tuple[str, ...]
+    ) -> list[str | None]:
+        """The stored states of `keys` before `batch`, in their order, even when the batch was already applied."""
+        ...
+
+    def apply(
+        self,
+        step: StepId,
+        partition: PartitionIndex,
+        batch: BatchId,
+        changes: Iterable[Changes],
+        count: BatchCount,
+    ) -> None:
+        """Record what `batch` changed, in one transaction; replaces an earlier apply of the same batch whole."""
+        ...
+
+    def due(self, step: StepId, partition: PartitionIndex, batch: BatchId, up_to_ms: int) -> list[str]:
+        """The keys whose timeout, before `batch`, is at or before `up_to_ms`; sorted."""
+        ...
+
+    def release(self) -> None:
+        """Give back what the object holds; it is not used again."""
+        ...
+
+
+class PartitionStore(Protocol):
+    """What the driver may ask."""
+
+    partition_count: int
+
+    def describe(self) -> list[PartitionDescription]:
+        """What every partition says of itself."""
+        ...
+
+    def start(self, execution: Execution, steps: Sequence[StepId]) -> None:
+        """Begin an execution: abandon everything at or above its resume epoch. Safe to repeat."""
+        ...
+
+    def address(self, lease: Lease) -> str:
+        """Where tasks of this execution reach the partitions."""
+        ...
+
+    def open(self, lease: Lease, batch: BatchId) -> None:
+        """Refuse what earlier batches still apply from now on; a later one may already be under way."""
+        ...
+
+    def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[int]:
+        """Close an epoch, one request per partition, all at once; each in one transaction.
+
+        Returns the states written per partition. A partition that this execution closed it in already is left
+        as it is. When it returns, the epoch is durable in every partition. Raises LeaseLostError.
+        """
+        ...
+
+    def counts(self, lease: Lease, batch: BatchId) -> BatchCount:
+        """What was applied of a batch so far, all steps and partitions together."""
+        ...
+
+    def next_due_ms(self, lease: Lease) -> int | None:
+        """The earliest timeout of any key, None when there is none."""
+        ...
+
+    def driver_values(self, step: StepId) -> dict[str, str | bytes]:
+        """The newest closed values of a reserved step."""
+        ...
+
+    def known_steps(self) -> set[StepId]:
+        """The step ids that have state in any partition, reserved ones included."""
+        ...
+
+    def release(self) -> None:
+        """Give back connections and scratch files."""
+        ...
