@@ -1,1 +1,100 @@
-"""Recovery partitions for PySpark."""
+"""Recovery partitions for PySpark.
+
+A Structured Streaming job's keyed state and input positions, kept in SQLite files: epoch-numbered snapshots that are
+consistent across all files, that a run resumes from, and that can be read, copied and rewound.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from recovery.config import RecoveryConfig
+from recovery.errors import (
+    AlreadyInitializedError,
+    ConfigurationError,
+    CorruptPartitionError,
+    DirectoryLockedError,
+    DuplicatePartitionError,
+    EpochNotHeldError,
+    FlowFailedError,
+    FlowLoadError,
+    FlowMismatchError,
+    ForeignPartitionError,
+    InconsistentPartitionsError,
+    InputRewrittenError,
+    LeaseLostError,
+    MissingPartitionsError,
+    NoPartitionsError,
+    RecoveryError,
+    SparkUnavailableError,
+    StateValueError,
+    StorageError,
+    UnknownStepError,
+    UnsupportedPlanError,
+    UnsupportedVersionError,
+)
+from recovery.flow import Flow
+from recovery.group_state import GroupState
+from recovery.storage.initialize import init_partitions
+
+if TYPE_CHECKING:
+    from recovery.runner import run
+    from recovery.sinks import ConsoleSink, DiscardSink
+    from recovery.spark.query import RecoveryQuery, RunSummary, start
+    from recovery.spark.step import stateful, stateful_map
+
+__all__ = [
+    "AlreadyInitializedError",
+    "ConfigurationError",
+    "ConsoleSink",
+    "CorruptPartitionError",
+    "DirectoryLockedError",
+    "DiscardSink",
+    "DuplicatePartitionError",
+    "EpochNotHeldError",
+    "Flow",
+    "FlowFailedError",
+    "FlowLoadError",
+    "FlowMismatchError",
+    "ForeignPartitionError",
+    "GroupState",
+    "InconsistentPartitionsError",
+    "InputRewrittenError",
+    "LeaseLostError",
+    "MissingPartitionsError",
+    "NoPartitionsError",
+    "RecoveryConfig",
+    "RecoveryError",
+    "RecoveryQuery",
+    "RunSummary",
+    "SparkUnavailableError",
+    "StateValueError",
+    "StorageError",
+    "UnknownStepError",
+    "UnsupportedPlanError",
+    "UnsupportedVersionError",
+    "init_partitions",
+    "run",
+    "start",
+    "stateful",
+    "stateful_map",
+]
+
+# What needs Spark is imported when it is first asked for, so that looking at a directory starts at once.
+_WITH_SPARK = {
+    "ConsoleSink": "recovery.sinks",
+    "DiscardSink": "recovery.sinks",
+    "RecoveryQuery": "recovery.spark.query",
+    "RunSummary": "recovery.spark.query",
+    "run": "recovery.runner",
+    "start": "recovery.spark.query",
+    "stateful": "recovery.spark.step",
+    "stateful_map": "recovery.spark.step",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WITH_SPARK:
+        raise AttributeError(f"module 'recovery' has no attribute {name!r}")
+    value = getattr(import_module(_WITH_SPARK[name]), name)
+    globals()[name] = value
+    return value

@@ -44,6 +44,8 @@ class RecoveryError(Exception):
     exit_code: ClassVar[int] = 10
     default_cause: ClassVar[str] = ""
     default_remedy: ClassVar[str] = ""
+    closes_epoch: ClassVar[bool] = True
+    """Whether a run that ends with this error may still close the epoch of its finished micro-batches."""
 
     def __init__(
         self,
@@ -98,6 +100,7 @@ class StorageError(RecoveryError):
     """The operating system or SQLite refused a read or a write: I/O error, disk full, no permission."""
 
     exit_code = 12
+    closes_epoch = False
     default_cause = "The disk is full or failing, or this user may not read or write there."
     default_remedy = "Make room or grant access, then run the same command again: nothing was half-written."
 
@@ -133,6 +136,7 @@ class CorruptPartitionError(RecoveryError):
     """A partition is not a readable SQLite database, or its content fails its checksums."""
 
     exit_code = 23
+    closes_epoch = False
     default_cause = (
         "The file was damaged on disk, copied while in use without its -wal, or edited from outside."
     )
@@ -250,6 +254,7 @@ class LeaseLostError(RecoveryError):
     """A later execution began on the recovery directory: this one may not write any more."""
 
     exit_code = 41
+    closes_epoch = False
     default_cause = "This run was stopped or cut off, and a successor took the directory over."
     default_remedy = "Let the successor run; nothing of this run was accepted after it began."
 

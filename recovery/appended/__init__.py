@@ -7,7 +7,9 @@ The parts, in the order a byte passes them; none knows Spark:
 - `position` how far each file was read, and how the file is recognised again
 - `rotation` which names a log rotation gives
 - `locate`   which file holds what was read before, whatever it is called now
+- `survey`   who is who in one look at the directories
 - `plan`     how far the next batch reads, and how it is cut into tasks
-- `source`   the above put together, for the planner and for a task
+- `planner`  the above put together
+- `reach`    the right bytes for a task, checked as they are read
 - `content`  bytes to Arrow record batches
 """

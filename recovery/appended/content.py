@@ -1,15 +1,15 @@
-"""Bytes to Arrow: the lines of a slice as record batches of bounded size, without a step per line in Python.
+"""Bytes to Arrow: the lines of a slice as record batches of bounded size, no step per line in Python.
 
-A line ends at "\\n"; one "\\r" before it belongs to the line end. Line starts and ends are found by numpy; one Arrow
-kernel then copies the lines without their ends. Measured against splitting and joining in Python, masking line ends
-out, `split_pattern` and Arrow's CSV reader: as fast as the fastest, and the only one that also yields offsets and
-carriage returns at no cost.
+A line ends at "\\n"; one "\\r" before it belongs to the line end. numpy finds where lines begin and end, one
+Arrow kernel copies the lines without their ends. Measured against splitting in Python, masking line ends out,
+`split_pattern` and Arrow's CSV reader: as fast as the fastest, and offsets and carriage returns cost little.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from recovery.appended.plan import Slice
 from recovery.appended.position import Read
 from recovery.errors import FlowFailedError
 
-WINDOW_BYTES = 4 << 20
+WINDOW_BYTES = 2 << 20
 ROWS_PER_BATCH = 1 << 16
 MAX_LINE_BYTES = (1 << 31) - 1024
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -44,9 +44,9 @@ def read_task(
 ) -> Iterator[pa.RecordBatch]:
     """The lines of a task's slices, in order; small batches are put together.
 
-    `reader_of` gives access to a slice's file: reads that return exactly what was asked for or raise. Memory is
-    bounded by a few windows, besides a single line that is longer. Raises FlowFailedError for a line that Arrow
-    cannot hold, or for bytes that are not UTF-8 where those are to fail.
+    `reader_of` gives access to a slice's file: reads that return exactly what was asked for or raise.
+    Memory is bounded by a few windows, besides a single line that is longer. Raises FlowFailedError for a
+    line that Arrow cannot hold, or for bytes that are not UTF-8 where those are to fail.
     """
     return _together((batch for piece in slices for batch in _lines(piece, reader_of(piece), shape)), shape)
 
@@ -88,7 +88,7 @@ def _windows(piece: Slice, read: Read, window_bytes: int) -> Iterator[tuple[int,
         data = read(place, min(window_bytes, piece.stop - place))
         length = data.rfind(b"\n") + 1
         if not length:
-            # One line is longer than the window, or reaches into the next slice: find its end, read it in one go.
+            # A line longer than the window, or reaching into the next slice: read it in one go.
             end = find_line_end(read, place + len(data), piece.whole.end) or piece.whole.end
             length = end - place
             if length > MAX_LINE_BYTES:
@@ -110,7 +110,7 @@ def _first_line(piece: Slice, read: Read) -> int:
 
 
 def _batches(path: str, offset: int, data: bytes, length: int, shape: Shape) -> Iterator[pa.RecordBatch]:
-    """The first `length` bytes of `data`, which are whole lines at `offset` in the file, as record batches."""
+    """The first `length` bytes of `data`, whole lines at `offset` in the file, as record batches."""
     names = shape.schema.names
     starts, ends = _bounds(data, length)
     places = starts + offset if "offset" in names else starts
@@ -122,7 +122,7 @@ def _batches(path: str, offset: int, data: bytes, length: int, shape: Shape) -> 
         starts[0] = len(BYTE_ORDER_MARK)
     for first in range(0, len(starts), shape.rows_per_batch):
         rows = slice(first, first + shape.rows_per_batch)
-        columns: dict[str, pa.Array] = {}
+        columns: dict[str, pa.Array[Any]] = {}
         if "value" in names:
             columns["value"] = _strings(data, starts[rows], ends[rows])
         if "file" in names:
@@ -154,39 +154,40 @@ def _single(data: bytes, length: int) -> tuple[Places, Places]:
     return np.array([0], np.int64), np.array([end], np.int64)
 
 
-def _strings(data: bytes, starts: Places, ends: Places) -> pa.Array:
+def _strings(data: bytes, starts: Places, ends: Places) -> pa.Array[Any]:
     """An Arrow string for each pair of places in `data`, which is valid UTF-8."""
-    buffer = pa.py_buffer(data)
-    if len(starts) == 1:
-        bounds = np.array([starts[0], ends[0]], np.int32)
-        return pa.StringArray.from_buffers(1, pa.py_buffer(bounds), buffer)
-    # Every second string is a line, those between are the line ends; the lines are then taken out.
     bounds = np.empty(2 * len(starts), np.int32)
     bounds[0::2] = starts
     bounds[1::2] = ends
-    lines_and_ends = pa.StringArray.from_buffers(len(bounds) - 1, pa.py_buffer(bounds), buffer)
-    return lines_and_ends.take(pa.array(np.arange(0, len(bounds), 2)))
+    if len(starts) == 1:
+        return _views(data, bounds)
+    # Every second string is a line, those between are the line ends; the lines are then taken out.
+    return _views(data, bounds).take(np.arange(0, len(bounds), 2))
 
 
-def _constant(text: str, count: int) -> pa.Array:
+def _views(data: bytes, bounds: npt.NDArray[np.int32]) -> pa.Array[Any]:
+    """The strings between one bound and the next, without a copy."""
+    return pa.StringArray.from_buffers(len(bounds) - 1, pa.py_buffer(bounds.data), pa.py_buffer(data))
+
+
+def _constant(text: str, count: int) -> pa.Array[Any]:
     encoded = text.encode()
     bounds = np.arange(0, (count + 1) * len(encoded), len(encoded), dtype=np.int32)
-    return pa.StringArray.from_buffers(count, pa.py_buffer(bounds), pa.py_buffer(encoded * count))
+    return _views(encoded * count, bounds)
 
 
 def _is_utf8(data: bytes, length: int) -> bool:
     if data.isascii():
         return True
-    bounds = np.array([0, length], np.int32)
     try:
-        pa.StringArray.from_buffers(1, pa.py_buffer(bounds), pa.py_buffer(data)).validate(full=True)
+        _views(data, np.array([0, length], np.int32)).validate(full=True)
     except pa.ArrowInvalid:
         return False
     return True
 
 
 def _decoded(path: str, offset: int, data: bytes, shape: Shape) -> bytes:
-    """`data` with U+FFFD for what is not UTF-8: as many lines as before, for a line end is never part of that."""
+    """`data` with U+FFFD for what is not UTF-8; as many lines as before, for line ends are never replaced."""
     if shape.encoding_errors == "replace":
         return data.decode("utf-8", "replace").encode()
     try:

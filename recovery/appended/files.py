@@ -1,8 +1,11 @@
 """How directories and bytes are reached. Everything else takes a `Files` and touches no file system.
 
-`LocalFiles` is for one machine, or for hosts that share a mount. Another way of reaching bytes (an agent on the
-host that has them) is another class with the same four methods.
+`LocalFiles` is for one machine, or for hosts that share a mount. Another way of reaching bytes (an agent on
+the host that has them) is another class with the methods of `Files`.
 """
+
+# Paths are plain strings: they are saved and compared, and may hold any bytes.
+# ruff: noqa: PTH100, PTH110, PTH112, PTH113, PTH116, PTH118, PTH119, PTH120, PTH207, PTH208
 
 from __future__ import annotations
 
@@ -37,11 +40,11 @@ class FileStat:
 
     @property
     def name(self) -> str:
-        return os.path.basename(self.path)
+        return name_of(self.path)
 
     @property
     def directory(self) -> str:
-        return os.path.dirname(self.path)
+        return directory_of(self.path)
 
     def same_file(self, other: FileStat) -> bool:
         """Whether both were one file on disk, under whatever names."""
@@ -50,7 +53,7 @@ class FileStat:
 
 @dataclass(frozen=True, slots=True)
 class PathPattern:
-    """What the `path` option names: files called `name` (a pattern if `is_glob`) in `directories` (likewise)."""
+    """What the `path` option names: files called `name` in `directories`; both patterns if `is_glob`."""
 
     directories: str
     name: str
@@ -65,7 +68,7 @@ class PathPattern:
 
 
 class OpenFile:
-    """One open file: what it was when opened, and its bytes. Stays the same file when its name is given away."""
+    """One open file and its bytes; stays the same file when its name is given to another."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -106,7 +109,7 @@ class Files(Protocol):
         """What an absolute path names at this moment. Raises ConfigurationError if it can be no input."""
 
     def directories(self, pattern: PathPattern) -> Sequence[str]:
-        """The directories that the pattern looks in. Raises StorageError if the first of them is not there."""
+        """The directories that the pattern looks in. Raises StorageError if the first is not there."""
 
     def names(self, directory: str) -> Sequence[str]:
         """The names in a directory, sorted; none if it is gone."""
@@ -190,6 +193,23 @@ class LocalFiles:
             os.close(descriptor)
             return None
         return OpenFile(path, descriptor)
+
+
+def absolute(path: str) -> str:
+    """A path from the root, without following links."""
+    return os.path.abspath(path)
+
+
+def name_of(path: str) -> str:
+    return os.path.basename(path)
+
+
+def directory_of(path: str) -> str:
+    return os.path.dirname(path)
+
+
+def joined(directory: str, name: str) -> str:
+    return os.path.join(directory, name)
 
 
 def display(path: str) -> str:

@@ -1,15 +1,14 @@
 """Which file holds what was read before, whatever it is called now.
 
-Content decides: a file qualifies only if it begins with what was read. Among those that do, inode number and name
-decide, so that files with equal beginnings stay apart where the file system can tell them apart.
+Content decides: a file qualifies only if it begins with what was read. Among those that do, inode number and
+name decide, so that files with equal beginnings stay apart where the file system can tell them apart.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 
-from recovery.appended.files import Files, FileStat, PathPattern
+from recovery.appended.files import Files, FileStat, PathPattern, directory_of, joined
 from recovery.appended.position import FilePosition
 from recovery.appended.rotation import generation, is_rotation_of, siblings_pattern
 
@@ -29,7 +28,7 @@ class Look:
         self._names = {directory: files.names(directory) for directory in files.directories(pattern)}
         self._stats: dict[str, FileStat | None] = {}
         listed = (
-            self.at(os.path.join(directory, name))
+            self.at(joined(directory, name))
             for directory, names in self._names.items()
             for name in names
             if pattern.names(name)
@@ -38,7 +37,7 @@ class Look:
 
     def at(self, path: str) -> FileStat | None:
         """The regular file at a path, if its directory is one of the input's."""
-        if os.path.dirname(path) not in self._names:
+        if directory_of(path) not in self._names:
             return None
         if path not in self._stats:
             self._stats[path] = self._files.stat(path)
@@ -46,7 +45,7 @@ class Look:
 
     def siblings(self, directory: str) -> list[FileStat]:
         """All regular files of one of the input's directories, input or not."""
-        found = (self.at(os.path.join(directory, name)) for name in self._names.get(directory, ()))
+        found = (self.at(joined(directory, name)) for name in self._names.get(directory, ()))
         return [file for file in found if file is not None]
 
     def everything(self) -> list[FileStat]:
@@ -96,8 +95,8 @@ def locate(positions: Mapping[int, FilePosition], look: Look, holds: Holds) -> d
 def later_generations(look: Look, origin: str, file: FileStat) -> list[FileStat]:
     """Files that a rotation put between `file`, once called `origin`, and the one called `origin` now.
 
-    They are told by their names, which follow the pattern of the file's own, and by when they were last written.
-    Only those that are not listed anyway.
+    They are told by their names, which follow the pattern of the file's own, and by when they were last
+    written. Only those that are not listed anyway.
     """
     pattern = siblings_pattern(origin, file.name)
     if pattern is None:
@@ -129,4 +128,3 @@ def _convincing(position: FilePosition, files: Iterable[FileStat]) -> list[FileS
         ),
         key=rank,
     )
-

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 from urllib.parse import unquote, urlsplit
 
+from recovery.appended.files import absolute
 from recovery.errors import ConfigurationError
 
 COLUMNS = {"value": "string", "file": "string", "offset": "bigint"}
@@ -104,11 +104,11 @@ def _local_path(text: str) -> str:
         )
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", text)
     if scheme is None:
-        return os.path.abspath(text)
+        return absolute(text)
     if scheme[1].lower() != "file":
         raise ConfigurationError(
             f"The path {text!r} is not local.",
             cause="",
             remedy="The appended format reads files that this machine's file system shows.",
         )
-    return os.path.abspath(unquote(urlsplit(text.replace("?", "%3F").replace("#", "%23")).path))
+    return absolute(unquote(urlsplit(text.replace("?", "%3F").replace("#", "%23")).path))

@@ -40,10 +40,10 @@ def plan_ends(
 ) -> tuple[dict[int, int], int]:
     """How far to read each file, and whose turn is next.
 
-    A group is the generations of one log, oldest first; a younger one waits until the limit leaves room for all
-    that the older ones have. Groups are served in a circle that begins at `turn`, each as far as the limit
-    allows, so none starves. The bytes planned stay within `max_bytes`, except that the first line of a batch is
-    taken however long it is. Only whole lines are planned; files with nothing to read are left out.
+    A group is the generations of one log, oldest first; a younger one waits until the limit leaves room for
+    all that the older ones have. Groups are served in a circle that begins at `turn`, each as far as the
+    limit allows, so none starves. The bytes planned stay within `max_bytes`, except that the first line of a
+    batch is taken however long it is. Only whole lines are planned; files with nothing to read are left out.
     """
     ends: dict[int, int] = {}
     ordered = sorted((group for group in groups if group), key=lambda group: group[0].number)
@@ -83,8 +83,8 @@ def _end(
 class Range:
     """Whole lines of one file, [begin, end) in bytes, to be read in one batch.
 
-    `path` is where the file was found, `expected` what it must hold; `expected.path` is the name its lines are
-    given. `after_unfinished` tells that the line before `begin` was taken without its line end.
+    `path` is where the file was found, `expected` what it must hold; `expected.path` is the name its lines
+    are given. `after_unfinished` tells that the line before `begin` was taken without its line end.
     """
 
     path: str

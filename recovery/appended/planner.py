@@ -1,0 +1,259 @@
+"""What the next micro-batch reads.
+
+A micro-batch:
+
+1. `Planner.latest` looks at the directories, finds each file that was read before by its content, meets new
+   ones, and says how far the batch reads: an `InputOffset`, self-contained, to be saved.
+2. `Planner.tasks` finds the files of that offset again, perhaps in another process after a crash, when they
+   have grown or were rotated since, and cuts what lies between two offsets into tasks.
+3. `reach.TaskFiles` gives a task the bytes of its slices, and checks after each read that the file still is
+   the one; `content.read_task` makes record batches of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from recovery.appended.content import BYTE_ORDER_MARK, find_last_line_end, find_line_end
+from recovery.appended.files import Files, FileStat, display
+from recovery.appended.locate import Look, locate
+from recovery.appended.options import Options
+from recovery.appended.plan import Backlog, Range, Slice, cut, partition_bytes_for, plan_ends
+from recovery.appended.position import FilePosition, InputOffset, fingerprint
+from recovery.appended.reach import ATTEMPTS, Checks, MovedError, open_same
+from recovery.appended.survey import Survey, rewritten, survey, vanished
+from recovery.errors import ConfigurationError, InputRewrittenError, StorageError
+
+KEPT_LOST_FILES = 1000
+"""Positions of absent files that are kept; beyond that the oldest are forgotten."""
+
+
+class Planner:
+    """Plans the micro-batches of one query. Offsets go in and out as JSON-like dicts.
+
+    What it remembers between calls saves work only, except for the end that `fix_end` fixed. `cores` is how
+    many tasks can run at once.
+    """
+
+    def __init__(self, options: Options, files: Files, cores: int) -> None:
+        self._options = options
+        self._files = files
+        self._cores = cores
+        self._pattern = files.pattern(options.path)
+        self._checks = Checks(files)
+        self._lines = _Lines(files)
+        self._fixed: dict[tuple[int, int], int] | None = None
+        self._bounds: dict[int, int] | None = None
+
+    def initial(self) -> dict[str, Any]:
+        """The offset at which nothing was read. Raises ConfigurationError if the path names nothing."""
+        if not self._pattern.is_glob and not self._look().listed:
+            raise ConfigurationError(
+                "There is no such file or directory.",
+                path=display(self._options.path),
+                cause="The path is wrong, or the file is yet to be created.",
+                remedy="Correct the path, create the file, or give a glob, which may match nothing yet.",
+            )
+        return InputOffset().to_json()
+
+    def fix_end(self) -> None:
+        """From now on nothing is planned that was not there at this moment."""
+        self._fixed = {(file.device, file.inode): file.size for file in self._look().listed.values()}
+        self._bounds = None
+
+    def latest(self, start: Mapping[str, Any], max_bytes: int | None) -> dict[str, Any]:
+        """The end of a batch from `start` on that reads `max_bytes` at most; `start` if there is nothing.
+
+        A batch reads whole lines, and at least one if there is one. Raises InputRewrittenError, or
+        StorageError if something cannot be read.
+        """
+        before = InputOffset.from_json(start)
+        for _ in range(ATTEMPTS):
+            try:
+                after = self._latest(before, max_bytes)
+            except MovedError:
+                continue
+            return dict(start) if after is None else after.to_json()
+        raise StorageError(
+            "Files were renamed or truncated during each of several looks at them.",
+            path=display(self._options.path),
+            cause="Something rotates or rewrites them all the time.",
+            remedy="Rotate less often.",
+        )
+
+    def tasks(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[Slice, ...]]:
+        """What lies between two offsets, cut into tasks: the same lines whenever it is asked.
+
+        Raises InputRewrittenError if some of it is not there any more.
+        """
+        before = InputOffset.from_json(start).files
+        after = InputOffset.from_json(end).files
+        begins = {number: before[number].offset if number in before else 0 for number in after}
+        wanted = {number: position for number, position in after.items() if position.offset > begins[number]}
+        if not wanted:
+            return []
+        found = self._find_again(wanted, after)
+        ranges = [
+            Range(
+                path=found[number].path,
+                expected=position,
+                begin=begins[number],
+                end=position.offset,
+                after_unfinished=number in before and before[number].unfinished,
+            )
+            for number, position in wanted.items()
+            if number in found
+        ]
+        total_bytes = sum(one.end - one.begin for one in ranges)
+        return cut(ranges, self._options.partition_bytes or partition_bytes_for(total_bytes, self._cores))
+
+    def _look(self) -> Look:
+        return Look(self._files, self._pattern)
+
+    def _latest(self, before: InputOffset, max_bytes: int | None) -> InputOffset | None:
+        seen = self._survey(before)
+        fresh = [(file, origin) for file, origin in seen.fresh if self._was_there(file, origin)]
+        files = dict(seen.found)
+        positions = {number: before.files[number] for number in files}
+        for number, (file, origin) in enumerate(fresh, before.next_id):
+            files[number] = file
+            positions[number] = FilePosition(file.path, origin, 0, file.size, file.inode, digest="")
+        bounds = self._bounds_of(files, positions)
+        groups: dict[tuple[str, str], list[Backlog]] = {}
+        for number in sorted(files):
+            log = (files[number].directory, positions[number].origin)
+            groups.setdefault(log, []).append(
+                self._backlog(number, positions[number], files[number], bounds[number])
+            )
+        self._lines.files = files
+        ends, turn = plan_ends(list(groups.values()), max_bytes, before.turn, self._lines)
+        if not ends and not fresh:
+            return None
+        after = {
+            number: self._advanced(positions[number], file, ends.get(number, positions[number].offset))
+            for number, file in files.items()
+        }
+        if self._fixed is not None:
+            self._bounds = bounds
+        lost = dict(sorted(seen.lost.items())[-KEPT_LOST_FILES:])
+        return InputOffset(after | lost, before.next_id + len(fresh), turn)
+
+    def _survey(self, before: InputOffset) -> Survey:
+        """Looks again before it believes that something is lost: a rotation may have been under way."""
+        attempt = 1
+        while True:
+            self._checks.begin()
+            try:
+                return survey(
+                    before.files,
+                    self._look(),
+                    self._pattern,
+                    self._options,
+                    self._checks.holds,
+                    self._checks.begins_with,
+                )
+            except InputRewrittenError:
+                if attempt == ATTEMPTS:
+                    raise
+                attempt += 1
+
+    def _find_again(
+        self, wanted: Mapping[int, FilePosition], after: Mapping[int, FilePosition]
+    ) -> Mapping[int, FileStat]:
+        """The files of a saved offset; without those that the options allow to be lost."""
+        for _ in range(ATTEMPTS):
+            look = self._look()
+            found = locate(after, look, self._checks.holds)
+            if wanted.keys() <= found.keys():
+                return found
+        for number in sorted(wanted.keys() - found.keys()):
+            here = look.at(wanted[number].path)
+            if here is not None and any(here.same_file(other) for other in found.values()):
+                here = None
+            if here is None and self._options.on_missing == "fail":
+                raise vanished(wanted[number])
+            if here is not None and self._options.on_rewrite == "fail":
+                raise rewritten(wanted[number], here)
+        return found
+
+    def _was_there(self, file: FileStat, origin: str) -> bool:
+        """Whether a new file belongs to the end that was fixed, if one was.
+
+        Only the first plan after that meets new files. One that is not listed was rotated before.
+        """
+        if self._fixed is None:
+            return True
+        listed = file.name == origin
+        return self._bounds is None and self._fixed.get((file.device, file.inode), 0 if listed else 1) > 0
+
+    def _bounds_of(
+        self, files: Mapping[int, FileStat], positions: Mapping[int, FilePosition]
+    ) -> dict[int, int]:
+        """How far each file may be read: to its end, or to the end that was fixed.
+
+        The first plan after the end was fixed gives each file its bound; later ones, whatever the files are
+        called by then, keep to it.
+        """
+        if self._fixed is None:
+            return {number: file.size for number, file in files.items()}
+        if self._bounds is None:
+            return {
+                number: min(file.size, self._fixed.get((file.device, file.inode), file.size))
+                for number, file in files.items()
+            }
+        return {number: self._bounds.get(number, positions[number].offset) for number in files}
+
+    def _backlog(self, number: int, position: FilePosition, file: FileStat, bound: int) -> Backlog:
+        take_last = self._takes_last_line and bound == file.size
+        if take_last and position.offset == 0 and bound == len(BYTE_ORDER_MARK):
+            with open_same(self._files, file) as opened:
+                take_last = opened.read(0, bound) != BYTE_ORDER_MARK
+        return Backlog(number, position.offset, min(bound, file.size), take_last)
+
+    @property
+    def _takes_last_line(self) -> bool:
+        return self._fixed is not None and self._options.last_line == "take"
+
+    def _advanced(self, position: FilePosition, file: FileStat, end: int) -> FilePosition:
+        """The position after a batch that reads to `end`.
+
+        The digest is taken from a file that holds what was read before and ends a line at `end`; otherwise it
+        was truncated since it was looked at, and MovedError is raised.
+        """
+        renewed = replace(position, path=file.path, inode=file.inode, seen=file.size)
+        if end == position.offset > 0:
+            return renewed
+        with open_same(self._files, file) as opened:
+            size = opened.stat().size
+            unfinished = end > position.offset and opened.read(end - 1, 1) != b"\n"
+            holds = not position.digest or position.holds_in(opened.read, size)
+            if size < file.size or not holds or (unfinished and not self._takes_last_line):
+                raise MovedError
+            digest = fingerprint(opened.read, end, file.size)
+        return replace(renewed, offset=end, digest=digest, unfinished=unfinished)
+
+
+class _Lines:
+    """Where lines end in the files of one look; remembers where there is no line end for long."""
+
+    def __init__(self, files: Files) -> None:
+        self.files: Mapping[int, FileStat] = {}
+        self._reach = files
+        self._barren: dict[int, tuple[int, int]] = {}
+
+    def last(self, number: int, start: int, stop: int) -> int | None:
+        barren_start, barren_stop = self._barren.get(number, (0, 0))
+        known = barren_start <= start <= barren_stop
+        if known and stop <= barren_stop:
+            return None
+        with open_same(self._reach, self.files[number]) as opened:
+            found = find_last_line_end(opened.read, barren_stop if known else start, stop)
+        if found is None:
+            self._barren[number] = (start, stop)
+        return found
+
+    def first(self, number: int, start: int, stop: int) -> int | None:
+        with open_same(self._reach, self.files[number]) as opened:
+            return find_line_end(opened.read, start, stop)

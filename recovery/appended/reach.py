@@ -1,0 +1,161 @@
+"""Bytes that are the right ones: comparing files with what was read from them, and reading for a task."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from recovery.appended.files import Files, FileStat, OpenFile, PathPattern, display
+from recovery.appended.locate import Look, locate
+from recovery.appended.plan import Range, Slice
+from recovery.appended.position import FilePosition, Read
+from recovery.appended.survey import rewritten, vanished
+from recovery.errors import StorageError
+
+ATTEMPTS = 5
+"""How often a look is repeated when files were renamed or truncated while it lasted."""
+_SAMPLE_BYTES = 4096
+_SAMPLES = 16
+
+
+class MovedError(Exception):
+    """A file was renamed or truncated between two steps of one look: look again."""
+
+
+def open_same(files: Files, file: FileStat) -> OpenFile:
+    """Opens a file that a look has shown. Raises MovedError if it has that name no more, or StorageError."""
+    try:
+        opened = files.open(file.path)
+    except OSError as error:
+        raise StorageError(str(error), path=display(file.path)) from error
+    if opened is None:
+        raise MovedError
+    if not opened.stat().same_file(file):
+        opened.close()
+        raise MovedError
+    return opened
+
+
+class Checks:
+    """Comparisons of content, remembered for as long as the files stay untouched."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._known: dict[tuple[FileStat, int, str], bool] = {}
+        self._used: dict[tuple[FileStat, int, str], bool] = {}
+
+    def begin(self) -> None:
+        """Forgets what was not needed since this was last called."""
+        self._known, self._used = self._used, {}
+
+    def holds(self, file: FileStat, position: FilePosition) -> bool:
+        """Whether the file begins with what was read. Raises StorageError if that one cannot be read."""
+        if file.size < position.needed_bytes:
+            return False
+        key = (file, position.offset, position.digest)
+        if key not in self._used:
+            self._used[key] = self._known[key] if key in self._known else self._holds(file, position)
+        return self._used[key]
+
+    def begins_with(self, longer: FileStat, shorter: FileStat) -> bool:
+        """Whether one file begins with the other's content, judged by both ends of it and samples between."""
+        last = max(0, shorter.size - _SAMPLE_BYTES)
+        places = {last * i // _SAMPLES for i in range(_SAMPLES + 1)}
+        length = min(_SAMPLE_BYTES, shorter.size)
+        with open_same(self._files, longer) as one, open_same(self._files, shorter) as other:
+            return all(one.read(place, length) == other.read(place, length) for place in sorted(places))
+
+    def _holds(self, file: FileStat, position: FilePosition) -> bool:
+        try:
+            with open_same(self._files, file) as opened:
+                return position.holds_in(opened.read, opened.stat().size)
+        except MovedError:
+            return False
+        except StorageError:
+            if file.path == position.path:
+                raise
+            return False
+
+
+class TaskFiles:
+    """The files of a task's slices, one open at a time. Calling it with a slice gives that slice's bytes."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._current: _CheckedFile | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def __call__(self, piece: Slice) -> Read:
+        if self._current is None or self._current.whole != piece.whole:
+            self._close()
+            self._current = _CheckedFile(self._files, piece.whole)
+        return self._current.read
+
+    def _close(self) -> None:
+        if self._current is not None:
+            self._current.close()
+            self._current = None
+
+
+class _CheckedFile:
+    """The file that holds a range, wherever rotation takes it while it is being read."""
+
+    def __init__(self, files: Files, whole: Range) -> None:
+        self.whole = whole
+        self._files = files
+        self._file: OpenFile | None = None
+        self._expected = replace(whole.expected, path=whole.path)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly these bytes. Raises InputRewrittenError if no file has them any more.
+
+        The file is checked after the bytes were read, so bytes that a truncation or rewrite put there in the
+        meantime are never taken for the right ones.
+        """
+        for _ in range(ATTEMPTS):
+            if self._file is None:
+                self._file = self._find()
+            data = self._file.read(offset, length)
+            if len(data) == length and self._holds(self._file):
+                return data
+            self.close()
+        raise vanished(self._expected)
+
+    def _holds(self, file: OpenFile) -> bool:
+        return self._expected.holds_in(file.read, file.stat().size)
+
+    def _find(self) -> OpenFile:
+        path = self.whole.path
+        try:
+            opened = self._files.open(path)
+        except OSError as error:
+            raise StorageError(str(error), path=display(path)) from error
+        if opened is not None:
+            if self._holds(opened):
+                return opened
+            opened.close()
+        for _ in range(ATTEMPTS):
+            look = Look(
+                self._files, PathPattern(self._expected.directory, self._expected.name, is_glob=False)
+            )
+            found = locate({0: self._expected}, look, Checks(self._files).holds)
+            if found:
+                try:
+                    return open_same(self._files, found[0])
+                except MovedError:
+                    continue
+        here = look.at(path)
+        raise vanished(self._expected) if here is None else rewritten(self._expected, here)

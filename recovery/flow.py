@@ -1,0 +1,37 @@
+"""A flow: what a run runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from recovery.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from recovery.sinks import Sink
+
+    SinkLike = Sink | Callable[[DataFrame, int], Any]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A named dataflow.
+
+    name: the flow id; a recovery directory is bound to it by the first execution.
+    build: gives the streaming DataFrame; called once per run with the SparkSession.
+    sink: a foreachBatch function `write(batch, batch_id)`, or a sink object; None computes and discards the output.
+        Plain functions are at-least-once: after a crash the micro-batches since the last closed epoch come again.
+    """
+
+    name: str
+    build: Callable[[SparkSession], DataFrame]
+    sink: SinkLike | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name or "\0" in self.name:
+            raise ConfigurationError(f"{self.name!r} is not a name for a flow", remedy="Use a text like 'wordcount'.")
+        if not callable(self.build):
+            raise ConfigurationError(f"flow {self.name!r}: build={self.build!r} is not a function")

@@ -1,0 +1,80 @@
+"""Running a flow to its end, in this process, with signals that end it well."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from recovery.clock import Clock
+from recovery.config import Interval, RecoveryConfig
+from recovery.flow import Flow
+from recovery.spark.query import AVAILABLE_NOW, Observer, RecoveryQuery, RunSummary, start
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def run(
+    flow: Flow,
+    config: RecoveryConfig | None = None,
+    *,
+    spark: SparkSession | None = None,
+    trigger: str | Interval | None = AVAILABLE_NOW,
+    master: str = "local[*]",
+    conf: Mapping[str, str] | None = None,
+    observer: Observer | None = None,
+    clock: Clock | None = None,
+) -> RunSummary:
+    """Run a flow until its input ends, or for ever with an interval as `trigger`; returns what was done.
+
+    SIGTERM or SIGINT finish the running micro-batch, close the epoch and return; a second one ends the process at
+    once. `config` None runs without recovery. `spark`: the caller's session, which stays open; None: one of our own,
+    made with `master` and `conf`, and stopped at the end. Raises RecoveryErrors.
+    """
+    from recovery.spark.query import Prepared  # noqa: F401  (Spark is imported by now)
+    from recovery.spark.session import check_master, create_session
+
+    check_master(master)
+    own = spark is None
+    session: Any = create_session(flow.name, master=master, conf=conf) if own else spark
+    try:
+        query = start(flow, config, spark=session, trigger=trigger, observer=observer, clock=clock)
+        with _signals(query):
+            query.await_termination()
+        return query.summary
+    finally:
+        if own:
+            session.stop()
+
+
+@contextlib.contextmanager
+def _signals(query: RecoveryQuery) -> Iterator[None]:
+    """Handlers that only set a flag; a thread of our own acts on it. In other threads signals are not ours."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = threading.Event()
+
+    def handle(number: int, _: Any) -> None:
+        if asked.is_set():
+            # The second signal: at once. The JVM ends with its standard input.
+            os._exit(128 + number)
+        asked.set()
+        threading.Thread(target=_stop, args=(query,), name="stop", daemon=True).start()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(query: RecoveryQuery) -> None:
+    # What goes wrong is kept by the query, and raised where the run waits for it.
+    with contextlib.suppress(Exception):
+        query.stop()

@@ -1,0 +1,182 @@
+"""Closing epochs: when, as of which micro-batch, and in which order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from recovery import faults
+from recovery.clock import Clock
+from recovery.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, Lease, StepId
+from recovery.keys import partition_of
+from recovery.planning.resume import ResumePlan
+from recovery.planning.retention import collection_floor
+from recovery.spark.checkpoint import CHECKPOINT_STEP, Content, Position, wait_for_commit
+from recovery.storage.files import FilePartitions
+from recovery.storage.seam import CloseRequest, StepEdit
+
+
+@dataclass(frozen=True, slots=True)
+class EpochClosed:
+    """An epoch is durable in every partition."""
+
+    epoch: Epoch
+    batch: BatchId
+    states: int
+    duration_s: float
+
+
+class RecoveryClock:
+    """The time by which epochs age: it goes on over executions and never goes back.
+
+    Within an execution it follows elapsed time, so a machine's clock that jumps changes no decision. Between
+    executions wall time is all there is; it counts when it went forward.
+    """
+
+    def __init__(self, clock: Clock, plan: ResumePlan) -> None:
+        self._clock = clock
+        last = max((e.clock_ms, e.closed_ms) for d in plan.partitions for e in d.epochs) if plan.snapshot else (0, 0)
+        self._base_ms = last[0] + (max(0, clock.wall_ms() - last[1]) if plan.snapshot else 0)
+        self._started_s = clock.elapsed_s()
+
+    def now_ms(self) -> int:
+        """Milliseconds on the recovery clock."""
+        return self._base_ms + int((self._clock.elapsed_s() - self._started_s) * 1000)
+
+
+class EpochCloser:
+    """Closes the epochs of one execution. Its lock is held by whoever runs a micro-batch or closes an epoch.
+
+    The closing protocol, for an epoch that ends with micro-batch b:
+
+    1. Wait until Spark has logged b as done; take Spark's position as of b from the scratch checkpoint.
+    2. In every partition at once, in one transaction each, move what was touched up to b into the snapshots
+       (`recovery.storage.partition.close_epoch` has its own numbers).
+    3. All partitions have committed: the epoch is closed.
+    4. Clear the deltas up to b.
+    5. Move the partitions' logs into their files, behind the back of the next micro-batch.
+
+    A crash before 3 leaves the epoch in some partitions only; the next run starts it anew everywhere. The
+    names close.1 to close.5 are the crash points.
+    """
+
+    def __init__(
+        self,
+        store: FilePartitions,
+        lease: Lease,
+        plan: ResumePlan,
+        checkpoint: Path,
+        *,
+        clock: Clock,
+        snapshot_interval_s: float,
+        backup_interval_s: float,
+        may_close: Callable[[], None],
+        on_closed: Callable[[EpochClosed], None],
+    ) -> None:
+        """`may_close` is asked before the first epoch is closed, and raises when it must not be."""
+        self.lock = threading.RLock()
+        self.finished: BatchId = plan.snapshot.batch_id if plan.snapshot else NO_BATCH
+        self.closed_batch = self.finished
+        self.epoch = plan.resume_epoch
+        self.last_closed_s: float | None = None
+        self._store = store
+        self._lease = lease
+        self._checkpoint = checkpoint
+        self._position = Position(checkpoint, {})
+        self._clock = clock
+        self._recovery_clock = RecoveryClock(clock, plan)
+        self._interval_s = snapshot_interval_s
+        self._backup_ms = backup_interval_s * 1000
+        self._history = _history(plan)
+        self._opened_s = clock.elapsed_s()
+        self._may_close = may_close
+        self._on_closed = on_closed
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._moving: Future[None] | None = None
+
+    def seeded(self, saved: dict[str, Content]) -> None:
+        """Tell it what position the snapshots hold."""
+        self._position = Position(self._checkpoint, saved)
+
+    def due(self) -> bool:
+        """Whether there is something to close, and the interval has passed."""
+        waited_s = self._clock.elapsed_s() - self._opened_s
+        return self.finished > self.closed_batch and waited_s >= self._interval_s
+
+    def close(self, alive: Callable[[], bool]) -> bool:
+        """Close the epoch as of the last finished micro-batch, or, when the query died before logging that one as
+        done, as of the one before. The caller holds the lock. Returns whether there was anything to close."""
+        batch = self.finished
+        if batch <= self.closed_batch:
+            return False
+        self._may_close()
+        if not wait_for_commit(self._checkpoint, batch, alive):
+            batch = BatchId(batch - 1)
+            if batch <= self.closed_batch:
+                return False
+        changes = self._position.changes(batch)
+        faults.reach("close.1")
+        self._close(batch, {CHECKPOINT_STEP: changes}, ())
+        self._position.saved(changes)
+        return True
+
+    def close_edits(self, edits: Sequence[StepEdit]) -> None:
+        """Close an epoch that drops and renames steps, before any micro-batch ran."""
+        self._may_close()
+        self._close(self.finished, {}, edits)
+
+    def finish(self) -> None:
+        """Wait for what goes on in the background."""
+        self._background.shutdown()
+
+    def _close(
+        self, batch: BatchId, values: dict[StepId, dict[str, Content | None]], edits: Sequence[StepEdit]
+    ) -> None:
+        started_s = self._clock.elapsed_s()
+        now_ms = self._recovery_clock.now_ms()
+        floor = collection_floor(self._history, now_ms, self._backup_ms)
+        count = self._store.partition_count
+        requests = [
+            CloseRequest(
+                epoch=self.epoch,
+                batch=batch,
+                closed_ms=self._clock.wall_ms(),
+                clock_ms=now_ms,
+                floor=floor,
+                driver_rows={
+                    step: {key: value for key, value in rows.items() if partition_of(key, count) == index}
+                    for step, rows in values.items()
+                },
+                edits=edits,
+            )
+            for index in range(count)
+        ]
+        if self._moving is not None:
+            self._moving.result()
+        # Steps 2 to 4.
+        states = sum(self._store.close(self._lease, requests))
+        self._moving = self._background.submit(self._checkpoint_logs)
+        self._history = [(e, at) for e, at in self._history if e >= floor] + [(self.epoch, now_ms)]
+        self.closed_batch = batch
+        self._opened_s = self.last_closed_s = self._clock.elapsed_s()
+        closed = EpochClosed(self.epoch, batch, states, self._opened_s - started_s)
+        self.epoch = Epoch(self.epoch + 1)
+        self._on_closed(closed)
+
+    def _checkpoint_logs(self) -> None:
+        self._store.checkpoint()
+        faults.reach("close.5")
+
+
+def _history(plan: ResumePlan) -> list[tuple[Epoch, int]]:
+    """The epochs below the resume epoch that every partition holds, and when the last partition closed each."""
+    shared = {epoch for epoch in plan.window if NO_EPOCH < epoch < plan.resume_epoch}
+    closed: dict[Epoch, int] = {}
+    for description in plan.partitions:
+        for each in description.epochs:
+            if each.epoch in shared:
+                closed[each.epoch] = max(closed.get(each.epoch, 0), each.clock_ms)
+    return sorted(closed.items())

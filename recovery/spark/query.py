@@ -1,0 +1,610 @@
+"""A running flow: Spark's query, the micro-batch callback, the idle timer, and how all of it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import apsw
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from recovery import faults
+from recovery.clock import Clock, SystemClock
+from recovery.config import Interval, RecoveryConfig, parse_interval
+from recovery.errors import (
+    ConfigurationError,
+    FlowFailedError,
+    RecoveryError,
+    StorageError,
+    UnknownStepError,
+    error_named,
+)
+from recovery.flow import Flow
+from recovery.ids import BatchId, Epoch, StepId
+from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.planning.values import Execution
+from recovery.sinks import DiscardSink
+from recovery.spark.appended import AppendedDataSource
+from recovery.spark.checkpoint import CHECKPOINT_STEP, seed
+from recovery.spark.closing import EpochClosed, EpochCloser
+from recovery.spark.plan import BoundPlan, bind
+from recovery.spark.session import check_master
+from recovery.spark.ticks import write_mailbox
+from recovery.spark.worker import ADDRESS_PROPERTY
+from recovery.storage.files import SCRATCH_NAME, FilePartitions, scan
+from recovery.storage.initialize import init_partitions
+from recovery.storage.lock import DirectoryLock
+from recovery.storage.seam import StepEdit
+from recovery.storage.verify import PartitionCheck
+
+if TYPE_CHECKING:
+    from recovery.flow import SinkLike
+
+RESERVED = "$"
+AVAILABLE_NOW = "available-now"
+NEVER = float("inf")
+_SETTINGS = {
+    # With it, stages of a micro-batch run before foreachBatch is called, and empty partitions lose their tasks.
+    "spark.sql.adaptive.streaming.stateless.enabled": "false",
+}
+_UNCHECKED = {
+    # recovery.spark.plan ran Spark's check already, on the plan without the sort of our steps.
+    "spark.sql.streaming.unsupportedOperationCheck": "false",
+}
+_WORKER_ERROR = re.compile(r"(?:recovery\.errors\.)?(\w+Error): (.*?)(?:\n\s*\n|\n\tat |\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The run has its place: the execution began, and starts with this epoch."""
+
+    execution: int
+    resume_epoch: Epoch
+    plan: ResumePlan
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDone:
+    """A micro-batch was processed: rows of input, states written, seconds it took."""
+
+    batch: BatchId
+    epoch: Epoch
+    rows: int
+    keys: int
+    duration_s: float
+
+
+Event = Resumed | BatchDone | EpochClosed
+Observer = Callable[[Event], None]
+
+
+@dataclass(slots=True)
+class RunSummary:
+    """What a run did. Counts are of this execution alone; rows are those that the sources read."""
+
+    flow: str
+    directory: str | None
+    execution: int = 0
+    resume_epoch: int = 1
+    last_epoch: int = 0
+    epochs: int = 0
+    batches: int = 0
+    rows: int = 0
+    states: int = 0
+    snapshot_s: float = 0.0
+    elapsed_s: float = 0.0
+
+
+class Prepared:
+    """A recovery directory that is locked, planned and being checked: everything that can go on before Spark is there.
+
+    The steps of starting, which are also the names of crash points:
+
+    start.1  Take the directory's lock.
+    start.2  Read every partition and plan; nothing was written before this succeeded.
+    start.3  Begin the execution in every partition, one transaction each, abandoning what lies beyond the plan.
+    start.4  Seed a fresh scratch checkpoint with the saved position.
+    """
+
+    def __init__(self, config: RecoveryConfig | None, flow_id: str, clock: Clock) -> None:
+        self.temporary: Path | None = None
+        if config is None:
+            self.temporary = Path(tempfile.mkdtemp(prefix="recovery-none-"))
+            init_partitions(self.temporary, os.cpu_count() or 2, clock=clock)
+            config = RecoveryConfig(self.temporary)
+        self.config = config
+        self.flow_id = flow_id
+        self.lock = DirectoryLock(config.path, clock, f"flow {flow_id}")
+        self.store: FilePartitions | None = None
+        self.check: BackgroundCheck | None = None
+        if config.path.is_dir():
+            self.lock.acquire()
+        try:
+            faults.reach("start.1")
+            self.plan = plan_resume(scan(config.path), flow_id=flow_id, resume_epoch=config.resume_epoch)
+            faults.reach("start.2")
+            self.check = BackgroundCheck([d.path for d in self.plan.partitions])
+        except BaseException:
+            self.release()
+            raise
+
+    def open_store(self) -> FilePartitions:
+        """The partitions, for writing."""
+        scratch = self.config.scratch_directory or self.config.path / SCRATCH_NAME
+        self.store = FilePartitions([d.path for d in self.plan.partitions], Path(scratch))
+        return self.store
+
+    def release(self) -> None:
+        """Give everything back; safe to repeat."""
+        if self.check is not None:
+            self.check.cancel()
+        if self.store is not None:
+            self.store.release()
+        self.lock.release()
+        if self.temporary is not None:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+class BackgroundCheck:
+    """A full check of all partitions that goes on while Spark starts; it must pass before the first epoch is closed."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._checks = [PartitionCheck(path) for path in paths]
+        self._pool = ThreadPoolExecutor(min(4, len(paths)), thread_name_prefix="check")
+        self._futures = [self._pool.submit(check.run) for check in self._checks]
+
+    def wait(self) -> None:
+        """Wait for the result. Raises CorruptPartitionError naming the first damaged file."""
+        for future in self._futures:
+            future.result().raise_if_damaged()
+
+    def cancel(self) -> None:
+        """Stop what still runs; harmless when it is done."""
+        for future, check in zip(self._futures, self._checks, strict=True):
+            if not future.done() and not future.cancel():
+                with contextlib.suppress(apsw.ConnectionClosedError):
+                    check.cancel()
+        self._pool.shutdown()
+
+
+class RecoveryQuery:
+    """A flow that is running with recovery partitions.
+
+    Made by `start`. Ends by itself when the input ends (trigger available-now), by `stop`, or by an error,
+    which `await_termination` raises.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        bound: BoundPlan,
+        sink: SinkLike,
+        trigger: str | Interval | None,
+        observer: Observer | None,
+        clock: Clock,
+    ) -> None:
+        assert prepared.store is not None
+        self._prepared = prepared
+        self._store = prepared.store
+        self._bound = bound
+        self._sink = sink
+        self._observer = observer
+        self._clock = clock
+        self._parked = threading.Event()
+        self._released = threading.Event()
+        self._over = threading.Event()
+        self._finished = False
+        self._finish_lock = threading.Lock()
+        self._error: BaseException | None = None
+        self._timer: threading.Thread | None = None
+        self._query: Any = None
+        self._counted_batch = -1
+        self._started_s = clock.elapsed_s()
+        plan, config = prepared.plan, prepared.config
+        self._mailboxes = [s.definition.mailbox for s in bound.steps if s.definition.timeouts]
+        execution = _new_execution(plan, config, prepared.flow_id, clock)
+        self.lease = execution.lease
+        self.summary = RunSummary(
+            flow=prepared.flow_id,
+            directory=None if prepared.temporary else str(config.path),
+            execution=execution.number,
+            resume_epoch=execution.resume_epoch,
+            last_epoch=execution.resume_epoch - 1,
+        )
+        edits = step_edits(self._store.known_steps(), {s.definition.step_id for s in bound.steps}, config)
+        self._store.start(execution, [s.definition.step_id for s in bound.steps])
+        faults.reach("start.3")
+        checkpoint = self._store.scratch / "checkpoint"
+        self._closer = EpochCloser(
+            self._store,
+            self.lease,
+            plan,
+            checkpoint,
+            clock=clock,
+            snapshot_interval_s=NEVER if prepared.temporary else config.snapshot_interval_s,
+            backup_interval_s=config.backup_interval_s,
+            may_close=self._may_close,
+            on_closed=self._on_closed,
+        )
+        if edits:
+            self._closer.close_edits(edits)
+        saved = self._store.driver_values(CHECKPOINT_STEP)
+        seed(checkpoint, saved)
+        self._closer.seeded(saved)
+        faults.reach("start.4")
+        self._notify(Resumed(execution.number, plan.resume_epoch, plan))
+        self._update_mailboxes()
+        self._launch(checkpoint, trigger)
+
+    # ---- what users call
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the flow still runs."""
+        return not self._finished and bool(self._query.isActive)
+
+    @property
+    def streaming_query(self) -> Any:
+        """Spark's own handle, for its progress and listeners; stop the flow by `stop`, not through it."""
+        return self._query
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Wait until the flow ends, at most `timeout` seconds; then close the last epoch. Returns whether it ended.
+
+        Raises what ended it: the RecoveryError it met, or FlowFailedError for errors of the flow's own code.
+        """
+        deadline = None if timeout is None else self._clock.elapsed_s() + timeout
+        while not self._over.is_set():
+            left = 0.2 if deadline is None else min(0.2, max(0.0, deadline - self._clock.elapsed_s()))
+            try:
+                if self._query.awaitTermination(max(left, 0.001)):
+                    break
+            except StreamingQueryException as error:
+                self._note(error)
+                break
+            if deadline is not None and self._clock.elapsed_s() >= deadline:
+                return False
+        self._finish()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def stop(self) -> None:
+        """Finish the running micro-batch, close the epoch, and end. Raises what went wrong while doing so."""
+        self._finish()
+        if self._error is not None:
+            raise self._error
+
+    # ---- the micro-batch
+
+    def _launch(self, checkpoint: Path, trigger: str | Interval | None) -> None:
+        frame = self._bound.frame
+        spark = frame.sparkSession
+        settings = {**_SETTINGS, **(_UNCHECKED if self._bound.steps else {})}
+        spark.sparkContext.setLocalProperty(ADDRESS_PROPERTY, self._store.address(self.lease))
+        try:
+            with _session_settings(spark, settings):
+                writer = frame.writeStream.foreachBatch(self._process)
+                writer = writer.option("checkpointLocation", checkpoint.absolute().as_uri())
+                self._query = _triggered(writer, trigger).queryName(_free_name(spark, self._prepared.flow_id)).start()
+        finally:
+            spark.sparkContext.setLocalProperty(ADDRESS_PROPERTY, None)
+        self._timer = threading.Thread(target=self._watch, name="epoch-timer", daemon=True)
+        self._timer.start()
+
+    def _process(self, batch: DataFrame, batch_id: int) -> None:
+        """The foreachBatch callback."""
+        if self._parked.is_set():
+            # The run is ending: the epoch closes as of the batch before, and this one is left to the next run.
+            self._released.wait()
+            return
+        with self._closer.lock:
+            if self._parked.is_set():
+                return
+            try:
+                self._process_locked(batch, BatchId(batch_id))
+            except BaseException as error:
+                self._note(error)
+                raise
+
+    def _process_locked(self, batch: DataFrame, batch_id: BatchId) -> None:
+        if self._closer.due():
+            self._closer.close(lambda: True)
+        self._count_input()
+        started_s = self._clock.elapsed_s()
+        self._store.open(self.lease, batch_id)
+        write = getattr(self._sink, "write", self._sink)
+        if getattr(self._sink, "single_action", False):
+            write(batch, batch_id)
+        else:
+            with _materialised(batch) as copy:
+                write(copy, batch_id)
+        self._closer.finished = batch_id
+        counts = self._store.counts(self.lease, batch_id)
+        self.summary.batches += 1
+        self.summary.states += counts.keys
+        self._update_mailboxes()
+        seconds = self._clock.elapsed_s() - started_s
+        self._notify(BatchDone(batch_id, self._closer.epoch, counts.rows, counts.keys, seconds))
+
+    def _count_input(self) -> None:
+        """Add the input rows of the micro-batch before, whose progress Spark has reported by now."""
+        progress = self._query.lastProgress if self._query is not None else None
+        if progress is not None and progress["batchId"] != self._counted_batch:
+            self._counted_batch = progress["batchId"]
+            self.summary.rows += progress["numInputRows"]
+
+    # ---- epochs
+
+    def _may_close(self) -> None:
+        assert self._prepared.check is not None
+        self._prepared.check.wait()
+
+    def _on_closed(self, closed: EpochClosed) -> None:
+        self.summary.epochs += 1
+        self.summary.last_epoch = closed.epoch
+        self.summary.snapshot_s += closed.duration_s
+        self._notify(closed)
+
+    def _watch(self) -> None:
+        """The idle timer: closes a due epoch when no micro-batch comes that would."""
+        interval_s = self._prepared.config.snapshot_interval_s
+        period_s = min(0.5, max(0.05, interval_s / 8))
+        while not self._over.wait(period_s):
+            if not self._closer.due() or not self._closer.lock.acquire(blocking=False):
+                continue
+            try:
+                if not self._parked.is_set() and self._closer.due():
+                    self._closer.close(lambda: bool(self._query.isActive))
+                    self._update_mailboxes()
+            except BaseException as error:
+                self._note(error)
+                self._over.set()
+            finally:
+                self._closer.lock.release()
+
+    def _update_mailboxes(self) -> None:
+        if self._mailboxes:
+            due_ms = self._store.next_due_ms(self.lease)
+            for mailbox in self._mailboxes:
+                write_mailbox(mailbox, due_ms, self._store.partition_count)
+
+    # ---- the end
+
+    def _finish(self) -> None:
+        """Once: park new micro-batches, wait for the running one, close the epoch as of the last finished, stop."""
+        with self._finish_lock:
+            if self._finished:
+                return
+            self._parked.set()
+            try:
+                with self._closer.lock:
+                    if not self._prepared.temporary and _may_still_close(self._error):
+                        self._closer.close(lambda: bool(self._query.isActive))
+            except BaseException as error:
+                self._note(error)
+            self._finished = True
+            self._over.set()
+            self._released.set()
+            with contextlib.suppress(Exception):
+                self._count_input()
+            with contextlib.suppress(Exception):
+                self._query.stop()
+            if self._timer is not None and self._timer is not threading.current_thread():
+                self._timer.join()
+            self._closer.finish()
+            self._prepared.release()
+            for mailbox in self._mailboxes:
+                mailbox.unlink(missing_ok=True)
+            self.summary.elapsed_s = self._clock.elapsed_s() - self._started_s
+
+    def _note(self, error: BaseException) -> None:
+        """Keep the first error, in the form in which it is raised to the user."""
+        if self._error is None:
+            self._error = _as_recovery_error(error)
+
+    def _notify(self, event: Event) -> None:
+        if self._observer is not None:
+            self._observer(event)
+
+
+def start(
+    flow: Flow | DataFrame,
+    config: RecoveryConfig | None,
+    *,
+    spark: SparkSession | None = None,
+    sink: SinkLike | None = None,
+    name: str | None = None,
+    trigger: str | Interval | None = None,
+    observer: Observer | None = None,
+    clock: Clock | None = None,
+) -> RecoveryQuery:
+    """Start a flow, or any streaming DataFrame, on a recovery directory; returns at once.
+
+    A flow brings its own name and sink; for a frame give `name` and `sink`. `config` None runs without recovery.
+    spark: the session to build the flow on; None: the active one, or a new local one.
+    trigger: "available-now", an interval between micro-batches, or None for as fast as they come.
+    Raises the RecoveryErrors of planning; nothing was written then.
+    """
+    clock = clock or SystemClock()
+    if isinstance(flow, Flow):
+        flow_id, sink = flow.name, sink or flow.sink
+    elif name is None:
+        raise ConfigurationError(
+            "a streaming frame was given without a name",
+            remedy="start(frame, config, sink=..., name='wordcount'): the name binds the recovery directory.",
+        )
+    else:
+        flow_id = name
+    prepared = Prepared(config, flow_id, clock)
+    try:
+        if isinstance(flow, Flow):
+            frame = build_flow(flow, spark or _active_session(flow_id))
+        else:
+            frame = flow
+        check_master(frame.sparkSession.sparkContext.master)
+        bound = bind(frame, prepared.plan.partitions[0].count)
+        prepared.open_store()
+        return RecoveryQuery(prepared, bound, sink or DiscardSink(), trigger, observer, clock)
+    except BaseException as error:
+        prepared.release()
+        if isinstance(error, RecoveryError) or not isinstance(error, Exception):
+            raise
+        raise _as_recovery_error(error) from error
+
+
+def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:
+    """The flow's streaming frame. Raises FlowFailedError when its code fails."""
+    spark.dataSource.register(AppendedDataSource)
+    try:
+        frame = flow.build(spark)
+    except RecoveryError:
+        raise
+    except Exception as error:
+        raise FlowFailedError(
+            f"building flow {flow.name!r} failed: {type(error).__name__}: {error}", cause="", remedy="Mend the flow."
+        ) from error
+    if not isinstance(frame, DataFrame):
+        raise FlowFailedError(
+            f"flow {flow.name!r}: build returned {type(frame).__name__}, not a DataFrame", cause="", remedy=""
+        )
+    return frame
+
+
+def step_edits(known: set[StepId], steps: set[StepId], config: RecoveryConfig) -> list[StepEdit]:
+    """What `drop_steps` and `rename_steps` change. Raises UnknownStepError for state that no step of the flow claims."""
+    held = {step for step in known if not step.startswith(RESERVED)}
+    edits: list[StepEdit] = []
+    for old, new in config.rename_steps.items():
+        if new not in steps or new in held:
+            what = "already has state" if new in held else "is no step of the flow"
+            raise UnknownStepError(
+                f"step {old!r} cannot be renamed to {new!r}, which {what}", cause="", remedy="Check the names."
+            )
+        if old in held:
+            edits.append(StepEdit(StepId(old), StepId(new)))
+    edits += [StepEdit(StepId(step), None) for step in config.drop_steps if step in held]
+    unknown = held - steps - {edit.old for edit in edits}
+    if unknown:
+        names = ", ".join(repr(step) for step in sorted(unknown))
+        choices = " or ".join(f"--rename-step {s}=NEW or --drop-step {s}" for s in sorted(unknown)[:2])
+        raise UnknownStepError(
+            f"the partitions hold state of {names}; the flow has {', '.join(map(repr, sorted(steps))) or 'no steps'}",
+            path=config.path,
+            remedy=f"Give {choices}.",
+        )
+    return edits
+
+
+def _new_execution(plan: ResumePlan, config: RecoveryConfig, flow_id: str, clock: Clock) -> Execution:
+    return Execution(
+        number=plan.execution_number,
+        id=secrets.token_hex(8),
+        flow_id=flow_id,
+        resume_epoch=plan.resume_epoch,
+        started_ms=clock.wall_ms(),
+        snapshot_interval_s=config.snapshot_interval_s,
+        backup_interval_s=config.backup_interval_s,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        version=version("recovery"),
+    )
+
+
+@contextlib.contextmanager
+def _materialised(batch: DataFrame) -> Iterator[DataFrame]:
+    """The batch computed once, completely: whatever a sink does with it runs no step again."""
+    copy = batch.localCheckpoint(eager=True)
+    try:
+        yield copy
+    finally:
+        copy._jdf.queryExecution().analyzed().rdd().unpersist(False)
+
+
+@contextlib.contextmanager
+def _session_settings(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
+    """Settings that a query copies when it starts; the session has its own back afterwards."""
+    before = {key: spark.conf.get(key, None) for key in settings}
+    try:
+        for key, value in settings.items():
+            spark.conf.set(key, value)
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, value)
+
+
+def _triggered(writer: Any, trigger: str | Interval | None) -> Any:
+    if trigger is None:
+        return writer
+    if trigger == AVAILABLE_NOW:
+        return writer.trigger(availableNow=True)
+    return writer.trigger(processingTime=f"{round(parse_interval(trigger) * 1000)} milliseconds")
+
+
+def _free_name(spark: SparkSession, name: str) -> str:
+    taken = {query.name for query in spark.streams.active}
+    return name if name not in taken else f"{name}-{secrets.token_hex(4)}"
+
+
+def _active_session(name: str) -> SparkSession:
+    from recovery.spark.session import create_session
+
+    active = SparkSession.getActiveSession()
+    return active if active is not None else create_session(name)
+
+
+def _may_still_close(error: BaseException | None) -> bool:
+    """An error of the flow's code leaves the finished micro-batches good; one of storage or of the lease does not."""
+    return error is None or getattr(error, "closes_epoch", True)
+
+
+def _as_recovery_error(error: BaseException) -> BaseException:
+    """The typed error behind an exception that came through Spark as text, or FlowFailedError."""
+    if isinstance(error, RecoveryError) or not isinstance(error, Exception):
+        return error
+    if isinstance(error, OSError):
+        return StorageError(str(error))
+    text = str(error)
+    for match in _WORKER_ERROR.finditer(text):
+        kind = error_named(match[1])
+        if kind is not None:
+            return replace_text(kind, match[2])
+    return FlowFailedError(_essence(text))
+
+
+def replace_text(kind: type[RecoveryError], text: str) -> RecoveryError:
+    """A RecoveryError from its own text: found, probable cause and what to do are on lines of their own."""
+    found, _, rest = text.strip().partition("\nProbable cause: ")
+    cause, _, remedy = rest.partition("\nWhat to do: ")
+    if not rest:
+        found, _, remedy = found.partition("\nWhat to do: ")
+    return kind(found.strip(), cause=cause.strip() or None, remedy=remedy.strip() or None)
+
+
+def _essence(text: str) -> str:
+    """The part of Spark's long message that says what happened: the Python traceback, or the first line."""
+    start = text.find("Traceback (most recent call last)")
+    if start >= 0:
+        shown = text[start:].split("\n\n")[0].split("\n\tat ")[0]
+        lines = [line for line in shown.splitlines() if line.strip()]
+        return "\n".join(lines[-12:])
+    return text.strip().split("\n")[0][:2000]
+
+
