@@ -26,3 +26,22 @@ class SystemClock:
 
     def elapsed_s(self) -> float:
         return time.monotonic()
+
+
+class RecoveryClock:
+    """The time by which epochs age: it goes on over executions and never goes back.
+
+    Within an execution it follows elapsed time, so a machine's clock that jumps changes no decision. Between
+    executions wall time is all there is; it counts when it went forward.
+    """
+
+    def __init__(self, clock: Clock, last_ms: int, last_wall_ms: int | None) -> None:
+        """`last_ms` is its newest recorded reading, `last_wall_ms` the wall time of that; None when there is none."""
+        self._clock = clock
+        away_ms = 0 if last_wall_ms is None else max(0, clock.wall_ms() - last_wall_ms)
+        self._base_ms = last_ms + away_ms
+        self._started_s = clock.elapsed_s()
+
+    def now_ms(self) -> int:
+        """Milliseconds on the recovery clock."""
+        return self._base_ms + int((self._clock.elapsed_s() - self._started_s) * 1000)

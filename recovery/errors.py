@@ -84,9 +84,7 @@ class RecoveryError(Exception):
         }
 
 
-def _rebuild(
-    kind: type[RecoveryError], found: str, path: str | None, cause: str, remedy: str
-) -> RecoveryError:
+def _rebuild(kind: type[RecoveryError], found: str, path: str | None, cause: str, remedy: str) -> RecoveryError:
     return kind(found, path=path, cause=cause, remedy=remedy)
 
 
@@ -127,8 +125,7 @@ class InconsistentPartitionsError(RecoveryError):
     exit_code = 22
     default_cause = "The files are copies of different ages, further apart than the backup interval."
     default_remedy = (
-        "Replace the files named above by copies whose age fits the others, "
-        "and choose a longer backup interval (-b)."
+        "Replace the files named above by copies whose age fits the others, and choose a longer backup interval (-b)."
     )
 
 
@@ -137,9 +134,7 @@ class CorruptPartitionError(RecoveryError):
 
     exit_code = 23
     closes_epoch = False
-    default_cause = (
-        "The file was damaged on disk, copied while in use without its -wal, or edited from outside."
-    )
+    default_cause = "The file was damaged on disk, copied while in use without its -wal, or edited from outside."
     default_remedy = (
         "Restore this file from a backup taken within the backup interval. Do not run on it: it was not used."
     )

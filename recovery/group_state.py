@@ -39,9 +39,7 @@ class GroupState:
 
     NO_TIMESTAMP = -1
 
-    def __init__(
-        self, stored: str | None, decode: Callable[[str], Any], now_ms: int, timed_out: bool = False
-    ) -> None:
+    def __init__(self, stored: str | None, decode: Callable[[str], Any], now_ms: int, timed_out: bool = False) -> None:
         self._stored = stored
         self._decode = decode
         self._now_ms = now_ms

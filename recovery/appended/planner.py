@@ -119,7 +119,7 @@ class Planner:
         positions = {number: before.files[number] for number in files}
         for number, (file, origin) in enumerate(fresh, before.next_id):
             files[number] = file
-            positions[number] = FilePosition(file.path, origin, 0, file.size, file.inode, digest="")
+            positions[number] = self._first_position(file, origin)
         bounds = self._bounds_of(files, positions)
         groups: dict[tuple[str, str], list[Backlog]] = {}
         for number in sorted(files):
@@ -216,22 +216,27 @@ class Planner:
     def _takes_last_line(self) -> bool:
         return self._fixed is not None and self._options.last_line == "take"
 
+    def _first_position(self, file: FileStat, origin: str) -> FilePosition:
+        with open_same(self._files, file) as opened:
+            digest = fingerprint(opened.read, 0, file.size)
+        return FilePosition(file.path, origin, 0, file.size, file.inode, digest)
+
     def _advanced(self, position: FilePosition, file: FileStat, end: int) -> FilePosition:
         """The position after a batch that reads to `end`.
 
-        The digest is taken from a file that holds what was read before and ends a line at `end`; otherwise it
-        was truncated since it was looked at, and MovedError is raised.
+        Last of all it is checked that the file still holds what was read before: only then were line end and
+        digest read from that content. Otherwise it was truncated meanwhile, and MovedError is raised.
         """
         renewed = replace(position, path=file.path, inode=file.inode, seen=file.size)
         if end == position.offset > 0:
             return renewed
         with open_same(self._files, file) as opened:
-            size = opened.stat().size
             unfinished = end > position.offset and opened.read(end - 1, 1) != b"\n"
-            holds = not position.digest or position.holds_in(opened.read, size)
-            if size < file.size or not holds or (unfinished and not self._takes_last_line):
-                raise MovedError
             digest = fingerprint(opened.read, end, file.size)
+            size = opened.stat().size
+            holds = size >= file.size and position.holds_in(opened.read, size)
+        if not holds or (unfinished and not self._takes_last_line):
+            raise MovedError
         return replace(renewed, offset=end, digest=digest, unfinished=unfinished)
 
 

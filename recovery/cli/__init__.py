@@ -1,0 +1,31 @@
+"""The command line: `python -m recovery`, and `recovery` once installed. One command a file."""
+
+from __future__ import annotations
+
+import click
+
+from recovery.cli.common import Commands
+from recovery.cli.demo import demo
+from recovery.cli.gc import gc
+from recovery.cli.init import init
+from recovery.cli.plan import plan
+from recovery.cli.run import run
+from recovery.cli.status import status
+from recovery.cli.verify import verify
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="recovery")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(debug: bool) -> None:
+    """Recovery partitions for PySpark: keyed state and input positions of a streaming job, in SQLite files.
+
+    \b
+      recovery init db/ 2                    create two partitions
+      recovery run flow.py -r db/ -s 10s     run a flow; run it again to resume
+      recovery status db/                    what the directory holds
+    """
+
+
+for command in (init, run, status, plan, verify, gc, demo):
+    main.add_command(command)

@@ -57,6 +57,12 @@ class ResumePlan:
     verdicts: tuple[FileVerdict, ...]
 
     @property
+    def last_clock(self) -> tuple[int, int | None]:
+        """The recovery clock's newest reading in any file, and the wall time of it."""
+        epochs = [closed for d in self.partitions for closed in d.epochs]
+        return max(((e.clock_ms, e.closed_ms) for e in epochs), default=(0, None))
+
+    @property
     def store_id(self) -> str:
         """The store that all files belong to."""
         return self.partitions[0].store_id

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from recovery.ids import NO_EPOCH, Epoch
+from recovery.planning.values import PartitionDescription
 
 
 def collection_floor(closed: Sequence[tuple[Epoch, int]], now_ms: int, backup_interval_ms: float) -> Epoch:
@@ -15,3 +16,16 @@ def collection_floor(closed: Sequence[tuple[Epoch, int]], now_ms: int, backup_in
     what is only needed to go back below it may go.
     """
     return max((epoch for epoch, at_ms in closed if at_ms <= now_ms - backup_interval_ms), default=NO_EPOCH)
+
+
+def shared_history(
+    partitions: Sequence[PartitionDescription], shared: Iterable[Epoch]
+) -> list[tuple[Epoch, int]]:
+    """When the last partition closed each of the epochs that all share, oldest first."""
+    wanted = set(shared)
+    closed: dict[Epoch, int] = {}
+    for description in partitions:
+        for each in description.epochs:
+            if each.epoch in wanted:
+                closed[each.epoch] = max(closed.get(each.epoch, 0), each.clock_ms)
+    return sorted(closed.items())

@@ -35,7 +35,7 @@ class Position:
     def changes(self, batch: BatchId) -> dict[str, Content | None]:
         """New files as of `batch`, and None for those that are not needed any more. Reads only what is new."""
         wanted = self._paths(batch)
-        found: dict[str, Content | None] = {path: None for path in self._saved - wanted}
+        found: dict[str, Content | None] = dict.fromkeys(self._saved - wanted)
         for path in wanted - self._saved:
             found[path] = _content((self._checkpoint / path).read_bytes())
         return found

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery import faults
-from recovery.clock import Clock
-from recovery.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, Lease, StepId
+from recovery.clock import Clock, RecoveryClock
+from recovery.ids import NO_BATCH, BatchId, Epoch, Lease, StepId
 from recovery.keys import partition_of
 from recovery.planning.resume import ResumePlan
-from recovery.planning.retention import collection_floor
+from recovery.planning.retention import collection_floor, shared_history
 from recovery.spark.checkpoint import CHECKPOINT_STEP, Content, Position, wait_for_commit
 from recovery.storage.files import FilePartitions
 from recovery.storage.seam import CloseRequest, StepEdit
@@ -27,24 +27,6 @@ class EpochClosed:
     batch: BatchId
     states: int
     duration_s: float
-
-
-class RecoveryClock:
-    """The time by which epochs age: it goes on over executions and never goes back.
-
-    Within an execution it follows elapsed time, so a machine's clock that jumps changes no decision. Between
-    executions wall time is all there is; it counts when it went forward.
-    """
-
-    def __init__(self, clock: Clock, plan: ResumePlan) -> None:
-        self._clock = clock
-        last = max((e.clock_ms, e.closed_ms) for d in plan.partitions for e in d.epochs) if plan.snapshot else (0, 0)
-        self._base_ms = last[0] + (max(0, clock.wall_ms() - last[1]) if plan.snapshot else 0)
-        self._started_s = clock.elapsed_s()
-
-    def now_ms(self) -> int:
-        """Milliseconds on the recovery clock."""
-        return self._base_ms + int((self._clock.elapsed_s() - self._started_s) * 1000)
 
 
 class EpochCloser:
@@ -87,10 +69,10 @@ class EpochCloser:
         self._checkpoint = checkpoint
         self._position = Position(checkpoint, {})
         self._clock = clock
-        self._recovery_clock = RecoveryClock(clock, plan)
+        self._recovery_clock = RecoveryClock(clock, *plan.last_clock)
         self._interval_s = snapshot_interval_s
         self._backup_ms = backup_interval_s * 1000
-        self._history = _history(plan)
+        self._history = shared_history(plan.partitions, [e for e in plan.window if e < plan.resume_epoch])
         self._opened_s = clock.elapsed_s()
         self._may_close = may_close
         self._on_closed = on_closed
@@ -169,14 +151,3 @@ class EpochCloser:
     def _checkpoint_logs(self) -> None:
         self._store.checkpoint()
         faults.reach("close.5")
-
-
-def _history(plan: ResumePlan) -> list[tuple[Epoch, int]]:
-    """The epochs below the resume epoch that every partition holds, and when the last partition closed each."""
-    shared = {epoch for epoch in plan.window if NO_EPOCH < epoch < plan.resume_epoch}
-    closed: dict[Epoch, int] = {}
-    for description in plan.partitions:
-        for each in description.epochs:
-            if each.epoch in shared:
-                closed[each.epoch] = max(closed.get(each.epoch, 0), each.clock_ms)
-    return sorted(closed.items())

@@ -47,13 +47,12 @@ from recovery.spark.worker import ADDRESS_PROPERTY
 from recovery.storage.files import SCRATCH_NAME, FilePartitions, scan
 from recovery.storage.initialize import init_partitions
 from recovery.storage.lock import DirectoryLock
-from recovery.storage.seam import StepEdit
+from recovery.storage.seam import RESERVED_PREFIX, StepEdit
 from recovery.storage.verify import PartitionCheck
 
 if TYPE_CHECKING:
     from recovery.flow import SinkLike
 
-RESERVED = "$"
 AVAILABLE_NOW = "available-now"
 NEVER = float("inf")
 _SETTINGS = {
@@ -326,7 +325,8 @@ class RecoveryQuery:
         self._count_input()
         started_s = self._clock.elapsed_s()
         self._store.open(self.lease, batch_id)
-        write = getattr(self._sink, "write", self._sink)
+        sink: Any = self._sink
+        write: Callable[[DataFrame, int], Any] = getattr(sink, "write", sink)
         if getattr(self._sink, "single_action", False):
             write(batch, batch_id)
         else:
@@ -451,10 +451,7 @@ def start(
         flow_id = name
     prepared = Prepared(config, flow_id, clock)
     try:
-        if isinstance(flow, Flow):
-            frame = build_flow(flow, spark or _active_session(flow_id))
-        else:
-            frame = flow
+        frame = build_flow(flow, spark or _active_session(flow_id)) if isinstance(flow, Flow) else flow
         check_master(frame.sparkSession.sparkContext.master)
         bound = bind(frame, prepared.plan.partitions[0].count)
         prepared.open_store()
@@ -485,8 +482,8 @@ def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:
 
 
 def step_edits(known: set[StepId], steps: set[StepId], config: RecoveryConfig) -> list[StepEdit]:
-    """What `drop_steps` and `rename_steps` change. Raises UnknownStepError for state that no step of the flow claims."""
-    held = {step for step in known if not step.startswith(RESERVED)}
+    """What `drop_steps` and `rename_steps` change. Raises UnknownStepError for state that no step claims."""
+    held = {step for step in known if not step.startswith(RESERVED_PREFIX)}
     edits: list[StepEdit] = []
     for old, new in config.rename_steps.items():
         if new not in steps or new in held:
@@ -606,5 +603,3 @@ def _essence(text: str) -> str:
         lines = [line for line in shown.splitlines() if line.strip()]
         return "\n".join(lines[-12:])
     return text.strip().split("\n")[0][:2000]
-
-

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -35,10 +35,10 @@ UDF_NAME = "recovery_step:"
 PARTITION_BITS = 16
 """BATCH packs the micro-batch's time in milliseconds above these bits and the Spark partition below."""
 
-Update = Callable[[Any, list[Any], GroupState], Iterable[tuple[Any, ...]] | None]
-Mapper = Callable[[Any, Any], tuple[Any, Any]]
-Keys = str | Column | Sequence[str | Column]
-Transform = Callable[[DataFrame], DataFrame]
+Update: TypeAlias = Callable[[Any, list[Any], GroupState], Iterable[tuple[Any, ...]] | None]
+Mapper: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
+Keys: TypeAlias = "str | Column | Sequence[str | Column]"
+Transform: TypeAlias = Callable[[DataFrame], DataFrame]
 
 _TIMEOUT_MEMBERS = frozenset({"setTimeoutDuration", "setTimeoutTimestamp"})
 _KEY_TYPES = (
@@ -106,8 +106,8 @@ def stateful(
 ) -> Transform:
     """A keyed step with state, for `DataFrame.transform`.
 
-    `update(key, rows, state)` is called once per key and micro-batch. `key` is the value of the key column, a tuple for
-    several; `rows` the key's rows as named tuples of the input's columns; `state` a `GroupState`. It yields
+    `update(key, rows, state)` is called once per key and micro-batch. `key` is the value of the key column, a tuple
+    for several; `rows` the key's rows as named tuples of the input's columns; `state` a `GroupState`. It yields
     or returns tuples in the order of `output` (a DDL string or StructType), or returns None for none.
 
     state: None keeps plain JSON-like values; a dataclass, NamedTuple or other type keeps values of that type, and fields
@@ -151,7 +151,7 @@ def stateful_map(
 
     def transform(frame: DataFrame) -> DataFrame:
         positions = [_position(frame, step_id, name) for name in names]
-        width = len(_struct(step_id, output)) - (len(key) if composite else 1)  # type: ignore[arg-type]
+        width = len(_struct(step_id, output)) - (1 if isinstance(key, str | Column) else len(key))
 
         def update(key: Any, rows: list[Any], state: GroupState) -> Iterator[tuple[Any, ...]]:
             current = state.getOption
@@ -228,7 +228,9 @@ def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFra
 
         ticks = read_ticks(frame.sparkSession, definition.mailbox)
         frame = frame.withColumn(KEY, text).unionByName(ticks, allowMissingColumns=True)
-        keyed = frame.select(*own, KEY, F.coalesce(F.col(TICK).cast("long"), F.crc32(F.col(KEY).cast("binary"))).alias(HASH))
+        keyed = frame.select(
+            *own, KEY, F.coalesce(F.col(TICK).cast("long"), F.crc32(F.col(KEY).cast("binary"))).alias(HASH)
+        )
         passed = [*own, F.col(KEY)]
     elif definition.key_in_place:
         keyed = frame.select(*own, hashed.alias(HASH))
@@ -315,7 +317,7 @@ def _check_step_id(step_id: str) -> None:
 
 def _sets_timeout(function: Any, depth: int = 3) -> bool:
     """Whether the code of `function`, or of functions of its module that it calls, names a timeout member."""
-    code = getattr(function, "__code__", None) or getattr(getattr(function, "__call__", None), "__code__", None)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     if code is None:
         return False
     names = set(_names(code))
@@ -325,7 +327,9 @@ def _sets_timeout(function: Any, depth: int = 3) -> bool:
         return False
     scope = getattr(function, "__globals__", {})
     called = [scope[name] for name in names if name in scope and hasattr(scope[name], "__code__")]
-    called += [c.cell_contents for c in getattr(function, "__closure__", None) or () if hasattr(c.cell_contents, "__code__")]
+    called += [
+        c.cell_contents for c in getattr(function, "__closure__", None) or () if hasattr(c.cell_contents, "__code__")
+    ]
     return any(_sets_timeout(each, depth - 1) for each in called)
 
 

@@ -37,7 +37,7 @@ def write_mailbox(mailbox: Path, due_ms: int | None, partition_count: int) -> No
     draft.replace(mailbox)
 
 
-class TickDataSource(DataSource):  # type: ignore[misc]
+class TickDataSource(DataSource):
     """`format("recovery_ticks")`; internal to stateful steps."""
 
     @classmethod
@@ -51,7 +51,7 @@ class TickDataSource(DataSource):  # type: ignore[misc]
         return TickReader(Path(self.options["mailbox"]))
 
 
-class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The offset is the time of the last tick in milliseconds; it only grows."""
 
     def __init__(self, mailbox: Path) -> None:

@@ -58,9 +58,7 @@ def run_step(definition: StepDefinition, batches: Iterator[pa.RecordBatch]) -> I
 class StepTask:
     """One task: the state of its loop over chunks."""
 
-    def __init__(
-        self, definition: StepDefinition, store: TaskStore, partition_count: int, batch: BatchId
-    ) -> None:
+    def __init__(self, definition: StepDefinition, store: TaskStore, partition_count: int, batch: BatchId) -> None:
         self._definition = definition
         self._store = store
         self._partition_count = partition_count
@@ -112,7 +110,7 @@ class StepTask:
         for edge in (texts[0], texts[-1]):
             self._check_partition(edge)
         columns = [_to_python(chunk.column(index)) for index in range(len(definition.columns))]
-        rows = list(map(tuple.__new__, repeat(self._row), zip(*columns, strict=True)))
+        rows: list[Any] = list(map(tuple.__new__, repeat(self._row), zip(*columns, strict=True)))
         for text in texts if self._due else ():
             self._due.pop(text, None)
         self._rows += len(rows)
@@ -283,7 +281,7 @@ class _Spool:
         self._bytes += sum(map(len, changes.packed))
         if self._bytes > SPOOL_BYTES:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="recovery-spool-")
+                self._file = tempfile.TemporaryFile(prefix="recovery-spool-")  # noqa: SIM115 (closed by close)
             for each in self._memory:
                 pickle.dump(tuple(each), self._file, protocol=5)
             self._memory, self._bytes = [], 0
@@ -348,14 +346,14 @@ def _combine(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 def _row_type(definition: StepDefinition) -> type:
     """The named tuple of the input's columns; names that Python does not allow become _0, _1 …"""
-    return namedtuple("Row", definition.columns, rename=True)  # noqa: PYI024
+    return namedtuple("Row", definition.columns, rename=True)
 
 
 def _to_python(column: pa.Array) -> list[Any]:
     """Python values; numbers without NULL take the quick way through NumPy."""
     if not column.null_count and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        return column.to_numpy().tolist()  # type: ignore[no-any-return]
-    return column.to_pylist()  # type: ignore[no-any-return]
+        return list(column.to_numpy().tolist())
+    return list(column.to_pylist())
 
 
 def _holds_special(values: pa.Array) -> bool:

@@ -20,7 +20,7 @@ from recovery.planning.values import Execution, FoundFile, PartitionDescription
 from recovery.storage import partition as one
 from recovery.storage.deltas import Delta, create_delta
 from recovery.storage.schema import file_uri, open_partition, prepare_writer, transaction, translated
-from recovery.storage.seam import BatchCount, Changes, CloseRequest
+from recovery.storage.seam import RESERVED_PREFIX, BatchCount, Changes, CloseRequest
 
 SCRATCH_NAME = "scratch"
 CACHE_BYTES = 256 << 20
@@ -54,6 +54,18 @@ def scan(directory: Path) -> list[FoundFile]:
         what = "it holds no recovery partition" if directory.is_dir() else "there is no such directory"
         raise NoPartitionsError(what, path=directory)
     return found
+
+
+def step_names(paths: Sequence[Path]) -> list[str]:
+    """The steps of the flow that have state in any of the files, sorted; the driver's own are not among them."""
+    names: set[str] = set()
+    for path in paths:
+        connection = open_partition(path, "ro")
+        try:
+            names |= one.known_steps(connection, path)
+        finally:
+            connection.close()
+    return sorted(name for name in names if not name.startswith(RESERVED_PREFIX))
 
 
 class FilePartitions:
@@ -180,8 +192,10 @@ class FilePartitions:
 
     def counts(self, lease: Lease, batch: BatchId) -> BatchCount:
         """See `PartitionStore.counts`."""
-        found = [delta.count(batch) for deltas in self._deltas.values() for delta in deltas]
-        return BatchCount(sum(count.rows for count in found), sum(count.keys for count in found))
+        found = [[delta.count(batch) for delta in deltas] for deltas in self._deltas.values()]
+        # Steps in a chain see the same rows again, so the rows are those of the step that saw most.
+        rows = max((sum(count.rows for count in counts) for counts in found), default=0)
+        return BatchCount(rows, sum(count.keys for counts in found for count in counts))
 
     def next_due_ms(self, lease: Lease) -> int | None:
         """See `PartitionStore.next_due_ms`."""

@@ -16,6 +16,8 @@ from recovery.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
 from recovery.planning.values import Execution, PartitionDescription
 
 FIELD_SEPARATOR = "\x1f"
+RESERVED_PREFIX = "$"
+"""Step ids that begin with it hold values of the driver's own."""
 
 
 class Changes(NamedTuple):

@@ -1,0 +1,118 @@
+"""What all commands share: how errors end, how intervals, directories and tables look."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from recovery.config import parse_interval
+from recovery.errors import ConfigurationError, RecoveryError
+
+F = TypeVar("F", bound=Any)
+
+
+class Commands(click.Group):
+    """A group whose errors end the process with their own exit code and without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RecoveryError as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            if ctx.meta.get("recovery.json"):
+                click.echo(json.dumps(error.as_json()))
+            else:
+                click.echo(f"{click.style('Error', fg='red')}: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            ctx.exit(130)
+        except BrokenPipeError:
+            # The reader of our output went away; that is its right.
+            sys.stderr.close()
+            ctx.exit(1)
+
+
+class IntervalType(click.ParamType[float]):
+    """A number of seconds, or 10s, 5m, 1h."""
+
+    name = "interval"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return parse_interval(value)
+        except ConfigurationError as error:
+            self.fail(f"{error.found}. {error.remedy}", param, ctx)
+
+
+INTERVAL = IntervalType()
+DIRECTORY = click.Path(path_type=Path)
+
+
+def directory_argument(function: F) -> F:
+    """DIR, or the environment variable RECOVERY_DIRECTORY."""
+    argument = click.argument("directory", metavar="DIR", type=DIRECTORY, envvar="RECOVERY_DIRECTORY")
+    return argument(function)
+
+
+def json_option(function: F) -> F:
+    """--json: the same facts for a program; errors too come as JSON on standard output then."""
+
+    def remember(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
+        ctx.meta["recovery.json"] = value
+        return value
+
+    option = click.option("--json", "as_json", is_flag=True, callback=remember, help="Print JSON for programs.")
+    return option(function)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    click.echo(json.dumps(value, indent=2, default=str))
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Columns as wide as their widest cell; numbers to the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(len(name), *(len(row[i]) for row in cells)) if cells else len(name) for i, name in enumerate(header)]
+    right = [bool(cells) and all(_numeric(row[i]) for row in cells) for i in range(len(header))]
+
+    def line(values: Sequence[str]) -> str:
+        parts = (v.rjust(w) if r else v.ljust(w) for v, w, r in zip(values, widths, right, strict=True))
+        return "  ".join(parts).rstrip()
+
+    return "\n".join([click.style(line(list(header)), bold=True), *map(line, cells)])
+
+
+def format_size(size_bytes: int) -> str:
+    """1.2 MB and the like."""
+    size = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def format_time(wall_ms: int | None) -> str:
+    """Local time to the second."""
+    if wall_ms is None:
+        return "-"
+    return datetime.fromtimestamp(wall_ms / 1000, tz=UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _numeric(cell: str) -> bool:
+    return cell == "-" or cell.replace(",", "").replace(".", "").split(" ")[0].isdigit()

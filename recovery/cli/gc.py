@@ -1,0 +1,46 @@
+"""`recovery gc DIR`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from recovery.cli.common import INTERVAL, directory_argument, format_size, json_option, print_json
+from recovery.clock import RecoveryClock, SystemClock
+from recovery.planning.resume import plan_resume
+from recovery.planning.retention import collection_floor, shared_history
+from recovery.storage.files import SCRATCH_NAME, FilePartitions, scan
+from recovery.storage.lock import DirectoryLock
+
+
+@click.command()
+@directory_argument
+@click.option("-b", "--backup-interval", type=INTERVAL, envvar="RECOVERY_BACKUP_INTERVAL",
+              help="Keep what is younger than this; by default what the last run was told.")  # fmt: skip
+@json_option
+def gc(directory: Path, backup_interval: float | None, as_json: bool) -> None:
+    """Collect what the backup interval no longer needs, and give the space back. Not while a run is going on."""
+    clock = SystemClock()
+    scan(directory)
+    with DirectoryLock(directory, clock, "gc"):
+        plan = plan_resume(scan(directory))
+        before = sum(d.size_bytes for d in plan.partitions)
+        interval_s = backup_interval
+        if interval_s is None:
+            runs = [e for d in plan.partitions for e in d.executions]
+            interval_s = max(runs, key=lambda e: e.number).backup_interval_s if runs else 0.0
+        now_ms = RecoveryClock(clock, *plan.last_clock).now_ms()
+        floor = collection_floor(shared_history(plan.partitions, plan.window), now_ms, interval_s * 1000)
+        store = FilePartitions([d.path for d in plan.partitions], directory / SCRATCH_NAME)
+        try:
+            rows = sum(store.collect(floor))
+            after = sum(d.size_bytes for d in store.describe())
+        finally:
+            store.release()
+    if as_json:
+        print_json(
+            {"directory": str(directory), "floor": floor, "rows": rows, "bytes_before": before, "bytes_after": after}
+        )
+        return
+    click.echo(f"collected {rows:,} superseded rows up to epoch {floor}: {format_size(before)} → {format_size(after)}")

@@ -1,0 +1,29 @@
+"""`recovery init DIR N`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from recovery.cli.common import directory_argument, json_option, print_json
+from recovery.storage.initialize import init_partitions
+
+
+@click.command()
+@directory_argument
+@click.argument("count", metavar="N", type=int)
+@json_option
+def init(directory: Path, count: int, as_json: bool) -> None:
+    """Create N recovery partitions in DIR, which is made when missing.
+
+    Either all of them are created or none. About one per core that will run the flow is a good number; it is
+    fixed afterwards.
+    """
+    paths = init_partitions(directory, count)
+    if as_json:
+        print_json({"directory": str(directory), "partitions": [str(path) for path in paths]})
+        return
+    last = f" … {paths[-1].name}" if count > 1 else ""
+    click.echo(f"Created {count} recovery partition{'s' * (count > 1)} in {directory}: {paths[0].name}{last}")
+    click.echo(f"Next: python -m recovery run flow.py -r {directory} -s 10s")

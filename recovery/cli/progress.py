@@ -1,0 +1,122 @@
+"""What a run shows of itself: one line that changes on a terminal, plain lines elsewhere, and a summary."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
+
+from recovery.config import format_interval
+
+if TYPE_CHECKING:
+    from recovery.spark.closing import EpochClosed
+    from recovery.spark.query import BatchDone, Event, Resumed, RunSummary
+
+
+class Progress:
+    """Observes a run. On a terminal the line is redrawn twice a second, so the snapshot's age goes on."""
+
+    def __init__(self, flow: str, *, quiet: bool = False, stream: TextIO | None = None) -> None:
+        self._flow = flow
+        self._stream = stream or sys.stderr
+        self._quiet = quiet
+        self._live = not quiet and self._stream.isatty()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._redraw, name="progress", daemon=True)
+        self._rows = 0
+        self._batch: BatchDone | None = None
+        self._closed: EpochClosed | None = None
+        self._closed_at = 0.0
+
+    def __enter__(self) -> Progress:
+        if not self._quiet:
+            self._say(f"{self._flow}: starting Spark …")
+        if self._live:
+            self._thread.start()
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        self._over.set()
+        if self._live:
+            self._thread.join()
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+    def observe(self, event: Event) -> None:
+        """Take one event of the run."""
+        if self._quiet:
+            return
+        with self._lock:
+            kind = type(event).__name__
+            if kind == "Resumed":
+                self._say(_resumed_text(event))  # type: ignore[arg-type]
+            elif kind == "BatchDone":
+                self._batch = event  # type: ignore[assignment]
+                assert self._batch is not None
+                self._rows += self._batch.rows
+                if not self._live:
+                    self._say(self._line())
+            else:
+                self._closed, self._closed_at = event, time.monotonic()  # type: ignore[assignment]
+                if not self._live:
+                    assert self._closed is not None
+                    self._say(
+                        f"epoch {self._closed.epoch} closed after batch {self._closed.batch}: "
+                        f"{self._closed.states:,} states in {self._closed.duration_s:.2f} s"
+                    )
+
+    def _redraw(self) -> None:
+        while not self._over.wait(0.5):
+            with self._lock:
+                if self._batch is not None:
+                    self._stream.write(f"\r\x1b[K{self._line()}")
+                    self._stream.flush()
+
+    def _line(self) -> str:
+        batch = self._batch
+        assert batch is not None
+        rate = batch.rows / batch.duration_s if batch.duration_s else 0.0
+        text = (
+            f"batch {batch.batch} · epoch {batch.epoch} · {self._rows:,} rows · {rate:,.0f} rows/s · "
+            f"{batch.keys:,} keys touched"
+        )
+        if self._closed is not None:
+            age = format_interval(round(time.monotonic() - self._closed_at))
+            text += f" · snapshot {self._closed.epoch} {age} old, took {self._closed.duration_s:.2f} s"
+        return text
+
+    def _say(self, text: str) -> None:
+        start = "\r\x1b[K" if self._live else ""
+        self._stream.write(f"{start}{text}\n")
+        self._stream.flush()
+
+
+def _resumed_text(event: Resumed) -> str:
+    snapshot = event.plan.snapshot
+    if snapshot is None:
+        return f"execution {event.execution} begins at epoch {event.resume_epoch}: nothing was closed before"
+    limiting = [v.path.name for v in event.plan.verdicts if v.limits]
+    held = f"; held back by {', '.join(limiting)}" if limiting else ""
+    return (
+        f"execution {event.execution} resumes at epoch {event.resume_epoch}, "
+        f"after micro-batch {snapshot.batch_id}{held}"
+    )
+
+
+def summary_text(summary: RunSummary) -> str:
+    """What a run did, in a few lines."""
+    rate = f" ({summary.rows / summary.elapsed_s:,.0f} rows/s)" if summary.elapsed_s and summary.rows else ""
+    lines = [
+        f"{summary.flow}: {summary.batches:,} micro-batch{'es' * (summary.batches != 1)}, "
+        f"{summary.rows:,} rows{rate}, {summary.states:,} states touched in {summary.elapsed_s:.1f} s"
+    ]
+    if summary.directory is not None:
+        if summary.epochs:
+            closed = f"closed {summary.epochs} epoch{'s' * (summary.epochs > 1)} in {summary.snapshot_s:.2f} s"
+        else:
+            closed = "nothing new, so no epoch was closed"
+        lines.append(f"execution {summary.execution}: {closed}; the next run resumes at epoch {summary.last_epoch + 1}")
+    return "\n".join(lines)

@@ -1,0 +1,88 @@
+"""`recovery run MODULE_OR_FILE[:FLOW]`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from recovery.cli.common import DIRECTORY, INTERVAL, json_option, print_json
+from recovery.cli.progress import Progress, summary_text
+from recovery.config import RecoveryConfig
+
+
+@click.command()
+@click.argument("target", metavar="MODULE_OR_FILE[:FLOW]")
+@click.option("-r", "--recovery-directory", "directory", type=DIRECTORY, envvar="RECOVERY_DIRECTORY",
+              help="The recovery directory, made by init. Without it the flow runs without recovery.")  # fmt: skip
+@click.option("-s", "--snapshot-interval", type=INTERVAL, default="10s", show_default=True,
+              envvar="RECOVERY_SNAPSHOT_INTERVAL",
+              help="Close an epoch after this time, at the next micro-batch; 0: after every one.")  # fmt: skip
+@click.option("-b", "--backup-interval", type=INTERVAL, default="0", show_default=True,
+              envvar="RECOVERY_BACKUP_INTERVAL",
+              help="Keep superseded snapshots this long, so that copies of the files taken at different "
+                   "moments still fit together.")  # fmt: skip
+@click.option("--resume-epoch", type=click.IntRange(min=1), help="Rewind: start at this epoch again.")
+@click.option("--drop-step", multiple=True, metavar="STEP", help="Discard the state of a step the flow lacks.")
+@click.option("--rename-step", multiple=True, metavar="OLD=NEW", help="Keep a step's state under its new id.")
+@click.option("--trigger", default="available-now", show_default=True, metavar="available-now|INTERVAL",
+              help="Run to the end of the input, or for ever with this time between micro-batches.")  # fmt: skip
+@click.option("--master", default="local[*]", show_default=True, help="Spark's master.")
+@click.option("--conf", multiple=True, metavar="K=V", help="A setting of Spark.")
+@json_option
+def run(
+    target: str,
+    directory: Path | None,
+    snapshot_interval: float,
+    backup_interval: float,
+    resume_epoch: int | None,
+    drop_step: tuple[str, ...],
+    rename_step: tuple[str, ...],
+    trigger: str,
+    master: str,
+    conf: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Run a flow, resuming from the latest snapshot that is consistent across all partitions.
+
+    FLOW defaults to `flow`; it is a Flow, or a function that makes one, with literal arguments: "jobs.py:make('x')".
+    SIGTERM or Ctrl-C finish the running micro-batch and close the epoch; a second one ends at once.
+    """
+    config = None
+    if directory is not None:
+        config = RecoveryConfig(
+            directory,
+            snapshot_interval=snapshot_interval,
+            backup_interval=backup_interval,
+            resume_epoch=resume_epoch,
+            drop_steps=drop_step,
+            rename_steps=_pairs(rename_step, "--rename-step", "OLD=NEW"),
+        )
+    settings = _pairs(conf, "--conf", "K=V")
+    pause = trigger if trigger == "available-now" else INTERVAL.convert(trigger, None, None)
+    from recovery.loader import import_paths, load_flow
+    from recovery.runner import run as run_flow
+    from recovery.spark.session import prepare_environment
+
+    prepare_environment(*import_paths(target))
+    flow = load_flow(target)
+    if config is None and not as_json:
+        click.echo("No -r given: running without recovery, state is lost at the end.", err=True)
+    with Progress(flow.name, quiet=as_json) as progress:
+        summary = run_flow(flow, config, trigger=pause, master=master, conf=settings, observer=progress.observe)
+    if as_json:
+        from dataclasses import asdict
+
+        print_json(asdict(summary))
+    else:
+        click.echo(summary_text(summary), err=True)
+
+
+def _pairs(given: tuple[str, ...], option: str, form: str) -> dict[str, str]:
+    pairs = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name or (not value and option != "--conf"):
+            raise click.BadParameter(f"{text!r} is not {form}", param_hint=option)
+        pairs[name] = value
+    return pairs

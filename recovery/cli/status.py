@@ -1,0 +1,140 @@
+"""`recovery status DIR`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from recovery.cli.common import directory_argument, format_size, format_time, json_option, print_json, table
+from recovery.errors import RecoveryError
+from recovery.planning.resume import plan_resume
+from recovery.planning.values import FoundFile
+from recovery.storage.files import scan, step_names
+from recovery.storage.lock import lock_holder
+
+
+@click.command()
+@directory_argument
+@json_option
+def status(directory: Path, as_json: bool) -> None:
+    """Show partitions, closed epochs, the window that can be resumed, executions and sizes.
+
+    Only reads; a run may be going on.
+    """
+    facts = collect_status(directory, scan(directory))
+    if as_json:
+        print_json(facts)
+        return
+    flow = facts["flow"] or "not bound to a flow yet"
+    click.echo(f"{directory}: store {facts['store_id']}, flow {flow}")
+    holder = facts["lock"]
+    if holder:
+        click.echo(f"in use by process {holder['pid']} on {holder['host']} ({holder['purpose']})")
+    click.echo()
+    rows = [
+        (
+            p["file"], f"{p['oldest_epoch']} to {p['newest_epoch']}", p["last_execution"],
+            format_time(p["closed_ms"]), p["keys"], format_size(p["size_bytes"]), format_size(p["log_bytes"]),
+        )
+        if p["error"] is None
+        else (p["file"], p["error"]["error"], None, None, None, None, None)
+        for p in facts["partitions"]
+    ]  # fmt: skip
+    click.echo(table(("file", "epochs", "execution", "closed", "keys", "size", "log"), rows))
+    click.echo()
+    if facts["problem"]:
+        click.echo(f"It cannot be resumed: {facts['problem']['found']}")
+    else:
+        window = facts["window"]
+        click.echo(
+            f"a run resumes at epoch {facts['resume_epoch']}; --resume-epoch {window[0] + 1} to {window[-1] + 1}"
+        )
+    click.echo(f"steps: {', '.join(facts['steps']) or 'none yet'}")
+    if facts["executions"]:
+        click.echo()
+        click.echo(
+            table(
+                ("execution", "started", "from epoch", "epochs held", "host", "pid"),
+                (
+                    (
+                        e["number"],
+                        format_time(e["started_ms"]),
+                        e["resume_epoch"],
+                        e["epochs"],
+                        e["host"],
+                        str(e["pid"]),
+                    )
+                    for e in facts["executions"][-10:]
+                ),
+            )
+        )
+
+
+def collect_status(directory: Path, found: list[FoundFile]) -> dict[str, Any]:
+    """All facts of a directory as plain values."""
+    described = [file.description for file in found if file.description is not None]
+    facts: dict[str, Any] = {
+        "directory": str(directory),
+        "store_id": described[0].store_id if described else None,
+        "flow": next((d.flow_id for d in described if d.flow_id), None),
+        "lock": lock_holder(directory),
+        "partitions": [_partition(file) for file in found],
+        "resume_epoch": None,
+        "window": [],
+        "steps": step_names([d.path for d in described]),
+        "executions": _executions(found),
+        "problem": None,
+    }
+    try:
+        plan = plan_resume(found)
+        facts["resume_epoch"], facts["window"] = plan.resume_epoch, list(plan.window)
+    except RecoveryError as error:
+        facts["problem"] = error.as_json()
+    return facts
+
+
+def _partition(file: FoundFile) -> dict[str, Any]:
+    d = file.description
+    if d is None:
+        assert file.error is not None
+        return {"file": file.path.name, "error": file.error.as_json()}
+    log = file.path.with_name(file.path.name + "-wal")
+    return {
+        "file": file.path.name,
+        "error": None,
+        "index": d.index,
+        "oldest_epoch": d.oldest_epoch,
+        "newest_epoch": d.newest_epoch,
+        "last_execution": d.newest.execution.number if d.newest else None,
+        "batch_id": d.newest.batch_id if d.newest else None,
+        "closed_ms": d.newest.closed_ms if d.newest else None,
+        "keys": d.newest.live_rows if d.newest else 0,
+        "size_bytes": d.size_bytes,
+        "log_bytes": log.stat().st_size if log.exists() else 0,
+    }
+
+
+def _executions(found: list[FoundFile]) -> list[dict[str, Any]]:
+    known: dict[tuple[int, str], dict[str, Any]] = {}
+    for file in found:
+        for e in file.description.executions if file.description else ():
+            held = sum(c.execution == e.lease for c in file.description.epochs) if file.description else 0
+            known.setdefault(
+                (e.number, e.id),
+                {
+                    "number": e.number,
+                    "id": e.id,
+                    "flow": e.flow_id,
+                    "started_ms": e.started_ms,
+                    "resume_epoch": e.resume_epoch,
+                    "snapshot_interval_s": e.snapshot_interval_s,
+                    "backup_interval_s": e.backup_interval_s,
+                    "host": e.host,
+                    "pid": e.pid,
+                    "version": e.version,
+                    "epochs": held,
+                },
+            )
+    return [known[key] for key in sorted(known)]

@@ -1,0 +1,59 @@
+"""`recovery verify DIR`."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import click
+
+from recovery.cli.common import directory_argument, json_option, print_json, table
+from recovery.errors import CorruptPartitionError, RecoveryError
+from recovery.planning.resume import plan_resume
+from recovery.storage.files import scan
+from recovery.storage.verify import PartitionCheck, Verdict
+
+
+@click.command()
+@directory_argument
+@json_option
+def verify(directory: Path, as_json: bool) -> None:
+    """Read everything and check every digest and sum. Changes nothing; a run may be going on.
+
+    Exits with 23 when a file is damaged, and with the code of `plan` when the files do not fit together.
+    """
+    found = scan(directory)
+    paths = [file.path for file in found if file.description is not None]
+    with ThreadPoolExecutor(4) as pool:
+        verdicts = list(pool.map(lambda path: PartitionCheck(path).run(), paths))
+    verdicts += [Verdict(f.path, 0, (f.error.found,)) for f in found if f.error is not None]
+    problem = _misfit(directory)
+    if as_json:
+        print_json(
+            {
+                "directory": str(directory),
+                "files": [{"file": v.path.name, "rows": v.rows, "problems": list(v.problems)} for v in verdicts],
+                "problem": problem.as_json() if problem else None,
+            }
+        )
+    else:
+        rows = ((v.path.name, v.rows, "; ".join(v.problems) or "sound") for v in verdicts)
+        click.echo(table(("file", "rows", "verdict"), rows))
+    damaged = [verdict for verdict in verdicts if verdict.problems]
+    if damaged:
+        error = CorruptPartitionError("; ".join(damaged[0].problems[:3]), path=damaged[0].path)
+        if not as_json:
+            click.echo(f"{click.style('Error', fg='red')}: {error}", err=True)
+        raise SystemExit(error.exit_code)
+    if problem is not None:
+        if not as_json:
+            click.echo(f"{click.style('Error', fg='red')}: {problem}", err=True)
+        raise SystemExit(problem.exit_code)
+
+
+def _misfit(directory: Path) -> RecoveryError | None:
+    try:
+        plan_resume(scan(directory))
+    except RecoveryError as error:
+        return error
+    return None
