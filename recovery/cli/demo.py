@@ -1,9 +1,27 @@
 """`recovery demo`."""
 
 from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
 import click
+
+from recovery.cli.common import DIRECTORY
+from recovery.errors import AlreadyInitializedError
 
 
 @click.command()
-def demo() -> None:
-    """Show it."""
+@click.option(
+    "--directory", type=DIRECTORY, help="Where to put input and partitions; by default a temporary directory."
+)
+def demo(directory: Path | None) -> None:
+    """Kill a stateful flow over real flights, resume it, let its input grow, and check the result. About a minute."""
+    from recovery.demo.story import Story
+
+    target = Path(tempfile.mkdtemp(prefix="recovery-demo-")) if directory is None else directory
+    if target.exists() and any(target.iterdir()):
+        raise AlreadyInitializedError("the directory is not empty", path=target, cause="", remedy="Name another one.")
+    target.mkdir(parents=True, exist_ok=True)
+    if not Story(target, click.echo).tell():
+        raise SystemExit(1)

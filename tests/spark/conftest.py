@@ -1,0 +1,25 @@
+"""One Spark session for all tests that can share it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.spark.support import Feed
+
+
+@pytest.fixture(scope="session")
+def spark():
+    """local[2,4]: two tasks at a time, and a failed task is tried again, which plain local[2] never does."""
+    from recovery.spark.session import create_session, prepare_environment
+    from tests.spark.support import ROOT
+
+    prepare_environment(str(ROOT))
+    session = create_session("tests", master="local[2,4]", conf={"spark.sql.shuffle.partitions": "2"})
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def feed(tmp_path):
+    """An empty input directory that a test adds files to."""
+    return Feed(tmp_path / "input")

@@ -1,0 +1,94 @@
+"""What the Spark tests share: an input of small files, a plain computation of the truth, and a look into the state."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import apsw
+
+from recovery import DiscardSink, RecoveryConfig, init_partitions, start, stateful
+from recovery.storage.files import scan
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Feed:
+    """A directory of numbered text files of `key,value` lines: one file is one micro-batch."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.path.mkdir(parents=True)
+        self.rows: list[tuple[str, int]] = []
+        self._files = 0
+
+    def add(self, rows) -> None:
+        """Write one file, atomically."""
+        rows = list(rows)
+        draft = self.path / f".{self._files:04}"
+        draft.write_text("".join(f"{key},{value}\n" for key, value in rows))
+        draft.rename(self.path / f"{self._files:04}.txt")
+        self.rows += rows
+        self._files += 1
+
+    def add_random(self, seed: int, count: int = 300, keys: int = 40) -> None:
+        """A file of random rows."""
+        generator = random.Random(seed)
+        self.add((f"k{generator.randrange(keys)}", generator.randrange(100)) for _ in range(count))
+
+    def frame(self, spark):
+        """The stream: key string, value long."""
+        lines = spark.readStream.option("maxFilesPerTrigger", 1).text(str(self.path))
+        return lines.selectExpr("split(value, ',')[0] AS key", "cast(split(value, ',')[1] AS long) AS value")
+
+    def totals(self) -> dict[str, list[int]]:
+        """The truth: count and sum per key."""
+        totals: dict[str, list[int]] = {}
+        for key, value in self.rows:
+            entry = totals.setdefault(key, [0, 0])
+            entry[0] += 1
+            entry[1] += value
+        return totals
+
+    def counts(self) -> Counter:
+        return Counter(key for key, _ in self.rows)
+
+
+def add_up(key, rows, state):
+    """Count and sum per key."""
+    count, total = state.get if state.exists else (0, 0)
+    count += len(rows)
+    total += sum(row.value for row in rows)
+    state.update([count, total])
+    yield key, count, total
+
+
+def totals_step(step_id="totals", update=add_up, **options):
+    """The step most tests use."""
+    return stateful(step_id, key="key", update=update, output="key string, n long, total long", **options)
+
+
+def run_to_end(frame, directory: Path, sink=None, *, name="test", partitions=3, **config):
+    """Run a stream on recovery partitions until its input ends; returns the summary."""
+    if not directory.exists():
+        init_partitions(directory, partitions)
+    config.setdefault("snapshot_interval", 0)
+    query = start(
+        frame, RecoveryConfig(directory, **config), sink=sink or DiscardSink(), name=name, trigger="available-now"
+    )
+    query.await_termination()
+    return query.summary
+
+
+def states(directory: Path, step: str) -> dict:
+    """All states of a step as of the newest closed epoch."""
+    found: dict = {}
+    for file in scan(directory):
+        connection = apsw.Connection(str(file.path), flags=apsw.SQLITE_OPEN_READONLY)
+        for key, value in connection.execute("SELECT state_key, ser_change FROM snaps WHERE step_id = ?", (step,)):
+            assert key not in found, f"{key!r} is in two partitions"
+            found[key] = json.loads(value)
+        connection.close()
+    return found

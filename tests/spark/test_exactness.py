@@ -1,0 +1,255 @@
+"""State is exact whatever the sink, the scheduler or the plan do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql import functions as F
+
+from recovery import DiscardSink
+from tests.spark.support import add_up, run_to_end, states, totals_step
+
+
+def in_two_threads(batch, _):
+    threads = [threading.Thread(target=lambda n=n: batch.filter(f"n % 2 = {n}").collect()) for n in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class KeepsTheFrameBefore:
+    """Reads the frame of the micro-batch before again: it is gone then, which must not run a step again."""
+
+    single_action = False
+
+    def __init__(self):
+        self.before = None
+        self.refused = 0
+
+    def write(self, batch, _):
+        if self.before is not None:
+            try:
+                self.before.collect()
+            except Exception:
+                self.refused += 1
+        batch.count()
+        self.before = batch
+
+
+SINKS = {
+    "threads": in_two_threads,
+    "coalesce": lambda batch, _: batch.coalesce(1).collect(),
+    "limit": lambda batch, _: batch.limit(1).collect(),
+    "first row": lambda batch, _: batch.first(),
+    "nothing": lambda batch, _: None,
+    "filtered away": lambda batch, _: batch.filter(F.lit(False)).collect(),
+    "twice": lambda batch, _: (batch.count(), batch.collect()),
+    "with itself": lambda batch, _: batch.union(batch).join(batch.select("key"), "key").count(),
+    "one partition": lambda batch, _: batch.rdd.mapPartitionsWithIndex(lambda i, it: it if i == 0 else []).count(),
+    "the frame before": KeepsTheFrameBefore(),
+    "one action of ours": DiscardSink(),
+}
+
+
+@pytest.mark.parametrize("name", SINKS)
+def test_hostile_sinks(spark, feed, tmp_path, name):
+    """However a sink reads its batch, every row is counted once."""
+    for seed in range(3):
+        feed.add_random(seed)
+    run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", SINKS[name])
+    assert states(tmp_path / "db", "totals") == feed.totals()
+
+
+def test_output_is_the_running_state(spark, feed, tmp_path):
+    """The sink sees each touched key once per micro-batch, with the state after it."""
+    for seed in range(3):
+        feed.add_random(seed)
+    seen: dict = {}
+
+    def sink(batch, _):
+        rows = batch.collect()
+        assert len(rows) == len({row.key for row in rows})
+        seen.update({row.key: [row.n, row.total] for row in rows})
+
+    run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", sink)
+    assert seen == feed.totals()
+
+
+def test_failed_tasks_are_undone(spark, feed, tmp_path):
+    """A task that fails after some of its keys, or after applying them, is repeated without counting twice."""
+    for seed in range(3):
+        feed.add_random(seed, keys=200)
+    marks = tmp_path / "marks"
+    marks.mkdir()
+
+    def flaky(key, rows, state):
+        yield from add_up(key, rows, state)
+        mark = Path(marks, key)
+        if key in ("k7", "k57") and not mark.exists():
+            mark.touch()
+            raise RuntimeError("first attempt fails")
+
+    run_to_end(feed.frame(spark).transform(totals_step(update=flaky)), tmp_path / "db")
+    assert any(marks.iterdir())
+    assert states(tmp_path / "db", "totals") == feed.totals()
+
+
+def test_downstream_failure_repeats_the_step(spark, feed, tmp_path):
+    """A stage behind the step that fails makes Spark run the step's task again, after it had applied its changes."""
+    for seed in range(3):
+        feed.add_random(seed)
+    marks = tmp_path / "marks"
+    marks.mkdir()
+
+    def fail_once(batches):
+        from pyspark import TaskContext
+
+        mark = Path(marks, f"{TaskContext.get().getLocalProperty('streaming.sql.batchId')}")
+        yield from batches
+        if not mark.exists():
+            mark.touch()
+            raise RuntimeError("first attempt fails")
+
+    frame = feed.frame(spark).transform(totals_step())
+    run_to_end(frame.mapInArrow(fail_once, frame.schema), tmp_path / "db")
+    assert len(list(marks.iterdir())) == 3
+    assert states(tmp_path / "db", "totals") == feed.totals()
+
+
+PLANS = {
+    "coalesce": lambda frame: frame.coalesce(1),
+    "range repartition": lambda frame: frame.repartitionByRange(3, "key"),
+    "hash repartition": lambda frame: frame.repartition(5, "n"),
+    "filter": lambda frame: frame.filter("n > 3").select("key"),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_plans_behind_a_step(spark, feed, tmp_path, name):
+    """What the plan does with a step's output, stages that run early included, does not change its state."""
+    for seed in range(3):
+        feed.add_random(seed)
+    frame = PLANS[name](feed.frame(spark).transform(totals_step()))
+    run_to_end(frame, tmp_path / "db", lambda batch, _: batch.collect())
+    assert states(tmp_path / "db", "totals") == feed.totals()
+
+
+def test_broadcast_of_a_steps_output(spark, feed, tmp_path):
+    """A step whose output is broadcast runs a stage early; its state is exact all the same."""
+    for seed in range(3):
+        feed.add_random(seed)
+    table = spark.createDataFrame([(f"k{n}", n) for n in range(40)], "key string, number long")
+    stepped = feed.frame(spark).transform(totals_step())
+    run_to_end(table.join(F.broadcast(stepped), "key"), tmp_path / "db", lambda batch, _: batch.collect())
+    assert states(tmp_path / "db", "totals") == feed.totals()
+
+
+def test_parallel_steps(spark, feed, tmp_path):
+    """Two steps side by side, their outputs united, keep to their own partitions."""
+    for seed in range(3):
+        feed.add_random(seed)
+    source = feed.frame(spark)
+    by_key = source.transform(totals_step("by key"))
+    by_value = source.selectExpr("cast(value % 7 AS string) AS key", "1L AS value").transform(totals_step("by value"))
+    run_to_end(by_key.union(by_value).coalesce(2), tmp_path / "db", lambda batch, _: batch.collect())
+    assert states(tmp_path / "db", "by key") == feed.totals()
+    counted: dict = {}
+    for _, value in feed.rows:
+        entry = counted.setdefault(str(value % 7), [0, 0])
+        entry[0] += 1
+        entry[1] += 1
+    assert states(tmp_path / "db", "by value") == counted
+
+
+def test_chained_steps(spark, feed, tmp_path):
+    """A step on the output of a step: the second sees every output of the first once."""
+    for seed in range(4):
+        feed.add_random(seed)
+    outputs = []
+    first = feed.frame(spark).transform(totals_step("first"))
+    second = first.selectExpr("cast(n % 5 AS string) AS key", "total AS value").transform(totals_step("second"))
+    run_to_end(second, tmp_path / "db", lambda batch, _: outputs.extend(batch.collect()))
+    assert states(tmp_path / "db", "first") == feed.totals()
+    assert sum(n for n, _ in states(tmp_path / "db", "second").values()) == sum(
+        len({key for key, _ in feed.rows[start : start + 300]}) for start in range(0, 1200, 300)
+    )
+
+
+def test_late_tasks_are_refused(spark, feed, tmp_path):
+    """A task that still runs when its query has been stopped leaves nothing in the next run's state."""
+    from recovery import LeaseLostError
+    from recovery.ids import BatchId, ExecutionNumber, Lease, PartitionIndex, StepId
+    from recovery.spark import query as query_module
+    from recovery.storage.files import connect_task
+    from recovery.storage.seam import BatchCount, Changes
+
+    addresses = []
+    original = query_module.FilePartitions.address
+    query_module.FilePartitions.address = lambda self, lease: addresses.append(original(self, lease)) or addresses[-1]
+    try:
+        feed.add_random(1)
+        running = []
+
+        def sink(batch, batch_id):
+            store, _ = connect_task(addresses[0])
+            running.append(store)
+            store.read(StepId("totals"), PartitionIndex(0), BatchId(batch_id), ("k1",))
+
+        run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", sink)
+    finally:
+        query_module.FilePartitions.address = original
+    with pytest.raises(LeaseLostError):
+        running[0].apply(
+            StepId("totals"), PartitionIndex(0), BatchId(0), [Changes(("[9,9]\x1fk1",), False)], BatchCount(1, 1)
+        )
+    fresh, _ = connect_task(addresses[0])
+    with pytest.raises(LeaseLostError, match="gone"):
+        fresh.read(StepId("totals"), PartitionIndex(0), BatchId(0), ("k1",))
+    assert Lease(ExecutionNumber(1), "x") != Lease(ExecutionNumber(2), "x")
+    assert states(tmp_path / "db", "totals") == feed.totals()
+
+
+def test_large_batches_are_chunked(spark, feed, tmp_path, monkeypatch):
+    """More rows than a chunk, keys that span Arrow batches, and a key larger than a chunk give the same state."""
+    rows = [(f"k{n:05}", 1) for n in range(3000)] + [("k01500", 1)] * 5000 + [("k02999", 1)] * 300
+    feed.add(rows)
+    before = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
+
+    def small(key, rows, state):
+        import recovery.spark.worker as worker
+
+        worker.CHUNK_ROWS, worker.SPOOL_BYTES = 250, 2000
+        yield from add_up(key, rows, state)
+
+    try:
+        run_to_end(feed.frame(spark).transform(totals_step(update=small)), tmp_path / "db")
+    finally:
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", before)
+    assert states(tmp_path / "db", "totals") == feed.totals()
+
+
+def test_the_timer_closes_an_idle_stream(spark, feed, tmp_path):
+    """When no micro-batch comes, the epoch closes by itself once the interval has passed."""
+    from recovery import RecoveryConfig, init_partitions, start
+
+    feed.add_random(1)
+    init_partitions(tmp_path / "db", 2)
+    frame = feed.frame(spark).transform(totals_step())
+    query = start(frame, RecoveryConfig(tmp_path / "db", snapshot_interval=0.3), name="idle", sink=DiscardSink())
+    try:
+        deadline = time.monotonic() + 60
+        while query.summary.epochs == 0 and time.monotonic() < deadline:
+            query.await_termination(0.1)
+        assert query.summary.epochs == 1
+        assert states(tmp_path / "db", "totals") == feed.totals()
+        feed.add_random(2)
+        while query.summary.epochs == 1 and time.monotonic() < deadline:
+            query.await_termination(0.1)
+        assert states(tmp_path / "db", "totals") == feed.totals()
+    finally:
+        query.stop()
