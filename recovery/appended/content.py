@@ -39,9 +39,7 @@ class Shape:
     rows_per_batch: int = ROWS_PER_BATCH
 
 
-def read_task(
-    slices: Sequence[Slice], reader_of: Callable[[Slice], Read], shape: Shape
-) -> Iterator[pa.RecordBatch]:
+def read_task(slices: Sequence[Slice], reader_of: Callable[[Slice], Read], shape: Shape) -> Iterator[pa.RecordBatch]:
     """The lines of a task's slices, in order; small batches are put together.
 
     `reader_of` gives access to a slice's file: reads that return exactly what was asked for or raise.
@@ -216,9 +214,7 @@ def _together(batches: Iterable[pa.RecordBatch], shape: Shape) -> Iterator[pa.Re
     pending: list[pa.RecordBatch] = []
     rows = size_bytes = 0
     for batch in batches:
-        if pending and (
-            rows + batch.num_rows > shape.rows_per_batch or size_bytes + batch.nbytes > shape.window_bytes
-        ):
+        if pending and (rows + batch.num_rows > shape.rows_per_batch or size_bytes + batch.nbytes > shape.window_bytes):
             yield _one(pending)
             pending, rows, size_bytes = [], 0, 0
         pending.append(batch)

@@ -88,27 +88,29 @@ def locate(positions: Mapping[int, FilePosition], look: Look, holds: Holds) -> d
             by_inode.setdefault(file.inode, []).append(file)
         settle(lambda position: by_inode.get(position.inode, ()))
         settle(in_place)
-        settle(lambda position: _convincing(position, everything))
+        others = [file for file in everything if (file.device, file.inode) not in taken]
+        settle(lambda position: _convincing(position, others))
     return found
 
 
-def later_generations(look: Look, origin: str, file: FileStat) -> list[FileStat]:
-    """Files that a rotation put between `file`, once called `origin`, and the one called `origin` now.
+def later_generations(look: Look, position: FilePosition, file: FileStat) -> list[FileStat]:
+    """Files that rotation put between `file`, which is the position's, and the one that has its old name now.
 
-    They are told by their names, which follow the pattern of the file's own, and by when they were last
-    written. Only those that are not listed anyway.
+    They are told by their names, which follow the pattern of the file's own, and by having been written to
+    since the position was taken: earlier generations were not, and `file` itself may have been. Only those
+    that are not listed anyway.
     """
+    origin = position.origin
     pattern = siblings_pattern(origin, file.name)
     if pattern is None:
         return []
-
-    def age(one: FileStat) -> tuple[int, tuple[int, ...]]:
-        return one.mtime_ns, generation(origin, one.name)
-
+    since = position.mtime_ns, generation(origin, file.name)
     return [
         one
         for one in look.siblings(file.directory)
-        if one.path not in look.listed and pattern.fullmatch(one.name) and age(one) > age(file)
+        if one.path not in look.listed
+        and pattern.fullmatch(one.name)
+        and (one.mtime_ns, generation(origin, one.name)) > since
     ]
 
 

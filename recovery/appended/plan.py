@@ -62,9 +62,7 @@ def plan_ends(
     return ends, 0
 
 
-def _end(
-    backlog: Backlog, room: int | None, lines: LineEnds, *, must_progress: bool
-) -> tuple[int | None, bool]:
+def _end(backlog: Backlog, room: int | None, lines: LineEnds, *, must_progress: bool) -> tuple[int | None, bool]:
     """How far to read one file, and whether that is as far as it can be read now."""
     number, offset, bound = backlog.number, backlog.offset, backlog.bound
     if offset >= bound:

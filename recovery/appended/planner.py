@@ -12,7 +12,8 @@ A micro-batch:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,13 +35,14 @@ class Planner:
     """Plans the micro-batches of one query. Offsets go in and out as JSON-like dicts.
 
     What it remembers between calls saves work only, except for the end that `fix_end` fixed. `cores` is how
-    many tasks can run at once.
+    many tasks can run at once, `clock_ns` the time in nanoseconds since 1970.
     """
 
-    def __init__(self, options: Options, files: Files, cores: int) -> None:
+    def __init__(self, options: Options, files: Files, cores: int, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self._options = options
         self._files = files
         self._cores = cores
+        self._clock_ns = clock_ns
         self._pattern = files.pattern(options.path)
         self._checks = Checks(files)
         self._lines = _Lines(files)
@@ -124,9 +126,7 @@ class Planner:
         groups: dict[tuple[str, str], list[Backlog]] = {}
         for number in sorted(files):
             log = (files[number].directory, positions[number].origin)
-            groups.setdefault(log, []).append(
-                self._backlog(number, positions[number], files[number], bounds[number])
-            )
+            groups.setdefault(log, []).append(self._backlog(number, positions[number], files[number], bounds[number]))
         self._lines.files = files
         ends, turn = plan_ends(list(groups.values()), max_bytes, before.turn, self._lines)
         if not ends and not fresh:
@@ -145,19 +145,31 @@ class Planner:
         attempt = 1
         while True:
             self._checks.begin()
+            look = self._look()
+            if before.files and not look.listed and not any(map(self._names, before.files.values())):
+                raise StorageError(
+                    "The path names nothing, and what was read before was elsewhere.",
+                    path=display(self._options.path),
+                    cause="The directory was moved or deleted, its file system is not mounted, or the path is wrong.",
+                    remedy="Put it back, mount it or correct the path, then run again: nothing was skipped.",
+                )
             try:
                 return survey(
                     before.files,
-                    self._look(),
+                    look,
                     self._pattern,
                     self._options,
                     self._checks.holds,
                     self._checks.begins_with,
+                    self._clock_ns(),
                 )
             except InputRewrittenError:
                 if attempt == ATTEMPTS:
                     raise
                 attempt += 1
+
+    def _names(self, position: FilePosition) -> bool:
+        return self._pattern.names(position.origin)
 
     def _find_again(
         self, wanted: Mapping[int, FilePosition], after: Mapping[int, FilePosition]
@@ -188,9 +200,7 @@ class Planner:
         listed = file.name == origin
         return self._bounds is None and self._fixed.get((file.device, file.inode), 0 if listed else 1) > 0
 
-    def _bounds_of(
-        self, files: Mapping[int, FileStat], positions: Mapping[int, FilePosition]
-    ) -> dict[int, int]:
+    def _bounds_of(self, files: Mapping[int, FileStat], positions: Mapping[int, FilePosition]) -> dict[int, int]:
         """How far each file may be read: to its end, or to the end that was fixed.
 
         The first plan after the end was fixed gives each file its bound; later ones, whatever the files are
@@ -219,7 +229,7 @@ class Planner:
     def _first_position(self, file: FileStat, origin: str) -> FilePosition:
         with open_same(self._files, file) as opened:
             digest = fingerprint(opened.read, 0, file.size)
-        return FilePosition(file.path, origin, 0, file.size, file.inode, digest)
+        return FilePosition(file.path, origin, 0, file.size, file.mtime_ns, file.inode, digest)
 
     def _advanced(self, position: FilePosition, file: FileStat, end: int) -> FilePosition:
         """The position after a batch that reads to `end`.
@@ -227,7 +237,7 @@ class Planner:
         Last of all it is checked that the file still holds what was read before: only then were line end and
         digest read from that content. Otherwise it was truncated meanwhile, and MovedError is raised.
         """
-        renewed = replace(position, path=file.path, inode=file.inode, seen=file.size)
+        renewed = replace(position, path=file.path, seen=file.size, mtime_ns=file.mtime_ns, inode=file.inode)
         if end == position.offset > 0:
             return renewed
         with open_same(self._files, file) as opened:
@@ -246,17 +256,22 @@ class _Lines:
     def __init__(self, files: Files) -> None:
         self.files: Mapping[int, FileStat] = {}
         self._reach = files
-        self._barren: dict[int, tuple[int, int]] = {}
+        self._barren: dict[int, tuple[int, int, FileStat]] = {}
 
     def last(self, number: int, start: int, stop: int) -> int | None:
-        barren_start, barren_stop = self._barren.get(number, (0, 0))
-        known = barren_start <= start <= barren_stop
-        if known and stop <= barren_stop:
+        file = self.files[number]
+        begin = start
+        if number in self._barren:
+            barren_start, barren_stop, was = self._barren[number]
+            # What was there before may have been written over, unless the file only grew.
+            if barren_start <= start <= barren_stop and (was == file or was.size < file.size):
+                begin = barren_stop
+        if begin >= stop:
             return None
-        with open_same(self._reach, self.files[number]) as opened:
-            found = find_last_line_end(opened.read, barren_stop if known else start, stop)
+        with open_same(self._reach, file) as opened:
+            found = find_last_line_end(opened.read, begin, stop)
         if found is None:
-            self._barren[number] = (start, stop)
+            self._barren[number] = (start, stop, file)
         return found
 
     def first(self, number: int, start: int, stop: int) -> int | None:

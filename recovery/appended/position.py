@@ -27,15 +27,17 @@ TAIL_BYTES = 1024
 class FilePosition:
     """How far one file was read.
 
-    `path` and `inode` say where it was, `origin` under which name it was first input, `offset` how many bytes
-    were read, `seen` how many it had then. `digest` is the fingerprint at `offset`, or of what was seen where
-    nothing was read. `unfinished` tells that the last line was taken without its line end.
+    `path` and `inode` say where it was, `origin` under which name it was first input. `offset` is how many
+    bytes were read, `seen` how many it had then, `mtime_ns` when it had last been written to. `digest` is the
+    fingerprint at `offset`, or of what was seen where nothing was read. `unfinished` tells that the last line
+    was taken without its line end.
     """
 
     path: str
     origin: str
     offset: int
     seen: int
+    mtime_ns: int
     inode: int
     digest: str
     unfinished: bool = False

@@ -148,9 +148,7 @@ class _CheckedFile:
                 return opened
             opened.close()
         for _ in range(ATTEMPTS):
-            look = Look(
-                self._files, PathPattern(self._expected.directory, self._expected.name, is_glob=False)
-            )
+            look = Look(self._files, PathPattern(self._expected.directory, self._expected.name, is_glob=False))
             found = locate({0: self._expected}, look, Checks(self._files).holds)
             if found:
                 try:

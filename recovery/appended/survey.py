@@ -15,12 +15,17 @@ from recovery.errors import InputRewrittenError
 BeginsWith = Callable[[FileStat, FileStat], bool]
 """Whether the first file begins with the whole content of the second."""
 
+COPYING_NS = 60_000_000_000
+"""A copy that was last changed longer ago is not in the making: it is a file of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """`found`: where the known files are. `lost`: those that may be absent or are input no more, kept in
-    case they come back.
-    `fresh`: files not known so far and the name of the log each belongs to, oldest first."""
+    """What one look has shown.
+
+    `found`: where the known files are. `lost`: those that may be absent or are input no more, kept in case
+    they come back. `fresh`: files not known so far, each with the name of the log it belongs to, oldest first.
+    """
 
     found: Mapping[int, FileStat]
     lost: Mapping[int, FilePosition]
@@ -34,8 +39,9 @@ def survey(
     options: Options,
     holds: Holds,
     begins_with: BeginsWith,
+    now_ns: int,
 ) -> Survey:
-    """What one look at the directories shows.
+    """Who is who in one look at the directories.
 
     A known file that cannot be found may be absent without further ado if nothing can have been missed (it
     was rotated, read to its end, and rotation removed it), if the path does not name it any more, or if
@@ -43,101 +49,94 @@ def survey(
     InputRewrittenError.
     """
     found = locate(known, look, holds)
+    present = {(file.device, file.inode) for file in found.values()}
+    logs = _logs(known, found)
     lost: dict[int, FilePosition] = {}
-    for number, position in known.items():
-        if number not in found and not _forgotten(number, known, found, look, pattern, options):
+    for number in sorted(known.keys() - found.keys()):
+        position = known[number]
+        here = look.listed.get(position.path)
+        if here is not None and (here.device, here.inode) in present:
+            here = None
+        if not pattern.names(position.origin) or _rotated_away(position, here, logs):
             lost[number] = position
+        elif here is None:
+            if options.on_missing == "fail":
+                raise vanished(position)
+            lost[number] = position
+        elif position.offset and options.on_rewrite == "fail":
+            raise rewritten(position, here)
     named: dict[int, FileStat] = {}
     for number, file in found.items():
         if pattern.names(known[number].origin) or file.path in look.listed:
             named[number] = file
         else:
             lost[number] = known[number]
-    fresh = [*_new_files(found, look, begins_with), *_between_generations(known, named, look)]
+    read = {file.path: file for number, file in found.items() if known[number].offset}
+    fresh = [
+        (file, origin)
+        for file, origin in (*_new_files(present, look), *_between_generations(known, named, look))
+        if now_ns - file.ctime_ns > COPYING_NS or not _is_copy_in_the_making(file, read, begins_with)
+    ]
     return Survey(named, lost, sorted(fresh, key=lambda one: (one[0].mtime_ns, one[0].path)))
 
 
-def _forgotten(
-    number: int,
-    known: Mapping[int, FilePosition],
-    found: Mapping[int, FileStat],
-    look: Look,
-    pattern: PathPattern,
-    options: Options,
-) -> bool:
-    """Whether a file that cannot be found is to be read anew; False if it may be absent."""
-    position = known[number]
-    here = look.listed.get(position.path)
-    if here is not None and any(here.same_file(other) for other in found.values()):
-        here = None
-    if not pattern.names(position.origin) or _rotated_away(
-        number, known, found, still_there=here is not None
-    ):
-        return False
-    if here is not None:
-        if position.offset and options.on_rewrite == "fail":
-            raise rewritten(position, here)
-        return True
-    if options.on_missing == "fail":
-        raise vanished(position)
-    return False
+def _logs(known: Mapping[int, FilePosition], found: Mapping[int, FileStat]) -> dict[tuple[str, str], bool]:
+    """The logs that are being read, by directory and name, and whether they were just rotated."""
+    logs: dict[tuple[str, str], bool] = {}
+    for number, file in found.items():
+        log = known[number]
+        if log.offset:
+            name = log.directory, log.origin
+            logs[name] = logs.get(name, False) or file.path != log.path
+    return logs
 
 
-def _rotated_away(
-    number: int, known: Mapping[int, FilePosition], found: Mapping[int, FileStat], *, still_there: bool
-) -> bool:
+def _rotated_away(position: FilePosition, here: FileStat | None, logs: Mapping[tuple[str, str], bool]) -> bool:
     """Whether rotation has removed a file that was read to its end.
 
-    Its name says that it was rotated from a log whose present file is being read; if another file has its
-    name, that log must just have been rotated again.
+    Its name says that it was rotated from a log that is being read; if an unknown file, `here`, has its name,
+    that log must just have been rotated again.
     """
-    position = known[number]
-    logs = set(bases(position.name))
-    for other, file in found.items():
-        log = known[other]
-        if other == number or log.origin not in logs or log.directory != position.directory or not log.offset:
-            continue
-        if position.drained and (not still_there or file.path != log.path):
-            return True
-    return False
+    if not position.drained:
+        return False
+    rotated = [logs.get((position.directory, base)) for base in bases(position.name)]
+    return any(now is not None and (here is None or now) for now in rotated)
 
 
-def _new_files(
-    found: Mapping[int, FileStat], look: Look, begins_with: BeginsWith
-) -> Iterator[tuple[FileStat, str]]:
+def _new_files(present: set[tuple[int, int]], look: Look) -> Iterator[tuple[FileStat, str]]:
     """Listed files that no position knows, each once however many names it has."""
-    seen = {(file.device, file.inode) for file in found.values()}
+    seen = set(present)
     for file in look.listed.values():
         identity = (file.device, file.inode)
-        if file.size and identity not in seen and not _is_copy_in_the_making(file, look, begins_with):
+        if file.size and identity not in seen:
             seen.add(identity)
             yield file, file.name
 
 
-def _is_copy_in_the_making(file: FileStat, look: Look, begins_with: BeginsWith) -> bool:
-    """Whether a rotation is just copying a log that it will truncate then: its lines are not new ones."""
+def _is_copy_in_the_making(file: FileStat, read: Mapping[str, FileStat], begins_with: BeginsWith) -> bool:
+    """Whether a rotation is just copying a log that it will truncate then: its lines are not new ones.
+
+    The name is a rotation's, and the log, of which something was read, begins with all that the copy has.
+    """
     if file.size < CONVINCING_BYTES:
         return False
-    logs = (look.listed.get(joined(file.directory, base)) for base in bases(file.name))
-    return any(
-        log is not None and log.size >= file.size and not log.same_file(file) and begins_with(log, file)
-        for log in logs
-    )
+    logs = (read.get(joined(file.directory, base)) for base in bases(file.name))
+    return any(log is not None and log.size >= file.size and begins_with(log, file) for log in logs)
 
 
 def _between_generations(
     known: Mapping[int, FilePosition], found: Mapping[int, FileStat], look: Look
 ) -> Iterator[tuple[FileStat, str]]:
     """Files of a log that was rotated more than once since the last look, and that the path does not name."""
-    youngest: dict[tuple[str, str], FileStat] = {}
+    youngest: dict[tuple[str, str], int] = {}
     for number in sorted(found):
-        youngest[found[number].directory, known[number].origin] = found[number]
+        youngest[found[number].directory, known[number].origin] = number
     taken = {(file.device, file.inode) for file in found.values()}
-    for (_, origin), file in youngest.items():
-        if file.name != origin:
-            for one in later_generations(look, origin, file):
+    for number in youngest.values():
+        if found[number].name != known[number].origin:
+            for one in later_generations(look, known[number], found[number]):
                 if one.size and (one.device, one.inode) not in taken:
-                    yield one, origin
+                    yield one, known[number].origin
 
 
 def rewritten(position: FilePosition, here: FileStat) -> InputRewrittenError:
