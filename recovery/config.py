@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,6 +16,7 @@ from recovery.errors import ConfigurationError
 Interval = int | float | str | timedelta
 
 _INTERVAL = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>ms|s|m|h|d)?", re.ASCII)
+_SHOWN = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 _SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -33,7 +35,10 @@ def parse_interval(value: Interval) -> float:
             raise _unreadable(value)
         seconds = float(match["number"]) * _SECONDS[match["unit"]]
     else:
-        seconds = float(value)
+        try:
+            seconds = float(value)
+        except OverflowError:
+            raise _unreadable(value) from None
     if not math.isfinite(seconds) or seconds < 0:
         raise _unreadable(value)
     return seconds
@@ -49,10 +54,9 @@ def _unreadable(value: object) -> ConfigurationError:
 
 def format_interval(seconds: float) -> str:
     """`seconds` for people: 0.5 s, 10 s, 5 min, 1.5 h, 2 d."""
-    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
+    size, unit = next((each for each in _SHOWN if seconds >= each[0]), (1.0, "s"))
+    number = seconds / size
+    return f"{number:.3g} {unit}" if number < 1000 else f"{number:.0f} {unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +88,35 @@ class RecoveryConfig:
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
+        if not os.fspath(self.directory):
+            raise ConfigurationError(
+                "the recovery directory has no name",
+                cause="An empty setting or environment variable.",
+                remedy="Name the directory that was made by: python -m recovery init DIR N",
+            )
+        if isinstance(self.drop_steps, str):
+            raise ConfigurationError(
+                f"drop_steps={self.drop_steps!r} is a text, not a sequence of step ids",
+                cause="A single step was given without brackets.",
+                remedy=f"Write drop_steps=({self.drop_steps!r},).",
+            )
         set_field(self, "directory", Path(self.directory))
         set_field(self, "snapshot_interval", parse_interval(self.snapshot_interval))
         set_field(self, "backup_interval", parse_interval(self.backup_interval))
         set_field(self, "drop_steps", tuple(self.drop_steps))
         set_field(self, "rename_steps", dict(self.rename_steps))
+        for new, count in Counter(self.rename_steps.values()).items():
+            if count > 1:
+                raise ConfigurationError(
+                    f"{count} steps are to be renamed to {new!r}",
+                    cause="The state of two steps cannot be merged.",
+                    remedy="Give each its own new name, or drop one of them.",
+                )
         if self.scratch_directory is not None:
             set_field(self, "scratch_directory", Path(self.scratch_directory))
-        if self.resume_epoch is not None and self.resume_epoch < 1:
+        if self.resume_epoch is not None and (type(self.resume_epoch) is not int or self.resume_epoch < 1):
             raise ConfigurationError(
-                f"resume epoch {self.resume_epoch} does not exist",
+                f"resume epoch {self.resume_epoch!r} does not exist",
                 cause="Epochs are numbered 1, 2, 3 …",
                 remedy="See which can be resumed: python -m recovery status DIR",
             )

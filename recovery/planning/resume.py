@@ -21,6 +21,7 @@ from recovery.errors import (
     ForeignPartitionError,
     InconsistentPartitionsError,
     MissingPartitionsError,
+    NoPartitionsError,
 )
 from recovery.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, ExecutionNumber
 from recovery.planning.values import ClosedEpoch, FoundFile, PartitionDescription
@@ -46,7 +47,7 @@ class ResumePlan:
     """From where the next execution starts, and why.
 
     snapshot is the epoch whose state it starts with, None at the beginning. window lists the epochs that
-    could be resumed after, oldest first; 0 stands for the beginning. clock_ms is the recovery clock's last reading.
+    could be resumed after, oldest first; 0 stands for the beginning.
     """
 
     partitions: tuple[PartitionDescription, ...]
@@ -78,7 +79,7 @@ def plan_resume(
 ) -> ResumePlan:
     """The plan for the files found in a directory. `flow_id`: the flow about to run; `resume_epoch`: rewind to it.
 
-    Raises the error of the first unreadable file, ForeignPartitionError, DuplicatePartitionError,
+    Raises the error of the first unreadable file, NoPartitionsError, ForeignPartitionError, DuplicatePartitionError,
     MissingPartitionsError, FlowMismatchError, InconsistentPartitionsError or EpochNotHeldError.
     """
     partitions = check_set(found)
@@ -107,6 +108,8 @@ def check_set(found: Sequence[FoundFile]) -> tuple[PartitionDescription, ...]:
         if file.error is not None:
             raise file.error
     descriptions = [file.description for file in found if file.description is not None]
+    if not descriptions:
+        raise NoPartitionsError("no recovery partition was found")
     store_id, _ = Counter(d.store_id for d in descriptions).most_common(1)[0]
     for d in descriptions:
         if d.store_id != store_id:
@@ -159,8 +162,7 @@ def _requested(cuts: set[Cut], resume_epoch: int) -> Cut:
             return cut
     first, last = min(cuts)[0] + 1, max(cuts)[0] + 1
     raise EpochNotHeldError(
-        f"epoch {resume_epoch} cannot be resumed: the partitions share the snapshots "
-        f"before epochs {first} to {last}"
+        f"epoch {resume_epoch} cannot be resumed: the partitions share the snapshots before epochs {first} to {last}"
     )
 
 

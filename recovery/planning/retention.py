@@ -18,9 +18,7 @@ def collection_floor(closed: Sequence[tuple[Epoch, int]], now_ms: int, backup_in
     return max((epoch for epoch, at_ms in closed if at_ms <= now_ms - backup_interval_ms), default=NO_EPOCH)
 
 
-def shared_history(
-    partitions: Sequence[PartitionDescription], shared: Iterable[Epoch]
-) -> list[tuple[Epoch, int]]:
+def shared_history(partitions: Sequence[PartitionDescription], shared: Iterable[Epoch]) -> list[tuple[Epoch, int]]:
     """When the last partition closed each of the epochs that all share, oldest first."""
     wanted = set(shared)
     closed: dict[Epoch, int] = {}

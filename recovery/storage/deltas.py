@@ -10,6 +10,7 @@ A delta belongs to one execution. `meta` says to which, and refuses zombies insi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import apsw
 
 from recovery.errors import LeaseLostError
 from recovery.ids import BatchId, Lease, StepId
-from recovery.storage.schema import connect, file_uri, rows, transaction, translated, value
+from recovery.storage.schema import connect, file_uri, rows, snapshot, transaction, translated, use_log, value
 from recovery.storage.seam import BatchCount, Changes
 
 CREATE_TABLES = """
@@ -60,7 +61,7 @@ FROM carray(:keys) AS k LEFT JOIN touched AS t ON t.state_key = k.value
 
 UPSERT = """
 ON CONFLICT (state_key) DO UPDATE SET
-    had            = 1,
+    had            = iif(batch = excluded.batch, had, 1),
     before         = iif(batch = excluded.batch, before, after),
     before_timeout = iif(batch = excluded.batch, before_timeout, after_timeout),
     batch          = excluded.batch,
@@ -105,14 +106,14 @@ UNDO = (
 DUE = """
 SELECT state_key FROM touched WHERE after_timeout <= :up_to AND batch <> :batch
 UNION ALL
-SELECT state_key FROM touched WHERE batch = :batch AND had AND before_timeout <= :up_to
-UNION ALL
 SELECT s.state_key FROM base.snaps AS s
 LEFT JOIN touched AS t ON t.state_key = s.state_key
 WHERE s.step_id = :step AND s.timeout_ms <= :up_to
   AND (t.state_key IS NULL OR (t.batch = :batch AND NOT t.had))
-ORDER BY 1
 """
+
+# What the batch overrode when it was applied before: it has no index, and is asked for only then.
+DUE_BEFORE = "SELECT state_key FROM touched WHERE batch = :batch AND had AND before_timeout <= :up_to"
 
 NEXT_DUE = """
 SELECT min(at) FROM (
@@ -127,13 +128,11 @@ SELECT min(at) FROM (
 
 def create_delta(path: Path, lease: Lease) -> None:
     """Make the empty delta of an execution."""
-    with translated(path):
-        connection = connect(path, "rwc")
-        connection.pragma("journal_mode", "WAL")
+    with translated(path), contextlib.closing(connect(path, "rwc")) as connection:
         connection.pragma("synchronous", "OFF")
+        use_log(connection, path)
         connection.execute(CREATE_TABLES).fetchall()
         connection.execute("INSERT INTO meta VALUES (?, ?, -1, -1, -1)", (lease.number, lease.id))
-        connection.close()
 
 
 class Delta:
@@ -141,19 +140,22 @@ class Delta:
 
     def __init__(self, path: Path, partition: Path, lease: Lease, step: StepId) -> None:
         self.path = path
+        self._partition = partition
         self._lease = lease
         self._step = step
-        with translated(path):
-            try:
-                self._connection = connect(path, "rw")
-            except Exception as error:
-                raise LeaseLostError(
-                    f"the scratch file of execution {lease.number} is gone", path=path
-                ) from error
-            self._connection.pragma("synchronous", "OFF")
-            self._connection.pragma("cache_size", -16384)
-            self._connection.pragma("wal_autocheckpoint", 8192)
-            self._connection.execute("ATTACH ? AS base", (file_uri(partition, "?mode=ro"),))
+        if not path.exists():
+            raise LeaseLostError(f"the scratch file of execution {lease.number} is gone", path=path)
+        self._connection = connect(path, "rw")
+        try:
+            with translated(path):
+                self._connection.pragma("synchronous", "OFF")
+                self._connection.pragma("cache_size", -16384)
+                self._connection.pragma("wal_autocheckpoint", 8192)
+            with translated(partition):
+                self._connection.execute("ATTACH ? AS base", (file_uri(partition, "?mode=ro"),))
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the connection."""
@@ -165,12 +167,12 @@ class Delta:
         The delta's snapshot is taken before the partition's (the check reads from the delta first): the closer
         commits to the partition before it clears the delta, so a value is seen in one of them at least.
         """
-        with translated(self.path), self._connection:
+        with translated(self._partition), snapshot(self._connection):
             self._check(batch)
-            cursor = self._connection.execute(
-                READ, {"batch": batch, "step": self._step, "keys": apsw.carray(keys)}
-            )
-            return [row[0] for row in cursor]
+            if not keys:
+                return []
+            bindings = {"batch": batch, "step": self._step, "keys": apsw.carray(keys)}
+            return [row[0] for row in rows(self._connection, READ, bindings)]
 
     def apply(self, batch: BatchId, changes: Iterable[Changes], count: BatchCount) -> None:
         """See `TaskStore.apply`."""
@@ -180,21 +182,25 @@ class Delta:
                 for statement in UNDO:
                     self._connection.execute(statement, {"batch": batch})
             for chunk in changes:
-                statement = APPLY_WITH_TIMEOUTS if chunk.timeouts else APPLY_PLAIN
-                self._connection.execute(statement, {"batch": batch, "packed": apsw.carray(chunk.packed)})
+                if chunk.packed:
+                    statement = APPLY_WITH_TIMEOUTS if chunk.timeouts else APPLY_PLAIN
+                    self._connection.execute(statement, {"batch": batch, "packed": apsw.carray(chunk.packed)})
             self._connection.execute("UPDATE meta SET applied_batch = ?", (batch,))
             self._connection.execute("INSERT OR REPLACE INTO batches VALUES (?, ?, ?)", (batch, *count))
 
     def due(self, batch: BatchId, up_to_ms: int) -> list[str]:
         """See `TaskStore.due`."""
-        with translated(self.path), self._connection:
-            self._check(batch)
+        with translated(self._partition), snapshot(self._connection):
+            applied = self._check(batch)
+            statement = f"{DUE} UNION ALL {DUE_BEFORE}" if applied == batch else DUE
             bindings = {"batch": batch, "step": self._step, "up_to": up_to_ms}
-            return [row[0] for row in rows(self._connection, DUE, bindings)]
+            # Sorted here: an order asked of SQLite makes it scan by key instead of searching by time.
+            return sorted(row[0] for row in rows(self._connection, statement, bindings))
 
     def next_due_ms(self) -> int | None:
         """The earliest timeout of this step in this partition."""
-        with translated(self.path), self._connection:
+        with translated(self._partition), snapshot(self._connection):
+            # The delta's snapshot before the partition's, as in `read`.
             rows(self._connection, "SELECT 1 FROM meta")
             due: int | None = value(self._connection, NEXT_DUE, {"step": self._step})
             return due
@@ -208,9 +214,9 @@ class Delta:
     def fence(self, batch: BatchId) -> None:
         """Refuse `batch` and earlier ones from now on: the closer is about to read what they left."""
         with translated(self.path), transaction(self._connection):
-            self._connection.execute(
-                "UPDATE meta SET closed_batch = ? WHERE closed_batch < ?", (batch, batch)
-            )
+            applied = value(self._connection, "SELECT applied_batch FROM meta")
+            assert applied <= batch + 1, f"{applied} was applied: what {batch} left is not known any more"
+            self._connection.execute("UPDATE meta SET closed_batch = ? WHERE closed_batch < ?", (batch, batch))
 
     def clear(self, batch: BatchId) -> None:
         """Forget what is in the partition now: every touch up to `batch`."""
@@ -220,9 +226,7 @@ class Delta:
                 self._connection.execute("DELETE FROM touched")
             else:
                 self._connection.execute("DELETE FROM touched WHERE batch <= ?", (batch,))
-                self._connection.execute(
-                    "UPDATE touched SET had = 0, before = NULL, before_timeout = NULL"
-                )
+                self._connection.execute("UPDATE touched SET had = 0, before = NULL, before_timeout = NULL")
 
     def count(self, batch: BatchId) -> BatchCount:
         """What was applied of `batch`."""

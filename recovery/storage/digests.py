@@ -21,10 +21,10 @@ MODULUS = 1 << (2 * _HALF_BITS)
 def row_digest_sql(step: str, key: str, epoch: str, value: str, timeout: str) -> str:
     """An SQL expression for the digest of a row, given the expressions of its columns.
 
-    The separator is a control character, and the type of the value is part of it, so no two
-    different rows give the same text: JSON values hold no control characters.
+    The length of the key and the type of the value are part of it, so no two different rows of a step give the
+    same text.
     """
-    parts = f" || char(31) || ".join(
+    parts = " || char(31) || ".join(
         (step, f"length({key})", key, f"coalesce({epoch}, '')", f"typeof({value})", f"coalesce({timeout}, '')")
     )
     return f"(('0x' || substr(sha1({parts} || char(31) || coalesce({value}, '')), 1, 15)) ->> '$')"

@@ -5,23 +5,32 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import apsw
 
 from recovery import faults
-from recovery.errors import ForeignPartitionError, NoPartitionsError, RecoveryError, StorageError
+from recovery.errors import (
+    ForeignPartitionError,
+    NoPartitionsError,
+    RecoveryError,
+    StorageError,
+    UnsupportedPlanError,
+)
 from recovery.ids import BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
 from recovery.planning.values import Execution, FoundFile, PartitionDescription
 from recovery.storage import partition as one
 from recovery.storage.deltas import Delta, create_delta
-from recovery.storage.schema import file_uri, open_partition, prepare_writer, transaction, translated
+from recovery.storage.schema import file_uri, open_partition, prepare_writer, read_partition, transaction, translated
 from recovery.storage.seam import RESERVED_PREFIX, BatchCount, Changes, CloseRequest
 
+SUFFIX = ".sqlite3"
 SCRATCH_NAME = "scratch"
 CACHE_BYTES = 256 << 20
 MAX_THREADS = 16
@@ -36,23 +45,20 @@ def scan(directory: Path) -> list[FoundFile]:
     """
     found: list[FoundFile] = []
     try:
-        paths = sorted(directory.glob("*.sqlite3"), key=lambda path: (len(path.name), path.name))
+        paths = [path for path in directory.iterdir() if path.suffix == SUFFIX]
+    except (FileNotFoundError, NotADirectoryError):
+        raise NoPartitionsError("there is no such directory", path=directory) from None
     except OSError as error:
         raise StorageError(str(error), path=directory) from error
-    for path in paths:
+    for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
         try:
-            connection = open_partition(path, "ro")
-            try:
-                found.append(FoundFile(path, one.describe(connection, path)))
-            finally:
-                connection.close()
+            found.append(FoundFile(path, read_partition(path, partial(one.describe, path=path))))
         except RecoveryError as error:
             # Another program's database may lie beside ours, unless it stands where ours should.
             if path.name.startswith("part-") or not isinstance(error, ForeignPartitionError):
                 found.append(FoundFile(path, None, error))
     if not found:
-        what = "it holds no recovery partition" if directory.is_dir() else "there is no such directory"
-        raise NoPartitionsError(what, path=directory)
+        raise NoPartitionsError("it holds no recovery partition", path=directory)
     return found
 
 
@@ -60,11 +66,7 @@ def step_names(paths: Sequence[Path]) -> list[str]:
     """The steps of the flow that have state in any of the files, sorted; the driver's own are not among them."""
     names: set[str] = set()
     for path in paths:
-        connection = open_partition(path, "ro")
-        try:
-            names |= one.known_steps(connection, path)
-        finally:
-            connection.close()
+        names |= read_partition(path, partial(one.known_steps, path=path))
     return sorted(name for name in names if not name.startswith(RESERVED_PREFIX))
 
 
@@ -72,10 +74,14 @@ class FilePartitions:
     """The driver's view of the partitions of one directory, while it holds the directory's lock."""
 
     def __init__(self, paths: Sequence[Path], scratch: Path) -> None:
-        """`paths` in the order of their indexes; `scratch` is a directory of this store's own."""
+        """`paths` in the order of their indexes; `scratch` is a directory that stores may share."""
         self.paths = list(paths)
         self.partition_count = len(self.paths)
         self._scratch_root = scratch
+        directory = self.paths[0].parent.resolve()
+        self._scratch_prefix = f"ex-{hashlib.sha1(os.fsencode(directory)).hexdigest()[:12]}-"
+        # In a scratch directory of its own, also what it left there before it was moved here is stale.
+        self._stale = "ex-*" if scratch.resolve().parent == directory else f"{self._scratch_prefix}*"
         self._scratch: Path | None = None
         self._writers: list[apsw.Connection] = []
         self._deltas: dict[StepId, list[Delta]] = {}
@@ -85,7 +91,7 @@ class FilePartitions:
             for path in self.paths:
                 self._writers.append(open_partition(path, "rw"))
                 with translated(path):
-                    prepare_writer(self._writers[-1], cache_bytes=cache)
+                    prepare_writer(self._writers[-1], path, cache_bytes=cache)
         except BaseException:
             self.release()
             raise
@@ -96,31 +102,37 @@ class FilePartitions:
 
     def start(self, execution: Execution, steps: Sequence[StepId]) -> None:
         """See `PartitionStore.start`. Scratch files of executions before this one are removed."""
+        attachable = self._writers[0].limit(apsw.SQLITE_LIMIT_ATTACHED)
+        if len(steps) > attachable:
+            raise UnsupportedPlanError(
+                f"the flow has {len(steps)} stateful steps",
+                cause=f"A partition takes the state of {attachable} steps at once.",
+                remedy="Split the flow in two.",
+            )
 
         def begin(index: int) -> None:
             one.start(self._writers[index], self.paths[index], execution)
             faults.reach("start.3.partition")
 
         self._each(begin)
-        for stale in self._scratch_root.glob("ex-*"):
+        self._discard_scratch()
+        for stale in self._scratch_root.glob(self._stale):
             shutil.rmtree(stale, ignore_errors=True)
-        self._scratch = self._scratch_root / f"ex-{execution.number}-{execution.id}"
+        self._scratch = self._scratch_root / f"{self._scratch_prefix}{execution.number}-{execution.id}"
         try:
             self._scratch.mkdir(parents=True)
         except OSError as error:
             raise StorageError(str(error), path=self._scratch) from error
         for step in steps:
-            deltas = []
-            for index in range(self.partition_count):
+            deltas = self._deltas.setdefault(step, [])
+            for index, writer in enumerate(self._writers):
                 path = _delta_path(self._scratch, step, index)
                 create_delta(path, execution.lease)
                 # Kept open: the last connection that closes a file moves its whole log into it.
                 deltas.append(Delta(path, self.paths[index], execution.lease, step))
-            self._deltas[step] = deltas
-        for step, deltas in self._deltas.items():
-            for index, writer in enumerate(self._writers):
-                with translated(deltas[index].path):
-                    writer.execute(f"ATTACH ? AS {_schema(self._deltas, step)}", (file_uri(deltas[index].path),))
+                # Read-only, else every transaction of the writer would lock out the tasks of the next micro-batch.
+                with translated(path):
+                    writer.execute(f"ATTACH ? AS {_schema(self._deltas, step)}", (file_uri(path, "?mode=ro"),))
 
     @property
     def scratch(self) -> Path:
@@ -170,11 +182,14 @@ class FilePartitions:
     def checkpoint(self) -> None:
         """Move what is in the logs into the files, as far as no reader is in the way. Never waits."""
 
-        def passive(index: int) -> None:
-            with translated(self.paths[index]):
-                self._writers[index].wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-
-        self._each(passive)
+        for path in self.paths:
+            # A connection of its own: the writer may be in use by another thread.
+            connection = open_partition(path, "rw")
+            try:
+                with translated(path):
+                    connection.wal_checkpoint("main", mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            finally:
+                connection.close()
 
     def collect(self, floor: Epoch) -> list[int]:
         """Collect up to `floor` in every partition and give space back; returns the rows given up."""
@@ -185,7 +200,7 @@ class FilePartitions:
                 with transaction(writer):
                     deleted = one.collect(writer, floor)
                 writer.execute("VACUUM")
-                writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                writer.wal_checkpoint("main", mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             return deleted
 
         return self._each(collect_one)
@@ -218,15 +233,21 @@ class FilePartitions:
     def release(self) -> None:
         """See `PartitionStore.release`. Safe to repeat."""
         self._pool.shutdown()
-        for deltas in self._deltas.values():
-            for delta in deltas:
-                delta.close()
-        self._deltas.clear()
+        self._discard_scratch()
         for writer in self._writers:
             # Closing moves the log into the file; when that fails the log stays, and nothing is lost.
             with contextlib.suppress(apsw.Error):
                 writer.close()
         self._writers.clear()
+
+    def _discard_scratch(self) -> None:
+        """Forget the deltas and remove their files."""
+        for step, deltas in self._deltas.items():
+            for delta, writer in zip(deltas, self._writers, strict=False):
+                delta.close()
+                with contextlib.suppress(apsw.Error):
+                    writer.execute(f"DETACH {_schema(self._deltas, step)}")
+        self._deltas.clear()
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
@@ -252,9 +273,7 @@ class FileTaskStore:
         self._lease = lease
         self._delta: Delta | None = None
 
-    def read(
-        self, step: StepId, partition: PartitionIndex, batch: BatchId, keys: tuple[str, ...]
-    ) -> list[str | None]:
+    def read(self, step: StepId, partition: PartitionIndex, batch: BatchId, keys: tuple[str, ...]) -> list[str | None]:
         """See `TaskStore.read`."""
         return self._open(step, partition).read(batch, keys)
 
@@ -302,3 +321,14 @@ def _delta_path(scratch: Path, step: StepId, index: int) -> Path:
 def _schema(deltas: dict[StepId, list[Delta]], step: StepId) -> str:
     """The name under which a step's delta is attached to the writers."""
     return f"delta_{list(deltas).index(step)}"
+
+
+def read_step(paths: Sequence[Path], step: str) -> Iterator[tuple[str, str | bytes]]:
+    """State keys and values of a step as of the newest closed epoch of each file, in no particular order."""
+    for path in paths:
+        connection = open_partition(path, "ro")
+        try:
+            with translated(path):
+                yield from connection.execute("SELECT state_key, ser_change FROM snaps WHERE step_id = ?", (step,))
+        finally:
+            connection.close()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from recovery.clock import Clock, SystemClock
-from recovery.errors import AlreadyInitializedError, ConfigurationError, StorageError
+from recovery.errors import AlreadyInitializedError, ConfigurationError, DirectoryLockedError, StorageError
 from recovery.ids import PartitionIndex
 from recovery.storage.partition import insert_parts
 from recovery.storage.schema import (
@@ -19,8 +20,11 @@ from recovery.storage.schema import (
     SCHEMA_VERSION,
     connect,
     partition_path,
+    read_partition,
+    rows,
     transaction,
     translated,
+    use_log,
 )
 
 MAX_PARTITIONS = 4096
@@ -36,9 +40,10 @@ def init_partitions(
 ) -> list[Path]:
     """Create `count` empty recovery partitions in `directory`, which is made when missing; returns their paths.
 
-    The files are written and synced in a staging directory first and moved into place last. When anything fails,
-    what was made is removed again. An attempt that was killed is cleared away by the next.
-    Raises ConfigurationError, AlreadyInitializedError or StorageError.
+    The files are written and synced in a staging directory first and linked into place last. When anything fails,
+    what was made is removed again. An attempt that was killed before all were in place is cleared away by the next.
+    Of several at once, one wins. Raises ConfigurationError, AlreadyInitializedError, DirectoryLockedError or
+    StorageError.
     """
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_PARTITIONS:
         raise ConfigurationError(
@@ -47,21 +52,39 @@ def init_partitions(
             remedy="Take about one per core that will run the flow; the number is fixed afterwards.",
         )
     target = Path(directory)
-    if target.exists() and not target.is_dir():
-        raise StorageError("a file is in the way", path=target, cause="", remedy="Name a directory.")
-    made = not target.exists()
+    with translated(target):
+        missing = [each for each in (target, *target.parents) if not each.exists()]
+        if not missing and not target.is_dir():
+            raise StorageError("a file is in the way", path=target, cause="", remedy="Name a directory.")
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            with _alone(target):
+                _clear_killed_attempt(target)
+                _refuse_existing(target)
+                return _create(target, count, clock or SystemClock(), random_id())
+        except BaseException:
+            for each in missing:
+                with contextlib.suppress(OSError):
+                    each.rmdir()
+            raise
+
+
+@contextlib.contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Hold the directory itself locked, so that two attempts do not clear away each other's files."""
+    descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        _clear_killed_attempt(target)
-        _refuse_existing(target)
-        return _create(target, count, clock or SystemClock(), random_id())
-    except BaseException as error:
-        if made:
-            with contextlib.suppress(OSError):
-                target.rmdir()
-        if isinstance(error, OSError):
-            raise StorageError(str(error), path=target) from error
-        raise
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise DirectoryLockedError(
+            "partitions are being made here at this moment",
+            path=target,
+            cause="Another init is still going on.",
+            remedy="Wait until it ends, and use what it made.",
+        ) from None
+    finally:
+        os.close(descriptor)
 
 
 def _create(target: Path, count: int, clock: Clock, store_id: str) -> list[Path]:
@@ -83,7 +106,6 @@ def _create(target: Path, count: int, clock: Clock, store_id: str) -> list[Path]
         raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    _sync_directory(target)
     return placed
 
 
@@ -91,11 +113,11 @@ def _create_partition(path: Path, index: PartitionIndex, count: int, store_id: s
     with translated(path):
         connection = connect(path, "rwc")
         try:
-            connection.pragma("journal_mode", "WAL")
+            use_log(connection, path)
             connection.pragma("synchronous", "FULL")
-            connection.pragma("application_id", APPLICATION_ID)
-            connection.pragma("user_version", SCHEMA_VERSION)
             with transaction(connection):
+                connection.pragma("application_id", APPLICATION_ID)
+                connection.pragma("user_version", SCHEMA_VERSION)
                 connection.execute(CREATE_TABLES).fetchall()
                 insert_parts(connection, index, count, store_id, clock.wall_ms())
         finally:
@@ -110,14 +132,27 @@ def _refuse_existing(target: Path) -> None:
 
 
 def _clear_killed_attempt(target: Path) -> None:
-    """Remove what an `init` that was killed left: its staging directory, and links to the files in it."""
+    """Remove what an `init` that was killed left: its staging directory, and links to the files in it.
+
+    When every staged file is in place the attempt had done its work, and its partitions stay.
+    """
     for staging in target.glob(f"{STAGING}*"):
-        staged = {path.name: path.stat().st_ino for path in staging.glob("part-*.sqlite3")}
-        for name, inode in staged.items():
-            placed = target / name
-            if placed.exists() and placed.stat().st_ino == inode:
-                placed.unlink()
+        staged = list(staging.glob("part-*.sqlite3"))
+        placed = [target / path.name for path in staged if _same_file(path, target / path.name)]
+        if len(placed) < len(staged) and not any(map(_was_used, placed)):
+            for path in placed:
+                path.unlink()
         shutil.rmtree(staging)
+
+
+def _same_file(staged: Path, placed: Path) -> bool:
+    return placed.exists() and placed.samefile(staged)
+
+
+def _was_used(path: Path) -> bool:
+    """Whether a run ever began on the partition: then it is nobody's leftover, and is never removed."""
+    with translated(path):
+        return read_partition(path, lambda connection: bool(rows(connection, "SELECT 1 FROM exs LIMIT 1")))
 
 
 def _sync_directory(directory: Path) -> None:
@@ -126,5 +161,3 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from recovery.clock import Clock
 from recovery.errors import DirectoryLockedError, StorageError
 
 LOCK_NAME = "recovery.lock"
+ATTEMPTS = 5
+ATTEMPT_INTERVAL_S = 0.02
 
 
 class DirectoryLock:
@@ -35,7 +38,7 @@ class DirectoryLock:
         except OSError as error:
             raise StorageError(str(error), path=self.path) from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
         except BlockingIOError:
             holder = _describe(os.pread(descriptor, 4096, 0))
             os.close(descriptor)
@@ -52,8 +55,10 @@ class DirectoryLock:
                 "since_ms": self._clock.wall_ms(),
             }
         )
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, holder_text.encode(), 0)
+        # On a full disk the text is missing; the lock is held all the same.
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, holder_text.encode(), 0)
 
     def release(self) -> None:
         """Free the lock; harmless when it is not held."""
@@ -80,12 +85,26 @@ def lock_holder(directory: Path) -> dict[str, Any] | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, TypeError):
             return dict(json.loads(os.pread(descriptor, 4096, 0)))
         return {"pid": None, "host": None, "purpose": "a run", "since_ms": None}
+    except OSError as error:
+        raise StorageError(f"its lock cannot be asked for: {error}", path=directory / LOCK_NAME) from error
     finally:
         os.close(descriptor)
     return None
+
+
+def _lock(descriptor: int) -> None:
+    """Take the lock. `lock_holder` holds it for some microseconds when it asks, so one refusal is not final."""
+    for attempts_left in reversed(range(ATTEMPTS)):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not attempts_left:
+                raise
+        time.sleep(ATTEMPT_INTERVAL_S)
 
 
 def _describe(text: bytes) -> str:

@@ -17,7 +17,7 @@ from recovery.errors import CorruptPartitionError, LeaseLostError
 from recovery.ids import NO_EPOCH, BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 from recovery.storage.digests import MODULUS, SUM_SQL, combine, record_digest, row_digest_sql
-from recovery.storage.schema import rows, transaction, translated, value
+from recovery.storage.schema import rows, snapshot, transaction, translated, value
 from recovery.storage.seam import CloseRequest, StepEdit
 
 PARTS = "SELECT part_index, part_count, store_id, flow_id, created_ms, digest FROM parts"
@@ -93,7 +93,7 @@ FROM superseded WHERE until_epoch >= ? GROUP BY step_id, state_key
 
 def describe(connection: apsw.Connection, path: Path) -> PartitionDescription:
     """What the partition says of itself, after checking the digests of what it says. One read transaction."""
-    with translated(path), connection:
+    with translated(path), snapshot(connection):
         parts = _checked(path, "parts", rows(connection, PARTS))
         commits = _checked(path, "commits", rows(connection, COMMITS))
         if len(parts) != 1 or len(commits) != 1:
@@ -135,6 +135,11 @@ def start(connection: apsw.Connection, path: Path, execution: Execution) -> None
             return
         if newest >= execution.number:
             raise LeaseLostError(f"execution {newest} began before {execution.number}", path=path)
+        [(_, collected, _)] = rows(connection, COMMITS)
+        if execution.resume_epoch <= collected:
+            raise CorruptPartitionError(
+                f"it cannot start at epoch {execution.resume_epoch}: it has collected up to {collected}", path=path
+            )
         if value(connection, "SELECT max(epoch) FROM epochs WHERE epoch >= ?", (execution.resume_epoch,)):
             _abandon(connection, execution.resume_epoch)
         last = value(connection, "SELECT max(epoch) FROM epochs") or 0
@@ -182,7 +187,7 @@ def close_epoch(
             holder = rows(connection, "SELECT ex_num, ex_id FROM exs ORDER BY ex_num DESC LIMIT 1")
             if holder != [(lease.number, lease.id)]:
                 raise LeaseLostError(f"execution {lease.number} may not close an epoch any more", path=path)
-            if before is not None and before.epoch == request.epoch and before.execution == lease:
+            if before is not None and before.cut == (request.epoch, lease.id, request.batch):
                 return before.written
             if (before.epoch if before else 0) != request.epoch - 1:
                 raise CorruptPartitionError(
@@ -224,6 +229,8 @@ def collect(connection: apsw.Connection, floor: Epoch) -> int:
     [(index, collected, _)] = rows(connection, COMMITS)
     if floor <= collected:
         return 0
+    newest = value(connection, "SELECT max(epoch) FROM epochs") or NO_EPOCH
+    assert floor <= newest, f"epoch {floor} cannot be collected up to: the newest here is {newest}"
     connection.execute("DELETE FROM superseded WHERE until_epoch <= ?", (floor,))
     deleted = connection.changes()
     connection.execute("DELETE FROM epochs WHERE epoch < ?", (floor,))
@@ -251,9 +258,7 @@ class _Totals:
         self.digest = 0
 
 
-def _move(
-    connection: apsw.Connection, totals: _Totals, step: StepId, delta: str, epoch: Epoch, batch: BatchId
-) -> None:
+def _move(connection: apsw.Connection, totals: _Totals, step: StepId, delta: str, epoch: Epoch, batch: BatchId) -> None:
     bindings = {"epoch": epoch, "step": step, "batch": batch}
     execute: Callable[[str], Any] = lambda sql: connection.execute(sql.format(delta=delta), bindings).fetchall()  # noqa: E731
     execute(SUPERSEDE)
@@ -339,9 +344,7 @@ def _abandon(connection: apsw.Connection, resume_epoch: Epoch) -> None:
     """Put back what every abandoned epoch superseded. The cost is proportional to what they touched."""
     connection.execute("DROP TABLE IF EXISTS temp.undo")
     connection.execute(UNDO, (resume_epoch,))
-    connection.execute(
-        "DELETE FROM snaps WHERE (step_id, state_key) IN (SELECT step_id, state_key FROM temp.undo)"
-    )
+    connection.execute("DELETE FROM snaps WHERE (step_id, state_key) IN (SELECT step_id, state_key FROM temp.undo)")
     connection.execute(
         "INSERT INTO snaps SELECT step_id, state_key, snap_epoch, ser_change, timeout_ms, digest"
         " FROM temp.undo WHERE snap_epoch IS NOT NULL"
@@ -367,9 +370,7 @@ def _epoch_fields(closed: ClosedEpoch) -> tuple[Any, ...]:
 
 
 def _set_collected(connection: apsw.Connection, index: int, floor: Epoch) -> None:
-    connection.execute(
-        "INSERT OR REPLACE INTO commits VALUES (?, ?, ?)", (index, floor, record_digest(index, floor))
-    )
+    connection.execute("INSERT OR REPLACE INTO commits VALUES (?, ?, ?)", (index, floor, record_digest(index, floor)))
 
 
 def _checked(path: Path, table: str, found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

@@ -16,9 +16,10 @@ Tables of others (Litestream keeps two) are tolerated and never touched.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 import apsw
@@ -35,6 +36,8 @@ from recovery.errors import (
 APPLICATION_ID = 0x52435650  # "RCVP"
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_MS = 60_000
+
+T = TypeVar("T")
 
 CREATE_TABLES = """
 CREATE TABLE parts (
@@ -111,28 +114,31 @@ def partition_path(directory: Path, index: int) -> Path:
     return directory / f"part-{index}.sqlite3"
 
 
-def connect(path: Path, mode: Literal["ro", "rw", "rwc"]) -> apsw.Connection:
+def connect(path: Path, mode: Literal["unshared", "ro", "rw", "rwc"]) -> apsw.Connection:
     """A connection to any SQLite file of ours, with the busy timeout set and nothing checked.
 
+    "unshared" reads the file alone, without its log and without locks: right only while nobody writes to it.
     Raises StorageError when the file cannot be opened.
     """
     flags = {
+        "unshared": apsw.SQLITE_OPEN_READONLY,
         "ro": apsw.SQLITE_OPEN_READONLY,
         "rw": apsw.SQLITE_OPEN_READWRITE,
         "rwc": apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE,
     }[mode]
     with translated(path):
-        connection = apsw.Connection(file_uri(path), flags=flags | apsw.SQLITE_OPEN_URI)
+        uri = file_uri(path, "?immutable=1" if mode == "unshared" else "")
+        connection = apsw.Connection(uri, flags=flags | apsw.SQLITE_OPEN_URI)
         connection.set_busy_timeout(BUSY_TIMEOUT_MS)
     return connection
 
 
 def file_uri(path: Path, query: str = "") -> str:
-    """The URI by which SQLite opens or attaches `path`, whatever characters its name holds."""
-    return f"file:{quote(str(path.absolute()))}{query}"
+    """The URI by which SQLite opens or attaches `path`, whatever characters or bytes its name holds."""
+    return f"file://{quote(os.fsencode(path.absolute()))}{query}"
 
 
-def open_partition(path: Path, mode: Literal["ro", "rw"] = "ro") -> apsw.Connection:
+def open_partition(path: Path, mode: Literal["unshared", "ro", "rw"]) -> apsw.Connection:
     """A connection to a recovery partition, after checking that it is one that this version can read.
 
     Raises CorruptPartitionError, ForeignPartitionError, UnsupportedVersionError or StorageError.
@@ -159,6 +165,41 @@ def open_partition(path: Path, mode: Literal["ro", "rw"] = "ro") -> apsw.Connect
     return connection
 
 
+def read_partition(path: Path, read: Callable[[apsw.Connection], T]) -> T:
+    """What `read` finds in a partition, with nothing changed: no file is made beside it, and none needs to be.
+
+    Even a reader makes a log and its index, and leaves them behind. A file without a log is whole by itself, so it is
+    read alone; when somebody has written to it by the time it was read, it is read again in the ordinary way.
+    Raises what `open_partition` and `read` raise.
+    """
+    if any(path.with_name(path.name + suffix).exists() for suffix in ("-wal", "-journal")):
+        return _read(path, "ro", read)
+    before = _stamp(path)
+    try:
+        found = _read(path, "unshared", read)
+    except RecoveryError:
+        if _stamp(path) == before:
+            raise
+    else:
+        if _stamp(path) == before:
+            return found
+    return _read(path, "ro", read)
+
+
+def _read(path: Path, mode: Literal["unshared", "ro"], read: Callable[[apsw.Connection], T]) -> T:
+    with contextlib.closing(open_partition(path, mode)) as connection:
+        return read(connection)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes whenever the file itself is written to; a commit that stays in the log leaves it."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def _check_header(path: Path) -> None:
     """SQLite takes an empty file for an empty database; a partition is never empty.
 
@@ -174,8 +215,24 @@ def _check_header(path: Path) -> None:
         raise CorruptPartitionError("the file is empty", path=path, cause="It was truncated or half-copied.")
 
 
-def prepare_writer(connection: apsw.Connection, *, cache_bytes: int) -> None:
+def use_log(connection: apsw.Connection, path: Path) -> None:
+    """Keep the file in WAL mode: readers of a closed snapshot must not wait for whoever writes the next.
+
+    A copy made by VACUUM INTO has lost the mode. Raises StorageError where the file system cannot do it.
+    """
+    mode = connection.pragma("journal_mode", "WAL")
+    if mode != "wal":
+        raise StorageError(
+            f"SQLite cannot keep a write-ahead log here: it stays in journal mode {mode!r}",
+            path=path,
+            cause="The file system has no shared memory between processes, as network file systems do not.",
+            remedy="Keep the recovery directory on a local disk.",
+        )
+
+
+def prepare_writer(connection: apsw.Connection, path: Path, *, cache_bytes: int) -> None:
     """Settings of a connection that closes epochs: full durability, and checkpoints only when asked for."""
+    use_log(connection, path)
     connection.pragma("synchronous", "FULL")
     connection.pragma("wal_autocheckpoint", 0)
     connection.pragma("journal_size_limit", 64 << 20)
@@ -198,7 +255,25 @@ def transaction(connection: apsw.Connection) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def snapshot(connection: apsw.Connection) -> Iterator[None]:
+    """One read transaction: its statements see each attached file as of the first of them that reads from it.
+
+    Inside a transaction it is a part of that one.
+    """
+    if connection.in_transaction:
+        yield
+        return
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
 _CORRUPT: tuple[type[apsw.Error], ...] = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError)
+_LOCKED: tuple[type[apsw.Error], ...] = (apsw.BusyError, apsw.LockedError, apsw.ProtocolError)
 _STORAGE: tuple[type[apsw.Error], ...] = (
     apsw.IOError,
     apsw.FullError,
@@ -208,6 +283,7 @@ _STORAGE: tuple[type[apsw.Error], ...] = (
     apsw.AuthError,
     apsw.NoMemError,
     apsw.NoLFSError,
+    apsw.TooBigError,
 )
 
 
@@ -220,7 +296,7 @@ def translated(path: Path) -> Iterator[None]:
         raise
     except _CORRUPT as error:
         raise CorruptPartitionError(f"SQLite says: {error}", path=path) from error
-    except (apsw.BusyError, apsw.LockedError) as error:
+    except _LOCKED as error:
         raise StorageError(
             f"another program kept the file locked for {BUSY_TIMEOUT_MS // 1000} s: {error}",
             path=path,
@@ -234,6 +310,8 @@ def translated(path: Path) -> Iterator[None]:
         raise CorruptPartitionError(f"a table is missing or altered: {error}", path=path) from error
     except (apsw.ConstraintError, apsw.MismatchError) as error:
         raise CorruptPartitionError(f"a row contradicts the schema: {error}", path=path) from error
+    except UnicodeDecodeError as error:
+        raise CorruptPartitionError(f"a text in it is not text: {error}", path=path) from error
     except OSError as error:
         raise StorageError(str(error), path=path) from error
 

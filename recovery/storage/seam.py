@@ -66,9 +66,7 @@ class BatchCount(NamedTuple):
 class TaskStore(Protocol):
     """What a task may ask. One object serves one task and is released at its end."""
 
-    def read(
-        self, step: StepId, partition: PartitionIndex, batch: BatchId, keys: tuple[str, ...]
-    ) -> list[str | None]:
+    def read(self, step: StepId, partition: PartitionIndex, batch: BatchId, keys: tuple[str, ...]) -> list[str | None]:
         """The stored states of `keys` before `batch`, in their order, even when the batch was already applied."""
         ...
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import apsw
 import apsw.sqlite_extra
 
 from recovery.errors import CorruptPartitionError
+from recovery.ids import FIRST_EPOCH
+from recovery.planning.values import PartitionDescription
 from recovery.storage.digests import SNAPS_DIGEST, SUM_SQL, combine
 from recovery.storage.partition import describe
-from recovery.storage.schema import open_partition, rows, translated
+from recovery.storage.schema import read_partition, rows, snapshot, translated
 
-SNAPS = f"SELECT {SUM_SQL}, coalesce(sum(digest <> {SNAPS_DIGEST}), 0) FROM snaps"
+SNAPS = f"SELECT {SUM_SQL}, coalesce(sum(digest IS NOT {SNAPS_DIGEST}), 0) FROM snaps"
 SUPERSEDED = f"""
-SELECT until_epoch, {SUM_SQL}, sum(digest <> {SNAPS_DIGEST}) FROM superseded GROUP BY until_epoch
+SELECT until_epoch, {SUM_SQL}, sum(digest IS NOT {SNAPS_DIGEST}) FROM superseded GROUP BY until_epoch
 """
-DAMAGED = "SELECT step_id, state_key FROM {table} WHERE digest <> " + SNAPS_DIGEST + " LIMIT 3"
+# What is damaged may be no text any more.
+DAMAGED = f"""
+SELECT CAST(step_id AS BLOB), CAST(state_key AS BLOB) FROM {{table}} WHERE digest IS NOT {SNAPS_DIGEST} LIMIT 3
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,55 +45,81 @@ class PartitionCheck:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._connection = open_partition(path, "ro")
-        with translated(path):
-            apsw.sqlite_extra.load(self._connection, "sha1")
-            self._connection.pragma("cache_size", -8192)
+        self._connection: apsw.Connection | None = None
+        self._cancelled = False
 
     def cancel(self) -> None:
-        """Let a running `run` raise apsw.InterruptError."""
-        self._connection.interrupt()
+        """Let `run` raise apsw.InterruptError, now or when it is called; harmless when it is done."""
+        self._cancelled = True
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(apsw.ConnectionClosedError):
+                connection.interrupt()
 
     def run(self) -> Verdict:
-        """Read everything once. Damage is reported in the verdict, not raised. Closes its connection."""
+        """Read everything once. Damage is reported in the verdict, not raised. Raises StorageError."""
         try:
-            with translated(self.path), self._connection:
-                return self._check()
+            return read_partition(self.path, self._run)
         except CorruptPartitionError as error:
             return Verdict(self.path, 0, (error.found,))
-        finally:
-            self._connection.close()
 
-    def _check(self) -> Verdict:
-        description = describe(self._connection, self.path)
-        problems: list[str] = []
-        live_rows, high, low, damaged = self._one(SNAPS)
+    def _run(self, connection: apsw.Connection) -> Verdict:
+        self._connection = connection
+        if self._cancelled:
+            raise apsw.InterruptError("cancelled")
+        with translated(self.path):
+            apsw.sqlite_extra.load(connection, "sha1")
+            connection.pragma("cache_size", -8192)
+            with snapshot(connection):
+                return self._check(connection)
+
+    def _check(self, connection: apsw.Connection) -> Verdict:
+        description = describe(connection, self.path)
+        problems = _gaps(description)
+        live_rows, high, low, damaged = rows(connection, SNAPS)[0]
         newest = description.newest
         expected = (newest.live_rows, newest.live_digest) if newest else (0, 0)
         if damaged:
-            problems.append(self._damaged("snaps", damaged))
+            problems.append(_damaged(connection, "snaps", damaged))
         if live_rows != expected[0]:
             problems.append(f"snaps holds {live_rows} rows where epoch {description.newest_epoch} left {expected[0]}")
         elif combine(high, low) != expected[1]:
             problems.append(f"the rows of snaps are not those that epoch {description.newest_epoch} left")
         held = {e.epoch: (e.superseded_rows, e.superseded_digest) for e in description.epochs}
         total = live_rows
-        for until, count, high, low, damaged in rows(self._connection, SUPERSEDED):
+        for until, count, high, low, damaged in rows(connection, SUPERSEDED):
             total += count
             if damaged:
-                problems.append(self._damaged("superseded", damaged))
+                problems.append(_damaged(connection, "superseded", damaged))
             if held.pop(until, None) != (count, combine(high, low)):
                 problems.append(f"the rows that epoch {until} superseded are not all there")
         for epoch, (count, _) in held.items():
             if count and epoch > description.collected:
                 problems.append(f"the {count} rows that epoch {epoch} superseded are missing")
-        problems += [f"SQLite says: {row[0]}" for row in rows(self._connection, "PRAGMA integrity_check(3)")]
+        problems += [f"SQLite says: {row[0]}" for row in rows(connection, "PRAGMA integrity_check(3)")]
         return Verdict(self.path, total, tuple(p for p in problems if p != "SQLite says: ok"))
 
-    def _damaged(self, table: str, count: int) -> str:
-        found = rows(self._connection, DAMAGED.format(table=table))
-        named = ", ".join(f"step {step!r} key {key!r}" for step, key in found)
-        return f"{count} rows of {table} do not match their digest ({named})"
 
-    def _one(self, sql: str) -> tuple[Any, ...]:
-        return rows(self._connection, sql)[0]
+def _damaged(connection: apsw.Connection, table: str, count: int) -> str:
+    found = rows(connection, DAMAGED.format(table=table))
+    named = ", ".join(f"step {_text(step)!r} key {_text(key)!r}" for step, key in found)
+    return f"{count} rows of {table} do not match their digest ({named})"
+
+
+def _gaps(description: PartitionDescription) -> list[str]:
+    """Epochs and executions that must be there: every epoch from the collected one on, and whoever closed it."""
+    problems = []
+    first = max(description.collected, FIRST_EPOCH)
+    held = [closed.epoch for closed in description.epochs]
+    missing = sorted(set(range(first, max(description.newest_epoch, description.collected) + 1)) - set(held))
+    if missing:
+        problems.append(f"epoch {missing[0]} is missing between {first} and {description.newest_epoch}")
+    known = {execution.lease for execution in description.executions}
+    for closed in description.epochs:
+        if closed.execution not in known:
+            problems.append(f"the execution {closed.execution.number} that closed epoch {closed.epoch} is missing")
+    return problems
+
+
+def _text(data: bytes | None) -> str:
+    return "" if data is None else data.decode(errors="replace")

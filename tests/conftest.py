@@ -1,0 +1,60 @@
+"""Directories for tests. Nothing here starts Spark."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from recovery.storage.initialize import init_partitions
+
+# A failing example prints the line that replays it; how long one takes depends on the machine's disk.
+settings.register_profile(
+    "recovery", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("recovery")
+
+StoreMaker = Callable[[int], Path]
+
+
+@pytest.fixture(scope="session")
+def store_maker() -> Iterator[StoreMaker]:
+    """Makes recovery directories in memory where there is some: copies of one that `init` made, so they are cheap."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="recovery-", dir=memory if memory.is_dir() else None) as name:
+        root = Path(name)
+        made = 0
+
+        def make(count: int) -> Path:
+            nonlocal made
+            template = root / f"template-{count}"
+            if not template.exists():
+                init_partitions(template, count)
+            made += 1
+            return Path(shutil.copytree(template, root / f"store-{made}"))
+
+        yield make
+
+
+@pytest.fixture
+def make_store(store_maker: StoreMaker) -> Iterator[StoreMaker]:
+    """Makes initialised recovery directories of any number of partitions, removed after the test."""
+    made: list[Path] = []
+
+    def make(count: int) -> Path:
+        made.append(store_maker(count))
+        return made[-1]
+
+    yield make
+    for path in made:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def store_dir(make_store: StoreMaker) -> Path:
+    """A recovery directory of two empty partitions."""
+    return make_store(2)

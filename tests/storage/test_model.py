@@ -1,0 +1,257 @@
+"""Random histories of a store against a plain model of every epoch."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from recovery.errors import LeaseLostError
+from recovery.keys import partition_of
+from recovery.storage import partition as one
+from recovery.storage.seam import StepEdit
+from tests.stores import Driver, State, problems, query, state_at
+
+COUNT = 2
+STEPS = ("a", "b$ '\"", "c")
+KEYS = ("", "1", "01", "x", "y", "Ω", "😀\u2400\u2400", "it's\x1f;--", "k" * 300)
+TEXTS = st.sampled_from(["0", "1", "null", '"1"', "[1,{}]", "1e5", '"😀"'])
+VALUES = st.none() | st.tuples(TEXTS, st.none() | st.integers(1, 40))
+CHANGES = st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=5)
+DRIVER_STEP = "$position"
+
+
+class Slot:
+    """What one delta should say: the state before and after the newest batch that was applied to it."""
+
+    def __init__(self, state: dict[str, tuple]) -> None:
+        self.before = dict(state)
+        self.after = dict(state)
+        self.applied = -1
+
+    def as_of(self, batch: int) -> dict[str, tuple]:
+        return self.after if self.applied <= batch else self.before
+
+
+class Histories(RuleBasedStateMachine):
+    """Apply, apply again, close, crash, rewind, collect, drop and rename, in any order."""
+
+    make_store = None
+
+    @initialize()
+    def begin(self):
+        self.directory = type(self).make_store(COUNT)
+        self.snapshots: dict[int, State] = {0: {}}
+        self.batches = {0: -1}
+        self.touched: dict[int, set] = {}
+        self.collected = 0
+        self.start()
+
+    def start(self, resume_epoch: int | None = None):
+        self.run = Driver(self.directory, STEPS, resume_epoch=resume_epoch)
+        newest = self.run.epoch - 1
+        self.snapshots = {epoch: state for epoch, state in self.snapshots.items() if epoch <= newest}
+        self.touched_now: set = set()
+        self.batch = self.closed_batch = self.batches[newest]
+        self.fenced = False
+        self.written = True
+        self.slots = {}
+        for step in STEPS:
+            for index in range(COUNT):
+                held = self.snapshots[newest].items()
+                self.slots[step, index] = Slot(
+                    {k: v for (s, k), v in held if s == step and partition_of(k, COUNT) == index}
+                )
+
+    def newest(self) -> State:
+        return self.snapshots[max(self.snapshots)]
+
+    def put(self, batch: int, step: str, changes: dict):
+        for index in range(COUNT):
+            part = {key: change for key, change in changes.items() if partition_of(key, COUNT) == index}
+            if not part:
+                continue
+            slot = self.slots[step, index]
+            if slot.applied != batch:
+                slot.before = dict(slot.after)
+            slot.applied = batch
+            slot.after = dict(slot.before)
+            for key, change in part.items():
+                self.touched_now.add((step, key))
+                if change is None:
+                    slot.after.pop(key, None)
+                else:
+                    slot.after[key] = change
+        self.run.apply(batch, changes, step)
+
+    @rule(changes=st.dictionaries(st.sampled_from(STEPS), CHANGES, max_size=2), opened=st.booleans())
+    def new_batch(self, changes, opened):
+        # Only one micro-batch can be under way beyond the one that is closed next.
+        self.batch += 1
+        if opened:
+            self.run.store.open(self.run.lease, self.batch)
+        for step, each in changes.items():
+            self.put(self.batch, step, each)
+
+    @precondition(lambda self: self.batch > self.closed_batch)
+    @rule(step=st.sampled_from(STEPS), changes=CHANGES)
+    def same_batch_again(self, step, changes):
+        self.put(self.batch, step, changes)
+
+    @rule(step=st.sampled_from(STEPS), keys=st.lists(st.sampled_from(KEYS), max_size=4), now=st.integers(0, 45))
+    def look(self, step, keys, now):
+        for batch in (self.batch, self.batch + 1):
+            if batch <= self.closed_batch or (batch == self.batch and self.batch < 0):
+                continue
+            expected = {}
+            for index in range(COUNT):
+                expected.update(self.slots[step, index].as_of(batch - 1))
+            found = self.run.read(batch, keys, step)
+            assert found == {key: expected.get(key, (None, None))[0] for key in keys}
+            due = sorted(key for key, (_, timeout) in expected.items() if timeout is not None and timeout <= now)
+            assert self.run.due(batch, now, step) == due
+        timeouts = [t for slot in self.slots.values() for _, t in slot.after.values() if t is not None]
+        assert self.run.store.next_due_ms(self.run.lease) == min(timeouts, default=None)
+
+    @precondition(lambda self: self.fenced)
+    @rule(step=st.sampled_from(STEPS), key=st.sampled_from(KEYS), late=st.integers(0, 3))
+    def late_task(self, step, key, late):
+        with pytest.raises(LeaseLostError):
+            self.run.apply(self.closed_batch - late, {key: ("666", None)}, step)
+
+    @rule(lag=st.integers(0, 1), floor=st.integers(0, 3), position=TEXTS)
+    def close(self, lag, floor, position):
+        batch = max(self.batch - lag, self.closed_batch)
+        floor = max(0, self.run.epoch - 1 - floor)
+        epoch = self.run.epoch
+        written = self.run.close(batch, floor=floor, driver_rows={DRIVER_STEP: {"position": position}})
+        self.snapshots[epoch] = self.cut(batch) | {(DRIVER_STEP, "position"): (position, None)}
+        self.touched[epoch] = self.touched_now
+        self.touched_now = {
+            (step, key)
+            for (step, _), slot in self.slots.items()
+            if slot.applied > batch
+            for key in (*slot.after, *slot.before, *KEYS)
+        }
+        assert sum(written) <= len(self.touched[epoch]) + 1
+        self.batches[epoch] = self.closed_batch = batch
+        self.written = self.fenced = True
+        self.forget(floor)
+        self.run.store.close(self.run.lease, self.run.requests(batch, epoch=epoch, floor=floor))
+
+    def cut(self, batch: int) -> State:
+        state = {key: value for key, value in self.newest().items() if key[0] == DRIVER_STEP}
+        for (step, _), slot in self.slots.items():
+            state |= {(step, key): value for key, value in slot.as_of(batch).items()}
+        return state
+
+    def forget(self, floor: int):
+        self.collected = max(self.collected, floor)
+        self.snapshots = {epoch: state for epoch, state in self.snapshots.items() if epoch >= self.collected}
+
+    @rule(back=st.integers(0, 3))
+    def collect(self, back):
+        floor = max(self.snapshots) - back
+        if floor > 0:
+            self.run.store.collect(floor)
+            self.forget(floor)
+            self.written = True
+
+    @rule(back=st.integers(0, 4), killed=st.booleans())
+    def rewind(self, back, killed):
+        """Start again, at the newest epoch or an earlier one; killed: as after a crash, with files left behind."""
+        self.stop(killed)
+        resume = max(max(self.snapshots) - back, self.collected) + 1
+        self.start(resume if back else None)
+        assert self.run.epoch == resume
+
+    @rule(closed=st.integers(0, COUNT), position=TEXTS)
+    def crash_while_closing(self, closed, position):
+        """The epoch is closed in some partitions only: the next run starts it anew, everywhere."""
+        epoch = self.run.epoch
+        schemas = {step: f"delta_{number}" for number, step in enumerate(STEPS)}
+        requests = self.run.requests(self.batch, driver_rows={DRIVER_STEP: {"position": position}})
+        for index in range(closed):
+            one.close_epoch(
+                self.run.store._writers[index], self.run.store.paths[index], self.run.lease, requests[index], schemas
+            )
+        if closed == COUNT:
+            self.snapshots[epoch] = self.cut(self.batch) | {(DRIVER_STEP, "position"): (position, None)}
+            self.touched[epoch] = self.touched_now
+            self.batches[epoch] = self.batch
+        self.stop(killed=True)
+        self.start()
+        assert self.run.epoch == epoch + (closed == COUNT)
+
+    @rule(drop=st.booleans())
+    def edit_steps(self, drop):
+        """Drop the last step, or give its state to one that has none; before any batch, as a run does."""
+        self.stop(killed=False)
+        self.start()
+        old, new = STEPS[2], STEPS[0]
+        state = self.newest()
+        if not drop and any(step == new for step, _ in state):
+            return
+        epoch = self.run.epoch
+        self.run.close(self.closed_batch, edits=[StepEdit(old, None if drop else new)])
+        moved = {} if drop else {(new, key): value for (step, key), value in state.items() if step == old}
+        self.snapshots[epoch] = {key: value for key, value in state.items() if key[0] != old} | moved
+        self.touched[epoch] = {key for key in state if key[0] == old} | set(moved)
+        self.batches[epoch] = self.closed_batch
+        self.stop(killed=False)
+        self.start()
+
+    def stop(self, killed: bool):
+        if killed:
+            # What a killed process leaves is the files and their logs; its connections are closed by the system,
+            # which SQLite cannot tell from here, so a copy of the directory stands for it.
+            survivor = self.directory.with_name(self.directory.name + "s")
+            shutil.copytree(self.directory, survivor)
+            self.run.store.release()
+            shutil.rmtree(self.directory)
+            survivor.rename(self.directory)
+        else:
+            self.run.store.release()
+
+    @invariant()
+    def the_files_hold_what_the_model_says(self):
+        """Every held epoch is as it was, the window is what is held, nothing grows, and a full check finds nothing."""
+        if not self.written:
+            return
+        self.written = False
+        for epoch, state in self.snapshots.items():
+            assert state_at(self.directory, epoch) == state, f"epoch {epoch}"
+        for each in self.run.store.describe():
+            held = {closed.epoch for closed in each.epochs} | ({0} if each.collected == 0 else set())
+            assert held == set(self.snapshots)
+            counts = query(each.path, "SELECT until_epoch, count(*) FROM superseded GROUP BY 1")
+            for epoch, count in counts:
+                assert epoch > self.collected
+                assert count <= len(self.touched[epoch]) + 1
+        assert problems(self.directory) == []
+
+    def teardown(self):
+        if hasattr(self, "run"):
+            self.run.store.release()
+            shutil.rmtree(self.directory)
+
+
+def _run(store_maker, examples: int, steps: int):
+    Histories.make_store = staticmethod(store_maker)
+    test = Histories.TestCase
+    test.settings = settings(max_examples=examples, stateful_step_count=steps, print_blob=True, deadline=None)
+    test("runTest").runTest()
+
+
+def test_random_histories_agree_with_a_model_of_every_epoch(store_maker):
+    """Whatever happens in whatever order, each held epoch is what the model says, and a full check finds nothing."""
+    _run(store_maker, 25, 25)
+
+
+@pytest.mark.long
+def test_many_random_histories_agree_with_the_model(store_maker):
+    """The same, for a quarter of an hour."""
+    _run(store_maker, 3_000, 60)

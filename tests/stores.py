@@ -1,0 +1,218 @@
+"""What the storage tests share: driving partitions as a run would, without Spark, and reading what they hold."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import apsw
+
+from recovery.keys import partition_of
+from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.planning.values import Execution
+from recovery.storage.files import FilePartitions, FileTaskStore, connect_task, scan
+from recovery.storage.seam import BatchCount, Changes, CloseRequest
+from recovery.storage.verify import PartitionCheck
+
+ROOT = Path(__file__).resolve().parents[1]
+STEP = "count"
+Value = tuple[str, int | None]
+State = dict[tuple[str, str], Value]
+_ids = itertools.count()
+
+
+class Driver:
+    """One execution on a directory: what the runner does with storage, call by call.
+
+    States are given as texts, as (text, timeout in ms), or as None to discard the key.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        steps: Sequence[str] = (STEP,),
+        *,
+        resume_epoch: int | None = None,
+        scratch: Path | None = None,
+    ) -> None:
+        self.directory = directory
+        self.plan: ResumePlan = plan_resume(scan(directory), resume_epoch=resume_epoch)
+        self.count = len(self.plan.partitions)
+        self.execution = new_execution(self.plan)
+        self.lease = self.execution.lease
+        self.epoch = self.plan.resume_epoch
+        self.store = FilePartitions([d.path for d in self.plan.partitions], scratch or directory / "scratch")
+        try:
+            self.store.start(self.execution, steps)
+        except BaseException:
+            self.store.release()
+            raise
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.store.release()
+
+    def task(self) -> FileTaskStore:
+        """A task's way to the partitions; release it."""
+        return connect_task(self.store.address(self.lease))[0]
+
+    def apply(
+        self,
+        batch: int,
+        changes: Mapping[str, str | tuple[str, int | None] | None],
+        step: str = STEP,
+        partitions: Iterable[int] | None = None,
+    ) -> None:
+        """Apply the changes as the tasks of one step would; partitions without changes have a task when named."""
+        by_partition: dict[int, dict] = {index: {} for index in partitions or ()}
+        for key, change in changes.items():
+            by_partition.setdefault(partition_of(key, self.count), {})[key] = change
+        for index, part in by_partition.items():
+            task = self.task()
+            try:
+                task.apply(step, index, batch, [pack(part)] if part else [], BatchCount(len(part), len(part)))
+            finally:
+                task.release()
+
+    def read(self, batch: int, keys: Iterable[str], step: str = STEP) -> dict[str, str | None]:
+        """The states before `batch`, by key."""
+        found: dict[str, str | None] = {}
+        by_partition: dict[int, list[str]] = {}
+        for key in keys:
+            by_partition.setdefault(partition_of(key, self.count), []).append(key)
+        for index, part in by_partition.items():
+            task = self.task()
+            try:
+                found.update(zip(part, task.read(step, index, batch, tuple(part)), strict=True))
+            finally:
+                task.release()
+        return found
+
+    def due(self, batch: int, up_to_ms: int, step: str = STEP) -> list[str]:
+        """The keys that are due, of all partitions."""
+        found: list[str] = []
+        for index in range(self.count):
+            task = self.task()
+            try:
+                found += task.due(step, index, batch, up_to_ms)
+            finally:
+                task.release()
+        return sorted(found)
+
+    def requests(self, batch: int, **settings) -> list[CloseRequest]:
+        """The requests that close the running epoch."""
+        driver_rows = settings.pop("driver_rows", {})
+        return [
+            CloseRequest(
+                epoch=settings.get("epoch", self.epoch),
+                batch=batch,
+                closed_ms=settings.get("closed_ms", 1_000 * self.epoch),
+                clock_ms=settings.get("clock_ms", 1_000 * self.epoch),
+                floor=settings.get("floor", 0),
+                driver_rows={
+                    step: {k: v for k, v in values.items() if partition_of(k, self.count) == index}
+                    for step, values in driver_rows.items()
+                },
+                edits=settings.get("edits", ()),
+            )
+            for index in range(self.count)
+        ]
+
+    def close(self, batch: int, **settings) -> list[int]:
+        """Close the epoch as of `batch`; the next one begins."""
+        written = self.store.close(self.lease, self.requests(batch, **settings))
+        self.epoch += 1
+        return written
+
+
+def new_execution(plan: ResumePlan, flow_id: str = "flow") -> Execution:
+    """The next execution on the partitions of a plan."""
+    return Execution(
+        number=plan.execution_number,
+        id=f"execution-{next(_ids)}",
+        flow_id=flow_id,
+        resume_epoch=plan.resume_epoch,
+        started_ms=0,
+        snapshot_interval_s=10.0,
+        backup_interval_s=0.0,
+        host="host",
+        pid=os.getpid(),
+        version="test",
+    )
+
+
+def pack(changes: Mapping[str, str | tuple[str, int | None] | None]) -> Changes:
+    """The changes as a task packs them."""
+    timeouts = any(isinstance(change, tuple) for change in changes.values())
+    packed = []
+    for key, change in changes.items():
+        text, timeout = change if isinstance(change, tuple) else (change or "", None)
+        middle = [("" if timeout is None else str(timeout))] if timeouts else []
+        packed.append("\x1f".join([text, *middle, key]))
+    return Changes(tuple(packed), timeouts)
+
+
+def query(path: Path, sql: str, bindings: Sequence = ()) -> list[tuple]:
+    """Rows of a partition, by a connection of their own."""
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        return connection.execute(sql, bindings).fetchall()
+    finally:
+        connection.close()
+
+
+def alter(path: Path, sql: str, bindings: Sequence = ()) -> None:
+    """Change a partition behind the package's back."""
+    connection = apsw.Connection(str(path))
+    try:
+        connection.execute(sql, bindings).fetchall()
+    finally:
+        connection.close()
+
+
+def paths_of(directory: Path) -> list[Path]:
+    """The partition files, in order."""
+    return sorted(directory.glob("part-*.sqlite3"), key=lambda path: int(path.stem[5:]))
+
+
+def state_at(directory: Path, epoch: int) -> State:
+    """What the files hold of an epoch: undo, newest first, what later ones superseded."""
+    state: State = {}
+    for path in paths_of(directory):
+        for step, key, text, timeout in query(path, "SELECT step_id, state_key, ser_change, timeout_ms FROM snaps"):
+            state[step, key] = (text, timeout)
+        superseded = query(
+            path,
+            "SELECT step_id, state_key, snap_epoch, ser_change, timeout_ms FROM superseded"
+            " WHERE until_epoch > ? ORDER BY until_epoch DESC",
+            (epoch,),
+        )
+        for step, key, snap_epoch, text, timeout in superseded:
+            if snap_epoch is None:
+                state.pop((step, key), None)
+            else:
+                state[step, key] = (text, timeout)
+    return state
+
+
+def problems(directory: Path) -> list[str]:
+    """What a full check finds wrong, in all files."""
+    return [problem for path in paths_of(directory) for problem in PartitionCheck(path).run().problems]
+
+
+def window(directory: Path) -> tuple[int, ...]:
+    """The epochs that can be resumed after."""
+    return plan_resume(scan(directory)).window
+
+
+def run_python(code: str, *arguments: object, timeout_s: float = 60, **options) -> subprocess.CompletedProcess:
+    """Run Python source in another process, with the repository importable; its output is text."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment, **options)
