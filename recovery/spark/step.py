@@ -62,7 +62,8 @@ class StepDefinition:
     """What the tasks of a step know: picklable, and the same in every run of the plan.
 
     columns: the input's columns, in order. key_columns: positions of the key's columns among them.
-    key_in_place: the key is one string column, so its text is that column.
+    key_in_place: the key is one string column, so its text is that column. time_zone: the session's, which Arrow's
+    timestamps carry.
     """
 
     step_id: StepId
@@ -75,6 +76,7 @@ class StepDefinition:
     key_types: tuple[T.DataType, ...]
     key_in_place: bool
     output: T.StructType
+    time_zone: str
 
     @property
     def mailbox(self) -> Path:
@@ -210,6 +212,7 @@ def _apply(
         key_types=key_types,
         key_in_place=in_place,
         output=_struct(step_id, output),
+        time_zone=str(frame.sparkSession.conf.get("spark.sql.session.timeZone")),
     )
     ordering = [] if order_by is None else [order_by] if isinstance(order_by, str | Column) else list(order_by)
     registered[definition.token] = RegisteredStep(

@@ -65,7 +65,7 @@ class StepTask:
         self._batch = batch
         self._codec = StateCodec(definition.state_type)
         self._row = _row_type(definition)
-        self._schema = to_arrow_schema(definition.output)
+        self._schema = to_arrow_schema(definition.output, timezone=definition.time_zone)
         self._partition: PartitionIndex | None = None
         self._now_ms = 0
         self._spool = _Spool()
@@ -227,7 +227,7 @@ class StepTask:
     def _parse_keys(self, texts: list[str]) -> Sequence[Any]:
         """The same from state keys, for keys without rows."""
         definition = self._definition
-        types = [to_arrow_type(kind) for kind in definition.key_types]
+        types = [to_arrow_type(kind, timezone=definition.time_zone) for kind in definition.key_types]
         if len(types) == 1:
             parts: list[list[str | None]] = [[decode_key(text) for text in texts]]
         else:

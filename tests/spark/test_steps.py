@@ -1,0 +1,388 @@
+"""Steps as users write them: keys, kinds of state, order, timeouts, and the errors of wrong ones."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+
+from recovery import (
+    ConfigurationError,
+    DiscardSink,
+    FlowFailedError,
+    FlowMismatchError,
+    RecoveryConfig,
+    StateValueError,
+    UnknownStepError,
+    UnsupportedPlanError,
+    init_partitions,
+    start,
+    stateful,
+    stateful_map,
+)
+from recovery.keys import encode_key, partition_of
+from tests.spark.support import add_up, run_to_end, states, totals_step
+
+
+@dataclass
+class Totals:
+    n: int = 0
+    total: float = 0.0
+
+
+class Pair(NamedTuple):
+    n: int
+    total: int = 0
+
+
+def test_composite_keys_of_any_type(spark, feed, tmp_path):
+    """A key of several columns is a JSON array of texts; update gets the typed values as a tuple."""
+    feed.add([("a", 1), ("a", 2), ("b", 1), ("a", 1)])
+    keys = []
+
+    def count(key, rows, state):
+        state.update((state.getOption or 0) + len(rows))
+        yield (json.dumps([str(part) for part in key]), [type(part).__name__ for part in key] == ["str", "int", "date"])
+
+    frame = feed.frame(spark).selectExpr("key", "value", "date'2026-01-01' + cast(value AS int) AS day")
+    step = stateful("s", key=["key", "value", "day"], update=count, output="key string, typed boolean")
+    run_to_end(frame.transform(step), tmp_path / "db", lambda batch, _: keys.extend(batch.collect()))
+    assert states(tmp_path / "db", "s") == {
+        '["a","1","2026-01-02"]': 2,
+        '["a","2","2026-01-03"]': 1,
+        '["b","1","2026-01-02"]': 1,
+    }
+    assert all(row.typed for row in keys)
+
+
+ODD_KEYS = ["", " ", "a/b*..", "quote'\"", "😀", "␀", "␀0", "nul\0inside", "é", "x" * 10_000, "[null]", None]
+
+
+def test_odd_keys(spark, tmp_path):
+    """Empty, NULL, NUL, emoji and long keys are keys of their own, in the partition that Python computes."""
+    rows = spark.createDataFrame([(key, number) for number, key in enumerate(ODD_KEYS * 2)], "key string, value long")
+    rows.write.parquet(str(tmp_path / "input"))
+    frame = spark.readStream.schema("key string, value long").parquet(str(tmp_path / "input"))
+    seen = []
+    run_to_end(frame.transform(totals_step()), tmp_path / "db", lambda batch, _: seen.extend(batch.collect()))
+    found = states(tmp_path / "db", "totals")
+    assert {key: n for key, (n, _) in found.items()} == {encode_key(key): 2 for key in ODD_KEYS}
+    assert {row.key for row in seen} == set(ODD_KEYS)
+
+
+def test_spark_and_python_agree_on_partitions(spark):
+    """crc32 modulo N is the same number in Spark SQL and in Python, escapes and composite keys included."""
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    from recovery.spark.step import _key_text
+
+    rows = spark.createDataFrame([(key, 'é\n"\\') for key in ODD_KEYS], "key string, other string")
+    for columns in (["key"], ["key", "other"]):
+        text = _key_text([F.col(name) for name in columns], [T.StringType()] * len(columns))
+        for row in rows.select("key", text.alias("text"), F.crc32(text.cast("binary")).alias("hash")).collect():
+            assert partition_of(row.text, 1 << 16) == row.hash % (1 << 16)
+            if len(columns) == 1:
+                assert row.text == encode_key(row.key)
+            else:
+                assert json.loads(row.text) == [row.key, 'é\n"\\']
+
+
+def test_number_and_timestamp_keys(spark, tmp_path):
+    """-0.0 is 0.0; a timestamp's key does not depend on the session's time zone."""
+    data = [(0.0, 1), (-0.0, 1), (1.5, 1)]
+    spark.createDataFrame(data, "key double, value long").write.parquet(str(tmp_path / "input"))
+    frame = spark.readStream.schema("key double, value long").parquet(str(tmp_path / "input"))
+    step = stateful("s", key="key", update=add_up, output="key double, n long, total long")
+    run_to_end(frame.transform(step), tmp_path / "db")
+    assert states(tmp_path / "db", "s") == {"0.0": [2, 2], "1.5": [1, 1]}
+    frame = spark.readStream.schema("key double, value long").parquet(str(tmp_path / "input"))
+    frame = frame.selectExpr("timestamp_seconds(cast(key AS long)) AS key", "value")
+    step = stateful("s", key="key", update=add_up, output="key timestamp, n long, total long")
+    run_to_end(frame.transform(step), tmp_path / "db2")
+    assert states(tmp_path / "db2", "s") == {"0": [2, 2], "1000000": [1, 1]}
+
+
+def test_typed_state_evolves(spark, feed, tmp_path):
+    """Dataclass and NamedTuple states come back typed; a field added later gets its default."""
+
+    def with_dataclass(key, rows, state):
+        totals = state.get if state.exists else Totals()
+        assert isinstance(totals, Totals)
+        state.update(Totals(totals.n + len(rows), totals.total + sum(row.value for row in rows)))
+        yield key, totals.n
+
+    def with_pair(key, rows, state):
+        pair = state.get if state.exists else Pair(0)
+        assert isinstance(pair, Pair)
+        state.update(Pair(pair.n + len(rows)))
+        yield key, pair.n
+
+    for kind, update in ((Totals, with_dataclass), (Pair, with_pair)):
+        directory = tmp_path / kind.__name__
+        feed.add_random(1)
+        step = stateful("s", key="key", update=update, state=kind, output="key string, n long")
+        run_to_end(feed.frame(spark).transform(step), directory)
+        found = states(directory, "s")
+        assert {key: (v["n"] if kind is Totals else v[0]) for key, v in found.items()} == dict(feed.counts())
+
+
+def test_stateful_map(spark, feed, tmp_path):
+    """Bytewax's form: one call per value; None discards the key."""
+    feed.add([("a", 1), ("b", 2), ("a", 3)])
+    feed.add([("b", -1), ("a", 4)])
+    seen = []
+
+    def running(total, value):
+        return (None, 0) if value < 0 else ((total or 0) + value, (total or 0) + value)
+
+    step = stateful_map(
+        "m", key="key", value="value", mapper=running, order_by="value", output="key string, total long"
+    )
+    run_to_end(feed.frame(spark).transform(step), tmp_path / "db", lambda b, _: seen.extend(map(tuple, b.collect())))
+    assert states(tmp_path / "db", "m") == {"a": 8}
+    assert sorted(seen) == [("a", 1), ("a", 4), ("a", 8), ("b", 0), ("b", 2)]
+
+
+def test_order_within_a_key(spark, feed, tmp_path):
+    """order_by gives a key's rows in that order, descending too."""
+    from pyspark.sql import functions as F
+
+    feed.add([(key, value) for value in (5, 1, 4, 2, 3) for key in ("a", "b")])
+
+    def keep(key, rows, state):
+        state.update([row.value for row in rows])
+        return []
+
+    for order, expected in (("value", [1, 2, 3, 4, 5]), (F.col("value").desc(), [5, 4, 3, 2, 1])):
+        step = stateful("s", key="key", update=keep, output="key string", order_by=order)
+        directory = tmp_path / str(expected[0])
+        run_to_end(feed.frame(spark).transform(step), directory)
+        assert states(directory, "s") == {"a": expected, "b": expected}
+
+
+def test_discarded_keys_leave_nothing(spark, feed, tmp_path):
+    """state.remove() removes the key's row; a discarded key starts anew."""
+    feed.add([("a", 1), ("b", 1)])
+    feed.add([("a", -1)])
+    feed.add([("a", 7)])
+
+    def update(key, rows, state):
+        if rows[-1].value < 0:
+            state.remove()
+        else:
+            state.update((state.getOption or 0) + rows[-1].value)
+        return None
+
+    run_to_end(feed.frame(spark).transform(totals_step(update=update)), tmp_path / "db")
+    assert states(tmp_path / "db", "totals") == {"a": 7, "b": 1}
+
+
+def test_timeouts_fire_on_an_idle_stream(spark, feed, tmp_path):
+    """A key without new rows times out although no input comes, once, and after a resume too."""
+    init_partitions(tmp_path / "db", 2)
+    fired = []
+
+    def session(key, rows, state):
+        if state.hasTimedOut:
+            assert rows == []
+            yield key, state.get
+            state.remove()
+        else:
+            state.update((state.getOption or 0) + len(rows))
+            state.setTimeoutDuration(700)
+
+    def sink(batch, _):
+        fired.extend(map(tuple, batch.collect()))
+
+    def begin():
+        step = stateful("sessions", key="key", update=session, output="key string, n long")
+        config = RecoveryConfig(tmp_path / "db", snapshot_interval=0)
+        return start(feed.frame(spark).transform(step), config, sink=sink, name="sessions")
+
+    query = begin()
+    feed.add([("a", 1), ("b", 1), ("a", 2)])
+    wait_until(query, lambda: len(fired) == 2)
+    query.stop()
+    assert sorted(fired) == [("a", 2), ("b", 1)]
+    assert states(tmp_path / "db", "sessions") == {}
+    query = begin()
+    feed.add([("c", 1)])
+    wait_until(query, lambda: query.summary.batches >= 1)
+    query.stop()
+    if fired[2:] != [("c", 1)]:
+        assert states(tmp_path / "db", "sessions") == {"c": 1}
+        time.sleep(0.8)  # the timeout passes while nothing runs
+        query = begin()
+        wait_until(query, lambda: len(fired) == 3)
+        query.stop()
+    assert fired[2:] == [("c", 1)]
+
+
+def wait_until(query, condition, timeout_s=60):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        query.await_termination(0.1)
+
+
+def test_unserialisable_state_names_step_and_key(spark, feed, tmp_path):
+    """State that would not come back equal aborts the micro-batch, naming step and key; nothing of it is kept."""
+    feed.add([("fine", 1)])
+    feed.add([("bad", 1)])
+
+    def update(key, rows, state):
+        state.update((1, 2) if key == "bad" else [1])
+        return []
+
+    with pytest.raises(StateValueError, match=r"step 'totals', key 'bad': tuple \(1, 2\) would come back as list"):
+        run_to_end(feed.frame(spark).transform(totals_step(update=update)), tmp_path / "db")
+    assert states(tmp_path / "db", "totals") == {"fine": [1]}
+
+
+def test_errors_of_update_name_step_and_key(spark, feed, tmp_path):
+    """An exception in update reaches the user with its traceback, step and key; the epochs before it are closed."""
+    feed.add([("fine", 1)])
+    feed.add([("bad", 1)])
+
+    def update(key, rows, state):
+        state.update(1)
+        return [(key, 1, 1 // (0 if key == "bad" else 1))]
+
+    with pytest.raises(FlowFailedError, match="ZeroDivisionError") as caught:
+        run_to_end(feed.frame(spark).transform(totals_step(update=update)), tmp_path / "db", snapshot_interval=3600)
+    assert "in step 'totals', key 'bad', micro-batch 1" in str(caught.value)
+    assert states(tmp_path / "db", "totals") == {"fine": 1}
+
+
+def test_wrong_output_is_named(spark, feed, tmp_path):
+    """Output that does not fit its declaration is a StateValueError that shows it."""
+    feed.add([("a", 1)])
+    with pytest.raises(StateValueError, match="has 3 columns"):
+        run_to_end(feed.frame(spark).transform(totals_step(update=lambda k, r, s: [(k, 1)])), tmp_path / "db")
+    with pytest.raises(StateValueError, match="output column 'n'"):
+        run_to_end(feed.frame(spark).transform(totals_step(update=lambda k, r, s: [(k, "x", 1)])), tmp_path / "db")
+
+
+def test_a_step_used_twice_is_refused(spark, feed, tmp_path):
+    """A plan that would run a step twice is refused, and nothing is written."""
+    frame = feed.frame(spark).transform(totals_step())
+    with pytest.raises(UnsupportedPlanError, match="used 2 times"):
+        run_to_end(frame.union(frame), tmp_path / "db")
+    again = feed.frame(spark).transform(totals_step()).union(feed.frame(spark).transform(totals_step()))
+    with pytest.raises(UnsupportedPlanError, match="2 steps are called 'totals'"):
+        run_to_end(again, tmp_path / "db")
+
+
+NATIVE = {
+    "an aggregation": lambda frame: frame.groupBy("key").count(),
+    "dropDuplicates": lambda frame: frame.dropDuplicates(["key"]),
+    "dropDuplicates|distinct": lambda frame: frame.select("key").distinct(),
+    "limit": lambda frame: frame.limit(3),
+    "a join of two streams": lambda frame: frame.join(frame.selectExpr("key", "value AS other"), "key"),
+}
+
+
+@pytest.mark.parametrize("what", NATIVE)
+def test_native_state_is_refused(spark, feed, tmp_path, what):
+    """Operators whose state Spark keeps elsewhere are refused, not silently left out of the snapshots."""
+    with pytest.raises(UnsupportedPlanError, match=what):
+        run_to_end(NATIVE[what](feed.frame(spark)), tmp_path / "db")
+
+
+def test_static_aggregations_are_fine(spark, feed, tmp_path):
+    """An aggregation on the static side of a join keeps no state."""
+    feed.add([("a", 1), ("b", 2)])
+    static = spark.createDataFrame([("a", 1), ("a", 2)], "key string, n long").groupBy("key").count()
+    seen = []
+    run_to_end(
+        feed.frame(spark).join(static, "key"), tmp_path / "db", lambda b, _: seen.extend(map(tuple, b.collect()))
+    )
+    assert seen == [("a", 1, 2)]
+
+
+def test_batch_frames_and_unknown_columns(spark, feed):
+    """Mistakes in building a plan are told at once."""
+    with pytest.raises(ConfigurationError, match="no column 'nope'"):
+        feed.frame(spark).transform(stateful("s", key="nope", update=add_up, output="key string"))
+    with pytest.raises(ConfigurationError, match="is a map<string,string>"):
+        feed.frame(spark).selectExpr("map('a', key) AS key").transform(totals_step())
+    with pytest.raises(ConfigurationError, match="not a schema"):
+        feed.frame(spark).transform(stateful("s", key="key", update=add_up, output="key strin"))
+    with pytest.raises(ConfigurationError, match="not a step id"):
+        stateful("$checkpoint", key="key", update=add_up, output="key string")
+
+
+def test_a_plain_write_stream_is_told(spark, feed, tmp_path):
+    """A step started without recovery.start says so instead of computing without state."""
+    feed.add([("a", 1)])
+    query = (
+        feed.frame(spark)
+        .transform(totals_step())
+        .writeStream.foreachBatch(lambda batch, _: batch.collect())
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    with pytest.raises(Exception, match="runs outside a micro-batch of a recovery run"):
+        query.awaitTermination()
+
+
+def test_unknown_steps_give_the_choices(spark, feed, tmp_path):
+    """A renamed or removed step is refused; --rename-step keeps its state, --drop-step discards it, both rewindable."""
+    from recovery.planning.resume import plan_resume
+    from recovery.storage.files import scan
+
+    feed.add_random(1)
+    directory = tmp_path / "db"
+    run_to_end(feed.frame(spark).transform(totals_step("old")), directory, backup_interval="1h")
+    before = [file.description for file in scan(directory)]
+    with pytest.raises(UnknownStepError, match=r"'old'; the flow has 'new'.*"):
+        run_to_end(feed.frame(spark).transform(totals_step("new")), directory)
+    assert [file.description for file in scan(directory)] == before
+    feed.add_random(2)
+    run_to_end(
+        feed.frame(spark).transform(totals_step("new")), directory, rename_steps={"old": "new"}, backup_interval="1h"
+    )
+    assert states(directory, "new") == feed.totals()
+    assert states(directory, "old") == {}
+    run_to_end(feed.frame(spark), directory, drop_steps=("new",), backup_interval="1h")
+    assert states(directory, "new") == {}
+    first = plan_resume(scan(directory)).window[1]
+    run_to_end(feed.frame(spark).transform(totals_step("old")), directory, resume_epoch=first + 1)
+    assert states(directory, "old") == feed.totals()
+
+
+def test_another_flow_is_refused(spark, feed, tmp_path):
+    """A recovery directory belongs to the flow of its first execution."""
+    feed.add_random(1)
+    run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", name="mine")
+    with pytest.raises(FlowMismatchError, match="'mine', not of 'other'"):
+        run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", name="other")
+
+
+def test_without_recovery(spark, feed, tmp_path):
+    """config=None runs the same flow and leaves nothing behind."""
+    for seed in range(3):
+        feed.add_random(seed)
+    seen = {}
+
+    def sink(batch, _):
+        seen.update({row.key: [row.n, row.total] for row in batch.collect()})
+
+    frame = feed.frame(spark).transform(totals_step())
+    query = start(frame, None, sink=sink, name="free", trigger="available-now")
+    query.await_termination()
+    assert seen == feed.totals()
+    assert query.summary.epochs == 0
+
+
+def test_discard_sink_needs_no_steps(spark, feed, tmp_path):
+    """A stateless stream has its position kept all the same: nothing is read twice."""
+    feed.add_random(1)
+    assert run_to_end(feed.frame(spark), tmp_path / "db", DiscardSink()).rows == 300
+    feed.add_random(2, count=70)
+    assert run_to_end(feed.frame(spark), tmp_path / "db", DiscardSink()).rows == 70
