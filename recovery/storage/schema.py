@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -36,6 +37,7 @@ from recovery.errors import (
 APPLICATION_ID = 0x52435650  # "RCVP"
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_MS = 60_000
+SMALLEST_PAGE_BYTES = 512
 
 T = TypeVar("T")
 
@@ -201,18 +203,22 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def _check_header(path: Path) -> None:
-    """SQLite takes an empty file for an empty database; a partition is never empty.
+    """SQLite takes an empty file, or one shorter than a page, for an empty database; a partition is never that.
 
     Only the size is asked for: opening and closing a live file outside SQLite would drop its locks.
     """
     try:
-        size = path.stat().st_size
+        found = path.stat()
     except FileNotFoundError:
         raise StorageError("no such file", path=path, cause="It was deleted or moved while in use.") from None
     except OSError as error:
         raise StorageError(str(error), path=path) from error
-    if size == 0:
-        raise CorruptPartitionError("the file is empty", path=path, cause="It was truncated or half-copied.")
+    if not stat.S_ISREG(found.st_mode):
+        raise StorageError("it is not a file", path=path, cause="Something else has a partition's name.", remedy="")
+    size = found.st_size
+    if size < SMALLEST_PAGE_BYTES:
+        what = f"it ends after {size} bytes" if size else "the file is empty"
+        raise CorruptPartitionError(what, path=path, cause="It was truncated or half-copied.")
 
 
 def use_log(connection: apsw.Connection, path: Path) -> None:
