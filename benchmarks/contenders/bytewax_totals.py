@@ -1,0 +1,226 @@
+"""Bytewax's totals per key, as worker threads or processes, with recovery partitions.
+
+Bytewax has no micro-batches: it reads the same files as a partitioned source. What gives it its best time here: lines
+read in large blocks, parsed a block at a time, and the operator that all of its stateful ones are built on.
+"""
+
+# mypy: disable-error-code="import-not-found, misc"
+# Bytewax is not in the environment that is checked.
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import platform
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+BLOCK_BYTES = 1 << 20
+STEP = "totals"
+
+
+def measure(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Runs the flow; seconds from started workers, with all imported, to the end of all."""
+    from bytewax.recovery import init_db_dir
+
+    recovery = Path("recovery")
+    recovery.mkdir()
+    init_db_dir(recovery, arguments["workers"])
+    measured = _in_processes if arguments["processes"] else _in_threads
+    seconds = measured(arguments)
+    states = _write_totals(recovery, Path(arguments["totals"]))
+    return {
+        "seconds": seconds,
+        "states": states,
+        "versions": {"python": platform.python_version(), "bytewax": version("bytewax")},
+        "state_bytes": sum(path.stat().st_size for path in recovery.iterdir()),
+    }
+
+
+def _in_threads(arguments: dict[str, Any]) -> float:
+    flow, settings = _prepare(arguments)
+    from bytewax.run import cli_main
+
+    started_s = time.perf_counter()
+    cli_main(flow, workers_per_process=arguments["workers"], **settings)
+    return time.perf_counter() - started_s
+
+
+def _in_processes(arguments: dict[str, Any]) -> float:
+    ports = _free_ports(arguments["workers"])
+    addresses = [f"localhost:{port}" for port in ports]
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for number in range(arguments["workers"]):
+            given = json.dumps({**arguments, "number": number, "addresses": addresses})
+            command = [sys.executable, "-m", __spec__.name, given]
+            worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            stack.enter_context(worker)
+            # Only when something failed does one still run at the end.
+            stack.callback(worker.kill)
+            workers.append(worker)
+        _expect(workers, "ready")
+        for worker, port in zip(workers, ports, strict=True):
+            # Each connects to those before it, and would sleep for a second if they did not listen yet.
+            started_s = time.perf_counter()
+            assert worker.stdin is not None
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+            if worker is not workers[-1]:
+                _wait_until_listening(port)
+        # Said when the flow has returned: the end of the interpreter is not counted.
+        _expect(workers, "done")
+        return time.perf_counter() - started_s
+
+
+def _expect(workers: list[subprocess.Popen[str]], word: str) -> None:
+    """Wait until each has said the word; Bytewax says things too."""
+    for worker in workers:
+        assert worker.stdout is not None
+        said: list[str] = []
+        for line in worker.stdout:
+            said.append(line.strip())
+            if said[-1] == word:
+                break
+        else:
+            raise RuntimeError(f"a Bytewax process ended without {word!r}, saying {said}")
+
+
+def _wait_until_listening(port: int) -> None:
+    """Seen in /proc: a connection to try it would count as a worker's."""
+    deadline_s = time.perf_counter() + 10
+    while time.perf_counter() < deadline_s:
+        for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+            entries = [line.split() for line in table.read_text().splitlines()[1:]] if table.exists() else []
+            if any(entry[1].endswith(f":{port:04X}") and entry[3] == "0A" for entry in entries):
+                return
+        time.sleep(0.005)
+    raise RuntimeError("the first Bytewax process does not listen")
+
+
+def _work(arguments: dict[str, Any]) -> None:
+    """One of the processes: says when it is ready, waits for the start, says when it is done."""
+    flow, settings = _prepare(arguments)
+    from bytewax.run import cli_main
+
+    print("ready", flush=True)
+    sys.stdin.readline()
+    cli_main(flow, process_id=arguments["number"], addresses=arguments["addresses"], **settings)
+    print("done", flush=True)
+
+
+def _prepare(arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    from bytewax.recovery import RecoveryConfig
+
+    settings = {
+        "epoch_interval": timedelta(seconds=arguments["interval_s"]),
+        "recovery_config": RecoveryConfig(Path("recovery"), timedelta(0)),
+    }
+    return build(Path(arguments["files"])), settings
+
+
+def build(files: Path) -> Any:
+    """The flow."""
+    import bytewax.operators as op
+    from bytewax.dataflow import Dataflow
+    from bytewax.inputs import FixedPartitionedSource, StatefulSourcePartition
+    from bytewax.operators import StatefulBatchLogic
+    from bytewax.outputs import DynamicSink, StatelessSinkPartition
+
+    class Lines(StatefulSourcePartition[bytes, int]):
+        def __init__(self, path: Path, position: int | None) -> None:
+            self._file = path.open("rb")
+            self._file.seek(position or 0)
+
+        def next_batch(self) -> list[bytes]:
+            lines = self._file.readlines(BLOCK_BYTES)
+            if not lines:
+                raise StopIteration
+            return lines
+
+        def snapshot(self) -> int:
+            return self._file.tell()
+
+        def close(self) -> None:
+            self._file.close()
+
+    class Files(FixedPartitionedSource[bytes, int]):
+        def list_parts(self) -> list[str]:
+            return sorted(path.name for path in files.iterdir())
+
+        def build_part(self, step_id: str, for_part: str, resume_state: int | None) -> Lines:
+            return Lines(files / for_part, resume_state)
+
+    class Totals(StatefulBatchLogic[int, tuple[int, int], list[int]]):
+        __slots__ = ("n", "total")
+
+        def __init__(self, state: list[int] | None) -> None:
+            self.n, self.total = state or (0, 0)
+
+        def on_batch(self, values: list[int]) -> tuple[Iterable[tuple[int, int]], bool]:
+            n, total = self.n, self.total
+            for value in values:
+                n += 1
+                total += value
+            self.n, self.total = n, total
+            return ((n, total),), False
+
+        def snapshot(self) -> list[int]:
+            return [self.n, self.total]
+
+    class Discarded(StatelessSinkPartition[Any]):
+        def write_batch(self, items: list[Any]) -> None:
+            pass
+
+    class Discard(DynamicSink[Any]):
+        def build(self, step_id: str, worker_index: int, worker_count: int) -> Discarded:
+            return Discarded()
+
+    def parse(lines: list[bytes]) -> list[tuple[str, int]]:
+        pairs = [line.decode().split(",") for line in lines]
+        return [(key, int(value)) for key, value in pairs]
+
+    flow = Dataflow("keyed")
+    lines = op.input("lines", flow, Files())
+    totals = op.stateful_batch(STEP, op.flat_map_batch("parse", lines, parse), Totals)
+    op.output("discard", totals, Discard())
+    return flow
+
+
+def _write_totals(recovery: Path, target: Path) -> int:
+    """The newest snapshot of every key, read from the recovery partitions."""
+    states: dict[str, list[int]] = {}
+    for path in sorted(recovery.glob("part-*.sqlite3")):
+        connection = sqlite3.connect(path)
+        query = "SELECT state_key, ser_change, max(snap_epoch) FROM snaps WHERE step_id LIKE ? GROUP BY state_key"
+        for key, change, _ in connection.execute(query, (f"%.{STEP}%",)):
+            if key in states:
+                raise RuntimeError(f"two partitions hold state of {key}")
+            states[key] = pickle.loads(change)
+        connection.close()
+    target.mkdir()
+    with (target / "part-0.csv").open("w") as file:
+        file.writelines(f"{key},{n},{total}\n" for key, (n, total) in states.items())
+    return len(states)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [int(each.getsockname()[1]) for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+if __name__ == "__main__":
+    _work(json.loads(sys.argv[1]))

@@ -1,0 +1,109 @@
+"""Our totals per key: a `stateful` step with a plain Python function, on recovery partitions."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import apsw
+
+from recovery import DiscardSink, Flow, GroupState, RecoveryConfig, init_partitions, run, stateful
+from recovery.spark.session import create_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+STEP = "totals"
+OUTPUT = "key string, n long, total long"
+
+
+def totals(key: str, rows: list[Any], state: GroupState) -> Iterator[tuple[str, int, int]]:
+    """The step's function."""
+    n, total = state.get if state.exists else (0, 0)
+    for row in rows:
+        n += 1
+        total += row.value
+    state.update([n, total])
+    yield key, n, total
+
+
+def step(lines: DataFrame) -> DataFrame:
+    """Lines `key,value` to running totals per key."""
+    from pyspark.sql import functions as F
+
+    events = lines.select(
+        F.substring_index("value", ",", 1).alias("key"), F.substring_index("value", ",", -1).cast("long").alias("value")
+    )
+    return events.transform(stateful(STEP, key="key", update=totals, output=OUTPUT))
+
+
+def files_flow(files: str) -> Flow:
+    """The flow over Spark's file source, one file a micro-batch."""
+    return Flow(
+        "keyed", lambda spark: step(spark.readStream.option("maxFilesPerTrigger", 1).text(files)), DiscardSink()
+    )
+
+
+def appended_flow(path: str, batch_bytes: int) -> Flow:
+    """The flow over our own source."""
+
+    def build(spark: SparkSession) -> DataFrame:
+        return step(spark.readStream.format("appended").option("maxBytesPerTrigger", batch_bytes).load(path))
+
+    return Flow("keyed", build, DiscardSink())
+
+
+def measure(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Runs the flow over all input; seconds from a ready session to a closed last epoch."""
+    directory = Path("recovery")
+    init_partitions(directory, arguments["partitions"])
+    if arguments["appended"]:
+        flow = appended_flow(arguments["one_file"], arguments["batch_bytes"])
+    else:
+        flow = files_flow(arguments["files"])
+    spark = create_session(flow.name, master=arguments["master"], conf=arguments["conf"])
+
+    started_s = time.perf_counter()
+    summary = run(flow, RecoveryConfig(directory, snapshot_interval=arguments["interval_s"]), spark=spark)
+    seconds = time.perf_counter() - started_s
+
+    found = versions(spark)
+    spark.stop()
+    write_totals(directory, Path(arguments["totals"]))
+    return {
+        "seconds": seconds,
+        "batches": summary.batches,
+        "epochs": summary.epochs,
+        "snapshot_s": summary.snapshot_s,
+        "versions": found,
+        "state_bytes": sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()),
+    }
+
+
+def versions(spark: SparkSession) -> dict[str, str]:
+    """Of what ran."""
+    return {
+        "python": platform.python_version(),
+        "recovery": version("recovery"),
+        "pyspark": version("pyspark"),
+        "java": spark._jvm.java.lang.System.getProperty("java.version"),
+        "apsw": version("apsw"),
+        "pyarrow": version("pyarrow"),
+    }
+
+
+def write_totals(directory: Path, target: Path) -> None:
+    """The closed snapshots, read from the partitions themselves."""
+    target.mkdir()
+    with (target / "part-0.csv").open("w") as file:
+        for path in sorted(directory.glob("part-*.sqlite3")):
+            connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+            for key, value in connection.execute("SELECT state_key, ser_change FROM snaps WHERE step_id = ?", (STEP,)):
+                n, total = json.loads(value)
+                file.write(f"{key},{n},{total}\n")
+            connection.close()

@@ -1,0 +1,68 @@
+"""Spark's own totals per key: `groupBy().agg()` in update mode, on the RocksDB or the HDFS-backed state store.
+
+Everything in this query is Spark's compiled code; no Python runs in it.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+ROCKSDB = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # Counting rows costs a look-up for each write.
+    "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
+}
+CONF = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "localhost",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+
+def measure(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Runs the query over all files; seconds from a ready session to the end of the query."""
+    import pyspark
+    from pyspark.sql import SparkSession
+    from pyspark.sql import functions as F
+
+    builder = SparkSession.builder.master(arguments["master"]).appName("keyed")
+    conf = {**CONF, **(ROCKSDB if arguments["rocksdb"] else {}), **arguments["conf"]}
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    checkpoint = Path("checkpoint").absolute()
+    checkpoint_uri = f"file:{checkpoint}"
+
+    started_s = time.perf_counter()
+    lines = spark.readStream.option("maxFilesPerTrigger", 1).text(arguments["files"])
+    events = lines.select(
+        F.substring_index("value", ",", 1).alias("key"), F.substring_index("value", ",", -1).cast("long").alias("value")
+    )
+    totals = events.groupBy("key").agg(F.count("*").alias("n"), F.sum("value").alias("total"))
+    writer = totals.writeStream.outputMode("update").format("noop").trigger(availableNow=True)
+    query = writer.option("checkpointLocation", checkpoint_uri).start()
+    query.awaitTermination()
+    seconds = time.perf_counter() - started_s
+
+    batches = query.lastProgress["batchId"] + 1
+    states = spark.read.format("statestore").load(checkpoint_uri)
+    found = states.select("key.key", "value.*")
+    count, total = found.columns[1:]
+    written = found.select("key", F.col(count), F.col(total)).write
+    written.mode("overwrite").option("header", "false").csv(f"file:{Path(arguments['totals']).absolute()}")
+    java = spark._jvm.java.lang.System.getProperty("java.version")
+    spark.stop()
+    return {
+        "seconds": seconds,
+        "batches": batches,
+        "versions": {"python": platform.python_version(), "pyspark": pyspark.__version__, "java": java},
+        "state_bytes": sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file()),
+    }

@@ -1,0 +1,58 @@
+"""Each peer in a virtual environment of its own, made once and used again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Something to compare with: the requirements, pinned, of its environment."""
+
+    name: str
+    requirements: tuple[str, ...]
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that names a Python that has them already."""
+        return f"RECOVERY_BENCH_{self.name.upper()}_PYTHON"
+
+
+SPARK = Peer("spark", ("pyspark==4.3.0",))
+BYTEWAX = Peer("bytewax", ("bytewax==0.21.1",))
+
+
+def python_of(peer: Peer, kept: Path) -> Path:
+    """The peer's Python, from its variable or from an environment under `kept`, which is made when missing."""
+    given = os.environ.get(peer.variable)
+    if given:
+        return Path(given).absolute()
+    target = kept / "-".join((peer.name, *(each.replace("==", "-") for each in peer.requirements)))
+    python = target / "bin" / "python"
+    complete = target / "complete"
+    if not complete.exists():
+        shutil.rmtree(target, ignore_errors=True)
+        print(f"Making an environment for {' '.join(peer.requirements)} …", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", target], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *peer.requirements], check=True)
+        complete.touch()
+    return python.absolute()
+
+
+def own_python() -> Path:
+    """The Python that has `recovery`: this one."""
+    return Path(sys.executable).absolute()
+
+
+def java_environment() -> dict[str, str]:
+    """JAVA_HOME as our sessions set it, so that all contenders on Spark run on the same Java."""
+    from recovery.spark.session import prepare_environment
+
+    prepare_environment()
+    home = os.environ.get("JAVA_HOME")
+    return {"JAVA_HOME": home} if home else {}

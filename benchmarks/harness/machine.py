@@ -1,0 +1,48 @@
+"""The machine and the code that were measured, described without names of hosts or places."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.harness.processes import ROOT
+
+
+def describe() -> dict[str, str]:
+    """Processor, memory, system, the commit of this repository, the date."""
+    memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return {
+        "processor": f"{_processor()}, {os.cpu_count()} cores",
+        "memory": f"{memory_gib:.0f} GiB",
+        "system": f"{platform.system()} {platform.release().split('-')[0]}",
+        "commit": commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+
+
+def commit() -> str:
+    """The commit that is checked out, marked when the package differs from it."""
+    try:
+        head = _git("rev-parse", "--short=10", "HEAD").strip()
+        changed = _git("status", "--porcelain", "--", "recovery", "benchmarks").strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    # The results themselves do not count as a change.
+    others = [line for line in changed.splitlines() if not line.endswith("RESULTS.md")]
+    return f"{head} with changes" if others else head
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,140 @@
+"""Duration of small micro-batches: on plain Spark, on recovery partitions, and with a stateful step.
+
+Each run reads small files one a micro-batch; a duration is what Spark reports for the whole trigger. The first
+micro-batches, in which Spark and the workers warm up, are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from benchmarks import keyed_lines
+from benchmarks.harness import environments, table
+from benchmarks.harness.report import Report
+from benchmarks.harness.rounds import Contender, Measurement, Rounds
+
+CORES = 2
+BASELINE = "without a step"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain Spark": {"plain": True, "step": False, "interval_s": 0},
+    BASELINE: {"plain": False, "step": False, "interval_s": 10},
+    "with a step": {"plain": False, "step": True, "interval_s": 10},
+    "with a step, -s 0": {"plain": False, "step": True, "interval_s": 0},
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What can be chosen."""
+    parser.add_argument("--rows", type=int, default=100, help="lines in a micro-batch (default: %(default)s)")
+    parser.add_argument("--batches", type=int, default=80, help="micro-batches of a run (default: %(default)s)")
+    parser.add_argument("--skip", type=int, default=20, help="of them to warm up (default: %(default)s)")
+    parser.add_argument("--keys", type=int, default=10_000, help="different keys (default: %(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    """Measures and reports."""
+    if not 0 <= arguments.skip < arguments.batches - 1:
+        raise SystemExit("--skip must leave two micro-batches to measure")
+    shape = keyed_lines.Shape(arguments.rows * arguments.batches, arguments.keys, arguments.batches)
+    lines = keyed_lines.generate(shape, arguments.work / "inputs")
+    contenders = [
+        Contender(
+            name,
+            environments.own_python(),
+            f"{__name__}:measure",
+            {**variant, "files": str(lines.files_directory), "skip": arguments.skip, "totals": "totals"},
+        )
+        for name, variant in VARIANTS.items()
+    ]
+
+    def check(contender: Contender, answer: dict[str, Any], directory: Path) -> str | None:
+        if answer["batches"] != arguments.batches:
+            return f"read {answer['batches']} micro-batches instead of {arguments.batches}"
+        if not contender.arguments["step"]:
+            return None
+        wrong = keyed_lines.check(lines, directory / contender.arguments["totals"])
+        return f"wrong totals: {wrong}" if wrong else None
+
+    rounds = Rounds(
+        arguments.repeat,
+        arguments.work / "runs",
+        environments.java_environment(),
+        arguments.timeout,
+        arguments.keep,
+    )
+    return report(arguments, rounds.measure(contenders, check))
+
+
+def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -> Report:
+    """The table of what was measured."""
+    summaries = table.summarise(measurements)
+    baseline = next((s.seconds for s in summaries if s.contender == BASELINE), None)
+    return Report(
+        name="latency",
+        headers=("micro-batches", "median ms", "spread of medians ms", "95 % ms", "×", "state"),
+        rows=[
+            (
+                each.contender,
+                table.milliseconds(each.seconds),
+                table.spread((run.seconds for run in each.runs), table.milliseconds),
+                table.milliseconds(each.middle(lambda run: run.answer["high_s"])),
+                table.ratio(each.seconds, baseline),
+                "correct" if each.problem is None else "failed",
+            )
+            for each in summaries
+        ],
+        measurements=measurements,
+        notes=[
+            f"{arguments.batches} micro-batches of {arguments.rows} rows, the first {arguments.skip} not counted; "
+            f"medians over {arguments.repeat} interleaved rounds; × is against `{BASELINE}`.",
+            "`-s 0` closes an epoch, durably, after every micro-batch; the others every 10 s. Plain Spark writes the "
+            "same query to the same sink without recovery partitions.",
+        ],
+    )
+
+
+def measure(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The child: runs one of the variants."""
+    from benchmarks.contenders.recovery_totals import step, versions, write_totals
+    from recovery import DiscardSink, Flow, RecoveryConfig, init_partitions, start
+    from recovery.spark.session import create_session
+
+    spark = create_session(
+        "latency", master=f"local[{CORES}]", conf={"spark.sql.streaming.numRecentProgressUpdates": "100000"}
+    )
+    sink = DiscardSink()
+
+    def build(session: Any) -> Any:
+        lines = session.readStream.option("maxFilesPerTrigger", 1).text(arguments["files"])
+        return step(lines) if arguments["step"] else lines
+
+    query: Any
+    directory = Path("recovery")
+    if arguments["plain"]:
+        writer = build(spark).writeStream.foreachBatch(sink.write).trigger(availableNow=True)
+        query = writer.option("checkpointLocation", f"file:{Path('checkpoint').absolute()}").start()
+        query.awaitTermination()
+    else:
+        init_partitions(directory, CORES)
+        config = RecoveryConfig(directory, snapshot_interval=arguments["interval_s"])
+        running = start(Flow("latency", build, sink), config, spark=spark, trigger="available-now")
+        query = running.streaming_query
+        running.await_termination()
+    progress = [each for each in query.recentProgress if each["numInputRows"]]
+    durations_s = [each["durationMs"]["triggerExecution"] / 1000 for each in progress]
+    found = versions(spark)
+    spark.stop()
+    if arguments["step"]:
+        write_totals(directory, Path(arguments["totals"]))
+    counted = durations_s[arguments["skip"] :]
+    return {
+        "seconds": median(counted),
+        "high_s": quantiles(counted, n=20)[-1],
+        "durations_s": durations_s,
+        "batches": len(durations_s),
+        "versions": found,
+    }

@@ -1,0 +1,185 @@
+"""The benchmarks' own arithmetic: inputs and their truth, tables and ratios. No Spark, no peers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numpy")
+
+from benchmarks import keyed_lines
+from benchmarks.__main__ import parser
+from benchmarks.harness import table
+from benchmarks.harness.processes import ROOT, ChildFailedError, Usage, parse_stat, run_child
+from benchmarks.harness.report import Report, replace_section
+from benchmarks.harness.rounds import Contender, Measurement, Rounds
+from benchmarks.suite import throughput
+
+CHILD = """
+import pathlib, subprocess, time
+
+def child(arguments):
+    if "bytes" in arguments:
+        held = b"x" * arguments["bytes"]
+        time.sleep(0.6)
+    if "sleep" in arguments:
+        started = subprocess.Popen(["sleep", str(arguments["sleep"])])
+        pathlib.Path("grandchild").write_text(str(started.pid))
+        started.wait()
+    print("this is not the answer")
+    return {"seconds": arguments["value"]}
+"""
+SHAPE = keyed_lines.Shape(events=600, keys=40, files=3)
+
+
+def read(path: Path) -> list[tuple[str, int]]:
+    return [(key, int(value)) for key, value in (line.split(",") for line in path.read_text().splitlines())]
+
+
+def measurement(contender: str, seconds: float, problem: str | None = None) -> Measurement:
+    answer = {"seconds": seconds, "state_bytes": 1 << 20, "versions": {"python": "3"}}
+    return Measurement(contender, 0, answer, Usage(total_s=seconds + 1), problem)
+
+
+def test_the_truth_is_what_a_plain_loop_finds(tmp_path: Path) -> None:
+    """Counts and totals of the generator are those of the lines that it wrote, in files of equal size."""
+    lines = keyed_lines.generate(SHAPE, tmp_path)
+    files = sorted(lines.files_directory.iterdir())
+    assert [path.stat().st_size for path in files] == [SHAPE.file_bytes] * SHAPE.files
+    assert b"".join(path.read_bytes() for path in files) == lines.one_file.read_bytes()
+    counts, totals = Counter[str](), Counter[str]()
+    for key, value in read(lines.one_file):
+        counts[key] += 1
+        totals[key] += value
+    for number in range(SHAPE.keys):
+        key = f"key-{number:07}"
+        assert (counts[key], totals[key]) == (lines.counts[number], lines.totals[number])
+    assert sum(counts.values()) == SHAPE.events
+
+
+def test_an_input_is_the_same_every_time(tmp_path: Path) -> None:
+    """The same shape gives the same bytes anywhere; another seed gives others; a half-written input is made anew."""
+    one = keyed_lines.generate(SHAPE, tmp_path / "a").one_file.read_bytes()
+    assert keyed_lines.generate(SHAPE, tmp_path / "b").one_file.read_bytes() == one
+    other = keyed_lines.Shape(SHAPE.events, SHAPE.keys, SHAPE.files, seed=2)
+    assert keyed_lines.generate(other, tmp_path / "a").one_file.read_bytes() != one
+    kept = keyed_lines.generate(SHAPE, tmp_path / "b")
+    (kept.one_file.parent / "shape.json").unlink()
+    kept.one_file.write_bytes(b"half")
+    assert keyed_lines.generate(SHAPE, tmp_path / "b").one_file.read_bytes() == one
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda rows: rows, None),
+        (lambda rows: [*rows[:-1], rows[-1].replace(",", ",1", 1)], "1 of 40 keys are wrong"),
+        (lambda rows: rows[1:], "1 of 40 keys are wrong"),
+        (lambda rows: [*rows, rows[0]], "has two totals"),
+        (lambda rows: [*rows, "key-0000040,1,10"], "no key of the input"),
+    ],
+)
+def test_wrong_totals_are_noticed(tmp_path: Path, change, found: str | None) -> None:  # type: ignore[no-untyped-def]
+    """Right totals pass; a wrong, missing, doubled or foreign key does not."""
+    lines = keyed_lines.generate(SHAPE, tmp_path / "inputs")
+    rows = [f"key-{n:07},{lines.counts[n]},{lines.totals[n]}" for n in range(SHAPE.keys) if lines.counts[n]]
+    (tmp_path / "part.csv").write_text("\n".join(change(rows)) + "\n")
+    wrong = keyed_lines.check(lines, tmp_path)
+    assert wrong is None if found is None else found in str(wrong)
+
+
+def test_medians_and_ratios_come_from_correct_runs() -> None:
+    """The median of three is the middle one; a contender that was wrong once has no time and no ratio."""
+    measurements = [
+        *(measurement("ours", s) for s in (10.0, 30.0, 20.0)),
+        *(measurement("peer", s) for s in (50.0, 40.0, 500.0)),
+        measurement("liar", 1.0),
+        measurement("liar", 1.0, problem="wrong totals: all of them"),
+    ]
+    given = parser().parse_args(["throughput", "--events", "1_000", "--keys", "10"])
+    report = throughput.report(given, measurements)
+    rows = {row[0]: row for row in report.rows}
+    assert rows["ours"][1:5] == ("20.0", "10.0–30.0", "1.00", "50")
+    assert rows["peer"][1:5] == ("50.0", "40.0–500", "2.50", "20")
+    assert rows["liar"][1:5] == ("–", "1–1", "–", "–")
+    assert [row[-1] for row in report.rows] == ["correct", "correct", "WRONG"]
+    assert report.problems == ["liar, round 1: wrong totals: all of them"]
+
+
+def test_numbers_are_written_with_as_many_digits_as_they_deserve() -> None:
+    """Ratios, seconds, counts and sizes."""
+    assert [table.ratio(v, 10.0) for v in (None, 0.27, 10.0, 25.04, 1234.0)] == ["–", "0.027", "1.00", "2.50", "123"]
+    assert [table.seconds(v) for v in (None, 0.1234, 9.876, 12.34, 123.4)] == ["–", "0.123", "9.88", "12.3", "123"]
+    assert (table.count(12345.6), table.mebibytes(3 << 30), table.milliseconds(0.2984)) == ("12,346", "3,072", "298")
+
+
+def test_a_table_is_aligned_markdown() -> None:
+    """All lines are equally long and the first column is to the left."""
+    shown = table.markdown(("name", "s"), [("a", "1.0"), ("longer", "12.5")])
+    assert shown == "| name   |    s |\n| ------ | ---: |\n| a      |  1.0 |\n| longer | 12.5 |"
+
+
+def test_results_keep_one_section_for_each_benchmark() -> None:
+    """A section replaces the one of its name and leaves the others alone."""
+    text = replace_section("", "## one\n\nold\n")
+    text = replace_section(text, "## two\n\nkept\n")
+    text = replace_section(text, "## one\n\nnew \\1\n")
+    assert text.count("## one") == text.count("## two") == 1
+    assert text.index("new \\1") < text.index("## two") < text.index("kept")
+    assert "old" not in text
+    assert text.startswith("# Results")
+
+
+def test_a_report_names_machine_and_versions() -> None:
+    """The section says what was measured on what, and what went wrong, without naming places."""
+    report = Report(
+        "x", ("a",), [("1",)], [measurement("ours", 1.0, problem=f"failed in {ROOT}\nmore")], ["Note."], "cmd"
+    )
+    text = report.text()
+    assert all(
+        part in text for part in ("## x", "`cmd`", "- Note.", "python 3", "cores", "**ours, round 1: failed in .**")
+    )
+    assert str(ROOT) not in text
+
+
+def test_rounds_interleave_and_survive_failures(tmp_path: Path) -> None:
+    """Every contender runs once a round, with another one first; a child that fails is a problem, not the end."""
+    contenders = [
+        Contender("good one", Path(sys.executable), "some:child", {"value": 1, "bytes": 64 << 20}),
+        Contender("bad", Path(sys.executable), "some:child", {}),
+    ]
+    (tmp_path / "some.py").write_text(CHILD)
+    environment = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))}
+    done = Rounds(2, tmp_path / "runs", environment, timeout_s=30).measure(
+        contenders, lambda contender, answer, directory: None
+    )
+    assert [(m.contender, m.round) for m in done] == [("good one", 0), ("bad", 0), ("bad", 1), ("good one", 1)]
+    assert done[0].seconds == 1
+    assert done[0].usage.python_rss_bytes > 64 << 20
+    assert "KeyError: 'value'" in str(done[1].problem)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_child_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    """With everything that it started."""
+    (tmp_path / "some.py").write_text(CHILD)
+    with pytest.raises(ChildFailedError, match="not done after 2 s"):
+        run_child(Path(sys.executable), "some:child", {"sleep": 60}, tmp_path, {}, 2.0)
+    pid = int((tmp_path / "grandchild").read_text())
+    stat = Path(f"/proc/{pid}/stat")
+    assert not stat.exists() or parse_stat(stat.read_text()) is None
+
+
+def test_the_status_of_any_process_is_understood() -> None:
+    """Brackets and blanks in a process's name move no field."""
+    numbers = "S 7 " + " ".join(str(n) for n in range(2, 40))
+    process = parse_stat(f"12 (a ) b) {numbers}")
+    assert process is not None
+    assert (process.parent, process.name, process.started) == (7, "a ) b", 19)
+    own = parse_stat(Path("/proc/self/stat").read_text())
+    assert own is not None
+    assert own.parent == os.getppid()
