@@ -6,9 +6,10 @@ import base64
 import pickle
 from collections.abc import Callable
 from math import isfinite
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
+import msgspec.inspect
 
 from recovery.errors import ConfigurationError, StateValueError
 
@@ -47,6 +48,8 @@ class StateCodec:
             self.encode = _pickle
         else:
             try:
+                if isinstance(msgspec.inspect.type_info(state_type), msgspec.inspect.CustomType):
+                    raise TypeError("its instances have no form in JSON")
                 self.decode = msgspec.json.Decoder(state_type).decode
             except TypeError as error:
                 raise ConfigurationError(
@@ -81,13 +84,6 @@ class StateCodec:
             f"{_shown(value)} would come back as {_shown(back)}",
             cause=f"The value does not fit the declared type of the state, {self.state_type!r}.",
         )
-
-
-def describe_type(state_type: StateType) -> str | Literal["json"]:
-    """The name under which a step's state type is recorded."""
-    if state_type is None:
-        return "json"
-    return state_type if isinstance(state_type, str) else getattr(state_type, "__qualname__", repr(state_type))
 
 
 def _pickle(value: Any) -> str:

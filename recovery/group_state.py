@@ -8,8 +8,6 @@ from typing import Any
 
 from recovery.errors import StateValueError
 
-NO_TIMEOUT = None
-
 
 class GroupState:
     """State of one key in one micro-batch, with the member names of PySpark's `GroupState`.

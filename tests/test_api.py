@@ -1,0 +1,63 @@
+"""What the package offers, and what importing it costs."""
+
+from __future__ import annotations
+
+import pytest
+
+import recovery
+from recovery.errors import all_errors
+from tests.stores import run_python
+
+PUBLIC = [
+    "AlreadyInitializedError", "ConfigurationError", "ConsoleSink", "CorruptPartitionError", "DirectoryLockedError",
+    "DiscardSink", "DuplicatePartitionError", "EpochNotHeldError", "Flow", "FlowFailedError", "FlowLoadError",
+    "FlowMismatchError", "ForeignPartitionError", "GroupState", "InconsistentPartitionsError", "InputRewrittenError",
+    "LeaseLostError", "MissingPartitionsError", "NoPartitionsError", "RecoveryConfig", "RecoveryError",
+    "RecoveryQuery", "RunSummary", "SparkUnavailableError", "StateValueError", "StorageError", "UnknownStepError",
+    "UnsupportedPlanError", "UnsupportedVersionError", "init_partitions", "run", "start", "stateful", "stateful_map",
+]  # fmt: skip
+
+
+def test_the_public_names_are_these():
+    """A name that is added or taken away is a decision, not an accident."""
+    assert recovery.__all__ == PUBLIC
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_exists_and_is_documented(name):
+    """Also those that are imported when they are first asked for."""
+    assert getattr(recovery, name).__doc__
+
+
+def test_every_error_is_public():
+    """What can be raised can be caught by name."""
+    assert {kind.__name__ for kind in all_errors()} <= set(PUBLIC)
+
+
+def test_other_names_do_not_exist():
+    """A misspelt name is an AttributeError that says so."""
+    with pytest.raises(AttributeError, match="'stateless'"):
+        _ = recovery.stateless
+
+
+@pytest.mark.parametrize("module", ["recovery", "recovery.cli", "recovery.storage.files", "recovery.planning.resume"])
+def test_looking_at_a_directory_needs_no_spark(module):
+    """Importing the package, the command line or storage imports neither PySpark nor pandas nor Arrow."""
+    code = (
+        f"import sys, {module}\nprint(sorted({{'pyspark', 'py4j', 'pandas', 'pyarrow', 'numpy'}} & set(sys.modules)))"
+    )
+    result = run_python(code)
+    assert (result.stdout, result.stderr) == ("[]\n", "")
+
+
+def test_the_light_names_stay_light():
+    """Making and naming partitions by the public names imports no Spark either."""
+    code = (
+        "import sys\n"
+        "from recovery import Flow, GroupState, RecoveryConfig, RecoveryError, init_partitions\n"
+        "assert 'pyspark' not in sys.modules\n"
+        "from recovery import stateful\n"
+        "assert 'pyspark' in sys.modules"
+    )
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,97 @@
+"""Which module may know which: the borders inside the package."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import recovery
+
+PACKAGE = Path(recovery.__file__).parent
+MODULES = {
+    ".".join(("recovery", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+SPARK = {"pyspark", "py4j"}
+STORAGE_FOR_SPARK = {f"recovery.storage.{name}" for name in ("seam", "files", "initialize", "lock", "verify")}
+
+
+def imports(module: str) -> set[str]:
+    """What a module imports anywhere in its text, types and functions included: names like package.module.name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: imports are absolute"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def reaching(module: str, *forbidden: str) -> set[str]:
+    """Imports that lead into one of the forbidden packages."""
+    return {name for name in imports(module) if any((name + ".").startswith(each + ".") for each in forbidden)}
+
+
+def below(*packages: str) -> list[str]:
+    """The modules of the packages."""
+    return [name for name in MODULES if any((name + ".").startswith(each + ".") for each in packages)]
+
+
+@pytest.mark.parametrize("module", below("recovery.storage"))
+def test_storage_knows_nothing_of_spark(module):
+    """Neither Spark, nor our side of it, nor what runs flows."""
+    assert reaching(module, *SPARK, "pyarrow", "pandas", "recovery.spark", "recovery.cli", "recovery.runner") == set()
+
+
+@pytest.mark.parametrize("module", below("recovery.planning"))
+def test_planning_knows_neither_sqlite_nor_spark(module):
+    """Plans are functions of values."""
+    assert reaching(module, *SPARK, "apsw", "sqlite3", "recovery.spark", "recovery.storage") == set()
+
+
+@pytest.mark.parametrize("module", below("recovery.planning"))
+def test_planning_does_nothing(module):
+    """No clock, no randomness, no files: what it needs comes in as arguments."""
+    assert reaching(module, "time", "datetime", "random", "secrets", "os", "shutil", "subprocess", "socket") == set()
+    calls = re.findall(
+        r"\.(?:exists|open|read_text|read_bytes|stat|iterdir|glob|mkdir|unlink)\(", MODULES[module].read_text()
+    )
+    assert calls == []
+
+
+@pytest.mark.parametrize("module", below("recovery.spark", "recovery.cli", "recovery.runner", "recovery.loader"))
+def test_the_spark_side_uses_storage_by_its_public_names(module):
+    """Of storage it knows five modules, and nothing in them that begins with an underscore."""
+    used = reaching(module, "recovery.storage")
+    assert {name.rpartition(".")[0] for name in used} <= STORAGE_FOR_SPARK
+    assert [name for name in used if name.rpartition(".")[2].startswith("_")] == []
+
+
+@pytest.mark.parametrize("module", below("recovery.appended"))
+def test_the_appended_source_stands_alone(module):
+    """Reading growing files knows neither Spark nor partitions."""
+    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.storage", "recovery.planning") == set()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_one_sqlite_library_alone(module):
+    """A second SQLite library in the process would drop the locks of the first."""
+    assert reaching(module, "sqlite3") == set()
+
+
+@pytest.mark.parametrize("module", below("recovery.storage"))
+def test_storage_takes_time_and_chance_as_arguments(module):
+    """The clock is passed in. What may wait or draw is named here: the lock's retries, the store's id."""
+    allowed = {"recovery.storage.lock": {"time"}, "recovery.storage.initialize": {"secrets"}}
+    assert reaching(module, "time", "datetime", "random", "secrets") == allowed.get(module, set())
+
+
+def test_the_borders_are_about_something():
+    """The modules are found, and so are their imports."""
+    assert {"recovery.storage.files", "recovery.planning.resume", "recovery.spark.query"} <= set(MODULES)
+    assert reaching("recovery.storage.schema", "apsw") == {"apsw", "apsw.sqlite_extra"}
+    assert reaching("recovery.spark.query", "recovery.storage.files") != set()

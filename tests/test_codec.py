@@ -1,0 +1,207 @@
+"""State values as JSON: equal to themselves when they come back, or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import json
+import math
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recovery.codec import StateCodec
+from recovery.errors import ConfigurationError, StateValueError
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@dataclasses.dataclass
+class Session:
+    """A state type as users declare it."""
+
+    start: int
+    pages: list[str] = dataclasses.field(default_factory=list)
+    score: float = 0.0
+
+
+@dataclasses.dataclass
+class LaterSession:
+    """The same after it evolved: a field more, with a default, and one less."""
+
+    start: int
+    score: float = 0.0
+    user: str = "nobody"
+
+
+class Pair(NamedTuple):
+    """A state type with positions."""
+
+    low: int
+    high: float
+
+
+class Model(msgspec.Struct):
+    """A state type of msgspec."""
+
+    weights: dict[str, float]
+
+
+class Opaque:
+    """A class that cannot be stored."""
+
+
+class TestPlainValues:
+    """JSON-like values, the default."""
+
+    @given(value=JSON)
+    def test_what_is_stored_comes_back_equal(self, value):
+        """With its type, at every depth: 1, 1.0 and True are three values."""
+        codec = StateCodec()
+        text = codec.encode(value)
+        back = codec.decode(text)
+        assert back == value
+        assert repr(back) == repr(value)
+
+    @given(value=JSON)
+    def test_the_text_is_json_without_control_characters(self, value):
+        """SQLite's JSON functions and other programs can read it, and it can be packed between separators."""
+        text = StateCodec().encode(value)
+        assert json.loads(text) == value
+        assert not any(ord(character) < 32 for character in text)
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            math.nan, math.inf, -math.inf, [math.nan], {"x": math.inf}, (1, 2), [(1, 2)], Pair(1, 2.0), {1: "int key"},
+            {None: 1}, {(1, 2): 3}, {1, 2}, frozenset("a"), b"bytes", bytearray(b"x"), "\ud800", {"\ud800": 1},
+            decimal.Decimal("1.5"), datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC), datetime.date(2020, 1, 1),
+            1j, object(), Opaque(), Session(1), Model({}), np.array([1, 2]), np.datetime64("2020-01-01"), len,
+        ],
+        ids=lambda value: repr(value)[:30],
+    )  # fmt: skip
+    def test_what_would_come_back_changed_is_refused(self, value):
+        """Never silently something else: the error shows the value and says what can be done."""
+        with pytest.raises(StateValueError) as raised:
+            StateCodec().encode(value)
+        assert type(value).__name__ in raised.value.found
+        assert "state=" in raised.value.remedy
+
+    def test_a_list_that_contains_itself_is_refused(self):
+        """Not a crash of the interpreter."""
+        endless: list[Any] = []
+        endless.append(endless)
+        with pytest.raises(StateValueError):
+            StateCodec().encode(endless)
+
+    @pytest.mark.parametrize(
+        ("value", "back"),
+        [(np.int64(5), 5), (np.float32(0.5), 0.5), (np.bool_(True), True), (np.str_("x"), "x"), ([np.int32(1)], [1])],
+        ids=repr,
+    )
+    def test_numpy_scalars_are_the_numbers_they_stand_for(self, value, back):
+        """What sums and means of NumPy and pandas give can be state."""
+        codec = StateCodec()
+        assert codec.decode(codec.encode(value)) == back
+        assert type(codec.decode(codec.encode(value))) is type(back)
+
+    @pytest.mark.parametrize(
+        "value", [2**53 + 1, 2**63, -(2**63) - 1, 10**40, 5e-324, 1.7976931348623157e308, 0.1 + 0.2]
+    )
+    def test_numbers_keep_every_digit(self, value):
+        """Integers of any size and floats to the last bit."""
+        codec = StateCodec()
+        assert codec.decode(codec.encode(value)) == value
+
+    def test_long_values_are_shown_shortened(self):
+        """An error message stays readable."""
+        with pytest.raises(StateValueError) as raised:
+            StateCodec().encode({"x" * 10_000: math.nan})
+        assert len(raised.value.found) < 400
+
+
+class TestTypedValues:
+    """Values of a declared type."""
+
+    @pytest.mark.parametrize(
+        ("state_type", "value", "text"),
+        [
+            (Session, Session(1, ["a"], 0.5), '{"start":1,"pages":["a"],"score":0.5}'),
+            (Pair, Pair(1, 2.5), "[1,2.5]"),
+            (Model, Model({"a": 1.5}), '{"weights":{"a":1.5}}'),
+            (tuple[int, float], (1, 2.5), "[1,2.5]"),
+            (dict[int, str], {1: "a"}, '{"1":"a"}'),
+            (set[int], {1}, "[1]"),
+            (bytes, b"ab", '"YWI="'),
+            (datetime.date, datetime.date(2020, 1, 2), '"2020-01-02"'),
+            (int | None, 3, "3"),
+        ],
+        ids=lambda each: repr(each)[:25],
+    )
+    def test_typed_values_come_back_as_themselves(self, state_type, value, text):
+        """With their type, and readable in SQLite."""
+        codec = StateCodec(state_type)
+        assert codec.encode(value) == text
+        assert codec.decode(text) == value
+        assert type(codec.decode(text)) is type(value)
+
+    def test_a_type_that_evolved_reads_what_was_stored_before(self):
+        """New fields take their defaults, fields that are gone are left out."""
+        text = StateCodec(Session).encode(Session(7, ["a"], 0.5))
+        assert StateCodec(LaterSession).decode(text) == LaterSession(7, 0.5, "nobody")
+
+    @pytest.mark.parametrize(
+        ("state_type", "value"),
+        [
+            (Session, {"start": 1}), (Session, Pair(1, 2.0)), (Session, Session("x")), (Session, Session(math.nan)),
+            (Session, Session(1, score=math.nan)), (Pair, (1, 2.0)), (tuple[int, float], [1, 2.0]), (int, "1"),
+            (int, 1.5), (int, True), (float, math.inf),
+        ],
+        ids=lambda each: repr(each)[:25],
+    )  # fmt: skip
+    def test_values_of_another_type_are_refused(self, state_type, value):
+        """What does not fit the declaration would come back changed."""
+        with pytest.raises(StateValueError, match="does not fit the declared type"):
+            StateCodec(state_type).encode(value)
+
+    @pytest.mark.parametrize(
+        "state_type", ["json", "Session", 5, Opaque, Session | LaterSession, list[object()], np.float64]
+    )
+    def test_types_that_cannot_be_stored_are_refused_at_once(self, state_type):
+        """When the step is declared, not at the first value."""
+        with pytest.raises(ConfigurationError, match="cannot be stored"):
+            StateCodec(state_type)
+
+
+class TestPickle:
+    """Anything, for those who ask for it by name."""
+
+    @pytest.mark.parametrize(
+        "value", [(1, 2), {1, 2}, Session(1), Pair(1, 2.0), math.inf, b"x", {(1, 2): [None]}], ids=repr
+    )
+    def test_anything_comes_back(self, value):
+        """As a JSON text, so that files stay text."""
+        codec = StateCodec("pickle")
+        text = codec.encode(value)
+        assert isinstance(json.loads(text), str)
+        assert codec.decode(text) == value
+
+    def test_what_cannot_be_pickled_is_refused(self):
+        """With the reason."""
+        with pytest.raises(StateValueError, match="cannot be pickled"):
+            StateCodec("pickle").encode(lambda: None)
+
+    def test_plain_state_never_runs_code(self):
+        """A pickle in a file is only read where the step asked for pickles."""
+        text = StateCodec("pickle").encode(Session(1))
+        assert isinstance(StateCodec().decode(text), str)

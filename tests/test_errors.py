@@ -1,0 +1,101 @@
+"""Every error: its place in the tree, its exit code, and what it says."""
+
+from __future__ import annotations
+
+import pickle
+import re
+
+import pytest
+
+from recovery import errors
+from recovery.errors import ConfigurationError, RecoveryError, StorageError, all_errors, error_named
+
+ALL = list(all_errors())
+DRAWN = re.findall(r"^[├└]── (\w+) +(\d+)", errors.__doc__, re.MULTILINE)
+# Their cause and remedy depend on the case, so every place that raises them gives its own.
+WITHOUT_DEFAULTS = {"RecoveryError", "ConfigurationError", "UnsupportedPlanError", "FlowLoadError"}
+
+
+def test_the_tree_in_the_docstring_is_the_tree():
+    """Every class is drawn with its exit code, in the order of the codes, and nothing else is."""
+    assert re.findall(r"^(RecoveryError) +(\d+)", errors.__doc__, re.MULTILINE) == [("RecoveryError", "10")]
+    drawn = [(name, int(code)) for name, code in DRAWN]
+    assert drawn == [(kind.__name__, kind.exit_code) for kind in ALL[1:]]
+    assert [code for _, code in drawn] == sorted(code for _, code in drawn)
+
+
+def test_every_error_of_the_module_is_in_the_tree():
+    """Also indirect subclasses: a class that is not found by `all_errors` would have no exit code of its own."""
+    defined = {each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, Exception)}
+    assert defined == set(ALL)
+
+
+def test_exit_codes_are_unique_and_mean_nothing_else():
+    """A script can tell what happened: no code twice, none of those of shells and Python."""
+    codes = [kind.exit_code for kind in ALL]
+    assert len(set(codes)) == len(codes)
+    assert set(codes).isdisjoint({0, 1, 2, *range(64, 79), *range(126, 166)})
+    assert all(10 <= code < 64 for code in codes)
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+class TestEveryError:
+    """What all of them have in common."""
+
+    def test_it_says_what_was_found_where_why_and_what_to_do(self, kind):
+        """The text holds all four, each on its own line, and the same facts are there for programs."""
+        error = kind("something was found", path="/data/db", cause="It happened.", remedy="Do this.")
+        assert str(error).splitlines() == [
+            "/data/db: something was found", "Probable cause: It happened.", "What to do: Do this."
+        ]  # fmt: skip
+        assert error.as_json() == {
+            "error": kind.__name__, "exit_code": kind.exit_code, "found": "something was found", "path": "/data/db",
+            "cause": "It happened.", "remedy": "Do this.",
+        }  # fmt: skip
+
+    def test_it_has_a_cause_and_a_remedy_by_default(self, kind):
+        """Whoever raises it need not know them, except where they depend on the case."""
+        error = kind("found")
+        given = bool(error.cause), bool(error.remedy)
+        assert given == ((False, False) if kind.__name__ in WITHOUT_DEFAULTS else (True, True))
+        assert all(len(text) < 200 for text in (error.cause, error.remedy))
+
+    def test_it_crosses_processes(self, kind):
+        """Spark's workers hand errors over pickled: nothing of them is lost."""
+        error = kind("found", path="/data/db", cause="", remedy="Do this.")
+        back = pickle.loads(pickle.dumps(error))
+        assert type(back) is kind
+        assert (str(back), back.path, back.cause, back.remedy) == (str(error), "/data/db", "", "Do this.")
+
+    def test_it_can_be_found_by_its_name(self, kind):
+        """Errors that reach the driver as text become what they were."""
+        assert error_named(kind.__name__) is kind
+
+    def test_its_docstring_is_one_sentence(self, kind):
+        """The documentation's list is made of them."""
+        first = kind.__doc__.split("\n")[0]
+        assert first.endswith(".")
+        assert issubclass(kind, RecoveryError)
+
+
+def test_a_path_is_not_said_twice():
+    """When the text names the file already, it stands alone."""
+    error = StorageError("/data/db/part-0.sqlite3 is full", path="/data/db/part-0.sqlite3", cause="", remedy="")
+    assert str(error) == "/data/db/part-0.sqlite3 is full"
+
+
+def test_a_wrong_setting_is_a_value_error():
+    """So that callers who know nothing of this package catch it as one."""
+    assert issubclass(ConfigurationError, ValueError)
+
+
+def test_only_errors_of_storage_and_lease_keep_an_epoch_from_being_closed():
+    """After an error of the flow's own code the finished micro-batches are good; after these nothing may be written."""
+    barred = {kind.__name__ for kind in ALL if not kind.closes_epoch}
+    assert barred == {"StorageError", "CorruptPartitionError", "LeaseLostError"}
+
+
+def test_names_of_no_error():
+    """Other exceptions' names lead to nothing."""
+    assert error_named("ValueError") is None
+    assert error_named("") is None

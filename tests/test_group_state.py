@@ -1,0 +1,126 @@
+"""The state of one key, as update functions see it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from pyspark.sql.streaming.state import GroupState as SparkGroupState
+
+from recovery import GroupState
+from recovery.codec import StateCodec
+from recovery.errors import StateValueError
+
+NOW_MS = 1_000_000
+
+
+def state_of(stored: str | None, timed_out: bool = False) -> GroupState:
+    """The state of a key with this stored text."""
+    return GroupState(stored, StateCodec().decode, NOW_MS, timed_out)
+
+
+def test_it_has_the_members_of_spark_s_group_state():
+    """Code written for applyInPandasWithState finds every public name it knows."""
+    members = {name for name in vars(SparkGroupState) if not name.startswith("_")} - {"oldTimeoutTimestamp", "json"}
+    assert {"exists", "get", "getOption", "update", "remove", "hasTimedOut", "setTimeoutDuration"} <= members
+    assert [name for name in sorted(members) if not hasattr(GroupState, name)] == []
+
+
+def test_a_new_key_has_no_state():
+    """`get` says what to do instead, `getOption` gives None."""
+    state = state_of(None)
+    assert not state.exists
+    assert state.getOption is None
+    with pytest.raises(ValueError, match=r"state\.exists"):
+        _ = state.get
+    assert not state.changed
+    assert repr(state) == "GroupState(<undefined>)"
+
+
+def test_a_stored_state_is_decoded_once_when_asked_for():
+    """Reading costs nothing for keys whose function does not look; one object is given each time."""
+    decoded = []
+    state = GroupState('{"n":1}', lambda text: decoded.append(text) or {"n": 1}, NOW_MS)
+    assert state.exists
+    assert decoded == []
+    assert state.get == state.getOption == {"n": 1}
+    assert state.get is state.get
+    assert decoded == ['{"n":1}']
+    assert not state.changed
+
+
+@pytest.mark.parametrize("stored", ["null", "0", "false", '""', "[]", "{}"])
+def test_values_that_are_false_are_states(stored):
+    """A key whose value is 0, empty or null exists."""
+    state = state_of(stored)
+    assert state.exists
+    assert not state.get
+
+
+@pytest.mark.parametrize("stored", [None, "1"])
+def test_update_sets_the_value(stored):
+    """It is there at once, and marked to be written."""
+    state = state_of(stored)
+    state.update({"n": 2})
+    assert (state.exists, state.changed, state.get) == (True, True, {"n": 2})
+    assert repr(state) == "GroupState({'n': 2})"
+
+
+@pytest.mark.parametrize("stored", [None, "1"])
+def test_remove_discards_the_key(stored):
+    """Value and timeout are gone; a later update brings the key back."""
+    state = state_of(stored)
+    state.setTimeoutDuration(5)
+    state.remove()
+    assert (state.exists, state.changed, state.getOption, state.timeout_at_ms) == (False, True, None, None)
+    with pytest.raises(ValueError, match="no state"):
+        _ = state.get
+    state.update(3)
+    assert (state.exists, state.get) == (True, 3)
+
+
+def test_update_to_none_is_refused():
+    """None would be a key without state: remove says that."""
+    state = state_of("1")
+    with pytest.raises(StateValueError, match="cannot be None") as raised:
+        state.update(None)
+    assert "remove" in raised.value.remedy
+    assert (state.get, state.changed) == (1, False)
+
+
+def test_a_timeout_counts_from_the_time_of_the_micro_batch():
+    """Not from the machine's clock: a task that runs again sets the same one."""
+    state = state_of("1")
+    assert state.timeout_at_ms is None
+    state.setTimeoutDuration(250)
+    assert state.timeout_at_ms == NOW_MS + 250
+    state.setTimeoutDuration(10)
+    assert state.timeout_at_ms == NOW_MS + 10
+    assert state.getCurrentProcessingTimeMs() == NOW_MS
+    assert not state.changed
+
+
+@pytest.mark.parametrize(
+    ("duration", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), ("1 s", TypeError), (True, TypeError)]
+)
+def test_a_duration_is_a_positive_number_of_milliseconds(duration, error):
+    """Anything else is refused, and sets nothing."""
+    state = state_of("1")
+    with pytest.raises(error):
+        state.setTimeoutDuration(duration)
+    assert state.timeout_at_ms is None
+
+
+def test_whether_the_key_timed_out_is_known():
+    """Only in the call that is made because of it."""
+    assert state_of("1", timed_out=True).hasTimedOut
+    assert not state_of("1").hasTimedOut
+
+
+@pytest.mark.parametrize("at", [1, datetime(2020, 1, 1, tzinfo=UTC)])
+def test_event_time_timeouts_are_refused_clearly(at):
+    """There is no watermark in a step; the error names what to use."""
+    with pytest.raises(NotImplementedError, match="setTimeoutDuration"):
+        state_of("1").setTimeoutTimestamp(at)
+    with pytest.raises(NotImplementedError, match="watermark"):
+        state_of("1").getCurrentWatermarkMs()
