@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import resource
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,12 @@ SUFFIX = ".sqlite3"
 SCRATCH_NAME = "scratch"
 CACHE_BYTES = 256 << 20
 MAX_THREADS = 16
+
+# A database in use is a file, its log and the log's index. The writer has the partition open, and each delta; the
+# connection to a delta has the delta open, and the partition below it. An index is open once in a process.
+FILES_PER_PARTITION = 3
+FILES_PER_DELTA = 7
+FILES_OF_OTHERS = 256
 
 T = TypeVar("T")
 
@@ -109,6 +116,8 @@ class FilePartitions:
                 cause=f"A partition takes the state of {attachable} steps at once.",
                 remedy="Split the flow in two.",
             )
+
+        _allow_open_files(self.partition_count * (FILES_PER_PARTITION + FILES_PER_DELTA * len(steps)))
 
         def begin(index: int) -> None:
             one.start(self._writers[index], self.paths[index], execution)
@@ -316,6 +325,21 @@ def connect_task(address: str) -> tuple[FileTaskStore, int]:
 def _delta_path(scratch: Path, step: StepId, index: int) -> Path:
     """Step ids may hold any character and any length, file names may not."""
     return scratch / f"{hashlib.sha1(step.encode()).hexdigest()[:16]}-{index}.delta"
+
+
+def _allow_open_files(needed: int) -> None:
+    """Raise this process's limit of open files, as the JVM does for its own. Raises StorageError when it may not."""
+    needed += FILES_OF_OTHERS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise StorageError(
+            f"{needed} files would be open at once, and this process may open {hard}",
+            cause="There are many partitions and steps, and the limit of open files is low.",
+            remedy=f"Raise the limit (ulimit -n {needed}), or use a recovery directory of fewer partitions.",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _schema(deltas: dict[StepId, list[Delta]], step: StepId) -> str:

@@ -15,8 +15,8 @@ from recovery.clock import Clock
 from recovery.errors import DirectoryLockedError, StorageError
 
 LOCK_NAME = "recovery.lock"
-ATTEMPTS = 5
-ATTEMPT_INTERVAL_S = 0.02
+ATTEMPTS = 400
+ATTEMPT_INTERVAL_S = 0.005
 
 
 class DirectoryLock:
@@ -96,15 +96,19 @@ def lock_holder(directory: Path) -> dict[str, Any] | None:
 
 
 def _lock(descriptor: int) -> None:
-    """Take the lock. `lock_holder` holds it for some microseconds when it asks, so one refusal is not final."""
-    for attempts_left in reversed(range(ATTEMPTS)):
-        try:
+    """Take the lock. Whoever asks for its holder shares it for some microseconds: that passes, a run's hold does not.
+
+    Raises BlockingIOError.
+    """
+    for _ in range(ATTEMPTS):
+        with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
-        except BlockingIOError:
-            if not attempts_left:
-                raise
+        # Refused by a run, granted beside those who only ask.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         time.sleep(ATTEMPT_INTERVAL_S)
+    raise BlockingIOError
 
 
 def _describe(text: bytes) -> str:

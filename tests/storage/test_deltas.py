@@ -110,6 +110,20 @@ def test_closing_as_of_a_batch_takes_the_value_before_a_later_one(store_dir):
         assert problems(store_dir) == []
 
 
+def test_closing_as_of_a_batch_takes_the_timeout_before_a_later_one(store_dir):
+    """A timeout belongs to its value: the one that a later micro-batch set comes with the later epoch."""
+    with Driver(store_dir) as run:
+        run.apply(0, {"a": ("1", 10), "b": ("1", None), "c": ("1", 30)})
+        run.apply(1, {"a": ("2", 20), "b": ("2", 20), "c": ("2", None)})
+        run.close(0)
+        assert state_at(store_dir, 1) == {(STEP, "a"): ("1", 10), (STEP, "b"): ("1", None), (STEP, "c"): ("1", 30)}
+        assert run.due(1, 30) == ["a", "c"]
+        assert run.due(2, 30) == ["a", "b"]
+        run.close(1)
+        assert state_at(store_dir, 2) == {(STEP, "a"): ("2", 20), (STEP, "b"): ("2", 20), (STEP, "c"): ("2", None)}
+        assert problems(store_dir) == []
+
+
 def test_a_batch_older_than_the_one_before_the_newest_cannot_be_closed_as_of(store_dir):
     """A row keeps one value before its newest, so an older cut is refused loudly instead of guessed."""
     with Driver(store_dir) as run:

@@ -439,6 +439,40 @@ class TestConnections:
         assert not barrier.broken
 
 
+class TestOpenFiles:
+    """Every partition and step needs some descriptors."""
+
+    CODE = """
+import os, resource, sys
+from pathlib import Path
+from tests.storage.test_files import open_files
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, int(sys.argv[2])))
+from recovery.errors import StorageError
+from recovery.storage import files
+files.FILES_OF_OTHERS = 20
+from tests.stores import Driver
+try:
+    with Driver(Path(sys.argv[1]), ["a", "b", "c"]) as run:
+        run.store.next_due_ms(run.lease)
+        run.close(-1)
+        print(len(open_files(Path(sys.argv[1]))))
+except StorageError as error:
+    print(error.found)
+"""
+
+    def test_a_low_limit_is_raised(self, make_store):
+        """A shell's usual limit does not keep a run with many partitions from starting; the count is as computed."""
+        result = run_python(self.CODE, make_store(8), 4096)
+        assert (result.stdout, result.stderr) == (f"{8 * (3 + 7 * 3)}\n", "")
+
+    def test_a_limit_that_cannot_be_raised_is_said(self, make_store):
+        """With the number that is needed, before anything was begun."""
+        directory = make_store(8)
+        result = run_python(self.CODE, directory, 40)
+        assert result.stdout == "212 files would be open at once, and this process may open 40\n", result.stderr
+        assert plan_resume(scan(directory)).execution_number == 1
+
+
 class TestGivingSpaceBack:
     """`collect` also makes the files small."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -133,23 +134,33 @@ def test_asking_who_holds_it_never_makes_a_run_fail(tmp_path):
             thread.join()
 
 
-def test_a_refusal_that_passes_is_waited_out(lock, tmp_path, monkeypatch):
-    """The lock is tried again for some moments before the run is refused, and not for ever."""
+def test_those_who_only_ask_are_waited_out_and_a_run_is_not(lock, tmp_path, monkeypatch):
+    """Beside others that share the lock it is tried again, for a bounded time; a run's hold refuses at once."""
     tries = []
 
-    def refuse_twice(descriptor, operation):
+    def shared_until_the_tenth_try(descriptor, operation):
         tries.append(operation)
-        if len(tries) < 3:
+        if operation & module.fcntl.LOCK_EX and len(tries) < 30:
             raise BlockingIOError
-        return
 
-    monkeypatch.setattr(module.fcntl, "flock", refuse_twice)
-    lock.acquire()
-    assert len(tries) == 3
-    tries.clear()
-    monkeypatch.setattr(module.fcntl, "flock", lambda *_: (_ for _ in ()).throw(BlockingIOError))
-    with pytest.raises(DirectoryLockedError):
-        DirectoryLock(tmp_path, SystemClock(), "flow").acquire()
+    def always_shared(descriptor, operation):
+        tries.append(operation)
+        if operation & module.fcntl.LOCK_EX:
+            raise BlockingIOError
+
+    def held(descriptor, operation):
+        tries.append(operation)
+        raise BlockingIOError
+
+    monkeypatch.setattr(module, "ATTEMPT_INTERVAL_S", 0)
+    for flock, calls in ((shared_until_the_tenth_try, 31), (always_shared, 3 * module.ATTEMPTS), (held, 2)):
+        tries.clear()
+        monkeypatch.setattr(module.fcntl, "flock", flock)
+        another = DirectoryLock(tmp_path, SystemClock(), "flow")
+        with pytest.raises(DirectoryLockedError) if calls != 31 else contextlib.nullcontext():
+            another.acquire()
+        another.release()
+        assert len(tries) == calls
 
 
 @pytest.mark.parametrize("text", ["", "{", "5", "[]", "{}", '"x"', "\xff"])

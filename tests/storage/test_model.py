@@ -18,7 +18,7 @@ from tests.stores import Driver, State, problems, query, state_at
 
 COUNT = 2
 STEPS = ("a", "b$ '\"", "c")
-KEYS = ("", "1", "01", "x", "y", "Ω", "😀\u2400\u2400", "it's\x1f;--", "k" * 300)
+KEYS = ("", "1", "Ω", "😀\u2400\u2400", "it's\x1f;--")
 TEXTS = st.sampled_from(["0", "1", "null", '"1"', "[1,{}]", "1e5", '"😀"'])
 VALUES = st.none() | st.tuples(TEXTS, st.none() | st.integers(1, 40))
 CHANGES = st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=5)

@@ -268,6 +268,18 @@ class TestStarting:
             store.release()
         assert content(five) == before
 
+    def test_the_beginning_is_not_held_after_collecting(self, store_dir):
+        """Also a store without any state cannot go back to before its oldest epoch."""
+        with Driver(store_dir) as run:
+            run.close(0)
+            run.close(1, floor=1)
+        plan = plan_resume(scan(store_dir))
+        store = FilePartitions([d.path for d in plan.partitions], store_dir / "scratch")
+        with pytest.raises(CorruptPartitionError, match="it has collected up to 1"):
+            store.start(replace(new_execution(plan), resume_epoch=1), [STEP])
+        store.release()
+        assert window(store_dir) == (1, 2)
+
     def test_the_first_execution_binds_the_flow_and_all_are_recorded(self, five):
         """Every partition knows its flow and has its own copy of every execution."""
         with Driver(five, resume_epoch=2):
