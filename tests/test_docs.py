@@ -1,0 +1,188 @@
+"""The documentation names everything there is, and nothing that there is not."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+import recovery
+from recovery.cli import main
+from recovery.errors import all_errors
+from recovery.storage.schema import CREATE_TABLES
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+
+
+def page(name: str) -> str:
+    """The text of a page in docs/."""
+    return (ROOT / "docs" / name).read_text()
+
+
+def section(text: str, title: str) -> str:
+    """What stands under a heading of the second level."""
+    found = re.search(rf"^## {re.escape(title)}$(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    assert found is not None, f"there is no section {title!r}"
+    return found[1]
+
+
+def anchors(text: str) -> set[str]:
+    """The fragments that the headings of a page can be linked by, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", CODE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def options() -> Iterator[tuple[str, click.Option]]:
+    """Every option of the command line, with its command; "" for those that stand before the command."""
+    commands = {"": main, **main.commands}
+    for name, command in commands.items():
+        yield from ((name, one) for one in command.params if isinstance(one, click.Option))
+
+
+@pytest.mark.parametrize("name", sorted(main.commands))
+def test_command_is_documented(name: str) -> None:
+    """Every command has a help text and a section, and stands in the table at the top."""
+    assert main.commands[name].help
+    assert section(page("cli.md"), name)
+    assert re.search(rf"^\| \[`{name}[ `].*\]\(#{name}\)", page("cli.md"), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("command", "option"), list(options()), ids=lambda value: getattr(value, "name", value))
+def test_option_is_documented(command: str, option: click.Option) -> None:
+    """Every option has a help text and stands in the section of its command, or in the common table at the top."""
+    assert option.help
+    text = page("cli.md")
+    common = text[: text.index("\n## ")]
+    where = common + (section(text, command) if command else "")
+    for name in [*option.opts, *option.secondary_opts]:
+        assert re.search(rf"`{name}[ `]", where), f"{name} of {command or 'recovery'}"
+
+
+def test_no_option_is_documented_that_is_none() -> None:
+    """The tables of options name existing options only."""
+    known = {name for _, option in options() for name in option.opts} | {"--help", "-h"}
+    named = set(re.findall(r"^\| .*?`(--[a-z-]+)", page("cli.md"), re.MULTILINE))
+    assert named <= known
+
+
+def test_environment_variables_are_documented() -> None:
+    """Every variable that stands for an option is in the table."""
+    table = section(page("cli.md"), "Environment variables")
+    variables = {
+        parameter.envvar
+        for command in main.commands.values()
+        for parameter in command.params
+        if isinstance(parameter.envvar, str)
+    }
+    assert variables
+    assert all(f"`{variable}`" in table for variable in variables)
+
+
+def test_exit_codes_are_those_of_the_errors() -> None:
+    """The table of exit codes and the error classes agree, both ways."""
+    table = section(page("cli.md"), "Exit codes")
+    listed = {(int(code), name) for code, name in re.findall(r"^\| (\d+) \| `(\w+)` \|", table, re.MULTILINE)}
+    assert listed == {(error.exit_code, error.__name__) for error in all_errors()}
+
+
+def test_there_is_advice_about_every_error() -> None:
+    """operations.md says what to do about each error that can be met."""
+    advice = section(page("operations.md"), "What to do about errors")
+    named = set(re.findall(r"^\| `(\w+Error)` \|", advice, re.MULTILINE))
+    assert named == {error.__name__ for error in all_errors()} - {"RecoveryError"}
+
+
+@pytest.mark.parametrize("name", recovery.__all__)
+def test_public_name_is_documented(name: str) -> None:
+    """Every public name is in flow-api.md or cli.md."""
+    assert re.search(rf"`{name}\b", page("flow-api.md") + page("cli.md"))
+
+
+@pytest.mark.parametrize("name", ["GroupState", "RecoveryConfig", "RecoveryQuery", "RunSummary"])
+def test_public_members_are_documented(name: str) -> None:
+    """Every public member of the classes that users hold is in flow-api.md."""
+    kind = getattr(recovery, name)
+    members = {member for member in [*vars(kind), *inspect.get_annotations(kind)] if not member.startswith("_")}
+    internal = {
+        "GroupState": {"changed", "timeout_at_ms", "NO_TIMESTAMP"},
+        "RecoveryConfig": {"path", "snapshot_interval_s", "backup_interval_s"},
+        "RecoveryQuery": set(),
+        "RunSummary": set(),
+    }[name]
+    text = page("flow-api.md")
+    assert not [member for member in members - internal if not re.search(rf"`{member}\b", text)]
+
+
+def test_parameters_are_documented() -> None:
+    """Every parameter of the two step functions is named where the function is described."""
+    text = page("flow-api.md")
+    for function in (recovery.stateful, recovery.stateful_map):
+        described = section(text, function.__name__)
+        for parameter in inspect.signature(function).parameters:
+            assert re.search(rf"\b{parameter}\b", described), f"{parameter} of {function.__name__}"
+
+
+def test_tables_and_columns_are_documented() -> None:
+    """Every table has a section in file-format.md that names each of its columns."""
+    for table, body in re.findall(r"CREATE TABLE (\w+) \((.*?)^\)", CREATE_TABLES, re.DOTALL | re.MULTILINE):
+        described = re.search(rf"^## {table}: .*?(?=^## |\Z)", page("file-format.md"), re.DOTALL | re.MULTILINE)
+        assert described is not None, table
+        for column in re.findall(r"^ +([a-z_]+) ", body, re.MULTILINE):
+            assert column in described[0], f"{column} of {table}"
+
+
+def test_crash_points_are_documented() -> None:
+    """Every crash point in the code is explained in commit-protocol.md, and no other."""
+    code = "".join(path.read_text() for path in (ROOT / "recovery").rglob("*.py"))
+    points = set(re.findall(r'faults\.reach\("([\w.]+)"\)', code))
+    named = set(re.findall(r"`((?:start|close)\.\d[\w.]*)`", page("commit-protocol.md")))
+    assert points <= named
+    assert {name for name in named - points if name != "close.2"} == set()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_resolve(path: Path) -> None:
+    """Links between pages lead to files, and to headings in them."""
+    for target in LINK.findall(CODE.sub("", path.read_text())):
+        if target.startswith("https://"):
+            continue
+        name, _, fragment = target.partition("#")
+        linked = path if not name else Path(os.path.normpath(path.parent / name))
+        assert linked.exists(), target
+        if fragment:
+            assert fragment in anchors(linked.read_text()), target
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_python_blocks_parse(path: Path) -> None:
+    """What is shown as Python is Python."""
+    for block in re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE):
+        ast.parse(block)
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    """No page is an orphan."""
+    linked = {Path(target.partition("#")[0]).name for target in LINK.findall((ROOT / "README.md").read_text())}
+    assert {path.name for path in PAGES} - {"README.md"} <= linked
+
+
+def test_examples_are_listed_in_the_readme() -> None:
+    """Each example is in the README's table."""
+    text = (ROOT / "README.md").read_text()
+    assert all(f"(examples/{path.name})" in text for path in (ROOT / "examples").glob("*.py"))
+
+
+def test_readme_says_what_a_fresh_machine_needs() -> None:
+    """The two commands for a machine with Python and pip."""
+    text = (ROOT / "README.md").read_text()
+    assert "pip install '.[java]' && python -m recovery demo" in text
+    assert "pip install '.[java,test]' && python -m pytest" in text
