@@ -54,6 +54,9 @@ def run(arguments: argparse.Namespace) -> Report:
     def check(contender: Contender, answer: dict[str, Any], directory: Path) -> str | None:
         if answer["batches"] != arguments.batches:
             return f"read {answer['batches']} micro-batches instead of {arguments.batches}"
+        every_batch = contender.arguments["interval_s"] == 0 and not contender.arguments["plain"]
+        if every_batch and answer["epochs"] != arguments.batches:
+            return f"closed {answer['epochs']} epochs instead of {arguments.batches}"
         if not contender.arguments["step"]:
             return None
         wrong = keyed_lines.check(lines, directory / contender.arguments["totals"])
@@ -114,6 +117,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
 
     query: Any
     directory = Path("recovery")
+    epochs = 0
     if arguments["plain"]:
         writer = build(spark).writeStream.foreachBatch(sink.write).trigger(availableNow=True)
         query = writer.option("checkpointLocation", f"file:{Path('checkpoint').absolute()}").start()
@@ -124,6 +128,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         running = start(Flow("latency", build, sink), config, spark=spark, trigger="available-now")
         query = running.streaming_query
         running.await_termination()
+        epochs = running.summary.epochs
     progress = [each for each in query.recentProgress if each["numInputRows"]]
     durations_s = [each["durationMs"]["triggerExecution"] / 1000 for each in progress]
     found = versions(spark)
@@ -136,5 +141,6 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         "high_s": quantiles(counted, n=20)[-1],
         "durations_s": durations_s,
         "batches": len(durations_s),
+        "epochs": epochs,
         "versions": found,
     }
