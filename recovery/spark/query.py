@@ -297,7 +297,8 @@ class RecoveryQuery:
         try:
             with _session_settings(spark, settings):
                 writer = frame.writeStream.foreachBatch(self._process)
-                writer = writer.option("checkpointLocation", checkpoint.absolute().as_uri())
+                # Hadoop takes the path as it stands: escaped, it would work in a directory of another name.
+                writer = writer.option("checkpointLocation", f"file:{checkpoint.absolute()}")
                 self._query = _triggered(writer, trigger).queryName(_free_name(spark, self._prepared.flow_id)).start()
         finally:
             spark.sparkContext.setLocalProperty(ADDRESS_PROPERTY, None)
@@ -394,6 +395,7 @@ class RecoveryQuery:
                 with self._closer.lock:
                     if not self._prepared.temporary and _may_still_close(self._error):
                         self._closer.close(lambda: bool(self._query.isActive))
+                        self._check_all_closed()
             except BaseException as error:
                 self._note(error)
             self._finished = True
@@ -410,6 +412,16 @@ class RecoveryQuery:
             for mailbox in self._mailboxes:
                 mailbox.unlink(missing_ok=True)
             self.summary.elapsed_s = self._clock.elapsed_s() - self._started_s
+
+    def _check_all_closed(self) -> None:
+        """A run that ends well has closed an epoch over every micro-batch it finished."""
+        left = self._closer.finished
+        if self._error is None and left > self._closer.closed_batch:
+            raise FlowFailedError(
+                f"Spark ended without logging micro-batch {left} as done, so its epoch could not be closed",
+                cause="The query was stopped from outside, or its scratch checkpoint was removed.",
+                remedy="Run the same command again: it continues from the last closed epoch.",
+            )
 
     def _note(self, error: BaseException) -> None:
         """Keep the first error, in the form in which it is raised to the user."""

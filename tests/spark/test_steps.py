@@ -364,6 +364,18 @@ def test_another_flow_is_refused(spark, feed, tmp_path):
         run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", name="other")
 
 
+@pytest.mark.parametrize("name", ["with space", "per%20cent", "häsh#?", "a:b"])
+def test_directories_of_any_name(spark, feed, tmp_path, name):
+    """Spark finds the seeded position whatever characters the directory's name holds: nothing is read twice."""
+    directory = tmp_path / name / "db"
+    directory.parent.mkdir()
+    feed.add_random(1)
+    assert run_to_end(feed.frame(spark).transform(totals_step()), directory).rows == 300
+    feed.add_random(2, count=70)
+    assert run_to_end(feed.frame(spark).transform(totals_step()), directory).rows == 70
+    assert states(directory, "totals") == feed.totals()
+
+
 def test_without_recovery(spark, feed, tmp_path):
     """config=None runs the same flow and leaves nothing behind."""
     for seed in range(3):
