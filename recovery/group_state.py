@@ -91,6 +91,7 @@ class GroupState:
             raise TypeError(f"durationMs is a number of milliseconds, not {durationMs!r}")
         if durationMs <= 0:
             raise ValueError(f"durationMs is positive, not {durationMs}")
+        # Without the time the step refuses the timeout itself.
         self.timeout_at_ms = self._now_ms + durationMs
 
     def setTimeoutTimestamp(self, timestampMs: int | datetime) -> None:
@@ -102,6 +103,12 @@ class GroupState:
     def getCurrentProcessingTimeMs(self) -> int:
         """Milliseconds since 1970 at which the micro-batch began; the same in every call of a micro-batch and
         when it is run again."""
+        if not self._now_ms:
+            raise StateValueError(
+                "update asks for the processing time, which was not found in its code",
+                cause="The call is hidden behind a helper of another module.",
+                remedy="Say so: stateful(..., timeout=True).",
+            )
         return self._now_ms
 
     def getCurrentWatermarkMs(self) -> int:

@@ -33,7 +33,8 @@ BATCH = PREFIX + "batch"
 TICK = PREFIX + "tick"
 UDF_NAME = "recovery_step:"
 PARTITION_BITS = 16
-"""BATCH packs the micro-batch's time in milliseconds above these bits and the Spark partition below."""
+"""BATCH packs the micro-batch's time in milliseconds above these bits (0 for a step that does not need it) and the
+Spark partition below."""
 
 Update: TypeAlias = Callable[[Any, list[Any], GroupState], Iterable[tuple[Any, ...]] | None]
 Mapper: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
@@ -41,6 +42,7 @@ Keys: TypeAlias = "str | Column | Sequence[str | Column]"
 Transform: TypeAlias = Callable[[DataFrame], DataFrame]
 
 _TIMEOUT_MEMBERS = frozenset({"setTimeoutDuration", "setTimeoutTimestamp"})
+_TIME_MEMBERS = frozenset({"getCurrentProcessingTimeMs"})
 _KEY_TYPES = (
     T.StringType,
     T.BooleanType,
@@ -71,6 +73,7 @@ class StepDefinition:
     update: Update
     state_type: StateType
     timeouts: bool
+    needs_time: bool
     columns: tuple[str, ...]
     key_columns: tuple[int, ...]
     key_types: tuple[T.DataType, ...]
@@ -115,7 +118,7 @@ def stateful(
     state: None keeps plain JSON-like values; a dataclass, NamedTuple or other type keeps values of that type, and fields
     added later need defaults; "pickle" keeps any object, unreadable and unsafe to open from untrusted files.
     order_by: columns that order a key's rows; without it their order may differ when a task runs again.
-    timeout: whether `update` sets timeouts; found out from its code when None.
+    timeout: whether `update` sets timeouts or asks for the processing time; found out from its code when None.
 
     The step id names the state in the recovery partitions: keep it when the code changes. Raises ConfigurationError.
     """
@@ -192,7 +195,7 @@ def _apply(
         )
     keys = [key] if isinstance(key, str | Column) else list(key)
     key_types = _key_types(frame, step_id, keys)
-    timeouts = _sets_timeout(update) if timeout is None else timeout
+    timeouts = _names_any(update, _TIMEOUT_MEMBERS) if timeout is None else timeout
     in_place = len(keys) == 1 and isinstance(keys[0], str) and key_types == (T.StringType(),) and not timeouts
     key_columns = []
     for number, one in enumerate(keys):
@@ -207,6 +210,7 @@ def _apply(
         update=update,
         state_type=state,
         timeouts=timeouts,
+        needs_time=timeouts or _names_any(update, _TIME_MEMBERS),
         columns=columns,
         key_columns=tuple(key_columns),
         key_types=key_types,
@@ -243,8 +247,12 @@ def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFra
         passed = [*own, F.col(KEY)]
     # A placeholder: one partition, which recovery.spark.plan replaces by as many as there are recovery partitions.
     exchanged = keyed.repartitionById(1, F.lit(0))
-    now = F.shiftleft(F.unix_millis(F.current_timestamp()), PARTITION_BITS)
-    placed = exchanged.select(*passed, now.bitwiseOR(F.spark_partition_id().cast("long")).alias(BATCH))
+    packed = F.spark_partition_id().cast("long")
+    if definition.needs_time:
+        # The time becomes a literal of the micro-batch's generated code, which Spark then compiles every time anew.
+        now = F.unix_millis(F.current_timestamp())
+        packed = F.shiftleft(now, PARTITION_BITS).bitwiseOR(packed)
+    placed = exchanged.select(*passed, packed.alias(BATCH))
 
     def step(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from recovery.spark.worker import run_step
@@ -318,13 +326,13 @@ def _check_step_id(step_id: str) -> None:
         )
 
 
-def _sets_timeout(function: Any, depth: int = 3) -> bool:
-    """Whether the code of `function`, or of functions of its module that it calls, names a timeout member."""
+def _names_any(function: Any, members: frozenset[str], depth: int = 3) -> bool:
+    """Whether the code of `function`, or of functions of its module that it calls, names one of the members."""
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     if code is None:
         return False
     names = set(_names(code))
-    if names & _TIMEOUT_MEMBERS:
+    if names & members:
         return True
     if depth == 0:
         return False
@@ -333,7 +341,7 @@ def _sets_timeout(function: Any, depth: int = 3) -> bool:
     called += [
         c.cell_contents for c in getattr(function, "__closure__", None) or () if hasattr(c.cell_contents, "__code__")
     ]
-    return any(_sets_timeout(each, depth - 1) for each in called)
+    return any(_names_any(each, members, depth - 1) for each in called)
 
 
 def _names(code: CodeType) -> Iterator[str]:
