@@ -37,6 +37,8 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (work / "examples").symlink_to(EXAMPLES)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RECOVERY_")}
     environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
+    # Runs this short end before optimised code pays: it halves their time.
+    environment.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     monkeypatch.chdir(work)
 
     def run(commands: str) -> str:
