@@ -42,6 +42,18 @@ def test_a_batch_reads_the_states_before_it_even_when_it_was_applied(store_dir, 
         assert run.read(2, "abc") == {"a": "10", "b": None, "c": "30"}
 
 
+def test_applying_a_batch_again_restores_timeouts_too(store_dir):
+    """A key that the second attempt leaves out has the timeout back that it had before."""
+    with Driver(store_dir) as run:
+        run.apply(0, {"a": ("1", 10), "b": ("1", None)}, partitions=(0, 1))
+        run.apply(1, {"a": ("2", 99), "b": ("2", 99)}, partitions=(0, 1))
+        run.apply(1, {}, partitions=(0, 1))
+        assert run.due(2, 100) == ["a"]
+        assert run.store.next_due_ms(run.lease) == 10
+        run.close(1)
+        assert state_at(store_dir, 1) == {(STEP, "a"): ("1", 10), (STEP, "b"): ("1", None)}
+
+
 @pytest.mark.parametrize("closed", [False, True], ids=["in the delta", "in the snapshot"])
 def test_applying_a_batch_again_replaces_it_whole(store_dir, closed):
     """What the first attempt wrote and the second leaves out is undone; nothing is counted twice."""
@@ -86,10 +98,15 @@ def test_a_key_that_comes_twice_in_one_apply_keeps_its_state_before(store_dir):
         run.apply(0, {"a": "1"})
         run.close(0)
         task = run.task()
-        task.apply(STEP, index, 1, [pack({"a": "2"}), pack({"a": "3"})], BatchCount(2, 1))
-        assert task.read(STEP, index, 1, ("a",)) == ["1"]
-        assert task.read(STEP, index, 2, ("a",)) == ["3"]
+        for batch, closed in ((1, "1"), (2, "3")):
+            task.apply(STEP, index, batch, [pack({"a": ("2", 20)}), pack({"a": ("3", 30)})], BatchCount(2, 1))
+            assert task.read(STEP, index, batch, ("a",)) == [closed]
+            assert task.due(STEP, index, batch, 25) == []
+            assert task.read(STEP, index, batch + 1, ("a",)) == ["3"]
+            assert task.due(STEP, index, batch + 1, 30) == ["a"]
         task.release()
+        run.close(1)
+        assert state_at(store_dir, 2) == {(STEP, "a"): ("3", 30)}
 
 
 def test_closing_as_of_a_batch_takes_the_value_before_a_later_one(store_dir):
@@ -355,7 +372,8 @@ def test_a_later_micro_batch_can_be_applied_while_an_epoch_is_being_closed(store
         run.apply(0, {"a": "1"})
         index = partition_of("a", 2)
         writer = run.store._writers[index]
-        writer.execute("BEGIN IMMEDIATE")
+        # Not the statement that was prepared before the deltas were attached: that one knows nothing of them.
+        writer.execute("BEGIN IMMEDIATE -- anew")
         writer.execute("SELECT * FROM delta_0.touched").fetchall()
         task = run.task()
         task.read(STEP, index, 1, ("a",))

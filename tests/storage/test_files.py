@@ -104,24 +104,35 @@ class TestScan:
         finally:
             shutil.rmtree(crashed)
 
-    def test_a_file_that_changes_while_it_is_read_is_read_again(self, store_dir):
+    @pytest.mark.parametrize("torn", [False, True])
+    def test_a_file_that_changes_while_it_is_read_is_read_again(self, store_dir, torn):
         """A run may begin at the moment somebody looks: what is reported is one state of the file, not a mixture."""
         filled(store_dir)
         [path, _] = paths_of(store_dir)
         reads = []
 
         def read(connection):
-            found = schema.value(connection, "SELECT max(epoch) FROM epochs")
-            reads.append(found)
+            reads.append(schema.value(connection, "SELECT max(epoch) FROM epochs"))
             if len(reads) == 1:
                 filled(store_dir)
-                raise CorruptPartitionError("torn")
-            return found
+                if torn:
+                    raise CorruptPartitionError("torn")
+            return reads[-1]
 
         assert schema.read_partition(path, read) == 4
         assert reads == [2, 4]
+
+    def test_an_error_of_a_file_that_did_not_change_is_raised(self, store_dir):
+        """It is not read a second time for that."""
+        reads = []
+
+        def read(connection):
+            reads.append(connection)
+            raise CorruptPartitionError("torn")
+
         with pytest.raises(CorruptPartitionError, match="torn"):
-            schema.read_partition(path, lambda connection: (_ for _ in ()).throw(CorruptPartitionError("torn")))
+            schema.read_partition(store_dir / "part-0.sqlite3", read)
+        assert len(reads) == 1
 
     @pytest.mark.parametrize("content", [b"", b"x", b"not a database" * 1000, b"SQLite format 3\0" + bytes(84)])
     def test_an_unreadable_partition_is_reported_with_its_name(self, store_dir, content):

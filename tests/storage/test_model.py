@@ -21,7 +21,8 @@ STEPS = ("a", "b$ '\"", "c")
 KEYS = ("", "1", "Ω", "😀\u2400\u2400", "it's\x1f;--")
 TEXTS = st.sampled_from(["0", "1", "null", '"1"', "[1,{}]", "1e5", '"😀"'])
 VALUES = st.none() | st.tuples(TEXTS, st.none() | st.integers(1, 40))
-CHANGES = st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=5)
+CHANGES = st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4)
+ATTEMPTS = st.lists(st.tuples(st.booleans(), st.sampled_from(STEPS), CHANGES), min_size=1, max_size=6)
 DRIVER_STEP = "$position"
 
 
@@ -57,7 +58,7 @@ class Histories(RuleBasedStateMachine):
         self.snapshots = {epoch: state for epoch, state in self.snapshots.items() if epoch <= newest}
         self.touched_now: set = set()
         self.batch = self.closed_batch = self.batches[newest]
-        self.fenced = False
+        self.fenced = self.worked = False
         self.written = True
         self.slots = {}
         for step in STEPS:
@@ -71,6 +72,7 @@ class Histories(RuleBasedStateMachine):
         return self.snapshots[max(self.snapshots)]
 
     def put(self, batch: int, step: str, changes: dict):
+        self.worked = True
         for index in range(COUNT):
             part = {key: change for key, change in changes.items() if partition_of(key, COUNT) == index}
             if not part:
@@ -88,30 +90,27 @@ class Histories(RuleBasedStateMachine):
                     slot.after[key] = change
         self.run.apply(batch, changes, step)
 
-    @rule(changes=st.dictionaries(st.sampled_from(STEPS), CHANGES, max_size=2), opened=st.booleans())
-    def new_batch(self, changes, opened):
-        # Only one micro-batch can be under way beyond the one that is closed next.
-        self.batch += 1
-        if opened:
-            self.run.store.open(self.run.lease, self.batch)
-        for step, each in changes.items():
-            self.put(self.batch, step, each)
+    @rule(attempts=ATTEMPTS, opened=st.booleans(), now=st.integers(0, 45))
+    def work(self, attempts, opened, now):
+        """Micro-batches one after another; an attempt that is not new replaces what its task did before."""
+        for new, step, changes in attempts:
+            if new or self.batch <= self.closed_batch:
+                self.batch += 1
+                if opened:
+                    self.run.store.open(self.run.lease, self.batch)
+            self.put(self.batch, step, changes)
+            self.look(step, now)
 
-    @precondition(lambda self: self.batch > self.closed_batch)
-    @rule(step=st.sampled_from(STEPS), changes=CHANGES)
-    def same_batch_again(self, step, changes):
-        self.put(self.batch, step, changes)
+    more_work = work  # a rule of its own, so that it comes more often
 
-    @rule(step=st.sampled_from(STEPS), keys=st.lists(st.sampled_from(KEYS), max_size=4), now=st.integers(0, 45))
-    def look(self, step, keys, now):
+    def look(self, step, now):
+        """Compare what the tasks of this and of the next micro-batch see with the model."""
         for batch in (self.batch, self.batch + 1):
-            if batch <= self.closed_batch or (batch == self.batch and self.batch < 0):
-                continue
             expected = {}
             for index in range(COUNT):
                 expected.update(self.slots[step, index].as_of(batch - 1))
-            found = self.run.read(batch, keys, step)
-            assert found == {key: expected.get(key, (None, None))[0] for key in keys}
+            found = self.run.read(batch, KEYS, step)
+            assert found == {key: expected.get(key, (None, None))[0] for key in KEYS}
             due = sorted(key for key, (_, timeout) in expected.items() if timeout is not None and timeout <= now)
             assert self.run.due(batch, now, step) == due
         timeouts = [t for slot in self.slots.values() for _, t in slot.after.values() if t is not None]
@@ -161,6 +160,7 @@ class Histories(RuleBasedStateMachine):
             self.forget(floor)
             self.written = True
 
+    @precondition(lambda self: self.worked)
     @rule(back=st.integers(0, 4), killed=st.booleans())
     def rewind(self, back, killed):
         """Start again, at the newest epoch or an earlier one; killed: as after a crash, with files left behind."""
@@ -169,6 +169,7 @@ class Histories(RuleBasedStateMachine):
         self.start(resume if back else None)
         assert self.run.epoch == resume
 
+    @precondition(lambda self: self.worked)
     @rule(closed=st.integers(0, COUNT), position=TEXTS)
     def crash_while_closing(self, closed, position):
         """The epoch is closed in some partitions only: the next run starts it anew, everywhere."""
@@ -187,6 +188,7 @@ class Histories(RuleBasedStateMachine):
         self.start()
         assert self.run.epoch == epoch + (closed == COUNT)
 
+    @precondition(lambda self: self.worked)
     @rule(drop=st.booleans())
     def edit_steps(self, drop):
         """Drop the last step, or give its state to one that has none; before any batch, as a run does."""
