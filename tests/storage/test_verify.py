@@ -96,6 +96,9 @@ CHANGES = {
                                  " timeout_ms, digest FROM superseded WHERE until_epoch = 5 AND state_key = 'key-008'",
     "a superseded row in another epoch":
         "UPDATE superseded SET until_epoch = 4 WHERE until_epoch = 5 AND state_key = 'key-008'",
+    "two superseded rows exchanged between epochs":
+        "UPDATE superseded SET until_epoch = 9 - until_epoch"
+        " WHERE (until_epoch, state_key) IN (VALUES (5, 'key-008'), (4, 'key-007'))",
     "all superseded rows of an epoch": "DELETE FROM superseded WHERE until_epoch = 4",
     "all superseded rows": "DELETE FROM superseded",
     "superseded rows of an epoch to come": "UPDATE superseded SET until_epoch = 9 WHERE until_epoch = 5",
