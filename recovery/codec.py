@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import pickle
 from collections.abc import Callable
 from math import isfinite
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import msgspec.inspect
@@ -16,6 +17,7 @@ from recovery.errors import ConfigurationError, StateValueError
 StateType = Any
 """None for plain JSON-like values, "pickle", or a type: dataclass, NamedTuple, tuple[int, float], …"""
 
+_NOTE = "__msgspec_cache__"
 _SCALARS = frozenset({bool, int, str})
 
 
@@ -54,7 +56,7 @@ class StateCodec:
             except TypeError as error:
                 raise ConfigurationError(
                     f"state={state_type!r} cannot be stored: {error}",
-                    remedy="Use a dataclass, a NamedTuple, a msgspec.Struct or a type such as tuple[int, float].",
+                    remedy="Use a dataclass, a NamedTuple or a type such as tuple[int, float].",
                 ) from error
             self.encode = self._encode_typed
 
@@ -84,6 +86,24 @@ class StateCodec:
             f"{_shown(value)} would come back as {_shown(back)}",
             cause=f"The value does not fit the declared type of the state, {self.state_type!r}.",
         )
+
+
+def forget_type(state_type: StateType) -> None:
+    """Take off the note that msgspec leaves on a class it has seen: with it a class of the user's own file, which is
+    sent to the workers by value, could not be pickled."""
+    seen: set[int] = set()
+    waiting = [state_type]
+    while waiting:
+        kind = waiting.pop()
+        if id(kind) in seen:
+            continue
+        seen.add(id(kind))
+        waiting.extend(get_args(kind))
+        if isinstance(kind, type):
+            if _NOTE in vars(kind):
+                delattr(kind, _NOTE)
+            with contextlib.suppress(Exception):
+                waiting.extend(get_type_hints(kind).values())
 
 
 def _pickle(value: Any) -> str:

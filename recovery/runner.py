@@ -9,10 +9,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from recovery.clock import Clock
+from recovery.clock import Clock, SystemClock
 from recovery.config import Interval, RecoveryConfig
 from recovery.flow import Flow
-from recovery.spark.query import AVAILABLE_NOW, Observer, RecoveryQuery, RunSummary, start
+from recovery.spark.query import AVAILABLE_NOW, Observer, Prepared, RecoveryQuery, RunSummary, start_prepared
+from recovery.spark.session import check_master, create_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,14 +36,18 @@ def run(
     once. `config` None runs without recovery. `spark`: the caller's session, which stays open; None: one of our own,
     made with `master` and `conf`, and stopped at the end. Raises RecoveryErrors.
     """
-    from recovery.spark.query import Prepared  # noqa: F401  (Spark is imported by now)
-    from recovery.spark.session import check_master, create_session
-
+    clock = clock or SystemClock()
     check_master(master)
+    # What is wrong with the directory is told before Spark starts, and the files are checked while it does.
+    prepared = Prepared(config, flow.name, clock)
     own = spark is None
-    session: Any = create_session(flow.name, master=master, conf=conf) if own else spark
     try:
-        query = start(flow, config, spark=session, trigger=trigger, observer=observer, clock=clock)
+        session: Any = create_session(flow.name, master=master, conf=conf) if own else spark
+    except BaseException:
+        prepared.release()
+        raise
+    try:
+        query = start_prepared(prepared, flow, session, flow.sink, trigger, observer, clock)
         with _signals(query):
             query.await_termination()
         return query.summary

@@ -58,7 +58,6 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 # A dataclass or NamedTuple of the flow's own file, given as state=, cannot be sent to Spark's workers yet.
-own_state_type = pytest.mark.xfail(reason="state= cannot be a class of the flow's file yet", strict=False)
 
 
 def commands_of(example: str) -> str:
@@ -111,7 +110,6 @@ def test_word_count_goes_on_where_it_stopped(shell: Any) -> None:
     assert "rows are as they were written" in shell("python digests.py")
 
 
-@own_state_type
 def test_flight_delays_match_the_data(shell: Any) -> None:
     """After two runs on a growing file, the figures of every carrier and airplane are those of all of it."""
     printed = shell(commands_of("flight_delays.py"))
@@ -139,7 +137,6 @@ def test_flight_delays_match_the_data(shell: Any) -> None:
     assert shown.groups() == (f"{n:,}", f"{airplanes:,}", f"{minutes / carriers['UA'][1]:.1f}")
 
 
-@own_state_type
 def test_sessions_end_on_an_idle_stream_and_between_runs(shell: Any) -> None:
     """Timeouts fire without input while a flow runs, and at the next run when they passed meanwhile."""
     printed = shell(commands_of("sessions.py"))

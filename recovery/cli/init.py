@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from recovery.cli.common import directory_argument, json_option, print_json
+from recovery.cli.common import DIRECTORY, json_option, print_json
 from recovery.storage.initialize import init_partitions
 
 
 @click.command()
-@directory_argument
+@click.argument("directory", metavar="DIR", type=DIRECTORY)
 @click.argument("count", metavar="N", type=int)
 @json_option
 def init(directory: Path, count: int, as_json: bool) -> None:

@@ -44,7 +44,9 @@ def plan(directory: Path, resume_epoch: int | None, as_json: bool) -> None:
             }
         )
         return
-    if snapshot is None:
+    if snapshot is None and planned.window[-1]:
+        click.echo(f"execution {planned.execution_number} would begin at the start of the input again")
+    elif snapshot is None:
         click.echo(
             f"execution {planned.execution_number} would begin at the start of the input: no epoch is shared yet"
         )

@@ -96,6 +96,8 @@ class Progress:
 
 def _resumed_text(event: Resumed) -> str:
     snapshot = event.plan.snapshot
+    if snapshot is None and event.plan.window[-1]:
+        return f"execution {event.execution} begins at epoch {event.resume_epoch} again, at the start of the input"
     if snapshot is None:
         return f"execution {event.execution} begins at epoch {event.resume_epoch}: nothing was closed before"
     limiting = [v.path.name for v in event.plan.verdicts if v.limits]

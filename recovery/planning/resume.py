@@ -98,7 +98,7 @@ def plan_resume(
         snapshot=next((e for e in partitions[0].epochs if e.cut == chosen), None),
         execution_number=ExecutionNumber(max(numbers, default=0) + 1),
         window=tuple(sorted(cut[0] for cut in cuts)),
-        verdicts=tuple(_verdict(d, max(cuts)[0], newest) for d in partitions),
+        verdicts=tuple(_verdict(d, chosen[0], max(cuts)[0], newest) for d in partitions),
     )
 
 
@@ -200,14 +200,15 @@ def _span(description: PartitionDescription) -> str:
     return f"{first.epoch} to {last.epoch} (last by execution {last.execution.number})"
 
 
-def _verdict(description: PartitionDescription, shared: Epoch, newest: Epoch) -> FileVerdict:
+def _verdict(description: PartitionDescription, chosen: Epoch, shared: Epoch, newest: Epoch) -> FileVerdict:
     behind = newest - description.newest_epoch
-    ahead = description.newest_epoch - shared
+    ahead = description.newest_epoch - chosen
     limits = newest > shared and description.newest_epoch == shared
     if limits:
         note = "holds back the others: its newest epoch is the newest that all share"
     elif ahead > 0:
-        note = f"{ahead} epoch{'s' * (ahead > 1)} beyond what all share will be abandoned"
+        why = "beyond what all share" if chosen == shared else "from there on"
+        note = f"{ahead} epoch{'s' * (ahead > 1)} {why} will be abandoned"
     else:
         note = "current"
     return FileVerdict(description.path, description.newest_epoch, description.oldest_epoch, behind, limits, note)

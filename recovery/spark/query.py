@@ -10,6 +10,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import apsw
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from recovery import faults
@@ -405,6 +407,8 @@ class RecoveryQuery:
                 self._count_input()
             with contextlib.suppress(Exception):
                 self._query.stop()
+            with contextlib.suppress(Exception):
+                self._count_input()
             if self._timer is not None and self._timer is not threading.current_thread():
                 self._timer.join()
             self._closer.finish()
@@ -461,7 +465,20 @@ def start(
         )
     else:
         flow_id = name
-    prepared = Prepared(config, flow_id, clock)
+    return start_prepared(Prepared(config, flow_id, clock), flow, spark, sink, trigger, observer, clock)
+
+
+def start_prepared(
+    prepared: Prepared,
+    flow: Flow | DataFrame,
+    spark: SparkSession | None,
+    sink: SinkLike | None,
+    trigger: str | Interval | None,
+    observer: Observer | None,
+    clock: Clock,
+) -> RecoveryQuery:
+    """The part of `start` that needs Spark. Releases `prepared` when it fails."""
+    flow_id = prepared.flow_id
     try:
         frame = build_flow(flow, spark or _active_session(flow_id)) if isinstance(flow, Flow) else flow
         check_master(frame.sparkSession.sparkContext.master)
@@ -483,6 +500,9 @@ def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:
     except RecoveryError:
         raise
     except Exception as error:
+        told = _as_recovery_error(error)
+        if isinstance(told, RecoveryError) and not isinstance(told, FlowFailedError):
+            raise told from error
         raise FlowFailedError(
             f"building flow {flow.name!r} failed: {type(error).__name__}: {error}", cause="", remedy="Mend the flow."
         ) from error
@@ -594,17 +614,21 @@ def _as_recovery_error(error: BaseException) -> BaseException:
     for match in _WORKER_ERROR.finditer(text):
         kind = error_named(match[1])
         if kind is not None:
-            return replace_text(kind, match[2])
-    return FlowFailedError(_essence(text))
+            return _from_text(kind, match[2])
+    if isinstance(error, StreamingQueryException | PySparkException):
+        return FlowFailedError(_essence(text))
+    if isinstance(error, Py4JJavaError):
+        return FlowFailedError(str(error.java_exception.toString()))
+    return FlowFailedError("".join(traceback.format_exception(error)[-4:]).strip())
 
 
-def replace_text(kind: type[RecoveryError], text: str) -> RecoveryError:
+def _from_text(kind: type[RecoveryError], text: str) -> RecoveryError:
     """A RecoveryError from its own text: found, probable cause and what to do are on lines of their own."""
     found, _, rest = text.strip().partition("\nProbable cause: ")
     cause, _, remedy = rest.partition("\nWhat to do: ")
     if not rest:
         found, _, remedy = found.partition("\nWhat to do: ")
-    return kind(found.strip(), cause=cause.strip() or None, remedy=remedy.strip() or None)
+    return kind(found.strip(), cause=cause.strip(), remedy=remedy.strip())
 
 
 def _essence(text: str) -> str:

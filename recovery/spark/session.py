@@ -22,7 +22,7 @@ MINIMUM_JAVA = 17
 _NOISE = re.compile(
     r"WARNING: Using incubator modules|Using Spark's default log4j profile|Using Spark's repl log4j profile"
     r"|Setting default log level to|To adjust logging level use|^Picked up |^WARNING: .*(sun.misc.Unsafe|terminally)"
-    r"|^WARNING: (A (terminally|restricted)|Please consider|Use --enable-native|Restricted methods)"
+    r"|^WARNING: (A (terminally|restricted)|Please consider|Use --enable-native|Restricted methods|package )"
 )
 _ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
 DEFAULTS = {

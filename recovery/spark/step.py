@@ -20,7 +20,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from recovery.codec import StateCodec, StateType
+from recovery.codec import StateCodec, StateType, forget_type
 from recovery.errors import ConfigurationError
 from recovery.group_state import GroupState
 from recovery.ids import StepId
@@ -115,8 +115,8 @@ def stateful(
     for several; `rows` the key's rows as named tuples of the input's columns; `state` a `GroupState`. It yields
     or returns tuples in the order of `output` (a DDL string or StructType), or returns None for none.
 
-    state: None keeps plain JSON-like values; a dataclass, NamedTuple or other type keeps values of that type, and fields
-    added later need defaults; "pickle" keeps any object, unreadable and unsafe to open from untrusted files.
+    state: None keeps plain JSON-like values; a dataclass, NamedTuple or other type keeps values of that type, and
+    fields added later need defaults; "pickle" keeps any object, unreadable and unsafe to open from untrusted files.
     order_by: columns that order a key's rows; without it their order may differ when a task runs again.
     timeout: whether `update` sets timeouts or asks for the processing time; found out from its code when None.
 
@@ -260,6 +260,7 @@ def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFra
         return run_step(definition, batches)
 
     step.__name__ = f"{UDF_NAME}{definition.token}"
+    forget_type(definition.state_type)
     return placed.mapInArrow(step, definition.output)
 
 

@@ -175,7 +175,6 @@ def test_discarded_keys_leave_nothing(spark, feed, tmp_path):
             state.remove()
         else:
             state.update((state.getOption or 0) + rows[-1].value)
-        return None
 
     run_to_end(feed.frame(spark).transform(totals_step(update=update)), tmp_path / "db")
     assert states(tmp_path / "db", "totals") == {"a": 7, "b": 1}
