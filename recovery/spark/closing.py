@@ -17,8 +17,7 @@ from recovery.keys import partition_of
 from recovery.planning.resume import ResumePlan
 from recovery.planning.retention import collection_floor, shared_history
 from recovery.spark.checkpoint import CHECKPOINT_STEP, Content, Position, wait_for_commit
-from recovery.storage.files import FilePartitions
-from recovery.storage.seam import CloseRequest, StepEdit
+from recovery.storage.seam import CloseRequest, PartitionStore, StepEdit
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class EpochCloser:
 
     def __init__(
         self,
-        store: FilePartitions,
+        store: PartitionStore,
         lease: Lease,
         plan: ResumePlan,
         checkpoint: Path,
@@ -65,7 +64,6 @@ class EpochCloser:
         self.finished: BatchId = plan.snapshot.batch_id if plan.snapshot else NO_BATCH
         self.closed_batch = self.finished
         self.epoch = plan.resume_epoch
-        self.last_closed_s: float | None = None
         self._store = store
         self._lease = lease
         self._checkpoint = checkpoint
@@ -142,7 +140,7 @@ class EpochCloser:
         self._background.submit(self._checkpoint_logs)
         self._history = [(e, at) for e, at in self._history if e >= floor] + [(self.epoch, now_ms)]
         self.closed_batch = batch
-        self._opened_s = self.last_closed_s = self._clock.elapsed_s()
+        self._opened_s = self._clock.elapsed_s()
         closed = EpochClosed(self.epoch, batch, states, self._opened_s - started_s)
         self.epoch = Epoch(self.epoch + 1)
         self._on_closed(closed)

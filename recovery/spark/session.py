@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import re
 import shlex
@@ -53,10 +52,9 @@ def create_session(name: str, *, master: str = "local[*]", conf: Mapping[str, st
     for key, value in {**DEFAULTS, **(conf or {})}.items():
         settings.set(key, value)
     try:
-        with _log4j_options() as options:
-            given = settings.get("spark.driver.extraJavaOptions", "")
-            settings.set("spark.driver.extraJavaOptions", f"{options} {given}".strip())
-            gateway = launch_gateway(settings, popen_kwargs={"start_new_session": True, "stderr": subprocess.PIPE})
+        given = settings.get("spark.driver.extraJavaOptions", "")
+        settings.set("spark.driver.extraJavaOptions", f"{_log4j_options()} {given}".strip())
+        gateway = launch_gateway(settings, popen_kwargs={"start_new_session": True, "stderr": subprocess.PIPE})
         _forward(gateway.proc.stderr)
         context = SparkContext(conf=settings, gateway=gateway)
     except Exception as error:
@@ -130,13 +128,11 @@ def _bundled_java() -> Path:
     return home
 
 
-@contextlib.contextmanager
-def _log4j_options() -> Any:
+def _log4j_options() -> str:
     """Java options that make Spark log errors only, unless the user has a configuration of their own."""
     if os.environ.get("SPARK_CONF_DIR") or os.environ.get("SPARK_HOME"):
-        yield ""
-        return
-    yield f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+        return ""
+    return f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 
 
 def _forward(stream: IO[bytes]) -> None:

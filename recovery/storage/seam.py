@@ -119,6 +119,10 @@ class PartitionStore(Protocol):
         """
         ...
 
+    def checkpoint(self) -> None:
+        """Move what closing left in logs to where it belongs, as far as no reader is in the way. Never waits."""
+        ...
+
     def counts(self, lease: Lease, batch: BatchId) -> BatchCount:
         """What was applied of a batch so far, all steps and partitions together."""
         ...

@@ -146,7 +146,9 @@ def test_a_second_signal_ends_at_once(feed, tmp_path):
     finish(process)
     assert process.returncode == 128 + signal.SIGTERM
     assert time.monotonic() - started < 10
-    assert finish(recovery_run(directory, feed)) is not None
+    process = recovery_run(directory, feed)
+    output = finish(process)
+    assert process.returncode == 0, output
     assert states(directory, "totals") == feed.totals()
 
 
