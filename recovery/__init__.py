@@ -24,7 +24,9 @@ from recovery.errors import (
     LeaseLostError,
     MissingPartitionsError,
     NoPartitionsError,
+    OutputMismatchError,
     RecoveryError,
+    SinkFailedError,
     SparkUnavailableError,
     StateValueError,
     StorageError,
@@ -34,16 +36,25 @@ from recovery.errors import (
 )
 from recovery.flow import Flow
 from recovery.group_state import GroupState
+from recovery.sinks import (
+    BatchContext,
+    ConsoleSink,
+    DiscardSink,
+    EpochOutput,
+    EpochSink,
+    Resume,
+    current_batch,
+)
 from recovery.storage.initialize import init_partitions
 
 if TYPE_CHECKING:
     from recovery.runner import run
-    from recovery.sinks import ConsoleSink, DiscardSink
     from recovery.spark.query import RecoveryQuery, RunSummary, start
     from recovery.spark.step import stateful, stateful_map
 
 __all__ = [
     "AlreadyInitializedError",
+    "BatchContext",
     "ConfigurationError",
     "ConsoleSink",
     "CorruptPartitionError",
@@ -51,6 +62,8 @@ __all__ = [
     "DiscardSink",
     "DuplicatePartitionError",
     "EpochNotHeldError",
+    "EpochOutput",
+    "EpochSink",
     "Flow",
     "FlowFailedError",
     "FlowLoadError",
@@ -62,16 +75,20 @@ __all__ = [
     "LeaseLostError",
     "MissingPartitionsError",
     "NoPartitionsError",
+    "OutputMismatchError",
     "RecoveryConfig",
     "RecoveryError",
     "RecoveryQuery",
+    "Resume",
     "RunSummary",
+    "SinkFailedError",
     "SparkUnavailableError",
     "StateValueError",
     "StorageError",
     "UnknownStepError",
     "UnsupportedPlanError",
     "UnsupportedVersionError",
+    "current_batch",
     "init_partitions",
     "run",
     "start",
@@ -81,8 +98,6 @@ __all__ = [
 
 # What needs Spark is imported when it is first asked for, so that looking at a directory starts at once.
 _WITH_SPARK = {
-    "ConsoleSink": "recovery.sinks",
-    "DiscardSink": "recovery.sinks",
     "RecoveryQuery": "recovery.spark.query",
     "RunSummary": "recovery.spark.query",
     "run": "recovery.runner",

@@ -19,6 +19,8 @@ RecoveryError                     10
 ├── FlowLoadError                 34
 ├── FlowFailedError               35
 ├── InputRewrittenError           36
+├── SinkFailedError               37
+├── OutputMismatchError           38
 ├── DirectoryLockedError          40
 ├── LeaseLostError                41
 └── SparkUnavailableError         50
@@ -235,6 +237,26 @@ class InputRewrittenError(RecoveryError):
     default_remedy = (
         'Put the original content back, or read the file as a new one with .option("onRewrite", "restart").'
     )
+
+
+class SinkFailedError(RecoveryError):
+    """The sink could not make the output of an epoch durable, publish it or take it back."""
+
+    exit_code = 37
+    closes_epoch = False
+    default_cause = "What the sink writes to is full, failing or not reachable."
+    default_remedy = (
+        "Mend it and run the same command again: output of closed epochs is published then, and the rest computed anew."
+    )
+
+
+class OutputMismatchError(RecoveryError):
+    """What the sink wrote earlier does not fit the snapshot to resume from."""
+
+    exit_code = 38
+    closes_epoch = False
+    default_cause = "The output belongs to another flow, was changed from outside, or was restored from another time."
+    default_remedy = "Put the output of this flow back as the last run left it, or give the sink a place of its own."
 
 
 class DirectoryLockedError(RecoveryError):

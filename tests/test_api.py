@@ -9,12 +9,14 @@ from recovery.errors import all_errors
 from tests.stores import run_python
 
 PUBLIC = [
-    "AlreadyInitializedError", "ConfigurationError", "ConsoleSink", "CorruptPartitionError", "DirectoryLockedError",
-    "DiscardSink", "DuplicatePartitionError", "EpochNotHeldError", "Flow", "FlowFailedError", "FlowLoadError",
-    "FlowMismatchError", "ForeignPartitionError", "GroupState", "InconsistentPartitionsError", "InputRewrittenError",
-    "LeaseLostError", "MissingPartitionsError", "NoPartitionsError", "RecoveryConfig", "RecoveryError",
-    "RecoveryQuery", "RunSummary", "SparkUnavailableError", "StateValueError", "StorageError", "UnknownStepError",
-    "UnsupportedPlanError", "UnsupportedVersionError", "init_partitions", "run", "start", "stateful", "stateful_map",
+    "AlreadyInitializedError", "BatchContext", "ConfigurationError", "ConsoleSink", "CorruptPartitionError",
+    "DirectoryLockedError", "DiscardSink", "DuplicatePartitionError", "EpochNotHeldError", "EpochOutput",
+    "EpochSink", "Flow", "FlowFailedError", "FlowLoadError", "FlowMismatchError", "ForeignPartitionError",
+    "GroupState", "InconsistentPartitionsError", "InputRewrittenError", "LeaseLostError", "MissingPartitionsError",
+    "NoPartitionsError", "OutputMismatchError", "RecoveryConfig", "RecoveryError", "RecoveryQuery", "Resume",
+    "RunSummary", "SinkFailedError", "SparkUnavailableError", "StateValueError", "StorageError", "UnknownStepError",
+    "UnsupportedPlanError", "UnsupportedVersionError", "current_batch", "init_partitions", "run", "start",
+    "stateful", "stateful_map",
 ]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from recovery.ids import NO_BATCH, BatchId, Epoch, Lease, StepId
 from recovery.keys import partition_of
 from recovery.planning.resume import ResumePlan
 from recovery.planning.retention import collection_floor, shared_history
+from recovery.sinks.delivery import Delivery
 from recovery.spark.checkpoint import CHECKPOINT_STEP, Content, Position, wait_for_commit
 from recovery.storage.seam import CloseRequest, PartitionStore, StepEdit
 
@@ -35,11 +36,12 @@ class EpochCloser:
 
     The closing protocol, for an epoch that ends with micro-batch b:
 
-    1. Wait until Spark has logged b as done; take Spark's position as of b from the scratch checkpoint.
+    1. Wait until Spark has logged b as done; take Spark's position as of b from the scratch checkpoint. Let the sink
+       make the epoch's output durable.
     2. In every partition at once, in one transaction each, move what was touched up to b into the snapshots
        (`recovery.storage.partition.close_epoch` has its own numbers).
     3. All partitions have committed: the epoch is closed.
-    4. Clear the deltas up to b.
+    4. Clear the deltas up to b. Let the sink show the epoch's output.
     5. Move the partitions' logs into their files, behind the back of the next micro-batch.
 
     A crash before 3 leaves the epoch in some partitions only; the next run starts it anew everywhere. The
@@ -52,6 +54,7 @@ class EpochCloser:
         lease: Lease,
         plan: ResumePlan,
         checkpoint: Path,
+        delivery: Delivery,
         *,
         clock: Clock,
         snapshot_interval_s: float,
@@ -67,6 +70,7 @@ class EpochCloser:
         self._store = store
         self._lease = lease
         self._checkpoint = checkpoint
+        self._delivery = delivery
         self._position = Position(checkpoint, {})
         self._clock = clock
         self._recovery_clock = RecoveryClock(clock, *plan.last_clock)
@@ -114,15 +118,17 @@ class EpochCloser:
         self._background.shutdown()
 
     def _close(
-        self, batch: BatchId, values: dict[StepId, dict[str, Content | None]], edits: Sequence[StepEdit]
+        self, batch: BatchId, values: Mapping[StepId, Mapping[str, Content | None]], edits: Sequence[StepEdit]
     ) -> None:
         started_s = self._clock.elapsed_s()
+        epoch = self.epoch
         now_ms = self._recovery_clock.now_ms()
         floor = collection_floor(self._history, now_ms, self._backup_ms)
         count = self._store.partition_count
+        values = {**values, **self._delivery.prepare(epoch, batch, floor)}
         requests = [
             CloseRequest(
-                epoch=self.epoch,
+                epoch=epoch,
                 batch=batch,
                 closed_ms=self._clock.wall_ms(),
                 clock_ms=now_ms,
@@ -138,12 +144,14 @@ class EpochCloser:
         # Steps 2 to 4.
         states = sum(self._store.close(self._lease, requests))
         self._background.submit(self._checkpoint_logs)
-        self._history = [(e, at) for e, at in self._history if e >= floor] + [(self.epoch, now_ms)]
+        self._history = [(e, at) for e, at in self._history if e >= floor] + [(epoch, now_ms)]
         self.closed_batch = batch
-        self._opened_s = self._clock.elapsed_s()
-        closed = EpochClosed(self.epoch, batch, states, self._opened_s - started_s)
-        self.epoch = Epoch(self.epoch + 1)
-        self._on_closed(closed)
+        self.epoch = Epoch(epoch + 1)
+        try:
+            self._delivery.publish(epoch, batch, floor)
+        finally:
+            self._opened_s = self._clock.elapsed_s()
+            self._on_closed(EpochClosed(epoch, batch, states, self._opened_s - started_s))
 
     def _checkpoint_logs(self) -> None:
         # What fails here is tried again after the next epoch; the logs hold everything until then.

@@ -37,8 +37,10 @@ from recovery.errors import (
 from recovery.flow import Flow
 from recovery.ids import BatchId, Epoch, StepId
 from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.planning.timeline import timeline
 from recovery.planning.values import Execution
-from recovery.sinks import DiscardSink
+from recovery.sinks import DiscardSink, Resume
+from recovery.sinks.delivery import NOTE_KEY, SINK_STEP, Delivery
 from recovery.spark.appended import AppendedDataSource
 from recovery.spark.checkpoint import CHECKPOINT_STEP, seed
 from recovery.spark.closing import EpochClosed, EpochCloser
@@ -116,7 +118,8 @@ class Prepared:
 
     start.1  Take the directory's lock.
     start.2  Read every partition and plan; nothing was written before this succeeded.
-    start.3  Begin the execution in every partition, one transaction each, abandoning what lies beyond the plan.
+    start.3  Begin the execution in every partition, one transaction each, abandoning what lies beyond the plan. Then
+             the sink does the same.
     start.4  Seed a fresh scratch checkpoint with the saved position.
     """
 
@@ -201,7 +204,6 @@ class RecoveryQuery:
         self._prepared = prepared
         self._store = prepared.store
         self._bound = bound
-        self._sink = sink
         self._observer = observer
         self._clock = clock
         self._parked = threading.Event()
@@ -226,7 +228,11 @@ class RecoveryQuery:
             last_epoch=execution.resume_epoch - 1,
         )
         edits = step_edits(self._store.known_steps(), {s.definition.step_id for s in bound.steps}, config)
+        self._delivery = Delivery(
+            sink, _resume_of_sink(plan, execution, self._store), recoverable=prepared.temporary is None
+        )
         self._store.start(execution, [s.definition.step_id for s in bound.steps])
+        self._delivery.rollback()
         faults.reach("start.3")
         checkpoint = self._store.scratch / "checkpoint"
         self._closer = EpochCloser(
@@ -234,6 +240,7 @@ class RecoveryQuery:
             self.lease,
             plan,
             checkpoint,
+            self._delivery,
             clock=clock,
             snapshot_interval_s=NEVER if prepared.temporary else config.snapshot_interval_s,
             backup_interval_s=config.backup_interval_s,
@@ -328,13 +335,8 @@ class RecoveryQuery:
         self._count_input()
         started_s = self._clock.elapsed_s()
         self._store.open(self.lease, batch_id)
-        sink: Any = self._sink
-        write: Callable[[DataFrame, int], Any] = getattr(sink, "write", sink)
-        if getattr(self._sink, "single_action", False):
-            write(batch, batch_id)
-        else:
-            with _materialised(batch) as copy:
-                write(copy, batch_id)
+        with contextlib.nullcontext(batch) if self._delivery.single_action else _materialised(batch) as frame:
+            self._delivery.write(frame, batch_id, self._closer.epoch)
         self._closer.finished = batch_id
         counts = self._store.counts(self.lease, batch_id)
         self.summary.batches += 1
@@ -412,6 +414,7 @@ class RecoveryQuery:
             if self._timer is not None and self._timer is not threading.current_thread():
                 self._timer.join()
             self._closer.finish()
+            self._delivery.release()
             self._prepared.release()
             for mailbox in self._mailboxes:
                 mailbox.unlink(missing_ok=True)
@@ -550,6 +553,19 @@ def _new_execution(plan: ResumePlan, config: RecoveryConfig, flow_id: str, clock
         host=socket.gethostname(),
         pid=os.getpid(),
         version=version("recovery"),
+    )
+
+
+def _resume_of_sink(plan: ResumePlan, execution: Execution, store: FilePartitions) -> Resume:
+    note = store.driver_values(SINK_STEP, plan.resume_epoch).get(NOTE_KEY)
+    return Resume(
+        epoch=plan.resume_epoch,
+        note=note if isinstance(note, str) else None,
+        execution=execution.lease,
+        store_id=plan.store_id,
+        flow_id=execution.flow_id,
+        floor=plan.window[0],
+        timeline=timeline(plan.partitions[0].executions, plan.snapshot),
     )
 
 

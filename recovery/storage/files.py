@@ -226,11 +226,11 @@ class FilePartitions:
         found = [delta.next_due_ms() for deltas in self._deltas.values() for delta in deltas]
         return min((due for due in found if due is not None), default=None)
 
-    def driver_values(self, step: StepId) -> dict[str, str | bytes]:
+    def driver_values(self, step: StepId, resume_epoch: Epoch | None = None) -> dict[str, str | bytes]:
         """See `PartitionStore.driver_values`."""
         values: dict[str, str | bytes] = {}
         for writer, path in zip(self._writers, self.paths, strict=True):
-            values.update(one.step_values(writer, path, step))
+            values.update(one.step_values(writer, path, step, resume_epoch))
         return values
 
     def known_steps(self) -> set[StepId]:

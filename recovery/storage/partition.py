@@ -82,6 +82,19 @@ SELECT {SUM_SQL} FROM moved AS m CROSS JOIN snaps AS s
 WHERE s.step_id = :step AND s.state_key = m.state_key AND s.snap_epoch = :epoch
 """
 
+# The values of a step before an epoch: what a key's first successor from there on superseded, else what is there.
+VALUES_BEFORE = """
+SELECT state_key, ser_change FROM (
+    SELECT state_key, min(until_epoch), ser_change FROM superseded
+    WHERE until_epoch >= :epoch AND step_id = :step GROUP BY state_key
+) WHERE ser_change IS NOT NULL
+UNION ALL
+SELECT state_key, ser_change FROM snaps
+WHERE step_id = :step AND state_key NOT IN (
+    SELECT state_key FROM superseded WHERE until_epoch >= :epoch AND step_id = :step
+)
+"""
+
 # The state of a key at an epoch is what its first successor superseded; SQLite takes the other columns of a
 # min() from the row that has the minimum.
 UNDO = """
@@ -244,9 +257,13 @@ def known_steps(connection: apsw.Connection, path: Path) -> set[StepId]:
         return {StepId(row[0]) for row in rows(connection, STEPS)}
 
 
-def step_values(connection: apsw.Connection, path: Path, step: StepId) -> dict[str, Any]:
-    """All keys and values of a small step, as of the newest closed epoch."""
+def step_values(
+    connection: apsw.Connection, path: Path, step: StepId, resume_epoch: Epoch | None = None
+) -> dict[str, Any]:
+    """All keys and values of a small step, as of the newest closed epoch or as the resume epoch will find them."""
     with translated(path):
+        if resume_epoch is not None:
+            return dict(rows(connection, VALUES_BEFORE, {"step": step, "epoch": resume_epoch}))
         return dict(rows(connection, "SELECT state_key, ser_change FROM snaps WHERE step_id = ?", (step,)))
 
 

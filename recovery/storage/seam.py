@@ -131,8 +131,8 @@ class PartitionStore(Protocol):
         """The earliest timeout of any key, None when there is none."""
         ...
 
-    def driver_values(self, step: StepId) -> dict[str, str | bytes]:
-        """The newest closed values of a reserved step."""
+    def driver_values(self, step: StepId, resume_epoch: Epoch | None = None) -> dict[str, str | bytes]:
+        """The newest closed values of a reserved step, or those that an execution from `resume_epoch` starts with."""
         ...
 
     def known_steps(self) -> set[StepId]:

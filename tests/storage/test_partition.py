@@ -514,3 +514,19 @@ def test_keys_go_to_the_partition_of_their_checksum(store_dir):
         for index, path in enumerate(run.store.paths):
             keys = {row[0] for row in query(path, "SELECT state_key FROM snaps")}
             assert keys == {str(key) for key in range(100) if partition_of(str(key), 2) == index}
+
+
+class TestValuesOfTheDriver:
+    """Rows of reserved steps, as of any epoch that can be resumed."""
+
+    def test_as_a_resume_epoch_will_find_them(self, store_dir):
+        """The value before each epoch, a value that came later, and one that was discarded; nothing is changed."""
+        step = "$sink"
+        with Driver(store_dir) as run:
+            for batch, values in enumerate([{"note": "1"}, {"note": "2", "new": "x"}, {"note": "3", "new": None}]):
+                run.close(batch, driver_rows={step: values})
+            before = content(store_dir)
+            found = [run.store.driver_values(step, epoch) for epoch in (1, 2, 3, 4)]
+            assert found == [{}, {"note": "1"}, {"note": "2", "new": "x"}, {"note": "3"}]
+            assert run.store.driver_values(step) == found[-1]
+            assert content(store_dir) == before

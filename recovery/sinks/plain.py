@@ -1,25 +1,11 @@
-"""Sinks of our own: each takes a micro-batch in one complete action, so it needs no materialised copy."""
+"""Sinks without memory: what they do with a micro-batch, they do again when it comes again."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame
-
-
-@runtime_checkable
-class Sink(Protocol):
-    """An object with the `write` of a foreachBatch function.
-
-    single_action: True promises that `write` runs the batch exactly once and completely, on the calling thread;
-    only then is it given the plan itself instead of a materialised copy.
-    """
-
-    single_action: bool
-
-    def write(self, batch: DataFrame, batch_id: int) -> Any:
-        """Take one micro-batch. It may come again after a crash."""
-        ...
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 class DiscardSink:

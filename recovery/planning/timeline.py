@@ -1,0 +1,36 @@
+"""Which execution closed which epochs of the timeline that ends with a snapshot: a pure function of the executions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from recovery.ids import Epoch, Lease
+from recovery.planning.values import ClosedEpoch, Execution
+
+
+@dataclass(frozen=True, slots=True)
+class TimelinePart:
+    """Epochs `first` to `last`, all of them closed by one execution."""
+
+    execution: Lease
+    first: Epoch
+    last: Epoch
+
+
+def timeline(executions: Sequence[Execution], snapshot: ClosedEpoch | None) -> tuple[TimelinePart, ...]:
+    """The parts of the timeline up to `snapshot`, oldest first; none when it is None, the beginning.
+
+    `executions` are those of any partition that holds the snapshot: it went through every start on the way to it. An
+    execution abandons what lies at or above its resume epoch, so an epoch is of the last that started at or below it.
+    """
+    if snapshot is None:
+        return ()
+    parts: list[TimelinePart] = []
+    for execution in sorted(executions, key=lambda each: each.number):
+        if execution.number <= snapshot.execution.number:
+            parts = [part for part in parts if part.first < execution.resume_epoch]
+            if parts:
+                parts[-1] = TimelinePart(parts[-1].execution, parts[-1].first, Epoch(execution.resume_epoch - 1))
+            parts.append(TimelinePart(execution.lease, execution.resume_epoch, snapshot.epoch))
+    return tuple(part for part in parts if part.first <= part.last)

@@ -1,0 +1,20 @@
+"""Where output goes, and what makes it appear exactly once.
+
+protocol.py   what a sink may be, and the values it is given
+delivery.py   how the driver hands micro-batches and epochs to whatever sink a flow has
+plain.py      sinks without memory: discard, console
+"""
+
+from recovery.sinks.plain import ConsoleSink, DiscardSink
+from recovery.sinks.protocol import BatchContext, EpochOutput, EpochSink, Resume, Sink, current_batch
+
+__all__ = [
+    "BatchContext",
+    "ConsoleSink",
+    "DiscardSink",
+    "EpochOutput",
+    "EpochSink",
+    "Resume",
+    "Sink",
+    "current_batch",
+]

@@ -1,0 +1,124 @@
+"""Handing micro-batches and epochs to a flow's sink, of whatever kind it is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from recovery import faults
+from recovery.errors import ConfigurationError, RecoveryError, SinkFailedError, StorageError
+from recovery.ids import BatchId, Epoch, StepId
+from recovery.sinks.protocol import BatchContext, EpochOutput, Resume, _current
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SINK_STEP = StepId("$sink")
+"""The reserved step whose one row is the note of an EpochSink."""
+NOTE_KEY = "note"
+_PHASES = ("rollback", "prepare", "publish")
+
+
+class Delivery:
+    """The sink of one execution. Of a sink that takes no part in closing epochs, only `write` does anything."""
+
+    def __init__(self, sink: Any, resume: Resume, *, recoverable: bool) -> None:
+        """`recoverable`: whether epochs are ever closed. Raises ConfigurationError, and what the sink's check does."""
+        self._resume = resume
+        self._write: Callable[[DataFrame, int], Any] = getattr(sink, "write", sink)
+        self.single_action = bool(getattr(sink, "single_action", False))
+        self._sink = sink if _takes_part(sink) else None
+        self._failed: BaseException | None = None
+        if self._sink is not None and not recoverable:
+            raise ConfigurationError(
+                f"{type(sink).__name__} shows output when an epoch is closed, and without recovery none ever is",
+                cause="The flow is run without a recovery directory.",
+                remedy="Give one (-r DIR), or use a sink that writes at once.",
+            )
+        check = getattr(self._sink, "check", None)
+        if check is not None:
+            with _translated(sink, "checking its output"):
+                check(resume)
+
+    def rollback(self) -> None:
+        """The partitions have abandoned what lies beyond the snapshot: so does the sink."""
+        if self._sink is not None:
+            with _translated(self._sink, f"going back to epoch {self._resume.epoch}"):
+                self._sink.rollback(self._resume)
+        faults.reach("start.3.output")
+
+    def write(self, batch: DataFrame, batch_id: BatchId, epoch: Epoch) -> None:
+        """Let the sink write a micro-batch, and know which."""
+        lease = self._resume.execution
+        token = _current.set(
+            BatchContext(batch_id, epoch, lease.number, lease.id, self._resume.store_id, self._resume.flow_id)
+        )
+        try:
+            self._write(batch, batch_id)
+        finally:
+            _current.reset(token)
+
+    def prepare(self, epoch: Epoch, batch: BatchId, floor: Epoch) -> dict[StepId, dict[str, str]]:
+        """Make the epoch's output durable; returns the rows that go into the partitions with it."""
+        if self._sink is None:
+            return {}
+        if self._failed is not None:
+            # An earlier epoch's output waits for the next run, and this one's has to come after it.
+            raise self._failed
+        with _translated(self._sink, f"preparing the output of epoch {epoch}"):
+            note = self._sink.prepare(self._output(epoch, batch, floor))
+            if not isinstance(note, str):
+                raise TypeError(f"prepare returned {type(note).__name__}, not the text of a note")
+        faults.reach("close.1.prepared")
+        return {SINK_STEP: {NOTE_KEY: note}}
+
+    def publish(self, epoch: Epoch, batch: BatchId, floor: Epoch) -> None:
+        """The epoch is closed: show its output. When it fails, no later epoch can be prepared in this execution."""
+        if self._sink is None:
+            return
+        try:
+            with _translated(self._sink, f"publishing the output of closed epoch {epoch}"):
+                self._sink.publish(self._output(epoch, batch, floor))
+        except BaseException as error:
+            self._failed = error
+            raise
+        faults.reach("close.4.published")
+
+    def release(self) -> None:
+        """The run is over."""
+        release = getattr(self._sink, "release", None)
+        if release is not None:
+            with contextlib.suppress(Exception):
+                release()
+
+    def _output(self, epoch: Epoch, batch: BatchId, floor: Epoch) -> EpochOutput:
+        resume = self._resume
+        return EpochOutput(epoch, batch, resume.execution, resume.store_id, resume.flow_id, floor)
+
+
+def _takes_part(sink: Any) -> bool:
+    """Whether the sink has the phases of an EpochSink. Raises ConfigurationError when it has some of them only."""
+    missing = [name for name in _PHASES if not callable(getattr(sink, name, None))]
+    if not missing:
+        return True
+    if len(missing) < len(_PHASES):
+        raise ConfigurationError(
+            f"{type(sink).__name__} has no method {' and no '.join(missing)}",
+            cause="A sink whose output appears with closed epochs has rollback, prepare and publish.",
+            remedy="Write the missing methods, or rename those it has if they mean something else.",
+        )
+    return False
+
+
+@contextlib.contextmanager
+def _translated(sink: Any, doing: str) -> Iterator[None]:
+    """What a sink raises, as errors of ours."""
+    try:
+        yield
+    except RecoveryError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{type(sink).__name__} failed while {doing}: {error}") from error
+    except Exception as error:
+        raise SinkFailedError(f"{type(sink).__name__} failed while {doing}: {type(error).__name__}: {error}") from error

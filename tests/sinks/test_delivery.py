@@ -1,0 +1,189 @@
+"""How the driver hands micro-batches and epochs to sinks of every kind. Nothing here starts Spark."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from recovery.errors import ConfigurationError, FlowFailedError, SinkFailedError, StorageError
+from recovery.ids import Lease
+from recovery.sinks.delivery import NOTE_KEY, SINK_STEP, Delivery
+from recovery.sinks.protocol import BatchContext, EpochOutput, EpochSink, Resume, current_batch
+
+LEASE = Lease(3, "cafe")
+
+
+def resume(epoch=5, note=None, timeline=()):
+    return Resume(epoch, note, LEASE, "store", "flow", 0, timeline)
+
+
+class Recording:
+    """An EpochSink that notes its calls, and raises what it is told to."""
+
+    single_action = True
+
+    def __init__(self, **raises):
+        self.calls = []
+        self.raises = raises
+
+    def _call(self, name, value):
+        self.calls.append((name, value))
+        if name in self.raises:
+            raise self.raises[name]
+
+    def check(self, value):
+        self._call("check", value)
+
+    def rollback(self, value):
+        self._call("rollback", value)
+
+    def write(self, batch, batch_id):
+        self._call("write", (batch, batch_id))
+
+    def prepare(self, output):
+        self._call("prepare", output)
+        return f"note {output.epoch}"
+
+    def publish(self, output):
+        self._call("publish", output)
+
+    def release(self):
+        self._call("release", None)
+
+
+def test_the_phases_in_their_order():
+    """check, rollback, write, prepare, publish, release; the note becomes a row of the reserved step."""
+    sink = Recording()
+    assert isinstance(sink, EpochSink)
+    delivery = Delivery(sink, resume(), recoverable=True)
+    delivery.rollback()
+    delivery.write("frame", 7, 5)
+    assert delivery.prepare(5, 7, 2) == {SINK_STEP: {NOTE_KEY: "note 5"}}
+    delivery.publish(5, 7, 2)
+    delivery.release()
+    output = EpochOutput(5, 7, LEASE, "store", "flow", 2)
+    assert sink.calls == [
+        ("check", resume()), ("rollback", resume()), ("write", ("frame", 7)), ("prepare", output), ("publish", output),
+        ("release", None),
+    ]  # fmt: skip
+
+
+def test_functions_and_plain_objects_only_write():
+    """They have no part in closing epochs, and put nothing into the partitions; they run without recovery too."""
+    seen = []
+
+    class Plain:
+        def write(self, batch, batch_id):
+            seen.append((batch, batch_id))
+
+    for sink in (lambda *call: seen.append(call), Plain()):
+        delivery = Delivery(sink, resume(), recoverable=False)
+        assert not delivery.single_action
+        delivery.rollback()
+        delivery.write("frame", 1, 5)
+        assert delivery.prepare(5, 1, 0) == {}
+        delivery.publish(5, 1, 0)
+        delivery.release()
+    assert seen == [("frame", 1)] * 2
+
+
+def test_a_sink_knows_the_batch_it_writes():
+    """current_batch() names micro-batch, epoch and execution while the sink runs, and fails everywhere else."""
+    seen = []
+    Delivery(lambda *_: seen.append(current_batch()), resume(), recoverable=True).write("frame", 7, 5)
+    assert seen == [BatchContext(7, 5, 3, "cafe", "store", "flow")]
+    with pytest.raises(ConfigurationError, match="no micro-batch"):
+        current_batch()
+
+    refused = []
+
+    def ask():
+        with pytest.raises(ConfigurationError, match="no micro-batch"):
+            current_batch()
+        refused.append(True)
+
+    def elsewhere(*_):
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+
+    Delivery(elsewhere, resume(), recoverable=True).write("frame", 8, 5)
+    assert refused == [True]
+
+
+def test_ids_for_sinks_that_skip_what_they_have_seen():
+    """A replayed micro-batch and a re-used epoch number come under another name, as another execution has them."""
+
+    def names(lease):
+        batch = BatchContext(7, 5, lease.number, lease.id, "store", "flow")
+        epoch = EpochOutput(5, 7, lease, "store", "flow", 0)
+        return {(batch.app_id, batch.version), (epoch.app_id, epoch.version)}
+
+    assert len(names(LEASE) | names(Lease(4, "beef"))) == 4
+    assert names(LEASE) == names(LEASE)
+
+
+def test_some_phases_are_not_enough():
+    """A sink that can prepare but not roll back would lose or double output: refused by what it lacks."""
+
+    class Half:
+        def write(self, batch, batch_id): ...
+        def publish(self, output): ...
+
+    with pytest.raises(ConfigurationError, match="Half has no method rollback and no prepare"):
+        Delivery(Half(), resume(), recoverable=True)
+
+
+def test_without_recovery_no_epoch_is_ever_published():
+    """So a sink that publishes by epoch is refused instead of keeping everything to itself."""
+    with pytest.raises(ConfigurationError, match="without recovery"):
+        Delivery(Recording(), resume(), recoverable=False)
+
+
+PHASES = {
+    "check": lambda delivery: None,
+    "rollback": lambda delivery: delivery.rollback(),
+    "prepare": lambda delivery: delivery.prepare(5, 7, 0),
+    "publish": lambda delivery: delivery.publish(5, 7, 0),
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (RuntimeError("away"), SinkFailedError),
+        (OSError("full"), StorageError),
+        (FlowFailedError("own"), FlowFailedError),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_errors_are_typed(phase, raised, kind):
+    """Whatever a sink raises in a phase comes as an error of ours that says which phase it was."""
+    with pytest.raises(kind, match=str(raised)):
+        PHASES[phase](Delivery(Recording(**{phase: raised}), resume(), recoverable=True))
+
+
+def test_nothing_is_prepared_after_a_failed_publish():
+    """Its output waits for the next run; preparing a later epoch would let that one overtake it."""
+    sink = Recording(publish=RuntimeError("away"))
+    delivery = Delivery(sink, resume(), recoverable=True)
+    delivery.prepare(5, 7, 0)
+    for _ in range(2):
+        with pytest.raises(SinkFailedError, match="publishing the output of closed epoch 5"):
+            delivery.publish(5, 7, 0)
+    with pytest.raises(SinkFailedError, match="publishing the output of closed epoch 5"):
+        delivery.prepare(6, 8, 0)
+    assert [name for name, _ in sink.calls].count("prepare") == 1
+
+
+def test_a_note_is_a_text():
+    """Anything else would not come back from the partitions as it was."""
+
+    class Numb(Recording):
+        def prepare(self, output):
+            return 5
+
+    with pytest.raises(SinkFailedError, match="returned int, not the text of a note"):
+        Delivery(Numb(), resume(), recoverable=True).prepare(5, 7, 0)
