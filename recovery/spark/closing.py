@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,20 +32,23 @@ class EpochClosed:
 
 
 class EpochCloser:
-    """Closes the epochs of one execution. Its lock is held by whoever runs a micro-batch or closes an epoch.
+    """Closes the epochs of one execution. Its lock is held by whoever runs a micro-batch or ends an epoch.
 
     The closing protocol, for an epoch that ends with micro-batch b:
 
-    1. Wait until Spark has logged b as done; take Spark's position as of b from the scratch checkpoint. Let the sink
-       make the epoch's output durable.
-    2. In every partition at once, in one transaction each, move what was touched up to b into the snapshots
+    1. Wait until the epoch before it is closed and Spark has logged b as done; take Spark's position as of b from the
+       scratch checkpoint, and seal the deltas as of b. From here on micro-batches may go on: the rest is done on a
+       thread of its own. The sink makes the epoch's output durable.
+    2. In every partition at once, in one transaction each, move what was sealed into the snapshots
        (`recovery.storage.partition.close_epoch` has its own numbers).
     3. All partitions have committed: the epoch is closed.
-    4. Clear the deltas up to b. Let the sink show the epoch's output.
-    5. Move the partitions' logs into their files, behind the back of the next micro-batch.
+    4. Forget what was sealed. The sink shows the epoch's output.
+    5. Move the partitions' logs into their files.
 
     A crash before 3 leaves the epoch in some partitions only; the next run starts it anew everywhere. The
     names close.1 to close.5 are the crash points.
+
+    One epoch is written at a time: when the next one is due before, the stream waits.
     """
 
     def __init__(
@@ -62,10 +65,11 @@ class EpochCloser:
         may_close: Callable[[], None],
         on_closed: Callable[[EpochClosed], None],
     ) -> None:
-        """`may_close` is asked before the first epoch is closed, and raises when it must not be."""
+        """`may_close` is asked before an epoch is written, and raises when it must not be. Like `on_closed`, it is
+        called on the thread that writes."""
         self.lock = threading.RLock()
         self.finished: BatchId = plan.snapshot.batch_id if plan.snapshot else NO_BATCH
-        self.closed_batch = self.finished
+        self.sealed_batch = self.closed_batch = self.finished
         self.epoch = plan.resume_epoch
         self._store = store
         self._lease = lease
@@ -80,7 +84,8 @@ class EpochCloser:
         self._opened_s = clock.elapsed_s()
         self._may_close = may_close
         self._on_closed = on_closed
-        self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="closing")
+        self._writing: Future[None] | None = None
 
     def seeded(self, saved: dict[str, Content]) -> None:
         """Tell it what position the snapshots hold."""
@@ -89,39 +94,71 @@ class EpochCloser:
     def due(self) -> bool:
         """Whether there is something to close, and the interval has passed."""
         waited_s = self._clock.elapsed_s() - self._opened_s
-        return self.finished > self.closed_batch and waited_s >= self._interval_s
+        return self.finished > self.sealed_batch and waited_s >= self._interval_s
 
-    def close(self, alive: Callable[[], bool]) -> bool:
-        """Close the epoch as of the last finished micro-batch, or, when the query died before logging that one as
-        done, as of the one before. The caller holds the lock. Returns whether there was anything to close."""
+    def end_epoch(self, alive: Callable[[], bool]) -> bool:
+        """End the epoch with the last finished micro-batch, or, when the query died before logging that one as
+        done, with the one before, and begin to write it. The caller holds the lock, and may run the next micro-batch
+        as soon as this returns. Returns whether there was anything to close. Raises what writing the epoch before
+        met."""
         batch = self.finished
-        if batch <= self.closed_batch:
+        if batch <= self.sealed_batch:
             return False
-        self._may_close()
+        self.wait()
         if not wait_for_commit(self._checkpoint, batch, alive):
             batch = BatchId(batch - 1)
-            if batch <= self.closed_batch:
+            if batch <= self.sealed_batch:
                 return False
         changes = self._position.changes(batch)
+        self._store.seal(self._lease, batch)
         faults.reach("close.1")
-        self._close(batch, {CHECKPOINT_STEP: changes}, ())
+        self._begin(batch, {CHECKPOINT_STEP: changes}, ())
         self._position.saved(changes)
         return True
 
+    def close(self, alive: Callable[[], bool]) -> bool:
+        """End the epoch and wait until it is closed, and so is the one before."""
+        ended = self.end_epoch(alive)
+        self.wait()
+        return ended
+
     def close_edits(self, edits: Sequence[StepEdit]) -> None:
         """Close an epoch that drops and renames steps, before any micro-batch ran."""
-        self._may_close()
-        self._close(self.finished, {}, edits)
+        self._begin(self.finished, {}, edits)
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until the epoch that is being written is closed. Raises what writing it met, every time."""
+        if self._writing is not None:
+            self._writing.result()
+
+    def check(self) -> None:
+        """Raise what writing an epoch has met, without waiting for it."""
+        if self._writing is not None and self._writing.done():
+            self._writing.result()
 
     def finish(self) -> None:
         """Wait for what goes on in the background."""
         self._background.shutdown()
 
-    def _close(
+    def _begin(
         self, batch: BatchId, values: Mapping[StepId, Mapping[str, Content | None]], edits: Sequence[StepEdit]
     ) -> None:
+        self._writing = self._background.submit(self._write, self.epoch, batch, values, edits)
+        self._background.submit(self._checkpoint_logs)
+        self.sealed_batch = batch
+        self.epoch = Epoch(self.epoch + 1)
+        self._opened_s = self._clock.elapsed_s()
+
+    def _write(
+        self,
+        epoch: Epoch,
+        batch: BatchId,
+        values: Mapping[StepId, Mapping[str, Content | None]],
+        edits: Sequence[StepEdit],
+    ) -> None:
+        self._may_close()
         started_s = self._clock.elapsed_s()
-        epoch = self.epoch
         now_ms = self._recovery_clock.now_ms()
         floor = collection_floor(self._history, now_ms, self._backup_ms)
         count = self._store.partition_count
@@ -143,15 +180,12 @@ class EpochCloser:
         ]
         # Steps 2 to 4.
         states = sum(self._store.close(self._lease, requests))
-        self._background.submit(self._checkpoint_logs)
         self._history = [(e, at) for e, at in self._history if e >= floor] + [(epoch, now_ms)]
         self.closed_batch = batch
-        self.epoch = Epoch(epoch + 1)
         try:
             self._delivery.publish(epoch, batch, floor)
         finally:
-            self._opened_s = self._clock.elapsed_s()
-            self._on_closed(EpochClosed(epoch, batch, states, self._opened_s - started_s))
+            self._on_closed(EpochClosed(epoch, batch, states, self._clock.elapsed_s() - started_s))
 
     def _checkpoint_logs(self) -> None:
         # What fails here is tried again after the next epoch; the logs hold everything until then.

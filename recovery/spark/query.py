@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 import traceback
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
 AVAILABLE_NOW = "available-now"
 NEVER = float("inf")
+CHECK_NICENESS = 10
 _SETTINGS = {
     # With it, stages of a micro-batch run before foreachBatch is called, and empty partitions lose their tasks.
     "spark.sql.adaptive.streaming.stateless.enabled": "false",
@@ -163,11 +165,14 @@ class Prepared:
 
 
 class BackgroundCheck:
-    """A full check of all partitions that goes on while Spark starts; it must pass before the first epoch is closed."""
+    """A full check of all partitions that goes on beside the run; it must pass before the first epoch is closed.
+
+    It gives way to the stream: the first micro-batch after a resume should not wait for it.
+    """
 
     def __init__(self, paths: list[Path]) -> None:
         self._checks = [PartitionCheck(path) for path in paths]
-        self._pool = ThreadPoolExecutor(min(4, len(paths)), thread_name_prefix="check")
+        self._pool = ThreadPoolExecutor(min(4, len(paths)), thread_name_prefix="check", initializer=_step_back)
         self._futures = [self._pool.submit(check.run) for check in self._checks]
 
     def wait(self) -> None:
@@ -182,6 +187,13 @@ class BackgroundCheck:
                 with contextlib.suppress(apsw.ConnectionClosedError):
                     check.cancel()
         self._pool.shutdown()
+
+
+def _step_back() -> None:
+    """Lower the calling thread's share of the processor, where threads have one of their own, as on Linux."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), CHECK_NICENESS)
 
 
 class RecoveryQuery:
@@ -211,6 +223,7 @@ class RecoveryQuery:
         self._over = threading.Event()
         self._finished = False
         self._finish_lock = threading.Lock()
+        self._telling = threading.Lock()
         self._error: BaseException | None = None
         self._timer: threading.Thread | None = None
         self._query: Any = None
@@ -330,8 +343,9 @@ class RecoveryQuery:
                 raise
 
     def _process_locked(self, batch: DataFrame, batch_id: BatchId) -> None:
+        self._closer.check()
         if self._closer.due():
-            self._closer.close(lambda: True)
+            self._closer.end_epoch(lambda: True)
         self._count_input()
         started_s = self._clock.elapsed_s()
         self._store.open(self.lease, batch_id)
@@ -365,21 +379,22 @@ class RecoveryQuery:
         self._notify(closed)
 
     def _watch(self) -> None:
-        """The idle timer: closes a due epoch when no micro-batch comes that would."""
+        """The idle timer: ends a due epoch when no micro-batch comes that would, and ends the run when one could not
+        be written."""
         interval_s = self._prepared.config.snapshot_interval_s
         period_s = min(0.5, max(0.05, interval_s / 8))
         while not self._over.wait(period_s):
-            if not self._closer.due() or not self._closer.lock.acquire(blocking=False):
-                continue
             try:
-                if not self._parked.is_set() and self._closer.due():
-                    self._closer.close(lambda: bool(self._query.isActive))
-                    self._update_mailboxes()
+                self._closer.check()
+                if self._closer.due() and self._closer.lock.acquire(blocking=False):
+                    try:
+                        if not self._parked.is_set() and self._closer.due():
+                            self._closer.end_epoch(lambda: bool(self._query.isActive))
+                    finally:
+                        self._closer.lock.release()
             except BaseException as error:
                 self._note(error)
                 self._over.set()
-            finally:
-                self._closer.lock.release()
 
     def _update_mailboxes(self) -> None:
         if self._mailboxes:
@@ -437,7 +452,8 @@ class RecoveryQuery:
 
     def _notify(self, event: Event) -> None:
         if self._observer is not None:
-            self._observer(event)
+            with self._telling:
+                self._observer(event)
 
 
 def start(

@@ -2,8 +2,12 @@
 
 A delta need not survive a crash: the recovery partitions do. So it is never synced, but it is journalled, because a
 task that is killed in the middle of its transaction must leave nothing of it behind. Every row keeps the value before
-the newest batch that touched it beside the value after, so a task that runs again sees what the first attempt saw,
-and closing an epoch as of batch b is possible while b+1 is already under way.
+the newest batch that touched it beside the value after, so a task that runs again sees what the first attempt saw.
+
+A delta has two tables of touched keys, which take turns. Tasks write to the active one. When an epoch ends with batch
+b, the delta is sealed: in one transaction the other table becomes the active one, and what the tasks of b+1 have
+written early moves there. The sealed table holds the epoch and changes no more, so it can be moved into the partition
+while micro-batches go on; a read looks into the active table, the sealed one, the partition.
 
 A delta belongs to one execution. `meta` says to which, and refuses zombies inside their own transaction.
 """
@@ -11,8 +15,10 @@ A delta belongs to one execution. `meta` says to which, and refuses zombies insi
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import apsw
 
@@ -21,16 +27,28 @@ from recovery.ids import BatchId, Lease, StepId
 from recovery.storage.schema import connect, file_uri, rows, snapshot, transaction, translated, use_log, value
 from recovery.storage.seam import BatchCount, Changes
 
-CREATE_TABLES = """
+TABLES = ("touched_0", "touched_1")
+
+CREATE_META = """
 CREATE TABLE meta (
     ex_num        INTEGER NOT NULL,
     ex_id         TEXT NOT NULL,
     open_batch    INTEGER NOT NULL,
     closed_batch  INTEGER NOT NULL,
-    applied_batch INTEGER NOT NULL
+    applied_batch INTEGER NOT NULL,
+    active        INTEGER NOT NULL,
+    sealed        INTEGER NOT NULL
 ) STRICT;
 
-CREATE TABLE touched (
+CREATE TABLE batches (
+    batch     INTEGER PRIMARY KEY,
+    row_count INTEGER NOT NULL,
+    key_count INTEGER NOT NULL
+) STRICT;
+"""
+
+CREATE_TOUCHED = """
+CREATE TABLE {table} (
     state_key      TEXT PRIMARY KEY,
     batch          INTEGER NOT NULL,
     after          ANY,
@@ -40,23 +58,28 @@ CREATE TABLE touched (
     before_timeout INTEGER
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX touched_timeout ON touched (after_timeout) WHERE after_timeout IS NOT NULL;
-
-CREATE TABLE batches (
-    batch     INTEGER PRIMARY KEY,
-    row_count INTEGER NOT NULL,
-    key_count INTEGER NOT NULL
-) STRICT;
+CREATE INDEX {table}_timeout ON {table} (after_timeout) WHERE after_timeout IS NOT NULL;
 """
 
-# A row of the running batch that has no earlier touch (had = 0) stands for the closed snapshot before it.
+# A row of the running batch that has no earlier touch in its table (had = 0) stands for what lies below.
 READ = """
 SELECT iif(
     t.state_key IS NULL OR (t.batch = :batch AND NOT t.had),
     (SELECT s.ser_change FROM base.snaps AS s WHERE s.step_id = :step AND s.state_key = k.value),
     iif(t.batch = :batch, t.before, t.after)
 )
-FROM carray(:keys) AS k LEFT JOIN touched AS t ON t.state_key = k.value
+FROM carray(:keys) AS k LEFT JOIN {active} AS t ON t.state_key = k.value
+"""
+
+READ_OVER_SEALED = """
+SELECT CASE
+    WHEN t.state_key IS NOT NULL AND (t.batch <> :batch OR t.had) THEN iif(t.batch = :batch, t.before, t.after)
+    WHEN e.state_key IS NOT NULL THEN e.after
+    ELSE (SELECT s.ser_change FROM base.snaps AS s WHERE s.step_id = :step AND s.state_key = k.value)
+END
+FROM carray(:keys) AS k
+LEFT JOIN {active} AS t ON t.state_key = k.value
+LEFT JOIN {sealed} AS e ON e.state_key = k.value
 """
 
 UPSERT = """
@@ -70,7 +93,7 @@ ON CONFLICT (state_key) DO UPDATE SET
 """
 
 APPLY_PLAIN = f"""
-INSERT INTO touched
+INSERT INTO {{active}}
 SELECT
     substr(value, instr(value, char(31)) + 1),
     :batch,
@@ -81,7 +104,7 @@ FROM carray(:packed) WHERE true
 """
 
 APPLY_WITH_TIMEOUTS = f"""
-INSERT INTO touched
+INSERT INTO {{active}}
 SELECT
     substr(rest, instr(rest, char(31)) + 1),
     :batch,
@@ -99,29 +122,47 @@ FROM (
 
 # The batch before the undone one is not known any more, only that it was earlier: which is all that matters.
 UNDO = (
-    "DELETE FROM touched WHERE batch = :batch AND NOT had",
-    "UPDATE touched SET batch = batch - 1, after = before, after_timeout = before_timeout WHERE batch = :batch",
+    "DELETE FROM {active} WHERE batch = :batch AND NOT had",
+    "UPDATE {active} SET batch = batch - 1, after = before, after_timeout = before_timeout WHERE batch = :batch",
+)
+
+# Tasks of the next micro-batch may have run already: what they wrote moves over, and its values before stay.
+SPLIT = (
+    "INSERT INTO {other} SELECT state_key, batch, after, after_timeout, 0, NULL, NULL FROM {active}"
+    " WHERE batch > :batch",
+    "DELETE FROM {active} WHERE batch > :batch AND NOT had",
+    "UPDATE {active} SET batch = :batch, after = before, after_timeout = before_timeout WHERE batch > :batch",
 )
 
 DUE = """
-SELECT state_key FROM touched WHERE after_timeout <= :up_to AND batch <> :batch
+SELECT state_key FROM {active} WHERE after_timeout <= :up_to AND batch <> :batch
+UNION ALL
+SELECT e.state_key FROM {sealed} AS e
+LEFT JOIN {active} AS t ON t.state_key = e.state_key
+WHERE e.after_timeout <= :up_to AND (t.state_key IS NULL OR (t.batch = :batch AND NOT t.had))
 UNION ALL
 SELECT s.state_key FROM base.snaps AS s
-LEFT JOIN touched AS t ON t.state_key = s.state_key
-WHERE s.step_id = :step AND s.timeout_ms <= :up_to
+LEFT JOIN {active} AS t ON t.state_key = s.state_key
+LEFT JOIN {sealed} AS e ON e.state_key = s.state_key
+WHERE s.step_id = :step AND s.timeout_ms <= :up_to AND e.state_key IS NULL
   AND (t.state_key IS NULL OR (t.batch = :batch AND NOT t.had))
 """
 
 # What the batch overrode when it was applied before: it has no index, and is asked for only then.
-DUE_BEFORE = "SELECT state_key FROM touched WHERE batch = :batch AND had AND before_timeout <= :up_to"
+DUE_BEFORE = "SELECT state_key FROM {active} WHERE batch = :batch AND had AND before_timeout <= :up_to"
 
 NEXT_DUE = """
 SELECT min(at) FROM (
-    SELECT min(after_timeout) AS at FROM touched WHERE after_timeout IS NOT NULL
+    SELECT min(after_timeout) AS at FROM {active} WHERE after_timeout IS NOT NULL
+    UNION ALL
+    SELECT min(e.after_timeout) FROM {sealed} AS e
+    WHERE e.after_timeout IS NOT NULL
+      AND NOT EXISTS (SELECT 1 FROM {active} AS t WHERE t.state_key = e.state_key)
     UNION ALL
     SELECT min(s.timeout_ms) FROM base.snaps AS s
     WHERE s.step_id = :step AND s.timeout_ms IS NOT NULL
-      AND NOT EXISTS (SELECT 1 FROM touched AS t WHERE t.state_key = s.state_key)
+      AND NOT EXISTS (SELECT 1 FROM {active} AS t WHERE t.state_key = s.state_key)
+      AND NOT EXISTS (SELECT 1 FROM {sealed} AS e WHERE e.state_key = s.state_key)
 )
 """
 
@@ -131,18 +172,37 @@ def create_delta(path: Path, lease: Lease) -> None:
     with translated(path), contextlib.closing(connect(path, "rwc")) as connection:
         connection.pragma("synchronous", "OFF")
         use_log(connection, path)
-        connection.execute(CREATE_TABLES).fetchall()
-        connection.execute("INSERT INTO meta VALUES (?, ?, -1, -1, -1)", (lease.number, lease.id))
+        connection.execute(CREATE_META).fetchall()
+        for table in TABLES:
+            connection.execute(CREATE_TOUCHED.format(table=table)).fetchall()
+        connection.execute("INSERT INTO meta VALUES (?, ?, -1, -1, -1, 0, 0)", (lease.number, lease.id))
+
+
+class Turn(NamedTuple):
+    """Which table of a delta is which: the one that tasks write to, and the other, which may hold a sealed epoch."""
+
+    active: str
+    other: str
+    sealed: bool
+    applied: BatchId
+
+    def sql(self, statement: str) -> str:
+        """The statement with the names of the tables."""
+        return statement.format(active=self.active, other=self.other, sealed=self.other)
 
 
 class Delta:
-    """One delta, with the partition it lies over attached as `base`, read-only."""
+    """One delta, with the partition it lies over attached as `base`, read-only.
+
+    A task has one of its own. The driver's is asked by the micro-batch's thread and by the one that closes an epoch.
+    """
 
     def __init__(self, path: Path, partition: Path, lease: Lease, step: StepId) -> None:
         self.path = path
         self._partition = partition
         self._lease = lease
         self._step = step
+        self._lock = threading.Lock()
         if not path.exists():
             raise LeaseLostError(f"the scratch file of execution {lease.number} is gone", path=path)
         self._connection = connect(path, "rw")
@@ -168,22 +228,23 @@ class Delta:
         commits to the partition before it clears the delta, so a value is seen in one of them at least.
         """
         with translated(self._partition), snapshot(self._connection):
-            self._check(batch)
+            turn = self._check(batch)
             if not keys:
                 return []
             bindings = {"batch": batch, "step": self._step, "keys": apsw.carray(keys)}
-            return [row[0] for row in rows(self._connection, READ, bindings)]
+            statement = turn.sql(READ_OVER_SEALED if turn.sealed else READ)
+            return [row[0] for row in rows(self._connection, statement, bindings)]
 
     def apply(self, batch: BatchId, changes: Iterable[Changes], count: BatchCount) -> None:
         """See `TaskStore.apply`."""
         with translated(self.path), transaction(self._connection):
-            applied = self._check(batch)
-            if applied == batch:
+            turn = self._check(batch)
+            if turn.applied == batch:
                 for statement in UNDO:
-                    self._connection.execute(statement, {"batch": batch})
+                    self._connection.execute(turn.sql(statement), {"batch": batch})
             for chunk in changes:
                 if chunk.packed:
-                    statement = APPLY_WITH_TIMEOUTS if chunk.timeouts else APPLY_PLAIN
+                    statement = turn.sql(APPLY_WITH_TIMEOUTS if chunk.timeouts else APPLY_PLAIN)
                     self._connection.execute(statement, {"batch": batch, "packed": apsw.carray(chunk.packed)})
             self._connection.execute("UPDATE meta SET applied_batch = ?", (batch,))
             self._connection.execute("INSERT OR REPLACE INTO batches VALUES (?, ?, ?)", (batch, *count))
@@ -191,63 +252,79 @@ class Delta:
     def due(self, batch: BatchId, up_to_ms: int) -> list[str]:
         """See `TaskStore.due`."""
         with translated(self._partition), snapshot(self._connection):
-            applied = self._check(batch)
-            statement = f"{DUE} UNION ALL {DUE_BEFORE}" if applied == batch else DUE
+            turn = self._check(batch)
+            statement = turn.sql(f"{DUE} UNION ALL {DUE_BEFORE}" if turn.applied == batch else DUE)
             bindings = {"batch": batch, "step": self._step, "up_to": up_to_ms}
             # Sorted here: an order asked of SQLite makes it scan by key instead of searching by time.
             return sorted(row[0] for row in rows(self._connection, statement, bindings))
 
     def next_due_ms(self) -> int | None:
         """The earliest timeout of this step in this partition."""
-        with translated(self._partition), snapshot(self._connection):
+        with self._lock, translated(self._partition), snapshot(self._connection):
             # The delta's snapshot before the partition's, as in `read`.
-            rows(self._connection, "SELECT 1 FROM meta")
-            due: int | None = value(self._connection, NEXT_DUE, {"step": self._step})
+            statement = self._turn().sql(NEXT_DUE)
+            due: int | None = value(self._connection, statement, {"step": self._step})
             return due
 
     def open(self, batch: BatchId) -> None:
         """Refuse earlier batches from now on, and forget the counts of those."""
-        with translated(self.path), transaction(self._connection):
+        with self._lock, translated(self.path), transaction(self._connection):
             self._connection.execute("UPDATE meta SET open_batch = ? WHERE open_batch < ?", (batch, batch))
             self._connection.execute("DELETE FROM batches WHERE batch < ?", (batch,))
 
-    def fence(self, batch: BatchId) -> None:
-        """Refuse `batch` and earlier ones from now on: the closer is about to read what they left."""
-        with translated(self.path), transaction(self._connection):
-            applied = value(self._connection, "SELECT applied_batch FROM meta")
-            assert applied <= batch + 1, f"{applied} was applied: what {batch} left is not known any more"
-            self._connection.execute("UPDATE meta SET closed_batch = ? WHERE closed_batch < ?", (batch, batch))
+    def seal(self, batch: BatchId) -> str:
+        """Refuse `batch` and earlier ones from now on, and set aside what they left; returns the table that holds it.
 
-    def clear(self, batch: BatchId) -> None:
-        """Forget what is in the partition now: every touch up to `batch`."""
-        with translated(self.path), transaction(self._connection):
-            if value(self._connection, "SELECT applied_batch FROM meta") <= batch:
+        The cost does not depend on what is held, unless tasks of the next batch were early: then it is that of a scan.
+        Sealing at the same batch again changes nothing; when that was cleared since, the table is empty.
+        """
+        with self._lock, translated(self.path), transaction(self._connection):
+            turn = self._turn()
+            closed = value(self._connection, "SELECT closed_batch FROM meta")
+            if turn.sealed or batch <= closed:
+                assert not turn.sealed or closed == batch, f"{closed} is sealed and not cleared, so {batch} cannot be"
+                return turn.other
+            assert turn.applied <= batch + 1, f"{turn.applied} was applied: what {batch} left is not known any more"
+            if turn.applied > batch:
+                for statement in SPLIT:
+                    self._connection.execute(turn.sql(statement), {"batch": batch})
+            self._connection.execute("UPDATE meta SET closed_batch = ?, active = 1 - active, sealed = 1", (batch,))
+            return turn.active
+
+    def clear(self) -> None:
+        """Forget what was sealed: it is in the partition now."""
+        with self._lock, translated(self.path), transaction(self._connection):
+            turn = self._turn()
+            if turn.sealed:
                 # Without a condition SQLite drops whole pages instead of rows.
-                self._connection.execute("DELETE FROM touched")
-            else:
-                self._connection.execute("DELETE FROM touched WHERE batch <= ?", (batch,))
-                self._connection.execute("UPDATE touched SET had = 0, before = NULL, before_timeout = NULL")
+                self._connection.execute(f"DELETE FROM {turn.other}")
+                self._connection.execute("UPDATE meta SET sealed = 0")
 
     def count(self, batch: BatchId) -> BatchCount:
         """What was applied of `batch`."""
-        with translated(self.path):
+        with self._lock, translated(self.path):
             found = rows(self._connection, "SELECT row_count, key_count FROM batches WHERE batch = ?", (batch,))
         return BatchCount(*found[0]) if found else BatchCount(0, 0)
 
-    def _check(self, batch: BatchId) -> int:
-        """Refuse a task of another execution or of a batch that is over; returns the newest applied batch."""
-        [(ex_num, ex_id, open_batch, closed_batch, applied)] = rows(
-            self._connection, "SELECT ex_num, ex_id, open_batch, closed_batch, applied_batch FROM meta"
+    def _turn(self) -> Turn:
+        [(active, sealed, applied)] = rows(self._connection, "SELECT active, sealed, applied_batch FROM meta")
+        return Turn(TABLES[active], TABLES[1 - active], bool(sealed), applied)
+
+    def _check(self, batch: BatchId) -> Turn:
+        """Refuse a task of another execution or of a batch that is over."""
+        [(ex_num, ex_id, open_batch, closed_batch)] = rows(
+            self._connection, "SELECT ex_num, ex_id, open_batch, closed_batch FROM meta"
         )
+        turn = self._turn()
         if (ex_num, ex_id) != (self._lease.number, self._lease.id):
             raise LeaseLostError(
                 f"execution {self._lease.number} may not write any more: {ex_num} began", path=self.path
             )
-        if batch < open_batch or batch <= closed_batch or batch < applied:
+        if batch < open_batch or batch <= closed_batch or batch < turn.applied:
             raise LeaseLostError(
-                f"micro-batch {batch} is over (open: {open_batch}, closed: {closed_batch}, applied: {applied})",
+                f"micro-batch {batch} is over (open: {open_batch}, closed: {closed_batch}, applied: {turn.applied})",
                 path=self.path,
                 cause="A task was still running after its micro-batch had ended.",
                 remedy="Nothing: the late task was refused and its work is already accounted for.",
             )
-        return int(applied)
+        return turn

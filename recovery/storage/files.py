@@ -167,26 +167,32 @@ class FilePartitions:
             for delta in deltas:
                 delta.open(batch)
 
+    def seal(self, lease: Lease, batch: BatchId) -> None:
+        """See `PartitionStore.seal`."""
+        for deltas in self._deltas.values():
+            for delta in deltas:
+                delta.seal(batch)
+
     def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[int]:
         """See `PartitionStore.close`."""
-
-        def close_one(index: int) -> int:
-            request = requests[index]
-            for deltas in self._deltas.values():
-                deltas[index].fence(request.batch)
-            schemas = {step: _schema(self._deltas, step) for step in self._deltas}
-            return one.close_epoch(self._writers[index], self.paths[index], lease, request, schemas)
-
-        written = self._each(close_one)
+        written = self._each(lambda index: self.close_partition(index, lease, requests[index]))
         faults.reach("close.3")
 
         def clear(index: int) -> None:
             for deltas in self._deltas.values():
-                deltas[index].clear(requests[index].batch)
+                deltas[index].clear()
 
         self._each(clear)
         faults.reach("close.4")
         return written
+
+    def close_partition(self, index: int, lease: Lease, request: CloseRequest) -> int:
+        """Close an epoch in one partition: the epoch is closed when all have it."""
+        sealed = {
+            step: f"{_schema(self._deltas, step)}.{deltas[index].seal(request.batch)}"
+            for step, deltas in self._deltas.items()
+        }
+        return one.close_epoch(self._writers[index], self.paths[index], lease, request, sealed)
 
     def checkpoint(self) -> None:
         """Move what is in the logs into the files, as far as no reader is in the way. Never waits."""

@@ -14,7 +14,7 @@ import apsw
 
 from recovery import faults
 from recovery.errors import CorruptPartitionError, LeaseLostError
-from recovery.ids import NO_EPOCH, BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
+from recovery.ids import NO_EPOCH, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 from recovery.storage.digests import MODULUS, SUM_SQL, combine, record_digest, row_digest_sql
 from recovery.storage.schema import rows, snapshot, transaction, translated, value
@@ -43,44 +43,8 @@ WITH RECURSIVE steps(id) AS (
 SELECT id FROM steps WHERE id IS NOT NULL
 """
 
-# What the delta says as of the batch that ends the epoch: rows of a later batch count with their value before it.
-MOVED = """
-WITH moved AS (
-    SELECT state_key, iif(batch <= :batch, after, before) AS ser_change,
-           iif(batch <= :batch, after_timeout, before_timeout) AS timeout_ms
-    FROM {delta}.touched WHERE batch <= :batch OR had
-)
-"""
-
 ABSENT_DIGEST = row_digest_sql(":step", "m.state_key", "NULL", "NULL", "NULL")
-MOVED_DIGEST = row_digest_sql(":step", "state_key", ":epoch", "ser_change", "timeout_ms")
-
-SUPERSEDE = f"""
-INSERT INTO superseded
-{MOVED}
-SELECT :epoch, :step, m.state_key, s.snap_epoch, s.ser_change, s.timeout_ms, coalesce(s.digest, {ABSENT_DIGEST})
-FROM moved AS m LEFT JOIN snaps AS s ON s.step_id = :step AND s.state_key = m.state_key
-"""
-WRITE = f"""
-INSERT INTO snaps
-{MOVED}
-SELECT :step, state_key, :epoch, ser_change, timeout_ms, {MOVED_DIGEST}
-FROM moved WHERE ser_change IS NOT NULL
-ON CONFLICT (step_id, state_key) DO UPDATE SET
-    snap_epoch = excluded.snap_epoch,
-    ser_change = excluded.ser_change,
-    timeout_ms = excluded.timeout_ms,
-    digest     = excluded.digest
-"""
-DISCARD = f"""
-{MOVED}
-DELETE FROM snaps WHERE step_id = :step AND state_key IN (SELECT state_key FROM moved WHERE ser_change IS NULL)
-"""
-WRITTEN = f"""
-{MOVED}
-SELECT {SUM_SQL} FROM moved AS m CROSS JOIN snaps AS s
-WHERE s.step_id = :step AND s.state_key = m.state_key AND s.snap_epoch = :epoch
-"""
+MOVED_DIGEST = row_digest_sql(":step", "state_key", ":epoch", "after", "after_timeout")
 
 # The values of a step before an epoch: what a key's first successor from there on superseded, else what is there.
 VALUES_BEFORE = """
@@ -93,6 +57,30 @@ SELECT state_key, ser_change FROM snaps
 WHERE step_id = :step AND state_key NOT IN (
     SELECT state_key FROM superseded WHERE until_epoch >= :epoch AND step_id = :step
 )
+"""
+
+# `{table}` holds the keys that the epoch touched, each with its value and timeout after it.
+SUPERSEDE = f"""
+INSERT INTO superseded
+SELECT :epoch, :step, m.state_key, s.snap_epoch, s.ser_change, s.timeout_ms, coalesce(s.digest, {ABSENT_DIGEST})
+FROM {{table}} AS m LEFT JOIN snaps AS s ON s.step_id = :step AND s.state_key = m.state_key
+"""
+WRITE = f"""
+INSERT INTO snaps
+SELECT :step, state_key, :epoch, after, after_timeout, {MOVED_DIGEST}
+FROM {{table}} WHERE after IS NOT NULL
+ON CONFLICT (step_id, state_key) DO UPDATE SET
+    snap_epoch = excluded.snap_epoch,
+    ser_change = excluded.ser_change,
+    timeout_ms = excluded.timeout_ms,
+    digest     = excluded.digest
+"""
+DISCARD = """
+DELETE FROM snaps WHERE step_id = :step AND state_key IN (SELECT state_key FROM {table} WHERE after IS NULL)
+"""
+WRITTEN = f"""
+SELECT {SUM_SQL} FROM {{table}} AS m CROSS JOIN snaps AS s
+WHERE s.step_id = :step AND s.state_key = m.state_key AND s.snap_epoch = :epoch
 """
 
 # The state of a key at an epoch is what its first successor superseded; SQLite takes the other columns of a
@@ -178,19 +166,19 @@ def close_epoch(
     path: Path,
     lease: Lease,
     request: CloseRequest,
-    deltas: Mapping[StepId, str],
+    sealed: Mapping[StepId, str],
 ) -> int:
     """Close an epoch in this partition: step 2 of the closing protocol, one transaction, synced to disk.
 
     1. Check in storage that the lease is the newest and the epoch the next one.
-    2. Move each step's delta into `snaps`, keeping what it supersedes.
+    2. Move what each step's delta has sealed into `snaps`, keeping what it supersedes.
     3. Write the driver's own rows in the same way, and edit steps.
     4. Insert the row in `epochs`, with the sums that show the snapshot whole.
     5. Collect what lies below the floor.
     6. Commit.
 
-    `deltas` names the attached schema of each step's delta. Returns the states written. Closing an epoch that this
-    execution closed already changes nothing.
+    `sealed` names the table of each step's delta, of an attached file. Returns the states written. Closing an epoch
+    that this execution closed already changes nothing.
     """
     with translated(path):
         _create_driver_table(connection)
@@ -209,8 +197,8 @@ def close_epoch(
             faults.reach("close.2.checked")
             # 2
             totals = _Totals()
-            for step, delta in deltas.items():
-                _move(connection, totals, step, delta, request.epoch, request.batch)
+            for step, table in sealed.items():
+                _move(connection, totals, step, table, request.epoch)
             faults.reach("close.2.snaps")
             # 3
             for step, values in request.driver_rows.items():
@@ -267,6 +255,9 @@ def step_values(
         return dict(rows(connection, "SELECT state_key, ser_change FROM snaps WHERE step_id = ?", (step,)))
 
 
+_DRIVER_TABLE = "driver_rows"
+
+
 class _Totals:
     """Running sums of one closing."""
 
@@ -275,9 +266,9 @@ class _Totals:
         self.digest = 0
 
 
-def _move(connection: apsw.Connection, totals: _Totals, step: StepId, delta: str, epoch: Epoch, batch: BatchId) -> None:
-    bindings = {"epoch": epoch, "step": step, "batch": batch}
-    execute: Callable[[str], Any] = lambda sql: connection.execute(sql.format(delta=delta), bindings).fetchall()  # noqa: E731
+def _move(connection: apsw.Connection, totals: _Totals, step: StepId, table: str, epoch: Epoch) -> None:
+    bindings = {"epoch": epoch, "step": step}
+    execute: Callable[[str], Any] = lambda sql: connection.execute(sql.format(table=table), bindings).fetchall()  # noqa: E731
     execute(SUPERSEDE)
     if not connection.changes():
         return
@@ -289,10 +280,10 @@ def _move(connection: apsw.Connection, totals: _Totals, step: StepId, delta: str
 
 
 def _create_driver_table(connection: apsw.Connection) -> None:
-    """A temporary table shaped like a delta, so that the driver's rows take the same way as everyone's."""
+    """A temporary table with a delta's columns, so that the driver's rows take the same way as everyone's."""
     connection.execute(
-        "CREATE TEMP TABLE IF NOT EXISTS touched (state_key TEXT PRIMARY KEY, batch INTEGER, after ANY,"
-        " after_timeout INTEGER, had INTEGER, before ANY, before_timeout INTEGER) STRICT, WITHOUT ROWID"
+        f"CREATE TEMP TABLE IF NOT EXISTS {_DRIVER_TABLE}"
+        " (state_key TEXT PRIMARY KEY, after ANY, after_timeout INTEGER) STRICT, WITHOUT ROWID"
     )
 
 
@@ -303,30 +294,25 @@ def _move_driver_rows(
     values: Mapping[str, str | bytes | None],
     request: CloseRequest,
 ) -> None:
-    connection.execute("DELETE FROM temp.touched")
-    connection.executemany(
-        "INSERT INTO temp.touched VALUES (?, ?, ?, NULL, 0, NULL, NULL)",
-        [(key, request.batch, change) for key, change in values.items()],
-    )
-    _move(connection, totals, step, "temp", request.epoch, request.batch)
+    connection.execute(f"DELETE FROM temp.{_DRIVER_TABLE}")
+    connection.executemany(f"INSERT INTO temp.{_DRIVER_TABLE} VALUES (?, ?, NULL)", list(values.items()))
+    _move(connection, totals, step, f"temp.{_DRIVER_TABLE}", request.epoch)
 
 
 def _edit_step(connection: apsw.Connection, totals: _Totals, edit: StepEdit, epoch: Epoch) -> None:
     """Drop or rename a step: every row of the old one is discarded, and written under the new one."""
     if edit.new is not None:
-        connection.execute("DELETE FROM temp.touched")
+        connection.execute(f"DELETE FROM temp.{_DRIVER_TABLE}")
         connection.execute(
-            "INSERT INTO temp.touched SELECT state_key, 0, ser_change, timeout_ms, 0, NULL, NULL"
-            " FROM snaps WHERE step_id = ?",
+            f"INSERT INTO temp.{_DRIVER_TABLE} SELECT state_key, ser_change, timeout_ms FROM snaps WHERE step_id = ?",
             (edit.old,),
         )
-        _move(connection, totals, edit.new, "temp", epoch, BatchId(0))
-    connection.execute("DELETE FROM temp.touched")
+        _move(connection, totals, edit.new, f"temp.{_DRIVER_TABLE}", epoch)
+    connection.execute(f"DELETE FROM temp.{_DRIVER_TABLE}")
     connection.execute(
-        "INSERT INTO temp.touched SELECT state_key, 0, NULL, NULL, 0, NULL, NULL FROM snaps WHERE step_id = ?",
-        (edit.old,),
+        f"INSERT INTO temp.{_DRIVER_TABLE} SELECT state_key, NULL, NULL FROM snaps WHERE step_id = ?", (edit.old,)
     )
-    _move(connection, totals, edit.old, "temp", epoch, BatchId(0))
+    _move(connection, totals, edit.old, f"temp.{_DRIVER_TABLE}", epoch)
 
 
 def _closing_row(

@@ -111,8 +111,17 @@ class PartitionStore(Protocol):
         """Refuse what earlier batches still apply from now on; a later one may already be under way."""
         ...
 
+    def seal(self, lease: Lease, batch: BatchId) -> None:
+        """Refuse what `batch` and earlier ones still apply, and set aside what they left: the epoch's content.
+
+        Quick, whatever is held; micro-batches may go on as soon as it returns. The next one to be sealed waits until
+        `close` has returned. Sealing the same batch again changes nothing.
+        """
+        ...
+
     def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[int]:
-        """Close an epoch, one request per partition, all at once; each in one transaction.
+        """Close an epoch, one request per partition, all at once; each in one transaction. Seals its micro-batch
+        if that was not done. Micro-batches may go on meanwhile, on other threads.
 
         Returns the states written per partition. A partition that this execution closed it in already is left
         as it is. When it returns, the epoch is durable in every partition. Raises LeaseLostError.

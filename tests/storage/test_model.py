@@ -12,7 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from recovery.errors import LeaseLostError
 from recovery.keys import partition_of
-from recovery.storage import partition as one
 from recovery.storage.seam import StepEdit
 from tests.stores import Driver, State, problems, query, state_at
 
@@ -39,7 +38,7 @@ class Slot:
 
 
 class Histories(RuleBasedStateMachine):
-    """Apply, apply again, close, crash, rewind, collect, drop and rename, in any order."""
+    """Apply, apply again, seal, close, crash, rewind, collect, drop and rename, in any order."""
 
     make_store = None
 
@@ -57,6 +56,7 @@ class Histories(RuleBasedStateMachine):
         newest = self.run.epoch - 1
         self.snapshots = {epoch: state for epoch, state in self.snapshots.items() if epoch <= newest}
         self.touched_now: set = set()
+        self.sealed: tuple[int, State, set] | None = None
         self.batch = self.closed_batch = self.batches[newest]
         self.fenced = self.worked = False
         self.written = True
@@ -122,23 +122,35 @@ class Histories(RuleBasedStateMachine):
         with pytest.raises(LeaseLostError):
             self.run.apply(self.closed_batch - late, {key: ("666", None)}, step)
 
-    @rule(lag=st.integers(0, 1), floor=st.integers(0, 3), position=TEXTS)
-    def close(self, lag, floor, position):
+    @precondition(lambda self: self.sealed is None)
+    @rule(lag=st.integers(0, 1))
+    def seal(self, lag):
+        """End the epoch; what tasks do from here on belongs to the next one."""
         batch = max(self.batch - lag, self.closed_batch)
-        floor = max(0, self.run.epoch - 1 - floor)
-        epoch = self.run.epoch
-        written = self.run.close(batch, floor=floor, driver_rows={DRIVER_STEP: {"position": position}})
-        self.snapshots[epoch] = self.cut(batch) | {(DRIVER_STEP, "position"): (position, None)}
-        self.touched[epoch] = self.touched_now
+        self.run.store.seal(self.run.lease, batch)
+        self.sealed = (batch, self.cut(batch), self.touched_now)
         self.touched_now = {
             (step, key)
             for (step, _), slot in self.slots.items()
             if slot.applied > batch
             for key in (*slot.after, *slot.before, *KEYS)
         }
-        assert sum(written) <= len(self.touched[epoch]) + 1
-        self.batches[epoch] = self.closed_batch = batch
-        self.written = self.fenced = True
+        self.closed_batch = batch
+        self.fenced = True
+
+    @rule(lag=st.integers(0, 1), floor=st.integers(0, 3), position=TEXTS)
+    def close(self, lag, floor, position):
+        if self.sealed is None:
+            self.seal(lag)
+        batch, cut, touched = self.sealed
+        floor = max(0, self.run.epoch - 1 - floor)
+        epoch = self.run.epoch
+        written = self.run.close(batch, floor=floor, driver_rows={DRIVER_STEP: {"position": position}})
+        self.snapshots[epoch] = cut | {(DRIVER_STEP, "position"): (position, None)}
+        self.touched[epoch] = touched
+        assert sum(written) <= len(touched) + 1
+        self.batches[epoch] = batch
+        self.written, self.sealed = True, None
         self.forget(floor)
         self.run.store.close(self.run.lease, self.run.requests(batch, epoch=epoch, floor=floor))
 
@@ -174,16 +186,14 @@ class Histories(RuleBasedStateMachine):
     def crash_while_closing(self, closed, position):
         """The epoch is closed in some partitions only: the next run starts it anew, everywhere."""
         epoch = self.run.epoch
-        schemas = {step: f"delta_{number}" for number, step in enumerate(STEPS)}
-        requests = self.run.requests(self.batch, driver_rows={DRIVER_STEP: {"position": position}})
+        batch, cut, touched = self.sealed or (self.batch, self.cut(self.batch), self.touched_now)
+        requests = self.run.requests(batch, driver_rows={DRIVER_STEP: {"position": position}})
         for index in range(closed):
-            one.close_epoch(
-                self.run.store._writers[index], self.run.store.paths[index], self.run.lease, requests[index], schemas
-            )
+            self.run.store.close_partition(index, self.run.lease, requests[index])
         if closed == COUNT:
-            self.snapshots[epoch] = self.cut(self.batch) | {(DRIVER_STEP, "position"): (position, None)}
-            self.touched[epoch] = self.touched_now
-            self.batches[epoch] = self.batch
+            self.snapshots[epoch] = cut | {(DRIVER_STEP, "position"): (position, None)}
+            self.touched[epoch] = touched
+            self.batches[epoch] = batch
         self.stop(killed=True)
         self.start()
         assert self.run.epoch == epoch + (closed == COUNT)

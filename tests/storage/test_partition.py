@@ -304,8 +304,7 @@ class TestCrashes:
                 run.apply(1, {str(key): "2" for key in range(10)})
                 requests = run.requests(1)
                 for index in range(committed):
-                    one.close_epoch(run.store._writers[index], paths_of(directory)[index], run.lease,
-                                    requests[index], {STEP: "delta_0"})  # fmt: skip
+                    run.store.close_partition(index, run.lease, requests[index])
             complete = committed == count
             with Driver(directory) as run:
                 assert run.epoch == 2 + complete
@@ -450,8 +449,8 @@ class TestCost:
     def test_closing_scans_nothing_but_the_delta(self, store_dir, name):
         """The statements that close an epoch look up every touched key; none reads through the snapshot."""
         with Driver(store_dir) as run:
-            sql = getattr(one, name).format(delta="delta_0")
-            assert scans(run.store._writers[0], sql) <= {"SCAN delta_0.touched"}
+            sql = getattr(one, name).format(table="delta_0.touched_1")
+            assert scans(run.store._writers[0], sql) <= {"SCAN m", "SCAN touched_1", "SCAN delta_0.touched_1"}
 
     @pytest.mark.parametrize(
         "sql",
