@@ -16,9 +16,14 @@ from recovery.ids import NO_BATCH, BatchId, Epoch, Lease, StepId
 from recovery.keys import partition_of
 from recovery.planning.resume import ResumePlan
 from recovery.planning.retention import collection_floor, shared_history
+from recovery.planning.steps import StepPlan
+from recovery.planning.values import StepEdit
 from recovery.sinks.delivery import Delivery
 from recovery.spark.checkpoint import CHECKPOINT_STEP, Content, Position, wait_for_commit
-from recovery.storage.seam import CloseRequest, PartitionStore, StepEdit
+from recovery.storage.seam import CloseRequest, PartitionStore
+
+DECLARATIONS_STEP = StepId("$steps")
+"""What each step declared when its state was written, by step id; see recovery.declaration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,7 @@ class EpochCloser:
         self._checkpoint = checkpoint
         self._delivery = delivery
         self._position = Position(checkpoint, {})
+        self._declarations: Mapping[str, Content | None] = {}
         self._clock = clock
         self._recovery_clock = RecoveryClock(clock, *plan.last_clock)
         self._interval_s = snapshot_interval_s
@@ -108,18 +114,25 @@ class EpochCloser:
         self._position.saved(changes)
         return True
 
-    def close_edits(self, edits: Sequence[StepEdit]) -> None:
-        """Close an epoch that drops and renames steps, before any micro-batch ran."""
-        self._may_close()
-        self._close(self.finished, {}, edits)
+    def begin(self, steps: StepPlan) -> None:
+        """Before any micro-batch ran: close an epoch that edits steps, when some are to be edited.
+
+        What the steps declare is recorded in the first epoch that is closed.
+        """
+        self._declarations = steps.declarations
+        if steps.edits:
+            self._may_close()
+            self._close(self.finished, {}, steps.edits)
 
     def finish(self) -> None:
         """Wait for what goes on in the background."""
         self._background.shutdown()
 
     def _close(
-        self, batch: BatchId, values: Mapping[StepId, Mapping[str, Content | None]], edits: Sequence[StepEdit]
+        self, batch: BatchId, values: dict[StepId, Mapping[str, Content | None]], edits: Sequence[StepEdit]
     ) -> None:
+        if self._declarations:
+            values[DECLARATIONS_STEP] = self._declarations
         started_s = self._clock.elapsed_s()
         epoch = self.epoch
         now_ms = self._recovery_clock.now_ms()
@@ -146,6 +159,7 @@ class EpochCloser:
         self._background.submit(self._checkpoint_logs)
         self._history = [(e, at) for e, at in self._history if e >= floor] + [(epoch, now_ms)]
         self.closed_batch = batch
+        self._declarations = {}
         self.epoch = Epoch(epoch + 1)
         try:
             self._delivery.publish(epoch, batch, floor)

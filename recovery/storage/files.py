@@ -233,10 +233,13 @@ class FilePartitions:
             values.update(one.step_values(writer, path, step, resume_epoch))
         return values
 
-    def known_steps(self) -> set[StepId]:
+    def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]:
         """See `PartitionStore.known_steps`."""
         return set().union(
-            *(one.known_steps(writer, path) for writer, path in zip(self._writers, self.paths, strict=True))
+            *(
+                one.known_steps(writer, path, resume_epoch)
+                for writer, path in zip(self._writers, self.paths, strict=True)
+            )
         )
 
     def release(self) -> None:
