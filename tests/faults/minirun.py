@@ -1,7 +1,7 @@
 """A run without Spark: the package's own preparing, starting, closing and ending, over an input that is numbers.
 
-What Spark does is little here: it logs where a micro-batch begins, calls back, and logs that it is done. All else is what
-a real run does, in its order and with its crash points, a hundred times as fast.
+What Spark does is little here: it logs where a micro-batch begins, calls back, and logs that it is done. All else is
+what a real run does, in its order and with its crash points, a hundred times as fast.
 """
 
 from __future__ import annotations
@@ -195,9 +195,9 @@ def child(work: Callable[[], object]) -> int:
     A fork: nothing here may have a partition open, nor hold a lock.
     """
     pid = os.fork()
-    if pid:
-        return pid
-    _become(work)
+    if not pid:
+        _become(work)
+    return pid
 
 
 def _become(work: Callable[[], object]) -> NoReturn:
