@@ -69,8 +69,10 @@ class RecoveryConfig:
     backup_interval: wall time for which superseded snapshots are kept, so that copies of the partitions
         taken at different moments still share an epoch.
     resume_epoch: rewind: start at this epoch, that is from the snapshot of the one before. None: the latest.
-    drop_steps: steps whose state is discarded at the start, because the flow lacks them.
+    drop_steps: steps whose state is discarded at the start, because the flow lacks them or declares
+        them in a way that does not fit it.
     rename_steps: steps that the flow calls by another name now: {old: new}.
+    keep_steps: steps whose key or state type was changed in a way that leaves the stored state right as it is.
     scratch_directory: where the execution keeps what need not survive it (touched state, Spark's checkpoint);
         None: inside the recovery directory.
 
@@ -84,6 +86,7 @@ class RecoveryConfig:
     resume_epoch: int | None = None
     drop_steps: tuple[str, ...] = ()
     rename_steps: Mapping[str, str] = field(default_factory=dict)
+    keep_steps: tuple[str, ...] = ()
     scratch_directory: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
@@ -94,16 +97,18 @@ class RecoveryConfig:
                 cause="An empty setting or environment variable.",
                 remedy="Name the directory that was made by: python -m recovery init DIR N",
             )
-        if isinstance(self.drop_steps, str):
-            raise ConfigurationError(
-                f"drop_steps={self.drop_steps!r} is a text, not a sequence of step ids",
-                cause="A single step was given without brackets.",
-                remedy=f"Write drop_steps=({self.drop_steps!r},).",
-            )
+        for setting in ("drop_steps", "keep_steps"):
+            given = getattr(self, setting)
+            if isinstance(given, str):
+                raise ConfigurationError(
+                    f"{setting}={given!r} is a text, not a sequence of step ids",
+                    cause="A single step was given without brackets.",
+                    remedy=f"Write {setting}=({given!r},).",
+                )
+            set_field(self, setting, tuple(given))
         set_field(self, "directory", Path(self.directory))
         set_field(self, "snapshot_interval", parse_interval(self.snapshot_interval))
         set_field(self, "backup_interval", parse_interval(self.backup_interval))
-        set_field(self, "drop_steps", tuple(self.drop_steps))
         set_field(self, "rename_steps", dict(self.rename_steps))
         for new, count in Counter(self.rename_steps.values()).items():
             if count > 1:

@@ -21,6 +21,7 @@ RecoveryError                     10
 ├── InputRewrittenError           36
 ├── SinkFailedError               37
 ├── OutputMismatchError           38
+├── StepChangedError              39
 ├── DirectoryLockedError          40
 ├── LeaseLostError                41
 └── SparkUnavailableError         50
@@ -257,6 +258,17 @@ class OutputMismatchError(RecoveryError):
     closes_epoch = False
     default_cause = "The output belongs to another flow, was changed from outside, or was restored from another time."
     default_remedy = "Put the output of this flow back as the last run left it, or give the sink a place of its own."
+
+
+class StepChangedError(RecoveryError):
+    """A step's key or the type of its state is not what the partitions' state was written with."""
+
+    exit_code = 39
+    default_cause = "The step's key= or state= was changed in the flow."
+    default_remedy = (
+        "Change it back, or give stateful(..., migrate=function) to turn the state into the new form, --keep-step STEP "
+        "if it fits as it is, or --drop-step STEP to start anew."
+    )
 
 
 class DirectoryLockedError(RecoveryError):

@@ -135,7 +135,7 @@ def new_execution(plan: ResumePlan, flow_id: str = "flow") -> Execution:
     """The next execution on the partitions of a plan."""
     return Execution(
         number=plan.execution_number,
-        id=f"execution-{next(_ids)}",
+        id=f"execution-{os.getpid()}-{next(_ids)}",
         flow_id=flow_id,
         resume_epoch=plan.resume_epoch,
         started_ms=0,

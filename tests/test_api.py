@@ -14,9 +14,9 @@ PUBLIC = [
     "EpochSink", "Flow", "FlowFailedError", "FlowLoadError", "FlowMismatchError", "ForeignPartitionError",
     "GroupState", "InconsistentPartitionsError", "InputRewrittenError", "LeaseLostError", "MissingPartitionsError",
     "NoPartitionsError", "OutputMismatchError", "RecoveryConfig", "RecoveryError", "RecoveryQuery", "Resume",
-    "RunSummary", "SinkFailedError", "SparkUnavailableError", "StateValueError", "StorageError", "UnknownStepError",
-    "UnsupportedPlanError", "UnsupportedVersionError", "current_batch", "init_partitions", "run", "start",
-    "stateful", "stateful_map",
+    "RunSummary", "SinkFailedError", "SparkUnavailableError", "StateValueError", "StepChangedError", "StorageError",
+    "UnknownStepError", "UnsupportedPlanError", "UnsupportedVersionError", "current_batch", "init_partitions", "run",
+    "start", "stateful", "stateful_map",
 ]  # fmt: skip
 
 

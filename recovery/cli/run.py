@@ -23,8 +23,15 @@ from recovery.config import RecoveryConfig
               help="Keep superseded snapshots this long, so that copies of the files taken at different "
                    "moments still fit together.")  # fmt: skip
 @click.option("--resume-epoch", type=click.IntRange(min=1), help="Rewind: start at this epoch again.")
-@click.option("--drop-step", multiple=True, metavar="STEP", help="Discard the state of a step the flow lacks.")
+@click.option(
+    "--drop-step",
+    multiple=True,
+    metavar="STEP",
+    help="Discard the state of a step that the flow lacks, or whose key or state type no longer fits it.",
+)
 @click.option("--rename-step", multiple=True, metavar="OLD=NEW", help="Keep a step's state under its new id.")
+@click.option("--keep-step", multiple=True, metavar="STEP",
+              help="Keep a step's state as it is although its key or state type was changed.")  # fmt: skip
 @click.option("--trigger", default="available-now", show_default=True, metavar="available-now|INTERVAL",
               help="Run to the end of the input, or for ever with this time between micro-batches.")  # fmt: skip
 @click.option("--master", default="local[*]", show_default=True, help="Spark's master.")
@@ -38,6 +45,7 @@ def run(
     resume_epoch: int | None,
     drop_step: tuple[str, ...],
     rename_step: tuple[str, ...],
+    keep_step: tuple[str, ...],
     trigger: str,
     master: str,
     conf: tuple[str, ...],
@@ -57,6 +65,7 @@ def run(
             resume_epoch=resume_epoch,
             drop_steps=drop_step,
             rename_steps=_pairs(rename_step, "--rename-step", "OLD=NEW"),
+            keep_steps=keep_step,
         )
     settings = _pairs(conf, "--conf", "K=V")
     pause = trigger if trigger == "available-now" else INTERVAL.convert(trigger, None, None)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.errors import RecoveryError
-from recovery.ids import NO_EPOCH, BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex
+from recovery.ids import NO_EPOCH, BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
+
+Convert = Callable[[str, str], str | None]
+"""From a state key and the text of its state to the text of its new state; None discards the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +95,15 @@ class FoundFile:
     path: Path
     description: PartitionDescription | None
     error: RecoveryError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepEdit:
+    """A change of the steps themselves, made when an execution starts, before any micro-batch.
+
+    `new` is None to drop `old`, another step to rename it, the same to convert its states in place.
+    """
+
+    old: StepId
+    new: StepId | None
+    convert: Convert | None = None

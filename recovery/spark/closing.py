@@ -16,9 +16,14 @@ from recovery.ids import NO_BATCH, BatchId, Epoch, Lease, StepId
 from recovery.keys import partition_of
 from recovery.planning.resume import ResumePlan
 from recovery.planning.retention import collection_floor, shared_history
+from recovery.planning.steps import StepPlan
+from recovery.planning.values import StepEdit
 from recovery.sinks.delivery import Delivery
 from recovery.spark.checkpoint import CHECKPOINT_STEP, Content, Position, wait_for_commit
-from recovery.storage.seam import CloseRequest, PartitionStore, StepEdit
+from recovery.storage.seam import CloseRequest, PartitionStore
+
+DECLARATIONS_STEP = StepId("$steps")
+"""What each step declared when its state was written, by step id; see recovery.declaration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ class EpochCloser:
         self._checkpoint = checkpoint
         self._delivery = delivery
         self._position = Position(checkpoint, {})
+        self._declarations: Mapping[str, Content | None] = {}
         self._clock = clock
         self._recovery_clock = RecoveryClock(clock, *plan.last_clock)
         self._interval_s = snapshot_interval_s
@@ -122,10 +128,15 @@ class EpochCloser:
         self.wait()
         return ended
 
-    def close_edits(self, edits: Sequence[StepEdit]) -> None:
-        """Close an epoch that drops and renames steps, before any micro-batch ran."""
-        self._begin(self.finished, {}, edits)
-        self.wait()
+    def begin(self, steps: StepPlan) -> None:
+        """Before any micro-batch ran: close an epoch that edits steps, when some are to be edited.
+
+        What the steps declare is recorded in the first epoch that is closed.
+        """
+        self._declarations = steps.declarations
+        if steps.edits:
+            self._begin(self.finished, {}, steps.edits)
+            self.wait()
 
     def wait(self) -> None:
         """Wait until the epoch that is being written is closed. Raises what writing it met, every time."""
@@ -144,6 +155,9 @@ class EpochCloser:
     def _begin(
         self, batch: BatchId, values: Mapping[StepId, Mapping[str, Content | None]], edits: Sequence[StepEdit]
     ) -> None:
+        if self._declarations:
+            values = {**values, DECLARATIONS_STEP: self._declarations}
+            self._declarations = {}
         self._writing = self._background.submit(self._write, self.epoch, batch, values, edits)
         self._background.submit(self._checkpoint_logs)
         self.sealed_batch = batch

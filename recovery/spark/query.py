@@ -32,19 +32,19 @@ from recovery.errors import (
     FlowFailedError,
     RecoveryError,
     StorageError,
-    UnknownStepError,
     error_named,
 )
 from recovery.flow import Flow
-from recovery.ids import BatchId, Epoch, StepId
+from recovery.ids import BatchId, Epoch
 from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.planning.steps import StepChoices, StepPlan, plan_steps
 from recovery.planning.timeline import timeline
 from recovery.planning.values import Execution
 from recovery.sinks import DiscardSink, Resume
 from recovery.sinks.delivery import NOTE_KEY, SINK_STEP, Delivery
 from recovery.spark.appended import AppendedDataSource
 from recovery.spark.checkpoint import CHECKPOINT_STEP, seed
-from recovery.spark.closing import EpochClosed, EpochCloser
+from recovery.spark.closing import DECLARATIONS_STEP, EpochClosed, EpochCloser
 from recovery.spark.plan import BoundPlan, bind
 from recovery.spark.session import check_master
 from recovery.spark.ticks import write_mailbox
@@ -52,7 +52,7 @@ from recovery.spark.worker import ADDRESS_PROPERTY
 from recovery.storage.files import SCRATCH_NAME, FilePartitions, scan
 from recovery.storage.initialize import init_partitions
 from recovery.storage.lock import DirectoryLock
-from recovery.storage.seam import RESERVED_PREFIX, StepEdit
+from recovery.storage.seam import RESERVED_PREFIX
 from recovery.storage.verify import PartitionCheck
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class RecoveryQuery:
             resume_epoch=execution.resume_epoch,
             last_epoch=execution.resume_epoch - 1,
         )
-        edits = step_edits(self._store.known_steps(), {s.definition.step_id for s in bound.steps}, config)
+        steps = self._plan_steps(plan, config)
         self._delivery = Delivery(
             sink, _resume_of_sink(plan, execution, self._store), recoverable=prepared.temporary is None
         )
@@ -260,8 +260,7 @@ class RecoveryQuery:
             may_close=self._may_close,
             on_closed=self._on_closed,
         )
-        if edits:
-            self._closer.close_edits(edits)
+        self._closer.begin(steps)
         saved = self._store.driver_values(CHECKPOINT_STEP)
         seed(checkpoint, saved)
         self._closer.seeded(saved)
@@ -269,6 +268,15 @@ class RecoveryQuery:
         self._notify(Resumed(execution.number, plan.resume_epoch, plan))
         self._update_mailboxes()
         self._launch(checkpoint, trigger)
+
+    def _plan_steps(self, plan: ResumePlan, config: RecoveryConfig) -> StepPlan:
+        """What happens to the state that the partitions hold at the epoch that the run goes on from."""
+        at = plan.resume_epoch
+        held = {step for step in self._store.known_steps(at) if not step.startswith(RESERVED_PREFIX)}
+        declared = {step: str(text) for step, text in self._store.driver_values(DECLARATIONS_STEP, at).items()}
+        steps = {s.definition.step_id: s.planned for s in self._bound.steps}
+        choices = StepChoices(config.drop_steps, config.rename_steps, config.keep_steps)
+        return plan_steps(held, declared, steps, choices, config.path)
 
     # ---- what users call
 
@@ -530,31 +538,6 @@ def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:
             f"flow {flow.name!r}: build returned {type(frame).__name__}, not a DataFrame", cause="", remedy=""
         )
     return frame
-
-
-def step_edits(known: set[StepId], steps: set[StepId], config: RecoveryConfig) -> list[StepEdit]:
-    """What `drop_steps` and `rename_steps` change. Raises UnknownStepError for state that no step claims."""
-    held = {step for step in known if not step.startswith(RESERVED_PREFIX)}
-    edits: list[StepEdit] = []
-    for old, new in config.rename_steps.items():
-        if new not in steps or new in held:
-            what = "already has state" if new in held else "is no step of the flow"
-            raise UnknownStepError(
-                f"step {old!r} cannot be renamed to {new!r}, which {what}", cause="", remedy="Check the names."
-            )
-        if old in held:
-            edits.append(StepEdit(StepId(old), StepId(new)))
-    edits += [StepEdit(StepId(step), None) for step in config.drop_steps if step in held]
-    unknown = held - steps - {edit.old for edit in edits}
-    if unknown:
-        names = ", ".join(repr(step) for step in sorted(unknown))
-        choices = " or ".join(f"--rename-step {s}=NEW or --drop-step {s}" for s in sorted(unknown)[:2])
-        raise UnknownStepError(
-            f"the partitions hold state of {names}; the flow has {', '.join(map(repr, sorted(steps))) or 'no steps'}",
-            path=config.path,
-            remedy=f"Give {choices}.",
-        )
-    return edits
 
 
 def _new_execution(plan: ResumePlan, config: RecoveryConfig, flow_id: str, clock: Clock) -> Execution:

@@ -21,10 +21,13 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from recovery.codec import StateCodec, StateType, forget_type
+from recovery.declaration import Declaration, form_of
 from recovery.errors import ConfigurationError
 from recovery.group_state import GroupState
 from recovery.ids import StepId
 from recovery.keys import ESCAPE
+from recovery.migration import Migrate, converter
+from recovery.planning.steps import FlowStep
 
 PREFIX = "__recovery_"
 KEY = PREFIX + "key"
@@ -89,10 +92,23 @@ class StepDefinition:
 
 @dataclass(frozen=True)
 class RegisteredStep:
-    """What the driver knows of a step besides: how rows are ordered within a key."""
+    """What the driver knows of a step besides: how rows are ordered within a key, what the step declares of its
+    state, and how it migrates states of another form."""
 
     definition: StepDefinition
     order_by: tuple[Column, ...]
+    declaration: Declaration
+    migrate: Migrate | None
+
+    @property
+    def planned(self) -> FlowStep:
+        """The step as planning sees it."""
+        definition, migrate = self.definition, self.migrate
+        if migrate is None:
+            return FlowStep(self.declaration)
+        return FlowStep(
+            self.declaration, lambda old: converter(definition.step_id, migrate, definition.state_type, old)
+        )
 
 
 registered: dict[str, RegisteredStep] = {}
@@ -108,6 +124,7 @@ def stateful(
     state: StateType = None,
     order_by: str | Column | Sequence[str | Column] | None = None,
     timeout: bool | None = None,
+    migrate: Migrate | None = None,
 ) -> Transform:
     """A keyed step with state, for `DataFrame.transform`.
 
@@ -119,16 +136,19 @@ def stateful(
     fields added later need defaults; "pickle" keeps any object, unreadable and unsafe to open from untrusted files.
     order_by: columns that order a key's rows; without it their order may differ when a task runs again.
     timeout: whether `update` sets timeouts or asks for the processing time; found out from its code when None.
+    migrate: gets a stored state as plain data and gives the new one, or None to discard the key. Called once for every
+        key, before the first micro-batch, when the stored states are of a form that `state` does not read.
 
     The step id names the state in the recovery partitions: keep it when the code changes. Raises ConfigurationError.
     """
     _check_step_id(step_id)
     if not callable(update):
         raise ConfigurationError(f"step {step_id!r}: update={update!r} is not a function")
+    _check_migrate(step_id, migrate)
     StateCodec(state)
 
     def transform(frame: DataFrame) -> DataFrame:
-        return _apply(frame, step_id, key, update, output, state, order_by, timeout)
+        return _apply(frame, step_id, key, update, output, state, order_by, timeout, migrate)
 
     return transform
 
@@ -142,6 +162,7 @@ def stateful_map(
     output: str | T.StructType,
     state: StateType = None,
     order_by: str | Column | Sequence[str | Column] | None = None,
+    migrate: Migrate | None = None,
 ) -> Transform:
     """A keyed step in Bytewax's form: `mapper(state_or_None, value) -> (state_or_None, out)`, once per row.
 
@@ -170,9 +191,10 @@ def stateful_map(
             else:
                 state.update(current)
 
-        return _apply(frame, step_id, key, update, output, state, order_by, False)
+        return _apply(frame, step_id, key, update, output, state, order_by, False, migrate)
 
     _check_step_id(step_id)
+    _check_migrate(step_id, migrate)
     StateCodec(state)
     return transform
 
@@ -186,6 +208,7 @@ def _apply(
     state: StateType,
     order_by: str | Column | Sequence[str | Column] | None,
     timeout: bool | None,
+    migrate: Migrate | None,
 ) -> DataFrame:
     columns = tuple(frame.columns)
     if len(set(columns)) != len(columns) or any(name.startswith(PREFIX) for name in columns):
@@ -194,7 +217,8 @@ def _apply(
             remedy="Rename them with select or withColumnRenamed before the step.",
         )
     keys = [key] if isinstance(key, str | Column) else list(key)
-    key_types = _key_types(frame, step_id, keys)
+    key_fields = _key_fields(frame, step_id, keys)
+    key_types = tuple(field.dataType for field in key_fields)
     timeouts = _names_any(update, _TIMEOUT_MEMBERS) if timeout is None else timeout
     in_place = len(keys) == 1 and isinstance(keys[0], str) and key_types == (T.StringType(),) and not timeouts
     key_columns = []
@@ -220,7 +244,10 @@ def _apply(
     )
     ordering = [] if order_by is None else [order_by] if isinstance(order_by, str | Column) else list(order_by)
     registered[definition.token] = RegisteredStep(
-        definition, tuple(F.col(c) if isinstance(c, str) else c for c in ordering)
+        definition,
+        tuple(F.col(c) if isinstance(c, str) else c for c in ordering),
+        Declaration(tuple((field.name, field.dataType.simpleString()) for field in key_fields), form_of(state)),
+        migrate,
     )
     text = _key_text([F.col(f"`{name}`") for name in keys], key_types)
     return _plan(frame, definition, text)
@@ -286,13 +313,15 @@ def _part_text(column: Column, kind: T.DataType) -> Column:
     return column.cast("string")
 
 
-def _key_types(frame: DataFrame, step_id: str, keys: Sequence[str | Column]) -> tuple[T.DataType, ...]:
+def _key_fields(frame: DataFrame, step_id: str, keys: Sequence[str | Column]) -> list[T.StructField]:
     if not keys:
         raise ConfigurationError(f"step {step_id!r} has no key column")
     for one in keys:
         if isinstance(one, str):
             _position(frame, step_id, one)
-    fields = frame.select(*(F.col(f"`{k}`") if isinstance(k, str) else k for k in keys)).schema.fields
+    fields: list[T.StructField] = frame.select(
+        *(F.col(f"`{k}`") if isinstance(k, str) else k for k in keys)
+    ).schema.fields
     for field in fields:
         if not isinstance(field.dataType, _KEY_TYPES):
             raise ConfigurationError(
@@ -300,7 +329,7 @@ def _key_types(frame: DataFrame, step_id: str, keys: Sequence[str | Column]) -> 
                 cause="A key is a string, number, boolean, date or timestamp, or several of those columns.",
                 remedy="Cast it, for instance with to_json or hex.",
             )
-    return tuple(field.dataType for field in fields)
+    return fields
 
 
 def _position(frame: DataFrame, step_id: str, name: str) -> int:
@@ -325,6 +354,11 @@ def _check_step_id(step_id: str) -> None:
         raise ConfigurationError(
             f"{step_id!r} is not a step id", remedy="Use a name that does not begin with $, like 'count'."
         )
+
+
+def _check_migrate(step_id: str, migrate: object) -> None:
+    if migrate is not None and not callable(migrate):
+        raise ConfigurationError(f"step {step_id!r}: migrate={migrate!r} is not a function")
 
 
 def _names_any(function: Any, members: frozenset[str], depth: int = 3) -> bool:

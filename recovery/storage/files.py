@@ -19,6 +19,7 @@ import apsw
 from recovery import faults
 from recovery.errors import (
     ForeignPartitionError,
+    LeaseLostError,
     NoPartitionsError,
     RecoveryError,
     StorageError,
@@ -239,10 +240,13 @@ class FilePartitions:
             values.update(one.step_values(writer, path, step, resume_epoch))
         return values
 
-    def known_steps(self) -> set[StepId]:
+    def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]:
         """See `PartitionStore.known_steps`."""
         return set().union(
-            *(one.known_steps(writer, path) for writer, path in zip(self._writers, self.paths, strict=True))
+            *(
+                one.known_steps(writer, path, resume_epoch)
+                for writer, path in zip(self._writers, self.paths, strict=True)
+            )
         )
 
     def release(self) -> None:
@@ -290,7 +294,8 @@ class FileTaskStore:
 
     def read(self, step: StepId, partition: PartitionIndex, batch: BatchId, keys: tuple[str, ...]) -> list[str | None]:
         """See `TaskStore.read`."""
-        return self._open(step, partition).read(batch, keys)
+        with self._delta_of(step, partition) as delta:
+            return delta.read(batch, keys)
 
     def apply(
         self,
@@ -301,11 +306,13 @@ class FileTaskStore:
         count: BatchCount,
     ) -> None:
         """See `TaskStore.apply`."""
-        self._open(step, partition).apply(batch, changes, count)
+        with self._delta_of(step, partition) as delta:
+            delta.apply(batch, changes, count)
 
     def due(self, step: StepId, partition: PartitionIndex, batch: BatchId, up_to_ms: int) -> list[str]:
         """See `TaskStore.due`."""
-        return self._open(step, partition).due(batch, up_to_ms)
+        with self._delta_of(step, partition) as delta:
+            return delta.due(batch, up_to_ms)
 
     def release(self) -> None:
         """See `TaskStore.release`."""
@@ -313,11 +320,18 @@ class FileTaskStore:
             self._delta.close()
             self._delta = None
 
-    def _open(self, step: StepId, partition: PartitionIndex) -> Delta:
-        if self._delta is None:
-            path = _delta_path(self._scratch, step, partition)
-            self._delta = Delta(path, self._partitions[partition], self._lease, step)
-        return self._delta
+    @contextlib.contextmanager
+    def _delta_of(self, step: StepId, partition: PartitionIndex) -> Iterator[Delta]:
+        """The task's delta. A successor removes it: what fails then is the lease, not the disk."""
+        path = _delta_path(self._scratch, step, partition)
+        try:
+            if self._delta is None:
+                self._delta = Delta(path, self._partitions[partition], self._lease, step)
+            yield self._delta
+        except StorageError as error:
+            if path.exists():
+                raise
+            raise LeaseLostError(f"the scratch file of execution {self._lease.number} is gone", path=path) from error
 
 
 def connect_task(address: str) -> tuple[FileTaskStore, int]:

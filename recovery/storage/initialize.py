@@ -7,7 +7,7 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from recovery.clock import Clock, SystemClock
@@ -61,7 +61,9 @@ def init_partitions(
             with _alone(target):
                 _clear_killed_attempt(target)
                 _refuse_existing(target)
-                return _create(target, count, clock or SystemClock(), random_id())
+                # A directory's own name is durable only when its parent was synced.
+                durable = [target, *(each.parent for each in missing)]
+                return _create(target, count, clock or SystemClock(), random_id(), durable)
         except BaseException:
             for each in missing:
                 with contextlib.suppress(OSError):
@@ -87,7 +89,7 @@ def _alone(target: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _create(target: Path, count: int, clock: Clock, store_id: str) -> list[Path]:
+def _create(target: Path, count: int, clock: Clock, store_id: str, durable: Sequence[Path]) -> list[Path]:
     staging = target / f"{STAGING}{store_id}"
     staging.mkdir()
     placed: list[Path] = []
@@ -99,7 +101,8 @@ def _create(target: Path, count: int, clock: Clock, store_id: str) -> list[Path]
             # Unlike a rename, a link never replaces a file that someone else put there meanwhile.
             final.hardlink_to(partition_path(staging, index))
             placed.append(final)
-        _sync_directory(target)
+        for directory in durable:
+            _sync_directory(directory)
     except BaseException:
         for path in placed:
             path.unlink(missing_ok=True)

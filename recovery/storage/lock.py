@@ -16,6 +16,7 @@ from recovery.errors import DirectoryLockedError, StorageError
 
 LOCK_NAME = "recovery.lock"
 ATTEMPTS = 400
+NAME_ATTEMPTS = 100
 ATTEMPT_INTERVAL_S = 0.005
 
 
@@ -40,7 +41,7 @@ class DirectoryLock:
         try:
             _lock(descriptor)
         except BlockingIOError:
-            holder = _describe(os.pread(descriptor, 4096, 0))
+            holder = _describe(_named_holder(descriptor))
             os.close(descriptor)
             raise DirectoryLockedError(f"the recovery directory is in use by {holder}", path=self.path.parent) from None
         except OSError as error:
@@ -85,9 +86,7 @@ def lock_holder(directory: Path) -> dict[str, Any] | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        with contextlib.suppress(ValueError, TypeError):
-            return dict(json.loads(os.pread(descriptor, 4096, 0)))
-        return {"pid": None, "host": None, "purpose": "a run", "since_ms": None}
+        return _named_holder(descriptor) or {"pid": None, "host": None, "purpose": "a run", "since_ms": None}
     except OSError as error:
         raise StorageError(f"its lock cannot be asked for: {error}", path=directory / LOCK_NAME) from error
     finally:
@@ -111,9 +110,37 @@ def _lock(descriptor: int) -> None:
     raise BlockingIOError
 
 
-def _describe(text: bytes) -> str:
+def _named_holder(descriptor: int) -> dict[str, Any] | None:
+    """What the holder wrote of itself, None when it does not say.
+
+    Between taking the lock and writing its name, the file is empty or names a predecessor that died.
+    """
+    for attempt in range(NAME_ATTEMPTS):
+        if attempt:
+            time.sleep(ATTEMPT_INTERVAL_S)
+        with contextlib.suppress(ValueError, TypeError):
+            holder = dict(json.loads(os.pread(descriptor, 4096, 0)))
+            if not _is_dead(holder):
+                return holder
+    return None
+
+
+def _is_dead(holder: dict[str, Any]) -> bool:
+    """Whether it is known that the process is no more: those of other hosts are not."""
+    pid = holder.get("pid")
+    if holder.get("host") != socket.gethostname() or not isinstance(pid, int) or pid <= 0:
+        return False
     try:
-        holder = json.loads(text)
-        return f"process {holder['pid']} on {holder['host']} ({holder['purpose']})"
-    except (ValueError, KeyError, TypeError):
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _describe(holder: dict[str, Any] | None) -> str:
+    try:
+        return f"process {holder['pid']} on {holder['host']} ({holder['purpose']})" if holder else "another process"
+    except KeyError:
         return "another process"

@@ -15,10 +15,10 @@ import apsw
 from recovery import faults
 from recovery.errors import CorruptPartitionError, LeaseLostError
 from recovery.ids import NO_EPOCH, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
-from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
+from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription, StepEdit
 from recovery.storage.digests import MODULUS, SUM_SQL, combine, record_digest, row_digest_sql
 from recovery.storage.schema import rows, snapshot, transaction, translated, value
-from recovery.storage.seam import CloseRequest, StepEdit
+from recovery.storage.seam import CloseRequest
 
 PARTS = "SELECT part_index, part_count, store_id, flow_id, created_ms, digest FROM parts"
 COMMITS = "SELECT part_index, commit_epoch, digest FROM commits"
@@ -41,6 +41,14 @@ WITH RECURSIVE steps(id) AS (
     SELECT (SELECT min(step_id) FROM snaps WHERE step_id > id) FROM steps WHERE id IS NOT NULL
 )
 SELECT id FROM steps WHERE id IS NOT NULL
+"""
+
+# The same as of an earlier epoch: what was live then and is still, and what was live then and was replaced since.
+STEPS_BEFORE = f"""
+WITH known(id) AS ({STEPS})
+SELECT id FROM known WHERE EXISTS (SELECT 1 FROM snaps WHERE step_id = id AND snap_epoch < :epoch)
+UNION
+SELECT step_id FROM superseded WHERE until_epoch >= :epoch AND snap_epoch < :epoch
 """
 
 ABSENT_DIGEST = row_digest_sql(":step", "m.state_key", "NULL", "NULL", "NULL")
@@ -239,10 +247,11 @@ def collect(connection: apsw.Connection, floor: Epoch) -> int:
     return deleted
 
 
-def known_steps(connection: apsw.Connection, path: Path) -> set[StepId]:
-    """The step ids that have rows in the newest snapshot."""
+def known_steps(connection: apsw.Connection, path: Path, resume_epoch: Epoch | None = None) -> set[StepId]:
+    """The step ids that have rows, in the newest snapshot or as the resume epoch will find it."""
     with translated(path):
-        return {StepId(row[0]) for row in rows(connection, STEPS)}
+        found = rows(connection, *((STEPS,) if resume_epoch is None else (STEPS_BEFORE, {"epoch": resume_epoch})))
+        return {StepId(row[0]) for row in found}
 
 
 def step_values(
@@ -300,14 +309,23 @@ def _move_driver_rows(
 
 
 def _edit_step(connection: apsw.Connection, totals: _Totals, edit: StepEdit, epoch: Epoch) -> None:
-    """Drop or rename a step: every row of the old one is discarded, and written under the new one."""
+    """Drop, rename or convert a step: its rows are written in the new form, and discarded under the old id."""
     if edit.new is not None:
+        value_sql = "ser_change"
+        if edit.convert is not None:
+            convert: Any = edit.convert
+            connection.create_scalar_function("convert_state", convert, 2)
+            value_sql = "convert_state(state_key, ser_change)"
         connection.execute(f"DELETE FROM temp.{_DRIVER_TABLE}")
         connection.execute(
-            f"INSERT INTO temp.{_DRIVER_TABLE} SELECT state_key, ser_change, timeout_ms FROM snaps WHERE step_id = ?",
+            f"INSERT INTO temp.{_DRIVER_TABLE} SELECT state_key, {value_sql}, timeout_ms FROM snaps WHERE step_id = ?",
             (edit.old,),
         )
+        if edit.convert is not None:
+            connection.create_scalar_function("convert_state", None, 2)
         _move(connection, totals, edit.new, f"temp.{_DRIVER_TABLE}", epoch)
+    if edit.new == edit.old:
+        return
     connection.execute(f"DELETE FROM temp.{_DRIVER_TABLE}")
     connection.execute(
         f"INSERT INTO temp.{_DRIVER_TABLE} SELECT state_key, NULL, NULL FROM snaps WHERE step_id = ?", (edit.old,)

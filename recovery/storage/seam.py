@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from recovery.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
-from recovery.planning.values import Execution, PartitionDescription
+from recovery.planning.values import Execution, PartitionDescription, StepEdit
 
 FIELD_SEPARATOR = "\x1f"
 RESERVED_PREFIX = "$"
@@ -29,14 +29,6 @@ class Changes(NamedTuple):
 
     packed: tuple[str, ...]
     timeouts: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StepEdit:
-    """A change of the steps themselves, made when an execution starts: `new` is None to drop `old`."""
-
-    old: StepId
-    new: StepId | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +136,9 @@ class PartitionStore(Protocol):
         """The newest closed values of a reserved step, or those that an execution from `resume_epoch` starts with."""
         ...
 
-    def known_steps(self) -> set[StepId]:
-        """The step ids that have state in any partition, reserved ones included."""
+    def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]:
+        """The step ids that have state in any partition, reserved ones included: now, or when an execution starts at
+        `resume_epoch`."""
         ...
 
     def release(self) -> None:

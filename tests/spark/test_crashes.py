@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -14,11 +15,14 @@ from pathlib import Path
 import pytest
 
 from recovery import init_partitions
+from recovery.demo.flights import add_plainly, read_flights
+from recovery.demo.flow import Delays
 from recovery.faults import VARIABLE
 from recovery.storage.files import scan
 from tests.spark.support import ROOT, states
 
 FLOW = ROOT / "tests" / "flows" / "totals.py"
+FLIGHTS_FLOW = ROOT / "tests" / "flows" / "flights.py"
 START_POINTS = ["start.1", "start.2", "start.3.partition", "start.3", "start.4"]
 CLOSE_POINTS = [
     "close.1",
@@ -37,6 +41,11 @@ CLOSE_POINTS = [
 def recovery_run(directory: Path, feed, *options: str, crash_at: str = "", pause_s: float = 0.0) -> subprocess.Popen:
     """`recovery run` of the flow as a user starts it, in a process group of its own."""
     target = f"{FLOW}:make({str(feed.path)!r}, {pause_s})"
+    return recovery_command(target, directory, *options, crash_at=crash_at)
+
+
+def recovery_command(target: str, directory: Path, *options: str, crash_at: str = "") -> subprocess.Popen:
+    """The same, of any flow."""
     command = [sys.executable, "-m", "recovery", "run", target, "-r", str(directory), "--master", "local[2]", *options]
     return subprocess.Popen(
         command,
@@ -74,36 +83,77 @@ def test_every_numbered_step(feed, tmp_path):
     assert states(directory, "totals") == feed.totals()
 
 
+class Flights:
+    """The demo's flights in a growing file, and what the flow makes of them."""
+
+    def __init__(self, root: Path, count: int | None) -> None:
+        self.file = root / "flights.csv"
+        self.directory = root / "db"
+        self.flights = list(itertools.islice(read_flights(), count))
+        self._written = 0
+        init_partitions(self.directory, 3)
+
+    def append(self, part: float) -> None:
+        """Let the file grow up to this part of all flights."""
+        until = int(len(self.flights) * part)
+        with self.file.open("a") as file:
+            file.writelines(",".join(flight) + "\n" for flight in self.flights[self._written : until])
+        self._written = until
+
+    def start(self, bytes_per_batch: str, *options: str, directory: Path | None = None) -> subprocess.Popen:
+        """A run over what the file holds."""
+        target = f"{FLIGHTS_FLOW}:make({str(self.file)!r}, {bytes_per_batch!r})"
+        return recovery_command(target, directory or self.directory, *options)
+
+    def states(self, directory: Path) -> dict[tuple[str, str], Delays]:
+        """The recovered state of every airplane."""
+        found = states(directory, "delays")
+        return {tuple(json.loads(key)): Delays(**value) for key, value in found.items()}
+
+
 @pytest.mark.parametrize(
-    "kills",
+    ("kills", "count"),
     [
-        pytest.param(3, id="a few"),
-        pytest.param(int(os.environ.get("RECOVERY_TEST_KILLS", "50")), id="many", marks=pytest.mark.long),
+        pytest.param(3, 30_000, id="a few"),
+        pytest.param(int(os.environ.get("RECOVERY_TEST_KILLS", "50")), None, id="many", marks=pytest.mark.long),
     ],
 )
-def test_random_kills(feed, tmp_path, kills):
-    """Killed at random moments, and once more during the resume, the state is exact every time."""
+def test_random_kills_over_real_flights(tmp_path, kills, count):
+    """SIGKILL at random moments of runs over the demo's flights: every airplane's counts are those of a run that nobody
+    killed, and of a plain loop."""
     seed = int(os.environ.get("RECOVERY_TEST_SEED", time.time_ns() % 1_000_000))
-    print(f"replay with: RECOVERY_TEST_SEED={seed} python -m pytest tests/spark/test_crashes.py -k 'random_kills'")
+    print(f"replay with: RECOVERY_TEST_SEED={seed} python -m pytest tests/spark/test_crashes.py -k real_flights")
     generator = random.Random(seed)
-    directory = tmp_path / "db"
-    init_partitions(directory, 3)
+    flights = Flights(tmp_path, count)
+    flights.append(0.6)
+    at_work = 0
     for number in range(kills):
-        for _ in range(4):
-            feed.add_random(generator.randrange(10**9), count=200)
-        process = recovery_run(directory, feed, "-s", generator.choice(["0", "0.2", "1"]), pause_s=0.05)
-        if generator.random() < 0.7:
+        if number == kills // 2:
+            flights.append(1)
+        process = flights.start("8k", "-s", generator.choice(["0", "0.3", "1"]))
+        if generator.random() < 0.8:
+            # Most kills fall where the work is, and not into the seconds in which Spark starts.
             wait_for_batch(process)
-            time.sleep(generator.uniform(0, 1.0))
+            at_work += 1
+            time.sleep(generator.uniform(0, 1.5))
         else:
             time.sleep(generator.uniform(0, 8.0))
-        process.send_signal(signal.SIGKILL)
+        assert process.poll() is None, "the run ended before it was killed"
+        os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        if number % 10 == 9 or number == kills - 1:
-            process = recovery_run(directory, feed)
-            output = finish(process)
-            assert process.returncode == 0, output
-            assert states(directory, "totals") == feed.totals(), f"seed {seed}, kill {number}"
+    process = flights.start("4m")
+    output = finish(process)
+    assert process.returncode == 0, output
+    print(f"{kills} kills, {at_work} of them after the first micro-batch of a run")
+    found = flights.states(flights.directory)
+    assert found == add_plainly(flights.flights), f"seed {seed}"
+    if count is None:
+        whole = tmp_path / "whole"
+        init_partitions(whole, 3)
+        process = flights.start("4m", directory=whole)
+        output = finish(process)
+        assert process.returncode == 0, output
+        assert states(flights.directory, "delays") == states(whole, "delays")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -16,6 +16,7 @@ from recovery import (
     FlowMismatchError,
     RecoveryConfig,
     StateValueError,
+    StepChangedError,
     UnknownStepError,
     UnsupportedPlanError,
     init_partitions,
@@ -24,6 +25,7 @@ from recovery import (
     stateful_map,
 )
 from recovery.keys import encode_key, partition_of
+from recovery.storage.files import scan
 from tests.spark.support import add_up, run_to_end, states, totals_step
 
 
@@ -333,7 +335,6 @@ def test_a_plain_write_stream_is_told(spark, feed, tmp_path):
 def test_unknown_steps_give_the_choices(spark, feed, tmp_path):
     """A renamed or removed step is refused; --rename-step keeps its state, --drop-step discards it, both rewindable."""
     from recovery.planning.resume import plan_resume
-    from recovery.storage.files import scan
 
     feed.add_random(1)
     directory = tmp_path / "db"
@@ -353,6 +354,38 @@ def test_unknown_steps_give_the_choices(spark, feed, tmp_path):
     first = plan_resume(scan(directory)).window[1]
     run_to_end(feed.frame(spark).transform(totals_step("old")), directory, resume_epoch=first + 1)
     assert states(directory, "old") == feed.totals()
+
+
+def add_up_typed(key, rows, state):
+    """Like add_up."""
+    before = state.get if state.exists else Totals()
+    state.update(Totals(before.n + len(rows), before.total + sum(row.value for row in rows)))
+
+
+def test_changed_steps_give_the_choices(spark, feed, tmp_path):
+    """Another state type or key is refused and nothing written; a migration converts every state, and can be undone."""
+    feed.add_random(1)
+    directory = tmp_path / "db"
+    run_to_end(feed.frame(spark).transform(totals_step()), directory, backup_interval="1h")
+    before = [file.description for file in scan(directory)]
+    typed = totals_step(update=add_up_typed, state=Totals)
+    with pytest.raises(StepChangedError, match="the state was a plain JSON value and is Totals"):
+        run_to_end(feed.frame(spark).transform(typed), directory)
+    renamed = stateful("totals", key="word", update=add_up, output="word string, n long, total long")
+    frame = feed.frame(spark).withColumnRenamed("key", "word")
+    with pytest.raises(StepChangedError, match="its key was key string and is word string"):
+        run_to_end(frame.transform(renamed), directory)
+    assert [file.description for file in scan(directory)] == before
+
+    feed.add_random(2)
+    migrated = totals_step(update=add_up_typed, state=Totals, migrate=lambda old: Totals(*old))
+    summary = run_to_end(feed.frame(spark).transform(migrated), directory, backup_interval="1h")
+    assert {key: list(value.values()) for key, value in states(directory, "totals").items()} == feed.totals()
+    run_to_end(feed.frame(spark).transform(migrated), directory, backup_interval="1h")
+    # Before the migration the state is plain again, and so is what was declared.
+    frame = feed.frame(spark).withColumnRenamed("key", "word")
+    run_to_end(frame.transform(renamed), directory, resume_epoch=summary.resume_epoch, keep_steps=("totals",))
+    assert states(directory, "totals") == feed.totals()
 
 
 def test_another_flow_is_refused(spark, feed, tmp_path):

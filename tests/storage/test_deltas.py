@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import threading
 
 import apsw
@@ -411,6 +412,22 @@ def test_damage_is_reported_with_the_partition_that_a_task_read(store_dir):
     with Driver(store_dir) as run, pytest.raises(CorruptPartitionError) as raised:
         run.read(1, keys)
     assert raised.value.path == str(path)
+
+
+def test_a_task_whose_delta_vanishes_while_it_is_opened_has_lost_its_lease(store_dir, monkeypatch):
+    """A driver that was stopped right there wakes to a file that its successor removed: the disk is not at fault."""
+    connect = deltas.connect
+    with Driver(store_dir) as run:
+
+        def too_late(path, mode):
+            shutil.rmtree(run.store.scratch)
+            return connect(path, mode)
+
+        task = run.task()
+        monkeypatch.setattr(deltas, "connect", too_late)
+        with pytest.raises(LeaseLostError, match="is gone"):
+            task.read(STEP, 0, 0, ("a",))
+        task.release()
 
 
 def test_a_delta_that_cannot_be_opened_is_no_lost_lease(store_dir):

@@ -312,7 +312,7 @@ def test_an_attempt_that_was_killed_is_cleared_by_the_next(tmp_path):
             outcomes.append("kept")
         assert is_complete(directory, 3)
         assert names(directory) == [f"part-{index}.sqlite3" for index in range(3)]
-    assert outcomes == ["anew"] * 9 + ["kept"] * 2, "3 connects, 3 inserts, 3 links, then sync and clearing up"
+    assert outcomes == ["anew"] * 9 + ["kept"] * 3, "3 connects, 3 inserts, 3 links, then 2 syncs and clearing up"
 
 
 def test_leftovers_of_a_killed_init_never_cost_a_partition_that_was_used(tmp_path):

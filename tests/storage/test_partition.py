@@ -9,7 +9,7 @@ from functools import partial
 import apsw
 import pytest
 
-from recovery.errors import CorruptPartitionError, LeaseLostError
+from recovery.errors import CorruptPartitionError, LeaseLostError, StateValueError
 from recovery.ids import ExecutionNumber, Lease
 from recovery.keys import partition_of
 from recovery.planning.resume import plan_resume
@@ -170,6 +170,56 @@ class TestStepEdits:
             assert state_at(edited, 3) == {("other", "a"): ("9", None)}
             assert problems(edited) == []
         assert state_at(edited, 2)["old", "b"] == ("3", 7)
+
+    def test_a_step_is_converted_in_one_epoch(self, edited):
+        """Every value is the new one, timeouts stay, None discards the key, and a rewind brings the old ones back."""
+
+        def convert(key, text):
+            return None if key == "c" else f"[{text}]"
+
+        with Driver(edited, ["old", "other"]) as run:
+            run.close(1, edits=[StepEdit("old", "old", convert)])
+            assert run.read(2, "abc", "old") == {"a": "[1]", "b": "[3]", "c": None}
+            assert run.due(2, 10, "old") == ["a", "b"]
+            assert run.read(2, "a", "other") == {"a": "9"}
+            assert problems(edited) == []
+        with Driver(edited, ["old", "other"], resume_epoch=3) as run:
+            assert run.read(2, "abc", "old") == {"a": "1", "b": "3", "c": "4"}
+            assert problems(edited) == []
+
+    def test_a_conversion_that_fails_changes_nothing(self, edited):
+        """The error comes as it is; the epoch is not closed everywhere, so the next run starts where this one did."""
+
+        def convert(key, text):
+            raise StateValueError(f"not {key}")
+
+        before = state_at(edited, 2)
+        with Driver(edited, ["old", "other"]) as run, pytest.raises(StateValueError, match="not "):
+            run.close(1, edits=[StepEdit("other", "old", None), StepEdit("old", "old", convert)])
+        with Driver(edited, ["old", "other"]) as run:
+            assert run.epoch == 3
+            assert state_at(edited, 3) == before
+        assert problems(edited) == []
+
+    def test_a_conversion_renames_as_well(self, edited):
+        """Under the new id stand the new values."""
+        with Driver(edited, ["new", "other"]) as run:
+            run.close(1, edits=[StepEdit("old", "new", lambda key, text: f'"{key}{text}"')])
+            assert run.read(2, "abc", "new") == {"a": '"a1"', "b": '"b3"', "c": '"c4"'}
+            assert run.store.known_steps() == {"new", "other"}
+
+    def test_steps_and_values_of_an_earlier_epoch(self, edited):
+        """What a rewind will find is known before anything is written."""
+        with Driver(edited, ["old", "other"]) as run:
+            run.close(1, edits=[StepEdit("old", "new"), StepEdit("other", None)], driver_rows={"$at": {"x": "1"}})
+            run.close(1, driver_rows={"$at": {"x": "2", "y": "3"}})
+            assert [run.store.known_steps(epoch) for epoch in range(1, 6)] == [
+                set(), {"old", "other"}, {"old", "other"}, {"new", "$at"}, {"new", "$at"},
+            ]  # fmt: skip
+            assert run.store.known_steps() == {"new", "$at"}
+            assert [run.store.driver_values("$at", epoch) for epoch in (3, 4)] == [{}, {"x": "1"}]
+            assert run.store.driver_values("$at", 5) == {"x": "2", "y": "3"}
+            assert run.store.driver_values("other", 2) == {"a": "9"}
 
     def test_both_at_once_and_touches_in_the_same_epoch_add_up(self, edited):
         """Edits and driver rows share one epoch, whose sums stay right."""

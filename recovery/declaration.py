@@ -1,0 +1,218 @@
+"""What a step declares of its state, kept beside the state: its key columns, and the form of its values.
+
+State outlives the code that wrote it. A run compares what its steps declare with what the partitions say of the state
+they hold, so that a changed key or type is told instead of misread. Forms are JSON-like values: "plain", "pickle",
+"int", {"list": "int"}, {"dataclass": "Session", "fields": [["clicks", "int", true]]} …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import msgspec.inspect as inspect
+
+from recovery.codec import StateType, forget_type
+
+Form = Any
+PLAIN = "plain"
+PICKLE = "pickle"
+
+_BY_NAME = ("dataclass", "struct", "typed dict")
+_BY_POSITION = ("named tuple", "array struct")
+_CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One step's: name and type of each key column, as Spark has them, and the form of the state."""
+
+    key: tuple[tuple[str, str], ...]
+    state: Form
+
+    def to_text(self) -> str:
+        """JSON, the same for equal declarations."""
+        return msgspec.json.encode({"key": self.key, "state": self.state}).decode()
+
+    @staticmethod
+    def from_text(text: str | bytes) -> Declaration:
+        """What `to_text` wrote. Raises ValueError for anything else."""
+        try:
+            found = msgspec.json.decode(text)
+            return Declaration(tuple((name, kind) for name, kind in found["key"]), found["state"])
+        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"{text!r} is no declaration of a step: {error}") from error
+
+    def key_text(self) -> str:
+        """The key for people: word string, n bigint."""
+        return ", ".join(f"{name} {kind}" for name, kind in self.key)
+
+
+def form_of(state_type: StateType) -> Form:
+    """The form of the values of a step with `state=state_type`, a type that StateCodec takes."""
+    if state_type is None:
+        return PLAIN
+    if state_type == PICKLE:
+        return PICKLE
+    try:
+        return _form(inspect.type_info(state_type), [])
+    finally:
+        forget_type(state_type)
+
+
+def misfits(old: Form, new: Form, at: str = "the state") -> Iterator[str]:
+    """Why values of form `old` may not come back as what they were when read as `new`, a sentence each; none when
+    they do. Fields may be added when they have defaults, and types may be widened: X to X | Y, an enum by values.
+    The name of a class does not matter, what is in it does."""
+    if old == new:
+        return
+    old_kind, new_kind = _kind(old), _kind(new)
+    if "any of" in (old_kind, new_kind):
+        taken = _options(new)
+        for each in _options(old):
+            if not any(next(misfits(each, other, at), None) is None for other in taken):
+                yield f"{at} was {shown(old)} and is {shown(new)}"
+                return
+    elif _tag(old) != _tag(new):
+        yield f"{at} is tagged in another way"
+    elif old_kind in _BY_NAME and new_kind in _BY_NAME:
+        yield from _misfits_by_name(old["fields"], new["fields"], at)
+    elif old_kind in _BY_POSITION and new_kind in _BY_POSITION:
+        yield from _misfits_by_position(old["fields"], new["fields"], at)
+    elif old_kind != new_kind:
+        yield f"{at} was {shown(old)} and is {shown(new)}"
+    elif old_kind in ("enum", "literal"):
+        gone = [value for value in old["values"] if value not in new["values"]]
+        if gone:
+            yield f"{at} may no longer be {', '.join(map(repr, gone))}"
+    elif old_kind in ("list", "set", "frozenset", "tuple of any length"):
+        yield from misfits(old[old_kind], new[old_kind], f"an element of {at}")
+    elif old_kind == "dict":
+        yield from misfits(old["dict"][0], new["dict"][0], f"a key of {at}")
+        yield from misfits(old["dict"][1], new["dict"][1], f"a value of {at}")
+    elif old_kind == "tuple":
+        if len(old["tuple"]) != len(new["tuple"]):
+            yield f"{at} was {shown(old)} and is {shown(new)}"
+            return
+        for number, (was, now) in enumerate(zip(old["tuple"], new["tuple"], strict=True)):
+            yield from misfits(was, now, f"element {number} of {at}")
+    elif old_kind == "again":
+        yield f"{at} stands at another depth inside itself"
+    tightened = [name for name, value in _limits(new).items() if _limits(old).get(name) != value]
+    if old_kind == new_kind and tightened:
+        yield f"{at} has new limits: {', '.join(tightened)}"
+
+
+def shown(form: Form) -> str:
+    """A form for people."""
+    if isinstance(form, str):
+        return {PLAIN: "a plain JSON value"}.get(form, form)
+    kind = _kind(form)
+    if kind in (*_BY_NAME, *_BY_POSITION):
+        return f"{form[kind]}({', '.join(name for name, _, _ in form['fields'])})"
+    if kind == "any of":
+        return " | ".join(shown(each) for each in form[kind])
+    if kind in ("enum", "literal"):
+        return f"{form[kind] or kind}({', '.join(map(repr, form['values']))})"
+    inner = form[kind]
+    if isinstance(inner, list):
+        return f"{kind}[{', '.join(map(shown, inner))}]"
+    return f"{kind}[{shown(inner)}]" if inner and not isinstance(inner, int) else kind
+
+
+def _misfits_by_name(old: list[Form], new: list[Form], at: str) -> Iterator[str]:
+    now = {name: (form, required) for name, form, required in new}
+    for name, form, required in old:
+        if name not in now:
+            yield f"{at} has no {name!r} any more"
+            continue
+        now_form, now_required = now.pop(name)
+        yield from misfits(form, now_form, f"{name!r} of {at}")
+        if now_required and not required:
+            yield f"{name!r} of {at} has no default any more, which older states need"
+    for name, (_, required) in now.items():
+        if required:
+            yield f"{name!r} of {at} is new and has no default"
+
+
+def _misfits_by_position(old: list[Form], new: list[Form], at: str) -> Iterator[str]:
+    if len(new) < len(old):
+        yield f"{at} has no {old[len(new)][0]!r} any more"
+    for number, (was, now) in enumerate(zip(old, new, strict=False)):
+        if was[0] != now[0]:
+            yield f"position {number} of {at} was {was[0]!r} and is {now[0]!r}"
+        yield from misfits(was[1], now[1], f"{now[0]!r} of {at}")
+        if now[2] and not was[2]:
+            yield f"{now[0]!r} of {at} has no default any more, which older states need"
+    for name, _, required in new[len(old) :]:
+        if required:
+            yield f"{name!r} of {at} is new and has no default"
+
+
+def _form(info: Any, above: list[Any]) -> Form:
+    """The form of a type as msgspec describes it; `above` are the types it stands in, innermost last."""
+    if any(info is each for each in above):
+        # A type inside itself is named by how far up it stands.
+        return {"again": next(n for n, each in enumerate(reversed(above)) if each is info)}
+    inner = [*above, info]
+    match info:
+        case inspect.Metadata():
+            return _form(info.type, above)
+        case inspect.UnionType():
+            return {"any of": [_form(each, inner) for each in info.types]}
+        case inspect.EnumType():
+            return {"enum": info.cls.__name__, "values": sorted((m.value for m in info.cls), key=repr)}
+        case inspect.LiteralType():
+            return {"literal": "", "values": sorted(info.values, key=repr)}
+        case inspect.DictType():
+            return {"dict": [_form(info.key_type, inner), _form(info.value_type, inner)], **_constraints(info)}
+        case inspect.TupleType():
+            return {"tuple": [_form(each, inner) for each in info.item_types]}
+        case inspect.ListType() | inspect.SetType() | inspect.FrozenSetType() | inspect.VarTupleType():
+            kind = {"vartuple": "tuple of any length"}.get(_name(info), _name(info))
+            return {kind: _form(info.item_type, inner), **_constraints(info)}
+        case inspect.DataclassType():
+            return {"dataclass": info.cls.__name__, "fields": _fields(info, inner)}
+        case inspect.NamedTupleType():
+            return {"named tuple": info.cls.__name__, "fields": _fields(info, inner)}
+        case inspect.TypedDictType():
+            return {"typed dict": info.cls.__name__, "fields": _fields(info, inner)}
+        case inspect.StructType():
+            kind = "array struct" if info.array_like else "struct"
+            tag = {} if info.tag is None else {"tag": [info.tag_field, info.tag]}
+            return {kind: info.cls.__name__, "fields": _fields(info, inner), **tag}
+    limits = _constraints(info)
+    return {_name(info): "", **limits} if limits else _name(info)
+
+
+def _fields(info: Any, above: list[Any]) -> list[Form]:
+    return [[field.encode_name, _form(field.type, above), field.required] for field in info.fields]
+
+
+def _constraints(info: Any) -> dict[str, Any]:
+    found = {name: getattr(info, name, None) for name in _CONSTRAINTS}
+    given = {name: value for name, value in found.items() if value is not None}
+    return {"limits": given} if given else {}
+
+
+def _name(info: Any) -> str:
+    return type(info).__name__.removesuffix("Type").lower()
+
+
+def _kind(form: Form) -> str:
+    """The first key of a form that is a dict names it."""
+    return form if isinstance(form, str) else next(iter(form))
+
+
+def _tag(form: Form) -> Any:
+    return form.get("tag") if isinstance(form, dict) else None
+
+
+def _limits(form: Form) -> dict[str, Any]:
+    return form.get("limits", {}) if isinstance(form, dict) else {}
+
+
+def _options(form: Form) -> list[Form]:
+    return form["any of"] if _kind(form) == "any of" else [form]

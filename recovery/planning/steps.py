@@ -1,0 +1,130 @@
+"""What happens to the state of the steps when a flow starts on it: a pure function of what both declare.
+
+State is claimed by a step of the same id that declares the same key and a type that reads it. Anything else is an
+error with the choices, so that no state is lost, left behind or misread without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+
+from recovery.declaration import Declaration, Form, misfits
+from recovery.errors import CorruptPartitionError, StepChangedError, UnknownStepError
+from recovery.ids import StepId
+from recovery.planning.values import Convert, StepEdit
+
+
+@dataclass(frozen=True, slots=True)
+class FlowStep:
+    """A step of the flow: what it declares, and how it converts states of another form, if it can."""
+
+    declaration: Declaration
+    migrate: Callable[[Form], Convert] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepChoices:
+    """What the user says about state that does not fit the flow."""
+
+    drop: Sequence[str] = ()
+    rename: Mapping[str, str] | None = None
+    keep: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """edits: changes of stored state, before the first micro-batch. declarations: what to record with the next epoch,
+    by step id; None for steps that are gone."""
+
+    edits: tuple[StepEdit, ...]
+    declarations: Mapping[str, str | None]
+
+
+def plan_steps(
+    held: AbstractSet[StepId],
+    declared: Mapping[str, str],
+    steps: Mapping[StepId, FlowStep],
+    choices: StepChoices,
+    path: Path,
+) -> StepPlan:
+    """The plan for state of the steps `held`, `declared` by the runs that wrote it, under a flow of `steps`.
+
+    State whose declaration was never recorded is taken as it is. Raises UnknownStepError for state that no step
+    claims, StepChangedError for state that its step cannot read, CorruptPartitionError for a declaration that is none.
+    """
+    renamed = _renames(held, steps, choices.rename or {})
+    edits: list[StepEdit] = []
+    for old in sorted(held):
+        new = renamed.get(old, old)
+        if new not in steps:
+            if old in choices.drop:
+                edits.append(StepEdit(old, None))
+            continue
+        edit = _claim(old, new, declared.get(old), steps[new], choices, path)
+        if edit is not None:
+            edits.append(edit)
+    gone = {edit.old for edit in edits if edit.new is None}
+    unknown = sorted(held - steps.keys() - renamed.keys() - gone)
+    if unknown:
+        named = " or ".join(f"--rename-step {step}=NEW or --drop-step {step}" for step in unknown[:2])
+        raise UnknownStepError(
+            f"the partitions hold state of {_listed(unknown)}; the flow has {_listed(sorted(steps)) or 'no steps'}",
+            path=path,
+            remedy=f"Give {named}.",
+        )
+    wanted: dict[str, str | None] = {step: each.declaration.to_text() for step, each in steps.items()}
+    wanted = {step: text for step, text in wanted.items() if declared.get(step) != text}
+    wanted.update((step, None) for step in declared if step not in steps)
+    return StepPlan(tuple(edits), wanted)
+
+
+def _renames(
+    held: AbstractSet[StepId], steps: Mapping[StepId, FlowStep], rename: Mapping[str, str]
+) -> dict[StepId, StepId]:
+    for old, new in rename.items():
+        if new not in steps or new in held:
+            what = "already has state" if new in held else "is no step of the flow"
+            raise UnknownStepError(
+                f"step {old!r} cannot be renamed to {new!r}, which {what}", cause="", remedy="Check the names."
+            )
+    return {StepId(old): StepId(new) for old, new in rename.items() if old in held}
+
+
+def _claim(
+    old: StepId, new: StepId, declared: str | None, step: FlowStep, choices: StepChoices, path: Path
+) -> StepEdit | None:
+    """What has to be done so that step `new` of the flow goes on with the state of `old`; None when it just does."""
+    as_it_is = None if old == new else StepEdit(old, new)
+    if declared is None:
+        return as_it_is
+    try:
+        before, now = Declaration.from_text(declared), step.declaration
+    except ValueError as error:
+        raise CorruptPartitionError(str(error), path=path) from error
+    keeps = new in choices.keep
+    key = [] if before.key == now.key or keeps else [f"its key was {before.key_text()} and is {now.key_text()}"]
+    state = list(misfits(before.state, now.state))
+    if not key and (not state or (keeps and step.migrate is None)):
+        return as_it_is
+    if not key and step.migrate is not None:
+        return StepEdit(old, new, step.migrate(before.state))
+    if new in choices.drop:
+        return StepEdit(old, None)
+    raise _changed(new, key, state, path)
+
+
+def _changed(step: StepId, key: list[str], state: list[str], path: Path) -> StepChangedError:
+    migrate = "stateful(..., migrate=function) to turn its states into the new form, " if not key else ""
+    return StepChangedError(
+        f"step {step!r} does not fit its state: {'; '.join([*key, *state])}",
+        path=path,
+        remedy=f"Change it back, or give {migrate}--keep-step {step} if the state is right as it is, or "
+        f"--drop-step {step} to start anew without it.",
+    )
+
+
+def _listed(steps: Sequence[str]) -> str:
+    return ", ".join(map(repr, steps))

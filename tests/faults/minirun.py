@@ -1,0 +1,238 @@
+"""A run without Spark: the package's own preparing, starting, closing and ending, over an input that is numbers.
+
+What Spark does is little here: it logs where a micro-batch begins, calls back, and logs that it is done. All else is
+what a real run does, in its order and with its crash points, a hundred times as fast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import apsw
+
+from recovery import RecoveryConfig, faults
+from recovery.clock import Clock, SystemClock
+from recovery.ids import BatchId
+from recovery.keys import partition_of
+from recovery.planning.steps import StepPlan
+from recovery.sinks import DiscardSink
+from recovery.sinks.delivery import Delivery
+from recovery.spark.checkpoint import CHECKPOINT_STEP, seed
+from recovery.spark.closing import DECLARATIONS_STEP, EpochCloser
+from recovery.spark.query import Prepared, _new_execution, _resume_of_sink
+from recovery.storage.files import connect_task
+from recovery.storage.seam import BatchCount, Changes
+
+STEP = "totals"
+FLOW = "flow"
+KEYS = [f"key{number}" for number in range(24)]
+START_POINTS = ["start.1", "start.2", "start.3.partition", "start.3", "start.4"]
+CLOSE_POINTS = [
+    "close.1", "close.2.checked", "close.2.snaps", "close.2.driver", "close.2.epochs", "close.2.collected",
+    "close.2.committed", "close.3", "close.4", "close.5",
+]  # fmt: skip
+
+
+def input_of(number: int, batch: int) -> dict[str, int]:
+    """What micro-batch `batch` adds to which keys, in the input with this number; 0 discards the key."""
+    generator = random.Random(number * 1_000_003 + batch)
+    return {key: generator.randrange(10) for key in generator.sample(KEYS, generator.randrange(1, len(KEYS)))}
+
+
+def totals(number: int, batches: int) -> dict[str, str]:
+    """The truth: the states after so many micro-batches, as texts."""
+    found: dict[str, int] = {}
+    for batch in range(batches):
+        for key, value in input_of(number, batch).items():
+            if value:
+                found[key] = found.get(key, 0) * 3 % 1_000_003 + value
+            else:
+                found.pop(key, None)
+    return {key: str(value) for key, value in found.items()}
+
+
+class MiniRun:
+    """One execution. `number` names the input."""
+
+    def __init__(self, directory: Path, number: int, *, clock: Clock | None = None, **config) -> None:
+        clock = clock or SystemClock()
+        self.number = number
+        settings = RecoveryConfig(directory, **{"snapshot_interval": 0, **config})
+        self.prepared = Prepared(settings, FLOW, clock)
+        try:
+            self._begin(settings, clock)
+        except BaseException:
+            self.prepared.release()
+            raise
+
+    def _begin(self, config: RecoveryConfig, clock: Clock) -> None:
+        plan = self.prepared.plan
+        self.store = self.prepared.open_store()
+        execution = _new_execution(plan, config, FLOW, clock)
+        self.lease = execution.lease
+        delivery = Delivery(DiscardSink(), _resume_of_sink(plan, execution, self.store), recoverable=True)
+        declared = self.store.driver_values(DECLARATIONS_STEP, plan.resume_epoch)
+        self.store.start(execution, [STEP])
+        delivery.rollback()
+        faults.reach("start.3")
+        self.checkpoint = self.store.scratch / "checkpoint"
+        self.closed: list[int] = []
+        self.closer = EpochCloser(
+            self.store,
+            self.lease,
+            plan,
+            self.checkpoint,
+            delivery,
+            clock=clock,
+            snapshot_interval_s=config.snapshot_interval_s,
+            backup_interval_s=config.backup_interval_s,
+            may_close=self.prepared.check.wait,
+            on_closed=lambda closed: self.closed.append(closed.epoch),
+        )
+        self.closer.begin(StepPlan((), {} if declared else {STEP: '{"key":[["key","string"]],"state":"plain"}'}))
+        saved = self.store.driver_values(CHECKPOINT_STEP)
+        seed(self.checkpoint, saved)
+        self.closer.seeded(saved)
+        faults.reach("start.4")
+
+    @property
+    def next_batch(self) -> int:
+        """The micro-batch that Spark would run next."""
+        return self.closer.finished + 1
+
+    def batch(self, generator: random.Random | None = None) -> None:
+        """One micro-batch; with a generator some tasks run twice, and not every due epoch is closed."""
+        number = BatchId(self.next_batch)
+        self._log("metadata", '{"id":"x"}')
+        self._log(f"offsets/{number}", f'v1\n{{}}\n{{"logOffset":{number}}}')
+        with self.closer.lock:
+            if self.closer.due() and (generator is None or generator.random() < 0.6):
+                self.closer.close(lambda: True)
+            self.store.open(self.lease, number)
+            for index in range(self.store.partition_count):
+                for _ in range(2 if generator is not None and generator.random() < 0.2 else 1):
+                    self.task(index, number)
+            self.closer.finished = number
+        self._log(f"commits/{number}", "v1\n{}")
+
+    def task(self, index: int, batch: BatchId) -> None:
+        """What the step's function does in one partition: multiply, add, discard."""
+        changes = input_of(self.number, batch)
+        keys = tuple(sorted(key for key in changes if partition_of(key, self.store.partition_count) == index))
+        task, _ = connect_task(self.store.address(self.lease))
+        try:
+            before = task.read(STEP, index, batch, keys)
+            packed = []
+            for key, text in zip(keys, before, strict=True):
+                value = "" if not changes[key] else str(int(text or 0) * 3 % 1_000_003 + changes[key])
+                packed.append(f"{value}\x1f{key}")
+            task.apply(STEP, index, batch, [Changes(tuple(packed), False)], BatchCount(len(keys), len(keys)))
+        finally:
+            task.release()
+
+    def _log(self, name: str, text: str) -> None:
+        path = self.checkpoint / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def finish(self) -> None:
+        """End well: close the last epoch."""
+        try:
+            with self.closer.lock:
+                self.closer.close(lambda: True)
+            self.closer.finish()
+        finally:
+            self.prepared.release()
+
+    def release(self) -> None:
+        """End without closing."""
+        self.closer.finish()
+        self.prepared.release()
+
+
+def run(directory: Path, number: int, batches: int, choices: int | None = None, **config) -> list[int]:
+    """Run to the end of an input of so many micro-batches; returns the epochs that were closed."""
+    execution = MiniRun(directory, number, **config)
+    generator = None if choices is None else random.Random(choices)
+    try:
+        while execution.next_batch < batches:
+            execution.batch(generator)
+    except BaseException:
+        execution.release()
+        raise
+    execution.finish()
+    return execution.closed
+
+
+def states(directory: Path) -> dict[str, str]:
+    """The states of the newest closed epoch, read past the package."""
+    found: dict[str, str] = {}
+    for path in sorted(directory.glob("part-*.sqlite3")):
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+        found.update(
+            connection.execute("SELECT state_key, ser_change FROM snaps WHERE step_id = ?", (STEP,)).fetchall()
+        )
+        connection.close()
+    return found
+
+
+def die_at(point: str, visit: int = 1) -> None:
+    """Let this process be killed at a crash point."""
+    faults._target, faults._count = point, str(visit)
+    faults._visits.clear()
+
+
+def child(work: Callable[[], object]) -> int:
+    """A process of its own that does `work` and exits with 0, or 1 after an error; returns its id.
+
+    A fork: nothing here may have a partition open, nor hold a lock.
+    """
+    pid = os.fork()
+    if not pid:
+        _become(work)
+    return pid
+
+
+def _become(work: Callable[[], object]) -> NoReturn:
+    code = 1
+    try:
+        work()
+        code = 0
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.write(2, f"{type(error).__name__}: {error}\n".encode())
+    finally:
+        os._exit(code)
+
+
+def wait(pid: int, timeout_s: float = 60) -> int:
+    """The exit code of a child, negative for a signal."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise AssertionError(f"process {pid} did not end within {timeout_s} s")
+        time.sleep(0.002)
+
+
+@contextlib.contextmanager
+def killed_afterwards(*pids: int) -> Iterator[None]:
+    """No child outlives the block."""
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)

@@ -1,0 +1,135 @@
+"""What happens to stored state when a flow starts on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recovery.declaration import Declaration
+from recovery.errors import CorruptPartitionError, StepChangedError, UnknownStepError
+from recovery.planning.steps import FlowStep, StepChoices, plan_steps
+from recovery.planning.values import StepEdit
+
+HERE = Path("db")
+WORD = (("word", "string"),)
+PLAIN = Declaration(WORD, "plain")
+INT = Declaration(WORD, "int")
+OTHER_KEY = Declaration((("user", "string"),), "plain")
+OTHER_TYPE = Declaration((("word", "bigint"),), "plain")
+BOTH = Declaration((("user", "string"),), "int")
+
+
+def migrate(old):
+    """Stands for a converter: what is asked for is which one is asked of."""
+    return ("from", old)
+
+
+def plan(held="s", declared=PLAIN, step=PLAIN, *, name="s", migrates=False, **choices):
+    """The plan for one held step under a flow of one step."""
+    recorded = {} if declared is None else {held: declared.to_text()}
+    steps = {name: FlowStep(step, migrate if migrates else None)}
+    return plan_steps({held} if held else set(), recorded, steps, StepChoices(**choices), HERE)
+
+
+def test_what_fits_goes_on():
+    """No edit, and nothing to record."""
+    assert plan() == plan(drop=("s",), keep=("s",), migrates=True)
+    assert (plan().edits, plan().declarations) == ((), {})
+
+
+def test_a_new_step_is_recorded():
+    """State of its own begins with its declaration."""
+    assert plan(held="", declared=None).declarations == {"s": PLAIN.to_text()}
+
+
+def test_state_without_a_declaration_is_taken_as_it_is():
+    """It is recorded from now on; a migration has nothing to go by."""
+    planned = plan(declared=None, migrates=True)
+    assert (planned.edits, planned.declarations) == ((), {"s": PLAIN.to_text()})
+
+
+def test_a_declaration_without_state_is_replaced():
+    """Where all keys were discarded, nothing can be misread."""
+    planned = plan_steps(set(), {"s": PLAIN.to_text()}, {"s": FlowStep(BOTH)}, StepChoices(), HERE)
+    assert (planned.edits, planned.declarations) == ((), {"s": BOTH.to_text()})
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        (OTHER_KEY, "its key was word string and is user string\n"),
+        (OTHER_TYPE, "its key was word string and is word bigint\n"),
+        (INT, "the state was a plain JSON value and is int\n"),
+        (BOTH, "its key was word string and is user string; the state was a plain JSON value and is int\n"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_choices(step, told):
+    """Each difference is told; a migration is offered where one helps."""
+    with pytest.raises(StepChangedError, match=f"step 's' does not fit its state: {told}") as raised:
+        plan(step=step)
+    assert ("migrate=" in raised.value.remedy) == (step.key == WORD)
+    assert "--keep-step s" in raised.value.remedy
+    assert "--drop-step s" in raised.value.remedy
+
+
+@pytest.mark.parametrize("step", [OTHER_KEY, INT, BOTH])
+def test_keep_takes_it_as_it_is(step):
+    """The new declaration is recorded, the state stays."""
+    planned = plan(step=step, keep=("s",))
+    assert (planned.edits, planned.declarations) == ((), {"s": step.to_text()})
+
+
+@pytest.mark.parametrize("step", [OTHER_KEY, INT, BOTH])
+def test_drop_starts_anew(step):
+    """The state is discarded, the new declaration is recorded."""
+    planned = plan(step=step, drop=("s",))
+    assert (planned.edits, planned.declarations) == ((StepEdit("s", None),), {"s": step.to_text()})
+
+
+def test_a_migration_converts_in_place():
+    """By the form that was recorded."""
+    planned = plan(step=INT, migrates=True)
+    assert planned.edits == (StepEdit("s", "s", ("from", "plain")),)
+    assert planned.declarations == {"s": INT.to_text()}
+
+
+def test_a_migration_does_not_excuse_another_key():
+    """Only together with keep."""
+    with pytest.raises(StepChangedError):
+        plan(step=BOTH, migrates=True)
+    assert plan(step=BOTH, migrates=True, keep=("s",)).edits == (StepEdit("s", "s", ("from", "plain")),)
+
+
+def test_renaming_moves_the_declaration():
+    """Under the new id the same rules hold."""
+    assert plan("old", rename={"old": "s"}).edits == (StepEdit("old", "s"),)
+    assert plan("old", rename={"old": "s"}).declarations == {"s": PLAIN.to_text(), "old": None}
+    with pytest.raises(StepChangedError):
+        plan("old", step=INT, rename={"old": "s"})
+    assert plan("old", step=INT, migrates=True, rename={"old": "s"}).edits == (StepEdit("old", "s", ("from", "plain")),)
+    assert plan("old", step=INT, rename={"old": "s"}, keep=("s",)).edits == (StepEdit("old", "s"),)
+
+
+def test_steps_that_the_flow_lacks():
+    """They are dropped when that was said, and refused otherwise."""
+    with pytest.raises(UnknownStepError, match="'old'; the flow has 's'"):
+        plan("old")
+    planned = plan("old", drop=("old",))
+    assert (planned.edits, planned.declarations) == (
+        (StepEdit("old", None),),
+        {"s": PLAIN.to_text(), "old": None},
+    )
+
+
+@pytest.mark.parametrize("rename", [{"s": "nowhere"}, {"other": "s"}])
+def test_renames_that_cannot_be(rename):
+    """To a step that is not there, or that has state already."""
+    with pytest.raises(UnknownStepError, match="cannot be renamed"):
+        plan(rename=rename)
+
+
+def test_a_damaged_declaration_is_damage():
+    """Not a change of the flow."""
+    with pytest.raises(CorruptPartitionError, match="no declaration"):
+        plan_steps({"s"}, {"s": "{"}, {"s": FlowStep(PLAIN)}, StepChoices(), HERE)
