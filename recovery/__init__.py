@@ -42,6 +42,7 @@ from recovery.sinks import (
     DiscardSink,
     EpochOutput,
     EpochSink,
+    FileSink,
     Resume,
     current_batch,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "EpochNotHeldError",
     "EpochOutput",
     "EpochSink",
+    "FileSink",
     "Flow",
     "FlowFailedError",
     "FlowLoadError",

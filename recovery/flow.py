@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from recovery.errors import ConfigurationError
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from recovery.sinks import Sink
 
-    SinkLike = Sink | Callable[[DataFrame, int], Any]
+    SinkLike: TypeAlias = Sink | Callable[[DataFrame, int], Any]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from tests.stores import run_python
 PUBLIC = [
     "AlreadyInitializedError", "BatchContext", "ConfigurationError", "ConsoleSink", "CorruptPartitionError",
     "DirectoryLockedError", "DiscardSink", "DuplicatePartitionError", "EpochNotHeldError", "EpochOutput",
-    "EpochSink", "Flow", "FlowFailedError", "FlowLoadError", "FlowMismatchError", "ForeignPartitionError",
+    "EpochSink", "FileSink", "Flow", "FlowFailedError", "FlowLoadError", "FlowMismatchError", "ForeignPartitionError",
     "GroupState", "InconsistentPartitionsError", "InputRewrittenError", "LeaseLostError", "MissingPartitionsError",
     "NoPartitionsError", "OutputMismatchError", "RecoveryConfig", "RecoveryError", "RecoveryQuery", "Resume",
     "RunSummary", "SinkFailedError", "SparkUnavailableError", "StateValueError", "StorageError", "UnknownStepError",

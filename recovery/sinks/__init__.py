@@ -3,8 +3,10 @@
 protocol.py   what a sink may be, and the values it is given
 delivery.py   how the driver hands micro-batches and epochs to whatever sink a flow has
 plain.py      sinks without memory: discard, console
+files.py      FileSink; output.py: its directory; manifest.py: what that holds and what is to be done; disk.py
 """
 
+from recovery.sinks.files import FileSink
 from recovery.sinks.plain import ConsoleSink, DiscardSink
 from recovery.sinks.protocol import BatchContext, EpochOutput, EpochSink, Resume, Sink, current_batch
 
@@ -14,6 +16,7 @@ __all__ = [
     "DiscardSink",
     "EpochOutput",
     "EpochSink",
+    "FileSink",
     "Resume",
     "Sink",
     "current_batch",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pandas
 import pytest
 
-from recovery import SinkFailedError, current_batch
+from recovery import ConfigurationError, DiscardSink, FileSink, OutputMismatchError, SinkFailedError, current_batch
 from tests.spark.support import run_to_end, states, totals_step
 
 
@@ -79,3 +80,79 @@ def test_a_function_can_ask_which_batch_it_writes(spark, feed, tmp_path):
         run_to_end(feed.frame(spark), tmp_path / "db", lambda batch, _: told.append(current_batch()))
     assert [(c.batch_id, c.epoch, c.execution_number) for c in told] == [(0, 1, 1), (1, 2, 2)]
     assert len({c.app_id for c in told}) == 2
+
+
+READERS = {
+    "parquet": lambda path: pandas.read_parquet(path),
+    "json": lambda path: pandas.concat(pandas.read_json(f, lines=True) for f in sorted(path.glob("*.json"))),
+    "csv": lambda path: pandas.concat(pandas.read_csv(f) for f in sorted(path.glob("*.csv"))),
+}
+
+
+def records(frame) -> list[tuple]:
+    """The rows of a pandas frame, sorted."""
+    return sorted(frame[["key", "n", "total"]].itertuples(index=False, name=None))
+
+
+@pytest.mark.parametrize("format", READERS)
+def test_files_hold_every_record_once(spark, feed, tmp_path, format):
+    """What Spark and pandas read from the directory is what an uninterrupted run gives, after runs and a rewind."""
+    frame = feed.frame(spark).transform(totals_step())
+    output = tmp_path / "a b%20ü" / "out"
+    sink = FileSink(output, format, options={"header": True} if format == "csv" else None)
+    for seed in range(3):
+        feed.add_random(seed)
+    run_to_end(frame, tmp_path / "db", sink, backup_interval="1h")
+    feed.add_random(3)
+    run_to_end(frame, tmp_path / "db", sink, backup_interval="1h")
+    uninterrupted = []
+    run_to_end(frame, tmp_path / "plain", lambda batch, _: uninterrupted.extend(tuple(r) for r in batch.collect()))
+    assert records(READERS[format](output)) == sorted(uninterrupted)
+    run_to_end(frame, tmp_path / "db", sink, resume_epoch=2, backup_interval="1h")
+    assert records(READERS[format](output)) == sorted(uninterrupted)
+    reader = spark.read.options(header=True, inferSchema=True) if format == "csv" else spark.read
+    rows = reader.format(format).load(str(output)).select("key", "n", "total").collect()
+    assert sorted(tuple(row) for row in rows) == sorted(uninterrupted)
+    assert [entry.epoch for entry in sink.entries()] == [1, 2, 3, 4]
+    assert sorted(sink.files()) == sorted(output.glob("epoch-*"))
+    assert sink.damaged() == []
+
+
+def test_few_files_and_none_without_rows(spark, feed, tmp_path):
+    """files_per_batch bounds the files of a micro-batch; one without rows has none, and its epoch is listed."""
+    feed.add_random(1)
+    feed.add([("a", -1)])
+    frame = feed.frame(spark).transform(totals_step()).where("total >= 0")
+    sink = FileSink(tmp_path / "out", "csv", options={"header": True}, files_per_batch=1)
+    run_to_end(frame, tmp_path / "db", sink)
+    assert [len(entry.files) for entry in sink.entries()] == [1, 0]
+
+
+def test_a_sink_can_be_changed(spark, feed, tmp_path):
+    """Epochs closed with another sink are not in the files, by choice; what follows is."""
+    frame = feed.frame(spark)
+    sink = FileSink(tmp_path / "out")
+    for number, each in enumerate([DiscardSink(), sink, DiscardSink(), sink]):
+        feed.add([(f"k{number}", number)])
+        run_to_end(frame, tmp_path / "db", each)
+    assert sorted(pandas.read_parquet(tmp_path / "out")["key"]) == ["k1", "k3"]
+    assert [entry.epoch for entry in sink.entries()] == [2, 4]
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written(spark, feed, tmp_path):
+    """Missing files, the directory of another flow, and no recovery directory at all."""
+    from recovery import start
+    from recovery.storage.files import scan
+
+    feed.add_random(1)
+    sink = FileSink(tmp_path / "out")
+    run_to_end(feed.frame(spark), tmp_path / "db", sink)
+    described = [file.description for file in scan(tmp_path / "db")]
+    with pytest.raises(OutputMismatchError, match="output of flow 'test' on recovery directory"):
+        run_to_end(feed.frame(spark), tmp_path / "db2", FileSink(tmp_path / "out"))
+    sink.files()[0].rename(tmp_path / "gone")
+    with pytest.raises(OutputMismatchError, match="is missing"):
+        run_to_end(feed.frame(spark), tmp_path / "db", sink)
+    assert [file.description for file in scan(tmp_path / "db")] == described
+    with pytest.raises(ConfigurationError, match="without recovery"):
+        start(feed.frame(spark), None, sink=FileSink(tmp_path / "out2"), name="free")
