@@ -44,6 +44,7 @@ from recovery.sinks import (
     EpochSink,
     FileSink,
     Resume,
+    UpsertSink,
     current_batch,
 )
 from recovery.storage.initialize import init_partitions
@@ -90,6 +91,7 @@ __all__ = [
     "UnknownStepError",
     "UnsupportedPlanError",
     "UnsupportedVersionError",
+    "UpsertSink",
     "current_batch",
     "init_partitions",
     "run",

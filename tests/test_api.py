@@ -15,7 +15,7 @@ PUBLIC = [
     "GroupState", "InconsistentPartitionsError", "InputRewrittenError", "LeaseLostError", "MissingPartitionsError",
     "NoPartitionsError", "OutputMismatchError", "RecoveryConfig", "RecoveryError", "RecoveryQuery", "Resume",
     "RunSummary", "SinkFailedError", "SparkUnavailableError", "StateValueError", "StorageError", "UnknownStepError",
-    "UnsupportedPlanError", "UnsupportedVersionError", "current_batch", "init_partitions", "run", "start",
+    "UnsupportedPlanError", "UnsupportedVersionError", "UpsertSink", "current_batch", "init_partitions", "run", "start",
     "stateful", "stateful_map",
 ]  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -14,15 +15,18 @@ class Disk:
 
     def files(self, directory: Path) -> dict[str, int]:
         """Names and sizes in bytes of the regular files in a directory; none when there is no such directory."""
-        found: dict[str, int] = {}
         try:
-            with os.scandir(directory) as entries:
-                for entry in entries:
+            entries = os.scandir(directory)
+        except FileNotFoundError:
+            return {}
+        found: dict[str, int] = {}
+        with entries:
+            for entry in entries:
+                # A link that leads nowhere is no file, and one that is removed meanwhile neither.
+                with contextlib.suppress(FileNotFoundError):
                     status = entry.stat()
                     if stat.S_ISREG(status.st_mode):
                         found[entry.name] = status.st_size
-        except FileNotFoundError:
-            return {}
         return found
 
     def read(self, path: Path) -> bytes | None:

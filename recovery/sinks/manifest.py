@@ -8,6 +8,7 @@ belongs to it find each other by it, after a crash, a rewind or a restored backu
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -197,8 +198,9 @@ def plan_output(found: Found, resume: Resume, *, format: str, path: Path, fresh:
     if note is not None and note.sink != found.owner.sink and fresh:
         note = None
     closed = _closed(found, found.owner, note, resume, path)
-    listed = {entry.digest for entry in found.entries}
-    keep = tuple(entry for entry in closed if entry.digest in listed)
+    # One that is still prepared may be listed already, but perhaps not durably.
+    done = {entry.digest for entry in found.entries} - {entry.digest for entry in found.prepared}
+    keep = tuple(itertools.takewhile(lambda entry: entry.digest in done, closed))
     publish = closed[len(keep) :]
     _check_files(keep, publish, found, path, check_from)
     names = {file.name for entry in closed for file in entry.files}

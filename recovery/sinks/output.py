@@ -100,8 +100,7 @@ class OutputDirectory:
             plan = self._plan(found, resume)
             # 1
             owner = found.owner or Owner(secrets.token_hex(8), resume.store_id, resume.flow_id, self._format)
-            for directory in (self._prepared, self._staging):
-                self._disk.make_directory(directory)
+            self._disk.make_directory(self._prepared)
             if self._disk.read(self._manifest) is None:
                 self._disk.replace(self._manifest, b"")
             if found.owner is None:
@@ -124,9 +123,9 @@ class OutputDirectory:
                 self._disk.sync_directory(self.path)
             faults.reach("rollback.4")
             # 5
-            for directory in (self._prepared, self._staging):
-                self._disk.remove_tree(directory)
-                self._disk.make_directory(directory)
+            self._disk.remove_tree(self._prepared)
+            self._disk.make_directory(self._prepared)
+            self._discard(self._staging)
             self._staged = {}
             self._entry = None
             faults.reach("rollback.5")
@@ -179,7 +178,7 @@ class OutputDirectory:
             self._entry = None
             for batch in [b for b in list(self._staged) if b <= output.batch]:
                 del self._staged[batch]
-                self._disk.remove_tree(self.staging(output.execution.id, batch))
+                self._discard(self.staging(output.execution.id, batch))
 
     def find(self) -> Found:
         """What is in the directory now."""
@@ -224,6 +223,11 @@ class OutputDirectory:
         # 3
         self._disk.unlink(self._prepared_entry(entry))
         faults.reach("publish.3")
+
+    def _discard(self, directory: Path) -> None:
+        """Remove what was staged. Late tasks may still write there; what is left goes with the next start."""
+        with contextlib.suppress(OSError):
+            self._disk.remove_tree(directory)
 
     def _prepared_entry(self, entry: Entry) -> Path:
         return self._prepared / f"prepared-{entry.epoch:08}-{entry.execution}.json"

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
+import sqlite3
 
 import pandas
 import pytest
 
-from recovery import ConfigurationError, DiscardSink, FileSink, OutputMismatchError, SinkFailedError, current_batch
+from recovery import (
+    ConfigurationError,
+    DiscardSink,
+    FileSink,
+    OutputMismatchError,
+    SinkFailedError,
+    UpsertSink,
+    current_batch,
+    init_partitions,
+)
 from tests.spark.support import run_to_end, states, totals_step
+from tests.spark.test_crashes import finish, recovery_run
 
 
 class Ledger:
@@ -128,6 +141,39 @@ def test_few_files_and_none_without_rows(spark, feed, tmp_path):
     assert [len(entry.files) for entry in sink.entries()] == [1, 0]
 
 
+def test_a_table_holds_the_state_of_the_closed_epochs(spark, feed, tmp_path):
+    """Upserts with position and rows in one transaction: exact after a failed publish, another run, and a rewind."""
+    broken = []
+
+    def connect():
+        if broken:
+            raise sqlite3.OperationalError("disk I/O error")
+        return sqlite3.connect(tmp_path / "totals.db")
+
+    def table() -> dict:
+        with contextlib.closing(sqlite3.connect(tmp_path / "totals.db")) as connection:
+            return {key: [n, total] for key, n, total in connection.execute("SELECT key, n, total FROM totals")}
+
+    class Breaks(UpsertSink):
+        def publish(self, output):
+            broken.extend([True] * (output.epoch == 2))
+            super().publish(output)
+
+    with contextlib.closing(connect()) as connection:
+        connection.execute("CREATE TABLE totals (key TEXT PRIMARY KEY, n INTEGER, total INTEGER)")
+    for seed in range(3):
+        feed.add_random(seed)
+    frame = feed.frame(spark).transform(totals_step())
+    with pytest.raises(SinkFailedError, match="disk I/O error"):
+        run_to_end(frame, tmp_path / "db", Breaks(connect, "totals", ["key"]), backup_interval="1h")
+    broken.clear()
+    run_to_end(frame, tmp_path / "db", UpsertSink(connect, "totals", ["key"]), backup_interval="1h")
+    assert table() == states(tmp_path / "db", "totals") == feed.totals()
+    feed.add([("k1", 1000), ("new", 1)])
+    run_to_end(frame, tmp_path / "db", UpsertSink(connect, "totals", ["key"]), backup_interval="1h", resume_epoch=2)
+    assert table() == states(tmp_path / "db", "totals") == feed.totals()
+
+
 def test_a_sink_can_be_changed(spark, feed, tmp_path):
     """Epochs closed with another sink are not in the files, by choice; what follows is."""
     frame = feed.frame(spark)
@@ -156,3 +202,45 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(spark, feed, tm
     assert [file.description for file in scan(tmp_path / "db")] == described
     with pytest.raises(ConfigurationError, match="without recovery"):
         start(feed.frame(spark), None, sink=FileSink(tmp_path / "out2"), name="free")
+
+
+# Where a process is killed, in this order: some points are reached only after what the one before has left undone.
+SOME_POINTS = ["publish.1.file:3", "rollback.3", "prepare.2:2", "close.2.committed:4"]
+ALL_POINTS = [
+    "prepare.1:2", "prepare.2:2", "close.1.prepared:2", "close.2.epochs:5", "close.2.committed:4",
+    "close.2.committed:6", "close.3:2", "rollback.1", "rollback.2", "rollback.3", "rollback.4", "rollback.5",
+    "start.3.output", "close.4:2", "publish.1.file:2", "publish.1:2", "publish.2:2", "publish.3:2",
+    "close.4.published:2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "points", [pytest.param(SOME_POINTS, id="some"), pytest.param(ALL_POINTS, id="all", marks=pytest.mark.long)]
+)
+def test_killed_between_the_steps_of_publishing(feed, tmp_path, points):
+    """After kill -9 at each step of publishing and of going back, the files are those of an uninterrupted run."""
+    for seed in range(4 * len(points)):
+        feed.add_random(seed, count=40)
+    directory, output = tmp_path / "db", tmp_path / "out"
+    init_partitions(directory, 3)
+    runs = [(point, ()) for point in points]
+    runs += [("rollback.2", ("--resume-epoch", "3")), ("rollback.4", ("--resume-epoch", "2")), ("", ())]
+    for point, options in runs:
+        process = recovery_run(directory, feed, "-s", "0", "-b", "1h", *options, crash_at=point, output=output)
+        printed = finish(process)
+        assert process.returncode == (-signal.SIGKILL if point else 0), f"{point}: {printed}"
+    assert records(pandas.read_parquet(output)) == sorted(running_totals(feed.rows, 40))
+    assert states(directory, "totals") == feed.totals()
+
+
+def running_totals(rows, size: int) -> list[tuple]:
+    """What the flow puts out: for every micro-batch of `size` rows, each of its keys with the totals so far."""
+    totals: dict[str, tuple[int, int]] = {}
+    found = []
+    for start in range(0, len(rows), size):
+        batch = rows[start : start + size]
+        for key, value in batch:
+            count, total = totals.get(key, (0, 0))
+            totals[key] = count + 1, total + value
+        found += [(key, *totals[key]) for key in {key for key, _ in batch}]
+    return found
