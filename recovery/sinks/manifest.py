@@ -96,15 +96,19 @@ class OutputPlan:
     remove: tuple[str, ...]
 
 
+_ENTRY = msgspec.json.Decoder(Entry)
+_DIGEST = b',"digest":"'
+
+
 def visible_name(epoch: int, execution: str, batch: int, number: int, suffix: str) -> str:
     """The name that a file is published under; no other execution ever uses it."""
     return f"epoch-{epoch:08}-{execution}-{batch:08}-{number:05}{suffix}"
 
 
 def sealed(entry: Entry) -> Entry:
-    """The entry with its digest."""
-    text = msgspec.json.encode(replace(entry, digest=""))
-    return replace(entry, digest=hashlib.sha256(text).hexdigest())
+    """The entry with its digest: the SHA-256 of its JSON up to where the digest stands, which is at the end."""
+    head, _, _ = msgspec.json.encode(entry).rpartition(_DIGEST)
+    return replace(entry, digest=hashlib.sha256(head).hexdigest())
 
 
 def encode(value: Owner | Entry | Note) -> bytes:
@@ -144,12 +148,13 @@ def decode_owner(text: bytes | None, path: Path) -> Owner | None:
 
 def decode_entry(line: bytes) -> Entry | None:
     """The entry, None when it is not whole."""
+    head, _, rest = line.rpartition(_DIGEST)
+    if rest != f'{hashlib.sha256(head).hexdigest()}"}}'.encode():
+        return None
     try:
-        entry = msgspec.json.decode(line, type=Entry)
+        return _ENTRY.decode(line)
     except msgspec.DecodeError:
         return None
-    whole = sealed(entry) == entry and all(VISIBLE_NAME.fullmatch(file.name) for file in entry.files)
-    return entry if whole else None
 
 
 def decode_manifest(data: bytes, path: Path) -> tuple[tuple[Entry, ...], bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import sqlite3
 
@@ -20,48 +21,16 @@ from recovery import (
     current_batch,
     init_partitions,
 )
-from tests.spark.support import run_to_end, states, totals_step
+from tests.spark.support import ROOT, run_to_end, states, totals_step
 from tests.spark.test_crashes import finish, recovery_run
 
 
-class Ledger:
-    """An EpochSink over two text files: what was prepared, and what is visible. The smallest that is right."""
-
-    single_action = False
-
-    def __init__(self, path):
-        self.staged, self.visible = path / "staged.json", path / "visible.json"
-        self.rows, self.fail = {}, set()
-
-    def rollback(self, resume):
-        shown = [e for e in self._read(self.visible) if resume.closed(e["epoch"], e["execution"])]
-        known = {e["epoch"] for e in shown}
-        shown += [
-            e for e in self._read(self.staged) if resume.closed(e["epoch"], e["execution"]) and e["epoch"] not in known
-        ]
-        self.visible.write_text(json.dumps(shown))
-        self.rows = {}
-
-    def write(self, batch, batch_id):
-        self.rows[batch_id] = [list(row) for row in batch.collect()]
-
-    def prepare(self, output):
-        rows = [row for b in sorted(self.rows) if b <= output.batch for row in self.rows.pop(b)]
-        entry = {"epoch": output.epoch, "execution": output.execution.id, "rows": rows}
-        self.staged.write_text(json.dumps([*self._read(self.staged), entry]))
-        return str(output.epoch)
-
-    def publish(self, output):
-        if output.epoch in self.fail:
-            raise RuntimeError("out of order")
-        entry = self._read(self.staged)[-1]
-        self.visible.write_text(json.dumps([*self._read(self.visible), entry]))
-
-    def _read(self, path):
-        return json.loads(path.read_text()) if path.exists() else []
-
-    def shown(self):
-        return [tuple(row) for entry in self._read(self.visible) for row in entry["rows"]]
+def documented(name: str) -> type:
+    """A class that docs/sinks.md shows, as it stands there."""
+    [code] = re.findall(rf"```python\n([^`]*?\nclass {name}:.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    names: dict = {}
+    exec(code, names)
+    return names[name]
 
 
 def test_a_sink_of_ones_own_survives_a_failed_publish_and_a_rewind(spark, feed, tmp_path):
@@ -69,19 +38,29 @@ def test_a_sink_of_ones_own_survives_a_failed_publish_and_a_rewind(spark, feed, 
     for seed in range(4):
         feed.add_random(seed)
     frame = feed.frame(spark).transform(totals_step())
-    uninterrupted = []
-    run_to_end(frame, tmp_path / "plain", lambda batch, _: uninterrupted.extend(tuple(r) for r in batch.collect()))
-    sink = Ledger(tmp_path)
-    sink.fail = {2}
+    uninterrupted = sorted(running_totals(feed.rows))
+    failing = {2}
+
+    class Ledger(documented("Ledger")):
+        def publish(self, output):
+            if output.epoch in failing:
+                raise RuntimeError("out of order")
+            super().publish(output)
+
+    def shown() -> list[tuple]:
+        files = (tmp_path / "ledger").glob("*.json")
+        return sorted(tuple(row.values()) for file in files for row in json.loads(file.read_text()))
+
+    sink = Ledger(tmp_path / "ledger")
     with pytest.raises(SinkFailedError, match=r"closed epoch 2: .*out of order"):
         run_to_end(frame, tmp_path / "db", sink, backup_interval="1h")
-    assert len(sink.shown()) < len(uninterrupted)
-    sink.fail = set()
+    assert len(shown()) < len(uninterrupted)
+    failing.clear()
     summary = run_to_end(frame, tmp_path / "db", sink, backup_interval="1h")
     assert summary.resume_epoch == 3
-    assert sorted(sink.shown()) == sorted(uninterrupted)
+    assert shown() == uninterrupted
     run_to_end(frame, tmp_path / "db", sink, resume_epoch=2)
-    assert sorted(sink.shown()) == sorted(uninterrupted)
+    assert shown() == uninterrupted
     assert states(tmp_path / "db", "totals") == feed.totals()
 
 
@@ -95,8 +74,8 @@ def test_a_function_can_ask_which_batch_it_writes(spark, feed, tmp_path):
     assert len({c.app_id for c in told}) == 2
 
 
+DOCUMENT = ROOT / "docs" / "sinks.md"
 READERS = {
-    "parquet": lambda path: pandas.read_parquet(path),
     "json": lambda path: pandas.concat(pandas.read_json(f, lines=True) for f in sorted(path.glob("*.json"))),
     "csv": lambda path: pandas.concat(pandas.read_csv(f) for f in sorted(path.glob("*.csv"))),
 }
@@ -107,28 +86,34 @@ def records(frame) -> list[tuple]:
     return sorted(frame[["key", "n", "total"]].itertuples(index=False, name=None))
 
 
-@pytest.mark.parametrize("format", READERS)
-def test_files_hold_every_record_once(spark, feed, tmp_path, format):
+def test_files_hold_every_record_once(spark, feed, tmp_path):
     """What Spark and pandas read from the directory is what an uninterrupted run gives, after runs and a rewind."""
     frame = feed.frame(spark).transform(totals_step())
     output = tmp_path / "a b%20ü" / "out"
-    sink = FileSink(output, format, options={"header": True} if format == "csv" else None)
+    sink = FileSink(output)
     for seed in range(3):
         feed.add_random(seed)
     run_to_end(frame, tmp_path / "db", sink, backup_interval="1h")
     feed.add_random(3)
     run_to_end(frame, tmp_path / "db", sink, backup_interval="1h")
-    uninterrupted = []
-    run_to_end(frame, tmp_path / "plain", lambda batch, _: uninterrupted.extend(tuple(r) for r in batch.collect()))
-    assert records(READERS[format](output)) == sorted(uninterrupted)
+    uninterrupted = sorted(running_totals(feed.rows))
+    assert records(pandas.read_parquet(output)) == uninterrupted
     run_to_end(frame, tmp_path / "db", sink, resume_epoch=2, backup_interval="1h")
-    assert records(READERS[format](output)) == sorted(uninterrupted)
-    reader = spark.read.options(header=True, inferSchema=True) if format == "csv" else spark.read
-    rows = reader.format(format).load(str(output)).select("key", "n", "total").collect()
-    assert sorted(tuple(row) for row in rows) == sorted(uninterrupted)
+    assert records(pandas.read_parquet(output)) == uninterrupted
+    assert sorted(tuple(row) for row in spark.read.parquet(str(output)).collect()) == uninterrupted
     assert [entry.epoch for entry in sink.entries()] == [1, 2, 3, 4]
     assert sorted(sink.files()) == sorted(output.glob("epoch-*"))
     assert sink.damaged() == []
+
+
+@pytest.mark.parametrize("format", READERS)
+def test_formats(spark, feed, tmp_path, format):
+    """Options reach Spark's writer, and other tools read what it wrote."""
+    feed.add([("a", 1), ("b", 2), ("a", 3)])
+    output = tmp_path / "out"
+    options = {"header": True} if format == "csv" else {"compression": "none"}
+    run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", FileSink(output, format, options=options))
+    assert records(READERS[format](output)) == [("a", 2, 4), ("b", 1, 2)]
 
 
 def test_few_files_and_none_without_rows(spark, feed, tmp_path):
@@ -204,28 +189,28 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(spark, feed, tm
         start(feed.frame(spark), None, sink=FileSink(tmp_path / "out2"), name="free")
 
 
-# Where a process is killed, in this order: some points are reached only after what the one before has left undone.
-SOME_POINTS = ["publish.1.file:3", "rollback.3", "prepare.2:2", "close.2.committed:4"]
-ALL_POINTS = [
-    "prepare.1:2", "prepare.2:2", "close.1.prepared:2", "close.2.epochs:5", "close.2.committed:4",
-    "close.2.committed:6", "close.3:2", "rollback.1", "rollback.2", "rollback.3", "rollback.4", "rollback.5",
-    "start.3.output", "close.4:2", "publish.1.file:2", "publish.1:2", "publish.2:2", "publish.3:2",
-    "close.4.published:2",
-]  # fmt: skip
+# Where a process is killed, one after the other: some points are reached only after what the one before left undone.
+GO_BACK = [("rollback.2", "--resume-epoch", "3"), ("rollback.4", "--resume-epoch", "2")]
+POINTS = {
+    "some": ["publish.1.file:3", "rollback.3", "close.2.committed:4", *GO_BACK[1:]],
+    "preparing": ["prepare.1:2", "prepare.2:2", "close.1.prepared:2", "close.2.epochs:5", "close.2.committed:4"],
+    "publishing": ["close.3:2", "close.4:2", "publish.1:2", "publish.2:2", "publish.3:2", "close.4.published:2"],
+    "going back": ["close.3", *(f"rollback.{n}" for n in range(1, 6)), "start.3.output", *GO_BACK],
+}
 
 
 @pytest.mark.parametrize(
-    "points", [pytest.param(SOME_POINTS, id="some"), pytest.param(ALL_POINTS, id="all", marks=pytest.mark.long)]
+    "points",
+    [pytest.param(points, id=i, marks=[] if i == "some" else pytest.mark.long) for i, points in POINTS.items()],
 )
 def test_killed_between_the_steps_of_publishing(feed, tmp_path, points):
     """After kill -9 at each step of publishing and of going back, the files are those of an uninterrupted run."""
-    for seed in range(4 * len(points)):
+    for seed in range(3 * len(points)):
         feed.add_random(seed, count=40)
     directory, output = tmp_path / "db", tmp_path / "out"
     init_partitions(directory, 3)
-    runs = [(point, ()) for point in points]
-    runs += [("rollback.2", ("--resume-epoch", "3")), ("rollback.4", ("--resume-epoch", "2")), ("", ())]
-    for point, options in runs:
+    for each in [*points, ""]:
+        point, *options = [each] if isinstance(each, str) else each
         process = recovery_run(directory, feed, "-s", "0", "-b", "1h", *options, crash_at=point, output=output)
         printed = finish(process)
         assert process.returncode == (-signal.SIGKILL if point else 0), f"{point}: {printed}"
@@ -233,7 +218,7 @@ def test_killed_between_the_steps_of_publishing(feed, tmp_path, points):
     assert states(directory, "totals") == feed.totals()
 
 
-def running_totals(rows, size: int) -> list[tuple]:
+def running_totals(rows, size: int = 300) -> list[tuple]:
     """What the flow puts out: for every micro-batch of `size` rows, each of its keys with the totals so far."""
     totals: dict[str, tuple[int, int]] = {}
     found = []
