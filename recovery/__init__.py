@@ -43,7 +43,9 @@ from recovery.sinks import (
     DiscardSink,
     EpochOutput,
     EpochSink,
+    FileSink,
     Resume,
+    UpsertSink,
     current_batch,
 )
 from recovery.storage.initialize import init_partitions
@@ -65,6 +67,7 @@ __all__ = [
     "EpochNotHeldError",
     "EpochOutput",
     "EpochSink",
+    "FileSink",
     "Flow",
     "FlowFailedError",
     "FlowLoadError",
@@ -90,6 +93,7 @@ __all__ = [
     "UnknownStepError",
     "UnsupportedPlanError",
     "UnsupportedVersionError",
+    "UpsertSink",
     "current_batch",
     "init_partitions",
     "run",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from recovery.errors import ConfigurationError
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from recovery.sinks import Sink
 
-    SinkLike = Sink | Callable[[DataFrame, int], Any]
+    SinkLike: TypeAlias = Sink | Callable[[DataFrame, int], Any]
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Flow:
     build: gives the streaming DataFrame; called once per run with the SparkSession.
     sink: a foreachBatch function `write(batch, batch_id)`, or a sink object; None computes and discards the output.
         Plain functions are at-least-once: after a crash the micro-batches since the last closed epoch come again.
+        An EpochSink, such as FileSink and UpsertSink, is exactly-once: its output appears with the closed epoch.
     """
 
     name: str

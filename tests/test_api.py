@@ -11,12 +11,12 @@ from tests.stores import run_python
 PUBLIC = [
     "AlreadyInitializedError", "BatchContext", "ConfigurationError", "ConsoleSink", "CorruptPartitionError",
     "DirectoryLockedError", "DiscardSink", "DuplicatePartitionError", "EpochNotHeldError", "EpochOutput",
-    "EpochSink", "Flow", "FlowFailedError", "FlowLoadError", "FlowMismatchError", "ForeignPartitionError",
+    "EpochSink", "FileSink", "Flow", "FlowFailedError", "FlowLoadError", "FlowMismatchError", "ForeignPartitionError",
     "GroupState", "InconsistentPartitionsError", "InputRewrittenError", "LeaseLostError", "MissingPartitionsError",
     "NoPartitionsError", "OutputMismatchError", "RecoveryConfig", "RecoveryError", "RecoveryQuery", "Resume",
     "RunSummary", "SinkFailedError", "SparkUnavailableError", "StateValueError", "StepChangedError", "StorageError",
-    "UnknownStepError", "UnsupportedPlanError", "UnsupportedVersionError", "current_batch", "init_partitions", "run",
-    "start", "stateful", "stateful_map",
+    "UnknownStepError", "UnsupportedPlanError", "UnsupportedVersionError", "UpsertSink", "current_batch",
+    "init_partitions", "run", "start", "stateful", "stateful_map",
 ]  # fmt: skip
 
 

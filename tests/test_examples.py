@@ -156,3 +156,11 @@ def test_the_job_moved_over_gives_the_same(shell: Any) -> None:
     assert "\nthe same\n" in printed
     assert "sensor=cellar  n=1  mean=12.5  highest=12.5" in printed
     assert states("averages") == {"cellar": [1, 12.5, 12.5]}
+
+
+def test_output_appears_once(shell: Any) -> None:
+    """Killed while publishing, the files hold every record once after the next run; so does the table."""
+    printed = shell(commands_of("exactly_once.py"))
+    _, after_kill = printed.split("\nkilled\n")
+    found = re.findall(r"^ *([a-z]+) +(\d+)$", after_kill, re.MULTILINE)
+    assert found == [("be", "2"), ("not", "1"), ("or", "1"), ("to", "2")] * 2

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from recovery import faults
 from recovery.errors import ConfigurationError, RecoveryError, SinkFailedError, StorageError
 from recovery.ids import BatchId, Epoch, StepId
-from recovery.sinks.protocol import BatchContext, EpochOutput, Resume, _current
+from recovery.sinks.protocol import BATCH_BEING_WRITTEN, BatchContext, EpochOutput, Resume
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,20 +44,24 @@ class Delivery:
     def rollback(self) -> None:
         """The partitions have abandoned what lies beyond the snapshot: so does the sink."""
         if self._sink is not None:
-            with _translated(self._sink, f"going back to epoch {self._resume.epoch}"):
-                self._sink.rollback(self._resume)
+            try:
+                with _translated(self._sink, f"going back to epoch {self._resume.epoch}"):
+                    self._sink.rollback(self._resume)
+            except BaseException:
+                self.release()
+                raise
         faults.reach("start.3.output")
 
     def write(self, batch: DataFrame, batch_id: BatchId, epoch: Epoch) -> None:
         """Let the sink write a micro-batch, and know which."""
         lease = self._resume.execution
-        token = _current.set(
+        token = BATCH_BEING_WRITTEN.set(
             BatchContext(batch_id, epoch, lease.number, lease.id, self._resume.store_id, self._resume.flow_id)
         )
         try:
             self._write(batch, batch_id)
         finally:
-            _current.reset(token)
+            BATCH_BEING_WRITTEN.reset(token)
 
     def prepare(self, epoch: Epoch, batch: BatchId, floor: Epoch) -> dict[StepId, dict[str, str]]:
         """Make the epoch's output durable; returns the rows that go into the partitions with it."""

@@ -58,7 +58,7 @@ class BatchContext:
         return self.batch_id
 
 
-_current: ContextVar[BatchContext] = ContextVar("current_batch")
+BATCH_BEING_WRITTEN: ContextVar[BatchContext] = ContextVar("current_batch")
 
 
 def current_batch() -> BatchContext:
@@ -67,7 +67,7 @@ def current_batch() -> BatchContext:
     Only on the thread that called the sink, while it runs. Raises ConfigurationError elsewhere.
     """
     try:
-        return _current.get()
+        return BATCH_BEING_WRITTEN.get()
     except LookupError:
         raise ConfigurationError(
             "no micro-batch is being written here",

@@ -2,7 +2,7 @@
 
 import time
 
-from recovery import DiscardSink, Flow, stateful
+from recovery import DiscardSink, FileSink, Flow, stateful
 
 
 def add_up(key, rows, state):
@@ -13,7 +13,7 @@ def add_up(key, rows, state):
     yield key, count, total
 
 
-def make(path, pause_s=0.0):
+def make(path, pause_s=0.0, output=None):
     def build(spark):
         lines = spark.readStream.option("maxFilesPerTrigger", 1).text(path)
         pairs = lines.selectExpr("split(value, ',')[0] AS key", "cast(split(value, ',')[1] AS long) AS value")
@@ -24,4 +24,5 @@ def make(path, pause_s=0.0):
         print(f"batch {batch_id}", flush=True)
         time.sleep(pause_s)
 
-    return Flow("totals", build, sink=slow if pause_s else DiscardSink())
+    sink = DiscardSink() if output is None else FileSink(output)
+    return Flow("totals", build, sink=slow if pause_s else sink)

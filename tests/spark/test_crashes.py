@@ -38,9 +38,11 @@ CLOSE_POINTS = [
 ]
 
 
-def recovery_run(directory: Path, feed, *options: str, crash_at: str = "", pause_s: float = 0.0) -> subprocess.Popen:
-    """`recovery run` of the flow as a user starts it, in a process group of its own."""
-    target = f"{FLOW}:make({str(feed.path)!r}, {pause_s})"
+def recovery_run(
+    directory: Path, feed, *options: str, crash_at: str = "", pause_s: float = 0.0, output: Path | None = None
+) -> subprocess.Popen:
+    """`recovery run` of the flow as a user starts it, in a process group of its own. `output`: of a FileSink."""
+    target = f"{FLOW}:make({str(feed.path)!r}, {pause_s}, {str(output) if output else None!r})"
     return recovery_command(target, directory, *options, crash_at=crash_at)
 
 

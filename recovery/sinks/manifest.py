@@ -1,0 +1,296 @@
+"""What an output directory holds, and what to do about it when a run starts: values and pure functions.
+
+The manifest has one entry per published epoch. Each carries the digest of the one before, so the digest of the last
+one says what all of the output is. It is the note that the recovery partitions keep: a snapshot and the output that
+belongs to it find each other by it, after a crash, a rewind or a restored backup.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from recovery.errors import OutputMismatchError
+from recovery.sinks.protocol import Resume
+
+VERSION = 1
+VISIBLE_NAME = re.compile(r"epoch-\d{8,}-[0-9a-f]+-\d{8,}-\d{5,}\.[\w.]+")
+"""The names of files that were published: epoch, execution, micro-batch, and a number in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose output a directory holds. `sink` is drawn when the directory is first used."""
+
+    sink: str
+    store: str
+    flow: str
+    format: str
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFile:
+    """One file of the output."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The output of one epoch; `previous` is the digest of the entry before, or the owner's sink id."""
+
+    epoch: int
+    execution: str
+    batch: int
+    files: tuple[OutputFile, ...]
+    previous: str
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What the partitions keep of the output: the entry of their newest epoch. `path` is for people."""
+
+    sink: str
+    epoch: int
+    digest: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is in the output directory. entries: the manifest's, each once; torn: it has more than those.
+
+    visible: sizes by name of the files that readers see. prepared: entries that are not published, or not known to be;
+    waiting: sizes by name of the files that belong to those.
+    """
+
+    owner: Owner | None
+    entries: tuple[Entry, ...]
+    torn: bool
+    visible: Mapping[str, int]
+    prepared: tuple[Entry, ...]
+    waiting: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPlan:
+    """How to leave exactly the output of the closed epochs.
+
+    keep: entries of the manifest that stay. cut: whether the manifest has to be written anew for that.
+    publish: entries to publish behind those. remove: visible files that go.
+    """
+
+    keep: tuple[Entry, ...]
+    cut: bool
+    publish: tuple[Entry, ...]
+    remove: tuple[str, ...]
+
+
+_ENTRY = msgspec.json.Decoder(Entry)
+_DIGEST = b',"digest":"'
+
+
+def visible_name(epoch: int, execution: str, batch: int, number: int, suffix: str) -> str:
+    """The name that a file is published under; no other execution ever uses it."""
+    return f"epoch-{epoch:08}-{execution}-{batch:08}-{number:05}{suffix}"
+
+
+def sealed(entry: Entry) -> Entry:
+    """The entry with its digest: the SHA-256 of its JSON up to where the digest stands, which is at the end."""
+    head, _, _ = msgspec.json.encode(entry).rpartition(_DIGEST)
+    return replace(entry, digest=hashlib.sha256(head).hexdigest())
+
+
+def encode(value: Owner | Entry | Note) -> bytes:
+    """As one line of JSON, without its end."""
+    return msgspec.json.encode(value)
+
+
+def decode_note(text: str) -> Note:
+    """Raises OutputMismatchError for the note of another kind of sink."""
+    try:
+        return msgspec.json.decode(text, type=Note)
+    except msgspec.DecodeError:
+        raise OutputMismatchError(
+            "the flow's output so far was written by another kind of sink",
+            cause="The sink of the flow was changed.",
+            remedy="Take the former sink, or begin a new output in an empty directory with FileSink(..., fresh=True).",
+        ) from None
+
+
+def decode_owner(text: bytes | None, path: Path) -> Owner | None:
+    """None for an absent file. Raises OutputMismatchError when it was changed, or written by a newer version."""
+    if text is None:
+        return None
+    try:
+        owner = msgspec.json.decode(text, type=Owner)
+    except msgspec.DecodeError as error:
+        raise OutputMismatchError(f"it cannot be read: {error}", path=path) from error
+    if owner.version != VERSION:
+        raise OutputMismatchError(
+            f"it is of version {owner.version}, and this package knows {VERSION}",
+            path=path,
+            cause="A newer version of recovery wrote this output.",
+            remedy="Run with that version or a later one.",
+        )
+    return owner
+
+
+def decode_entry(line: bytes) -> Entry | None:
+    """The entry, None when it is not whole."""
+    head, _, rest = line.rpartition(_DIGEST)
+    if rest != f'{hashlib.sha256(head).hexdigest()}"}}'.encode():
+        return None
+    try:
+        return _ENTRY.decode(line)
+    except msgspec.DecodeError:
+        return None
+
+
+def decode_manifest(data: bytes, path: Path) -> tuple[tuple[Entry, ...], bool]:
+    """The entries, each once, and whether the manifest holds more than them: the beginning of another, or one again.
+
+    Raises OutputMismatchError when a line is damaged that others come behind: no crash does that.
+    """
+    entries: dict[str, Entry] = {}
+    *lines, rest = data.split(b"\n")
+    more = bool(rest)
+    for number, line in enumerate(lines, 1):
+        entry = decode_entry(line)
+        if entry is not None:
+            # A process that was stopped while publishing may wake and add what its successor has added.
+            more = more or entry.digest in entries
+            entries.setdefault(entry.digest, entry)
+        elif number == len(lines) and not rest:
+            more = True
+        else:
+            raise OutputMismatchError(f"line {number} of the manifest is damaged", path=path)
+    return tuple(entries.values()), more
+
+
+def chain(entries: Iterable[Entry], start: str, digest: str) -> tuple[Entry, ...] | None:
+    """The entries from behind `start` up to the one with this digest; None when one of them is not there."""
+    by_digest = {entry.digest: entry for entry in entries}
+    found: list[Entry] = []
+    while digest != start:
+        if digest not in by_digest:
+            return None
+        found.append(by_digest.pop(digest))
+        digest = found[-1].previous
+    return tuple(reversed(found))
+
+
+def plan_output(found: Found, resume: Resume, *, format: str, path: Path, fresh: bool, check_from: int) -> OutputPlan:
+    """What a run does with the output directory when it starts. Raises OutputMismatchError.
+
+    fresh: the flow's earlier output may be elsewhere. check_from: files of earlier epochs need not be there any more.
+    """
+    note = None if resume.note is None else decode_note(resume.note)
+    if found.owner is None:
+        _check_unused(found, note, path, fresh)
+        return OutputPlan((), found.torn, (), ())
+    _check_owner(found.owner, resume, format, path)
+    if note is not None and note.sink != found.owner.sink and fresh:
+        note = None
+    closed = _closed(found, found.owner, note, resume, path)
+    # One that is still prepared may be listed already, but perhaps not durably.
+    done = {entry.digest for entry in found.entries} - {entry.digest for entry in found.prepared}
+    keep = tuple(itertools.takewhile(lambda entry: entry.digest in done, closed))
+    publish = closed[len(keep) :]
+    _check_files(keep, publish, found, path, check_from)
+    names = {file.name for entry in closed for file in entry.files}
+    remove = sorted(name for name in found.visible if VISIBLE_NAME.fullmatch(name) and name not in names)
+    return OutputPlan(keep, found.torn or keep != found.entries, publish, tuple(remove))
+
+
+def _check_unused(found: Found, note: Note | None, path: Path, fresh: bool) -> None:
+    if found.visible or found.entries or found.prepared:
+        names = ", ".join(sorted(found.visible)[:3]) or "a manifest"
+        raise OutputMismatchError(
+            f"it holds {names}, and is no output directory of a flow",
+            path=path,
+            cause="The directory is used by something else.",
+            remedy="Give the sink a directory of its own, that is empty or missing.",
+        )
+    if note is not None and not fresh:
+        raise OutputMismatchError(
+            f"the output of the epochs up to {note.epoch} is not here; it was written to {note.path}",
+            path=path,
+            cause="The directory was moved or deleted, or its disk is not mounted.",
+            remedy="Put it back, or leave that output where it is and begin a new one here: FileSink(..., fresh=True).",
+        )
+
+
+def _check_owner(owner: Owner, resume: Resume, format: str, path: Path) -> None:
+    if (owner.store, owner.flow) != (resume.store_id, resume.flow_id):
+        raise OutputMismatchError(
+            f"it holds the output of flow {owner.flow!r} on recovery directory {owner.store}, "
+            f"not of {resume.flow_id!r} on {resume.store_id}",
+            path=path,
+            cause="Two flows were given one directory, or the recovery directory was made anew.",
+            remedy="Give the sink a directory of its own, that is empty or missing.",
+        )
+    if owner.format != format:
+        raise OutputMismatchError(
+            f"it holds {owner.format}, and the sink writes {format}",
+            path=path,
+            cause="The format was changed.",
+            remedy=f"Keep {owner.format}, or begin a new output in an empty directory with FileSink(..., fresh=True).",
+        )
+
+
+def _closed(found: Found, owner: Owner, note: Note | None, resume: Resume, path: Path) -> tuple[Entry, ...]:
+    """The entries of the closed epochs, published or prepared: those that lead to the note."""
+    if note is None:
+        older = next((entry for entry in found.entries if entry.epoch < resume.epoch), None)
+        if older is not None:
+            raise OutputMismatchError(
+                f"it holds output of epoch {older.epoch}, and the snapshot before epoch {resume.epoch} knows of none",
+                path=path,
+                cause="The recovery partitions are of a time before this output, or of another timeline.",
+                remedy="Give the sink an empty directory, or put back partitions and output of the same time.",
+            )
+        return ()
+    closed = chain((*found.entries, *found.prepared), owner.sink, note.digest)
+    if closed is None:
+        last = max((entry.epoch for entry in found.entries), default=0)
+        raise OutputMismatchError(
+            f"it does not hold all output up to epoch {note.epoch}, to which the snapshot belongs; its last is of "
+            f"epoch {last}",
+            path=path,
+            cause="The output directory was restored from an older copy, or the partitions from one that is not of "
+            "its past.",
+            remedy="Put back partitions and output of the same time.",
+        )
+    return closed
+
+
+def _check_files(kept: Sequence[Entry], publish: Sequence[Entry], found: Found, path: Path, check_from: int) -> None:
+    """Every listed file has to be there with its size; one that is to be published may still wait."""
+    somewhere = {**found.visible, **found.waiting}
+    wrong = [
+        f"{file.name} is {'missing' if size is None else f'{size} bytes long instead of {file.bytes}'}"
+        for entries, sizes in ((kept, found.visible), (publish, somewhere))
+        for entry in entries
+        if entry.epoch >= check_from
+        for file in entry.files
+        if (size := sizes.get(file.name)) != file.bytes
+    ]
+    if wrong:
+        more = f", and {len(wrong) - 1} more are not as they were" if len(wrong) > 1 else ""
+        raise OutputMismatchError(
+            f"{wrong[0]}{more}",
+            path=path,
+            cause="Published files were deleted, moved or changed.",
+            remedy="Put them back. Old output may go only with FileSink(..., check='resumable').",
+        )

@@ -1,0 +1,245 @@
+"""An output directory: files that become visible with the epoch they belong to.
+
+    out/
+    ├── epoch-00000001-<execution>-<micro-batch>-00000.parquet      visible: of closed epochs only
+    └── _recovery/                                                  readers skip names that begin with _
+        ├── owner.json           whose output this is
+        ├── manifest.jsonl       one entry per visible epoch
+        ├── prepared/            files of an epoch that is being closed, and its entry
+        └── staged/              files of micro-batches that are not in an epoch yet
+
+Preparing an epoch:
+1. Make its files durable, and gather them in prepared/ under the names they will have.
+2. Write its entry beside them, durable. Its digest goes into the partitions.
+
+Publishing it:
+1. Rename the files into sight, one by one, and make that durable.
+2. Add the entry to the manifest, durable.
+3. Remove it from prepared/.
+
+Going back, when a run starts:
+1. Make the directory this flow's, if it is new.
+2. Cut the manifest behind the newest closed epoch that it lists.
+3. Publish what was prepared for closed epochs.
+4. Remove visible files that are not in the manifest: they are of an abandoned future, or of a publishing or going
+   back that was interrupted.
+5. Remove all that is staged and prepared.
+
+So a file that the manifest lists is there at any moment. The names prepare.1 to rollback.5 are crash points.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from recovery import faults
+from recovery.errors import LeaseLostError, StorageError
+from recovery.sinks.disk import Disk
+from recovery.sinks.manifest import (
+    VISIBLE_NAME,
+    Entry,
+    Found,
+    Note,
+    OutputFile,
+    OutputPlan,
+    Owner,
+    decode_entry,
+    decode_manifest,
+    decode_owner,
+    encode,
+    plan_output,
+    sealed,
+    visible_name,
+)
+from recovery.sinks.protocol import EpochOutput, Resume
+
+HIDDEN = "_recovery"
+
+
+@dataclass(slots=True)
+class Staged:
+    """A file of a micro-batch, on its way."""
+
+    path: Path
+    suffix: str
+    size_bytes: int
+    sha256: str
+
+
+class OutputDirectory:
+    """The output directory of one execution. Staging may go on while an epoch of earlier micro-batches is closed."""
+
+    def __init__(self, path: Path, format: str, *, fresh: bool, check_all: bool, disk: Disk) -> None:
+        self.path = path
+        self._format = format
+        self._fresh = fresh
+        self._check_all = check_all
+        self._disk = disk
+        self._hidden = path / HIDDEN
+        self._manifest = self._hidden / "manifest.jsonl"
+        self._prepared = self._hidden / "prepared"
+        self._staging = self._hidden / "staged"
+        self._owner: Owner | None = None
+        self._last = ""
+        self._staged: dict[int, list[Staged]] = {}
+        self._entry: Entry | None = None
+
+    def plan(self, resume: Resume) -> OutputPlan:
+        """What `rollback` will do; changes nothing. Raises OutputMismatchError when that is impossible."""
+        with self._translated():
+            return self._plan(self.find(), resume)
+
+    def rollback(self, resume: Resume) -> None:
+        """Leave exactly the output of the closed epochs; the steps are in the module's docstring."""
+        with self._translated():
+            found = self.find()
+            plan = self._plan(found, resume)
+            # 1
+            owner = found.owner or Owner(secrets.token_hex(8), resume.store_id, resume.flow_id, self._format)
+            self._disk.make_directory(self._prepared)
+            if self._disk.read(self._manifest) is None:
+                self._disk.replace(self._manifest, b"")
+            if found.owner is None:
+                self._disk.replace(self._hidden / "owner.json", encode(owner))
+            self._owner = owner
+            faults.reach("rollback.1")
+            # 2
+            if plan.cut:
+                self._disk.replace(self._manifest, b"".join(encode(entry) + b"\n" for entry in plan.keep))
+            self._last = plan.keep[-1].digest if plan.keep else owner.sink
+            faults.reach("rollback.2")
+            # 3
+            for entry in plan.publish:
+                self._publish(entry, [file for file in entry.files if file.name in found.waiting])
+            faults.reach("rollback.3")
+            # 4
+            for name in plan.remove:
+                self._disk.unlink(self.path / name)
+            if plan.remove:
+                self._disk.sync_directory(self.path)
+            faults.reach("rollback.4")
+            # 5
+            self._disk.remove_tree(self._prepared)
+            self._disk.make_directory(self._prepared)
+            self._discard(self._staging)
+            self._staged = {}
+            self._entry = None
+            faults.reach("rollback.5")
+
+    def staging(self, execution: str, batch: int) -> Path:
+        """The directory that a micro-batch's files are to be written to; it need not exist."""
+        return self._staging / execution / f"{batch:08}"
+
+    def stage(self, batch: int, directory: Path, is_empty: Callable[[Path, int], bool]) -> None:
+        """Take the files that a micro-batch consists of; replaces those it was said to consist of before."""
+        with self._translated():
+            staged = []
+            for name, size in sorted(self._disk.files(directory).items()):
+                path = directory / name
+                if not name.startswith(("_", ".")) and not is_empty(path, size):
+                    staged.append(Staged(path, name[name.index(".") :], size, self._disk.sha256(path)))
+            self._staged[batch] = staged
+
+    def prepare(self, output: EpochOutput) -> str:
+        """Make the epoch's files durable, in prepared/; returns the note."""
+        assert self._owner is not None, "rollback comes first"
+        with self._translated():
+            files = []
+            for batch in sorted(b for b in list(self._staged) if b <= output.batch):
+                for number, each in enumerate(self._staged[batch]):
+                    name = visible_name(output.epoch, output.execution.id, batch, number, each.suffix)
+                    self._disk.sync(each.path)
+                    self._disk.rename(each.path, self._prepared / name)
+                    each.path = self._prepared / name
+                    files.append(OutputFile(name, each.size_bytes, each.sha256))
+            faults.reach("prepare.1")
+            entry = sealed(Entry(output.epoch, output.execution.id, output.batch, tuple(files), self._last))
+            # Makes the files' names durable too.
+            self._disk.replace(self._prepared_entry(entry), encode(entry))
+            self._entry = entry
+            faults.reach("prepare.2")
+        return encode(Note(self._owner.sink, entry.epoch, entry.digest, str(self.path.absolute()))).decode()
+
+    def publish(self, output: EpochOutput) -> None:
+        """Make the prepared epoch visible. Raises LeaseLostError when a successor has seen to it."""
+        entry = self._entry
+        if entry is None:
+            return
+        assert (entry.epoch, entry.batch) == (output.epoch, output.batch), f"epoch {entry.epoch} was prepared"
+        with self._translated():
+            waiting = self._disk.files(self._prepared)
+            if self._prepared_entry(entry).name not in waiting:
+                raise LeaseLostError(f"the output of epoch {entry.epoch} was published or taken back", path=self.path)
+            self._publish(entry, [file for file in entry.files if file.name in waiting])
+            self._entry = None
+            for batch in [b for b in list(self._staged) if b <= output.batch]:
+                del self._staged[batch]
+                self._discard(self.staging(output.execution.id, batch))
+
+    def find(self) -> Found:
+        """What is in the directory now."""
+        with self._translated():
+            visible = {n: s for n, s in self._disk.files(self.path).items() if not n.startswith(("_", "."))}
+            entries, torn = decode_manifest(self._disk.read(self._manifest) or b"", self._manifest)
+            prepared_files = self._disk.files(self._prepared)
+            lines = [self._disk.read(self._prepared / name) for name in prepared_files if name.startswith("prepared-")]
+            prepared = [entry for line in lines if line is not None and (entry := decode_entry(line)) is not None]
+            waiting = {name: size for name, size in prepared_files.items() if VISIBLE_NAME.fullmatch(name)}
+            owner_path = self._hidden / "owner.json"
+            owner = decode_owner(self._disk.read(owner_path), owner_path)
+            return Found(owner, entries, torn, visible, tuple(prepared), waiting)
+
+    def damaged(self) -> list[Path]:
+        """The listed files that are missing, or whose content is not what was written. Reads all of them."""
+        found = self.find()
+        with self._translated():
+            return [
+                self.path / file.name
+                for entry in found.entries
+                for file in entry.files
+                if found.visible.get(file.name) != file.bytes or self._disk.sha256(self.path / file.name) != file.sha256
+            ]
+
+    def _plan(self, found: Found, resume: Resume) -> OutputPlan:
+        check_from = 0 if self._check_all else resume.floor + 1
+        return plan_output(found, resume, format=self._format, path=self.path, fresh=self._fresh, check_from=check_from)
+
+    def _publish(self, entry: Entry, waiting: list[OutputFile]) -> None:
+        # 1
+        for file in waiting:
+            self._disk.rename(self._prepared / file.name, self.path / file.name)
+            faults.reach("publish.1.file")
+        if entry.files:
+            self._disk.sync_directory(self.path)
+        faults.reach("publish.1")
+        # 2
+        self._disk.append(self._manifest, encode(entry) + b"\n")
+        self._last = entry.digest
+        faults.reach("publish.2")
+        # 3
+        self._disk.unlink(self._prepared_entry(entry))
+        faults.reach("publish.3")
+
+    def _discard(self, directory: Path) -> None:
+        """Remove what was staged. Late tasks may still write there; what is left goes with the next start."""
+        with contextlib.suppress(OSError):
+            self._disk.remove_tree(directory)
+
+    def _prepared_entry(self, entry: Entry) -> Path:
+        return self._prepared / f"prepared-{entry.epoch:08}-{entry.execution}.json"
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Errors of the file system as ours."""
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(
+                str(error),
+                path=self.path,
+                remedy="Make room or grant access, then run the same command again: nothing is lost or written twice.",
+            ) from error

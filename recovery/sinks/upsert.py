@@ -1,0 +1,384 @@
+"""UpsertSink: rows of the closed epochs, by key, in a table of a database, in which each takes effect once.
+
+Everything lies in the user's database, in tables beside the user's: what is staged, which epochs were prepared and
+published, and what each epoch replaced, so that it can be taken back. So every step is one transaction there, and a
+crash leaves nothing between two steps:
+
+1. `write`: stage the micro-batch's rows.
+2. `prepare`: note that the staged rows up to a micro-batch are those of the epoch.
+3. `publish`: keep what the epoch's rows will replace, write them into the table, note that it is published.
+4. `rollback`: put back what abandoned epochs replaced, publish what is closed and only prepared, forget the rest.
+
+Each checks the execution's right to write inside its transaction. The names upsert.1 to upsert.4 are crash points:
+that step was committed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from recovery import faults
+from recovery.errors import (
+    ConfigurationError,
+    FlowFailedError,
+    LeaseLostError,
+    OutputMismatchError,
+    SinkFailedError,
+)
+from recovery.sinks.database import PLACEHOLDERS, Session, listed, quoted, session
+from recovery.sinks.protocol import EpochOutput, Resume
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+ROWS_PER_CALL = 1000
+MARKS = ("recovery_execution", "recovery_batch")
+"""The columns of a staged row that are not the user's."""
+
+CREATE_OWNER = """
+CREATE TABLE {owner} (
+    sink VARCHAR(64) NOT NULL, store_id VARCHAR(64) NOT NULL, flow_id TEXT NOT NULL,
+    execution_id VARCHAR(64) NOT NULL, history_from BIGINT NOT NULL
+)
+"""
+CREATE_EPOCHS = """
+CREATE TABLE {epochs} (
+    epoch BIGINT NOT NULL, execution_id VARCHAR(64) NOT NULL, batch_id BIGINT NOT NULL, published BIGINT NOT NULL
+)
+"""
+CREATE_STAGED = """
+CREATE TABLE {staged} AS
+SELECT {columns}, CAST('' AS VARCHAR(64)) AS recovery_execution, CAST(0 AS BIGINT) AS recovery_batch
+FROM {table} WHERE 1 = 0
+"""
+CREATE_REPLACED = """
+CREATE TABLE {replaced} AS
+SELECT {columns}, CAST(0 AS BIGINT) AS recovery_epoch, CAST(0 AS BIGINT) AS recovery_had FROM {table} WHERE 1 = 0
+"""
+
+# The rows of an epoch: of each key, those of its last micro-batch.
+LAST = """
+SELECT {columns} FROM (
+    SELECT {columns}, row_number() OVER (PARTITION BY {key} ORDER BY recovery_batch DESC) AS recovery_rank
+    FROM {staged} WHERE recovery_execution = {p} AND recovery_batch <= {p}
+) AS ranked WHERE recovery_rank = 1
+"""
+KEEP_REPLACED = """
+INSERT INTO {replaced} ({key}, {others}recovery_epoch, recovery_had)
+SELECT {s_key}, {t_others}{p}, CASE WHEN t.{first} IS NULL THEN 0 ELSE 1 END
+FROM ({rows}) AS s LEFT JOIN {table} AS t ON {same_key}
+"""
+UPSERT = "INSERT INTO {table} ({columns}) SELECT {columns} FROM ({rows}) AS s WHERE 1 = 1 ON CONFLICT ({key}) {action}"
+
+# What a key had before the first of the epochs that are taken back; 0 for those that were not there.
+BEFORE = """
+SELECT {columns} FROM (
+    SELECT {columns}, recovery_had, row_number() OVER (PARTITION BY {key} ORDER BY recovery_epoch) AS recovery_rank
+    FROM {replaced} WHERE recovery_epoch > {p}
+) AS ranked WHERE recovery_rank = 1 AND recovery_had = {p}
+"""
+REMOVE = "DELETE FROM {table} AS t WHERE EXISTS (SELECT 1 FROM ({rows}) AS s WHERE {same_key})"
+TWICE = """
+SELECT {key} FROM {staged} WHERE recovery_execution = {p} AND recovery_batch = {p}
+GROUP BY {key} HAVING count(*) > 1 LIMIT 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class UpsertNote:
+    """What the partitions keep: the newest epoch that was written to the table."""
+
+    upsert: str
+    epoch: int
+    execution: str
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What going back has to do: `last` is the newest epoch that stays. known: whether the tables of ours exist."""
+
+    known: bool
+    last: int
+    takes_back: bool
+
+
+class UpsertSink:
+    """An EpochSink that writes rows into a table by key: a new row for a new key, new values for one that is there.
+
+    connect: gives a fresh DB-API connection each time; it is used by one thread, and closed.
+    table: an existing table with a primary key or unique index on `key`.
+    key: the key's columns. A micro-batch may have one row per key; of several micro-batches the last one counts.
+    paramstyle: that of the database's module where it cannot be found out: "qmark", "format" or "pyformat".
+
+    The rows of an epoch appear when it is closed, in one transaction with the position. Going back puts back the rows
+    that they replaced. Four tables beside the user's hold what that needs. The database has to know
+    INSERT … ON CONFLICT and window functions, as SQLite, PostgreSQL and DuckDB do.
+    """
+
+    single_action = False
+
+    def __init__(
+        self, connect: Callable[[], Any], table: str, key: Sequence[str], *, paramstyle: str | None = None
+    ) -> None:
+        if isinstance(key, str) or not key:
+            raise ConfigurationError(f"UpsertSink: key={key!r}", remedy="Give a list of columns, like key=['word'].")
+        if paramstyle is not None and paramstyle not in PLACEHOLDERS:
+            raise ConfigurationError(f"UpsertSink: paramstyle={paramstyle!r}", remedy="Use qmark, format or pyformat.")
+        self.table = table
+        self.key = tuple(key)
+        self._connect = connect
+        self._paramstyle = paramstyle
+        self._execution = ""
+        self._names = {
+            "table": quoted(table),
+            "owner": quoted(f"{table}_recovery_owner"),
+            "epochs": quoted(f"{table}_recovery_epochs"),
+            "staged": quoted(f"{table}_recovery_staged"),
+            "replaced": quoted(f"{table}_recovery_replaced"),
+            "key": listed(self.key),
+            "s_key": listed(self.key, "s"),
+            "first": quoted(self.key[0]),
+            "same_key": " AND ".join(f"s.{quoted(k)} = t.{quoted(k)}" for k in self.key),
+        }
+
+    # ---- the phases
+
+    def check(self, resume: Resume) -> None:
+        """Raise what would make `rollback` impossible; see `EpochSink`."""
+        with self._session() as database:
+            self._lacking(self._columns(database), "table")
+            self._plan(database, resume)
+
+    def rollback(self, resume: Resume) -> None:
+        """Leave exactly the effect of the closed epochs; see `EpochSink`. One transaction."""
+        with self._session() as database:
+            columns = self._columns(database)
+            plan = self._plan(database, resume)
+            if not plan.known:
+                self._create(database, columns, resume)
+            database.run("UPDATE {owner} SET execution_id = {p}", (resume.execution.id,))
+            if plan.takes_back:
+                self._upsert(database, columns, BEFORE, (plan.last, 1))
+                database.run(REMOVE, (plan.last, 0), rows=BEFORE, columns=listed(columns))
+                database.run("DELETE FROM {replaced} WHERE recovery_epoch > {p}", (plan.last,))
+            self._renew_history(database, columns, plan.last)
+            database.run("DELETE FROM {epochs} WHERE epoch > {p}", (plan.last,))
+            for waiting in database.run("SELECT epoch, batch_id, execution_id FROM {epochs} WHERE published = 0"):
+                self._publish(database, columns, *waiting)
+            database.run("DELETE FROM {staged}")
+            database.commit()
+        self._execution = resume.execution.id
+        faults.reach("upsert.4")
+
+    def write(self, batch: DataFrame, batch_id: int) -> None:
+        """Stage the micro-batch's rows; see `EpochSink`. One transaction."""
+        self.stage(batch.columns, map(tuple, batch.toLocalIterator(prefetchPartitions=True)), batch_id)
+
+    def stage(self, columns: Sequence[str], rows: Iterable[Sequence[Any]], batch_id: int) -> None:
+        """`write`, for rows that need not be Spark's."""
+        self._lacking(columns, "output")
+        of_key = [list(columns).index(k) for k in self.key]
+        mark = (self._execution, batch_id)
+        with self._session() as database:
+            unknown = [column for column in columns if column not in self._columns(database)]
+            if unknown:
+                raise ConfigurationError(
+                    f"table {self.table} has no column {', '.join(unknown)}",
+                    remedy="Add it, or select the columns that the table has.",
+                )
+            self._hold(database)
+            if database.columns("staged") != [*columns, *MARKS]:
+                database.run("DROP TABLE {staged}")
+                database.run(CREATE_STAGED, columns=listed(columns))
+            database.run("DELETE FROM {staged} WHERE recovery_execution = {p} AND recovery_batch = {p}", mark)
+            all_columns = [*columns, *MARKS]
+            places = ", ".join([database.place] * len(all_columns))
+            chunks = iter(rows)
+            while chunk := list(itertools.islice(chunks, ROWS_PER_CALL)):
+                for row in chunk:
+                    if any(row[position] is None for position in of_key):
+                        raise self._bad_row(batch_id, f"a row has NULL in its key: {tuple(row)!r}")
+                database.run_many(
+                    "INSERT INTO {staged} ({columns}) VALUES ({places})",
+                    [(*row, *mark) for row in chunk],
+                    columns=listed(all_columns),
+                    places=places,
+                )
+            for twice in database.run(TWICE, mark):
+                raise self._bad_row(batch_id, f"the key {twice!r} comes more than once, and no row of it is the last")
+            database.commit()
+        faults.reach("upsert.1")
+
+    def prepare(self, output: EpochOutput) -> str:
+        """Note which staged rows are the epoch's; see `EpochSink`. One transaction."""
+        with self._session() as database:
+            self._hold(database)
+            database.run("DELETE FROM {epochs} WHERE epoch = {p}", (output.epoch,))
+            values = (output.epoch, output.execution.id, output.batch)
+            database.run("INSERT INTO {epochs} VALUES ({p}, {p}, {p}, 0)", values)
+            [[sink]] = database.run("SELECT sink FROM {owner}")
+            database.commit()
+        faults.reach("upsert.2")
+        return msgspec.json.encode(UpsertNote(sink, output.epoch, output.execution.id, self.table)).decode()
+
+    def publish(self, output: EpochOutput) -> None:
+        """Write the epoch's rows into the table; see `EpochSink`. One transaction, with the position."""
+        with self._session() as database:
+            columns = self._columns(database)
+            self._hold(database)
+            if database.run("SELECT published FROM {epochs} WHERE epoch = {p}", (output.epoch,)) == [(0,)]:
+                self._publish(database, columns, output.epoch, output.batch, output.execution.id)
+                self._forget(database, output.floor)
+            database.commit()
+        faults.reach("upsert.3")
+
+    # ---- what they are made of, inside a transaction
+
+    def _plan(self, database: Session, resume: Resume) -> _Plan:
+        """What `rollback` has to do. Raises OutputMismatchError when that is impossible."""
+        note = None if resume.note is None else self._decode(resume.note)
+        last = 0 if note is None else note.epoch
+        if not database.exists("owner"):
+            if note is not None:
+                raise self._mismatch(
+                    f"the snapshot says that epoch {note.epoch} was written to {note.table}, and it knows of none",
+                    "Another database was connected to, or its tables were dropped.",
+                )
+            return _Plan(False, last, False)
+        [[sink, store_id, flow_id, history_from]] = database.run(
+            "SELECT sink, store_id, flow_id, history_from FROM {owner}"
+        )
+        if (store_id, flow_id) != (resume.store_id, resume.flow_id):
+            raise self._mismatch(
+                f"it is written by flow {flow_id!r} on recovery directory {store_id}, "
+                f"not by {resume.flow_id!r} on {resume.store_id}",
+                "Two flows were given one table, or the recovery directory was made anew.",
+            )
+        epochs = {epoch: rest for epoch, *rest in database.run("SELECT epoch, execution_id, published FROM {epochs}")}
+        if note is not None and (note.upsert != sink or epochs.get(note.epoch, [None])[0] != note.execution):
+            raise self._mismatch(
+                f"it does not know epoch {note.epoch}, to which the snapshot belongs",
+                "Database and partitions were restored from different times.",
+            )
+        abandoned = [epoch for epoch, (_, published) in epochs.items() if epoch > last and published]
+        if abandoned and min(abandoned) <= history_from:
+            raise self._mismatch(
+                f"what epochs {min(abandoned)} to {max(abandoned)} replaced would have to be put back, and it is known "
+                f"from epoch {history_from + 1} on",
+                "The partitions are older than the backup interval, or the table's columns were changed.",
+            )
+        if abandoned and not self._has_history_of(database, self._columns(database)):
+            raise self._mismatch(
+                f"epochs {min(abandoned)} to {max(abandoned)} would have to be taken back, and they had other columns",
+                "Columns were added or removed after those epochs.",
+            )
+        return _Plan(True, last, bool(abandoned))
+
+    def _create(self, database: Session, columns: list[str], resume: Resume) -> None:
+        database.run(CREATE_OWNER)
+        database.run(CREATE_EPOCHS)
+        database.run(CREATE_STAGED, columns=listed(columns))
+        database.run(CREATE_REPLACED, columns=listed(columns))
+        values = (secrets.token_hex(8), resume.store_id, resume.flow_id, resume.execution.id)
+        database.run("INSERT INTO {owner} VALUES ({p}, {p}, {p}, {p}, 0)", values)
+
+    def _hold(self, database: Session) -> None:
+        """Check this execution's right to write, and keep others from taking it before the commit."""
+        database.run("UPDATE {owner} SET execution_id = execution_id")
+        [[execution]] = database.run("SELECT execution_id FROM {owner}")
+        if execution != self._execution:
+            raise LeaseLostError(f"table {self.table} is written by execution {execution} now")
+
+    def _publish(self, database: Session, columns: list[str], epoch: int, batch: int, execution: str) -> None:
+        staged = [column for column in database.columns("staged") if column not in MARKS]
+        others = [column for column in columns if column not in self.key]
+        database.run(
+            KEEP_REPLACED,
+            (epoch, execution, batch),
+            rows=LAST,
+            columns=listed(staged),
+            others="".join(f"{quoted(column)}, " for column in others),
+            t_others="".join(f"t.{quoted(column)}, " for column in others),
+        )
+        self._upsert(database, staged, LAST, (execution, batch))
+        database.run(
+            "DELETE FROM {staged} WHERE recovery_execution = {p} AND recovery_batch <= {p}", (execution, batch)
+        )
+        database.run("UPDATE {epochs} SET published = 1 WHERE epoch = {p}", (epoch,))
+
+    def _upsert(self, database: Session, columns: list[str], rows: str, values: tuple[Any, ...]) -> None:
+        sets = ", ".join(f"{quoted(c)} = excluded.{quoted(c)}" for c in columns if c not in self.key)
+        action = f"DO UPDATE SET {sets}" if sets else "DO NOTHING"
+        database.run(UPSERT, values, rows=rows, columns=listed(columns), action=action)
+
+    def _forget(self, database: Session, floor: int) -> None:
+        """Let go what is only needed to go back below the floor; the newest epoch at or below it stays known."""
+        database.run("DELETE FROM {replaced} WHERE recovery_epoch <= {p}", (floor,))
+        database.run(
+            "DELETE FROM {epochs} WHERE epoch < (SELECT max(epoch) FROM {epochs} WHERE epoch <= {p})", (floor,)
+        )
+        database.run("UPDATE {owner} SET history_from = {p} WHERE history_from < {p}", (floor, floor))
+
+    def _renew_history(self, database: Session, columns: list[str], last: int) -> None:
+        """Begin it anew when the table has other columns by now: nothing can be taken back beyond here then."""
+        if not self._has_history_of(database, columns):
+            database.run("DROP TABLE {replaced}")
+            database.run(CREATE_REPLACED, columns=listed(columns))
+            database.run("UPDATE {owner} SET history_from = {p}", (last,))
+
+    def _has_history_of(self, database: Session, columns: list[str]) -> bool:
+        return database.columns("replaced") == [*columns, "recovery_epoch", "recovery_had"]
+
+    # ---- smaller things
+
+    def _session(self) -> AbstractContextManager[Session]:
+        return session(self._connect, self._names, self._paramstyle)
+
+    def _columns(self, database: Session) -> list[str]:
+        try:
+            return database.columns("table")
+        except SinkFailedError as error:
+            raise SinkFailedError(
+                f"table {self.table} cannot be read: {error.found}",
+                cause="It does not exist, or the database is not the one that was meant.",
+                remedy="Create it first, with a primary key on the key's columns.",
+            ) from error
+
+    def _lacking(self, columns: Sequence[str], where: str) -> None:
+        lacking = [k for k in self.key if k not in columns]
+        if lacking:
+            raise ConfigurationError(
+                f"UpsertSink: the {where} has no column {', '.join(lacking)}; it has {', '.join(columns)}",
+                remedy="Name the key's columns as they are called in the table and in the flow's output.",
+            )
+
+    def _decode(self, text: str) -> UpsertNote:
+        try:
+            return msgspec.json.decode(text, type=UpsertNote)
+        except msgspec.DecodeError:
+            raise self._mismatch(
+                "the flow's output so far was written by another kind of sink", "The sink was changed."
+            ) from None
+
+    def _bad_row(self, batch_id: int, found: str) -> FlowFailedError:
+        return FlowFailedError(
+            f"UpsertSink, micro-batch {batch_id}: {found}",
+            cause="An upsert needs a key in every row, and one row per key and micro-batch.",
+            remedy="Let the flow give one row per key, or make the column that tells them apart a part of the key.",
+        )
+
+    def _mismatch(self, found: str, cause: str) -> OutputMismatchError:
+        return OutputMismatchError(
+            f"table {self.table}: {found}",
+            cause=cause,
+            remedy="Put back partitions and database of the same time. To begin anew, drop the tables "
+            f"{self.table}_recovery_owner, _epochs, _staged and _replaced, and take a new recovery directory.",
+        )

@@ -1,0 +1,95 @@
+"""A run as a sink sees it, without Spark and partitions: what is closed, and which note was saved with it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recovery.ids import Lease
+from recovery.planning.timeline import TimelinePart
+from recovery.sinks.disk import Disk
+from recovery.sinks.output import OutputDirectory
+from recovery.sinks.protocol import EpochOutput, Resume
+
+OUT = Path("/data/out")
+_ids = itertools.count(1)
+
+
+@dataclass
+class Closed:
+    """A closed epoch, as the partitions know it."""
+
+    execution: Lease
+    batch: int
+    note: str
+    records: list[bytes]
+
+
+@dataclass
+class Store:
+    """The recovery partitions, as far as a sink is concerned. Closing an epoch is atomic here."""
+
+    store_id: str = "5e1f"
+    flow_id: str = "flow"
+    closed: list[Closed] = field(default_factory=list)
+    floor: int = 0
+    executions: int = 0
+
+    def begin(self, resume_epoch: int | None = None) -> Resume:
+        """Start an execution: abandon what lies at or above the resume epoch."""
+        if resume_epoch is not None:
+            del self.closed[resume_epoch - 1 :]
+        return self.resume()
+
+    def resume(self) -> Resume:
+        """What the sink of a new execution is told."""
+        self.executions += 1
+        parts = tuple(TimelinePart(each.execution, n, n) for n, each in enumerate(self.closed, 1))
+        note = self.closed[-1].note if self.closed else None
+        lease = Lease(self.executions, f"{next(_ids):016x}")
+        return Resume(len(self.closed) + 1, note, lease, self.store_id, self.flow_id, self.floor, parts)
+
+    def records(self) -> list[bytes]:
+        """Every record of the closed epochs."""
+        return sorted(record for each in self.closed for record in each.records)
+
+
+class Run:
+    """One execution with an output directory. Each file of a micro-batch holds one record."""
+
+    def __init__(self, store: Store, disk: Disk, *, resume_epoch: int | None = None, **options) -> None:
+        settings = {"format": "json", "fresh": False, "check_all": True, **options}
+        self.store, self.disk = store, disk
+        self.output = OutputDirectory(OUT, disk=disk, **settings)
+        self.resume = store.begin(resume_epoch)
+        self.lease = self.resume.execution
+        self.written: dict[int, list[bytes]] = {}
+        self.closed_batch = store.closed[-1].batch if store.closed else -1
+        self.output.plan(self.resume)
+        self.output.rollback(self.resume)
+
+    def write(self, batch: int, files: int = 2) -> None:
+        """A micro-batch. Its records tell executions apart: a replay has other content."""
+        directory = self.output.staging(self.lease.id, batch)
+        records = [f"{self.lease.id} {batch} {n}\n".encode() for n in range(files)]
+        for number, record in enumerate(records):
+            self.disk.put(directory / f"part-{number:05}-uuid-c000.json", record)
+            self.disk.put(directory / f".part-{number:05}-uuid-c000.json.crc", b"crc")
+        self.disk.put(directory / "part-00009-uuid-c000.json", b"")
+        self.output.stage(batch, directory, lambda _, size: size == 0)
+        self.written[batch] = records
+
+    def close(self, batch: int) -> None:
+        """Close the epoch as of a micro-batch."""
+        epoch = EpochOutput(len(self.store.closed) + 1, batch, self.lease, "5e1f", "flow", self.store.floor)
+        note = self.output.prepare(epoch)
+        records = [r for b, rs in self.written.items() if self.closed_batch < b <= batch for r in rs]
+        self.store.closed.append(Closed(self.lease, batch, note, records))
+        self.closed_batch = batch
+        self.output.publish(epoch)
+
+
+def visible(disk) -> list[bytes]:
+    """Every record that a reader of the directory sees."""
+    return sorted(data for name, data in disk.text(OUT).items() if not name.startswith(("_", ".")))

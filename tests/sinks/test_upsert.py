@@ -1,0 +1,450 @@
+"""A table that a flow writes to by key, through kills and failures at every statement. Nothing here starts Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import itertools
+import random
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from recovery.errors import (
+    ConfigurationError,
+    FlowFailedError,
+    LeaseLostError,
+    OutputMismatchError,
+    RecoveryError,
+    SinkFailedError,
+)
+from recovery.ids import Lease
+from recovery.sinks.protocol import EpochOutput
+from recovery.sinks.upsert import UpsertSink
+from tests.sinks.memory_disk import Killed
+from tests.sinks.support import Closed, Store
+
+CREATE = "CREATE TABLE words (word TEXT, part INTEGER, n INTEGER, own TEXT DEFAULT 'mine', PRIMARY KEY (word, part))"
+COLUMNS = ["n", "word", "part"]
+_values = itertools.count()
+
+
+class Database:
+    """A SQLite file whose statements can be cut off or fail."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.statements = self.kill_at = self.fail_at = self.fail_from = 0
+        if not path.exists():
+            self.execute(CREATE)
+
+    def connect(self) -> Connection:
+        return Connection(self)
+
+    def execute(self, sql: str) -> list[tuple]:
+        with contextlib.closing(sqlite3.connect(self.path)) as connection, connection:
+            return connection.execute(sql).fetchall()
+
+    def table(self) -> dict:
+        return {(word, part): n for word, part, n in self.execute("SELECT word, part, n FROM words")}
+
+    def healthy(self) -> Database:
+        self.statements = self.kill_at = self.fail_at = self.fail_from = 0
+        return self
+
+    def statement(self) -> None:
+        self.statements += 1
+        if self.statements == self.kill_at:
+            raise Killed
+        if self.statements == self.fail_at or 0 < self.fail_from <= self.statements:
+            raise sqlite3.OperationalError("database or disk is full")
+
+
+class Connection:
+    """sqlite3's, with every statement counted."""
+
+    def __init__(self, database: Database) -> None:
+        database.statement()
+        self._database = database
+        self._connection = sqlite3.connect(database.path)
+        # Speed alone: what is tested is what statements do, and SQLite's own durability is not in doubt.
+        self._connection.execute("PRAGMA synchronous = OFF")
+
+    def cursor(self):
+        cursor, database = self._connection.cursor(), self._database
+
+        class Cursor:
+            description = property(lambda _: cursor.description)
+            fetchall = staticmethod(cursor.fetchall)
+
+            @staticmethod
+            def execute(*arguments):
+                database.statement()
+                return cursor.execute(*arguments)
+
+            @staticmethod
+            def executemany(*arguments):
+                database.statement()
+                return cursor.executemany(*arguments)
+
+            close = staticmethod(cursor.close)
+
+        return Cursor()
+
+    def close(self):
+        self._connection.close()
+
+
+class Run:
+    """One execution that writes to the table."""
+
+    def __init__(self, store: Store, database, *, resume_epoch: int | None = None, key=("word", "part")) -> None:
+        self.store = store
+        self.sink = UpsertSink(database.connect, "words", list(key), paramstyle="qmark")
+        resume = store.begin(resume_epoch)
+        self.lease = resume.execution
+        self.closed_batch = store.closed[-1].batch if store.closed else -1
+        self.written: dict[int, list] = {}
+        self.sink.check(resume)
+        self.sink.rollback(resume)
+
+    def write(self, batch: int, keys: str = "abc") -> None:
+        """A micro-batch: a row per letter, with values that were never there before."""
+        rows = [(next(_values), letter, batch % 2) for letter in keys]
+        self.sink.stage(COLUMNS, rows, batch)
+        self.written[batch] = rows
+
+    def output(self, batch: int) -> EpochOutput:
+        return EpochOutput(len(self.store.closed) + 1, batch, self.lease, "5e1f", "flow", self.store.floor)
+
+    def close(self, batch: int) -> None:
+        output = self.output(batch)
+        note = self.sink.prepare(output)
+        rows = [row for b in sorted(self.written) if self.closed_batch < b <= batch for row in self.written[b]]
+        self.store.closed.append(Closed(self.lease, batch, note, rows))
+        self.closed_batch = batch
+        self.sink.publish(output)
+
+
+def expected(store: Store) -> dict:
+    """The table after the rows of all closed epochs, in their order."""
+    return {(word, part): n for closed in store.closed for n, word, part in closed.records}
+
+
+def story(store: Store, database, resume_epoch: int | None = None) -> None:
+    """New keys, known keys, keys twice in an epoch, and an epoch that is closed when a later batch is staged."""
+    run = Run(store, database, resume_epoch=resume_epoch)
+    first = run.closed_batch + 1
+    run.write(first, "ab")
+    run.write(first + 1, "xyz")
+    run.write(first + 1, "bc")
+    run.write(first + 2, "ad")
+    run.write(first + 3, "ae")
+    run.close(first + 2)
+    store.floor = max(store.floor, len(store.closed) - 3)
+    run.close(first + 3)
+
+
+@functools.cache
+def _lived(directory: Path) -> Store:
+    store, database = Store(), Database(directory / "lived.sqlite3")
+    story(store, database)
+    story(store, database, resume_epoch=2)
+    return store
+
+
+@pytest.fixture
+def lived(tmp_path):
+    """A function that gives a database with a past: a run, a rewind, another run."""
+    made = itertools.count()
+
+    def make() -> tuple[Store, Database]:
+        store = copy.deepcopy(_lived(tmp_path))
+        path = tmp_path / f"{next(made)}.sqlite3"
+        shutil.copy(tmp_path / "lived.sqlite3", path)
+        return store, Database(path)
+
+    return make
+
+
+RESUMES = {"goes on": None, "goes back": 2}
+
+
+def statements(lived, resume_epoch) -> int:
+    store, database = lived()
+    story(store, database, resume_epoch)
+    return database.statements
+
+
+def test_rows_appear_with_the_closed_epoch(tmp_path):
+    """Not when they are written; the last one of a key counts; columns that the flow does not write stay."""
+    store, database = Store(), Database(tmp_path / "db")
+    database.execute("INSERT INTO words VALUES ('a', 0, -1, 'kept')")
+    run = Run(store, database)
+    run.write(0)
+    run.write(1)
+    run.write(2)
+    assert database.table() == {("a", 0): -1}
+    run.close(1)
+    assert database.table() == expected(store)
+    run.close(2)
+    assert database.table() == expected(store)
+    assert database.execute("SELECT own FROM words WHERE word = 'a' ORDER BY part") == [("kept",), ("mine",)]
+
+
+def test_calls_may_be_repeated(tmp_path):
+    """A micro-batch that is written again replaces the first time; preparing and publishing again change nothing."""
+    store, database = Store(), Database(tmp_path / "db")
+    run = Run(store, database)
+    run.write(0, "abc")
+    run.write(0, "b")
+    run.sink.prepare(run.output(0))
+    output = run.output(0)
+    run.close(0)
+    run.write(1, "b")
+    run.sink.publish(output)
+    assert database.table() == expected(store)
+    assert len(database.table()) == 1
+
+
+def test_going_back_puts_back_what_was_there(tmp_path):
+    """Values that were replaced, rows that were not there, and rows that others had made before."""
+    store, database = Store(), Database(tmp_path / "db")
+    database.execute("INSERT INTO words VALUES ('a', 0, -1, 'kept'), ('q', 0, -2, 'kept')")
+    before = database.table()
+    run = Run(store, database)
+    tables = [before]
+    for batch in range(4):
+        run.write(batch, "abcd"[: batch + 1])
+        run.close(batch)
+        tables.append(database.table())
+    for epoch in (4, 3, 1):
+        Run(store, database, resume_epoch=epoch)
+        assert database.table() == tables[epoch - 1]
+
+
+@pytest.mark.parametrize("name", RESUMES)
+def test_killed_at_every_statement(lived, name):
+    """And once more during the next start: after the one that follows, each row took effect once."""
+    for kill_at in range(1, statements(lived, RESUMES[name]) + 1):
+        store, database = lived()
+        database.kill_at = kill_at
+        with pytest.raises(Killed):
+            story(store, database, RESUMES[name])
+        database.healthy().kill_at = random.Random(kill_at).randrange(1, 25)
+        with contextlib.suppress(Killed):
+            Run(store, database)
+        Run(store, database.healthy())
+        assert database.table() == expected(store)
+        story(store, database)
+        assert database.table() == expected(store)
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
+@pytest.mark.parametrize("name", RESUMES)
+def test_every_statement_fails(lived, name, lasting):
+    """A full disk at any statement is a typed error; when there is space again, each row takes effect once."""
+    unnoticed = 0
+    for fail_at in range(1, statements(lived, RESUMES[name]) + 1):
+        store, database = lived()
+        database.fail_at, database.fail_from = (0, fail_at) if lasting else (fail_at, 0)
+        with contextlib.suppress(RecoveryError):
+            story(store, database, RESUMES[name])
+            unnoticed += 1
+        Run(store, database.healthy())
+        assert database.table() == expected(store)
+        story(store, database)
+        assert database.table() == expected(store)
+    # Rolling back what only asked may fail.
+    assert unnoticed < 0.1 * fail_at
+
+
+def test_an_epoch_of_many_keys_and_batches(tmp_path):
+    """Chunks, and the last of several rows of a key, against a plain dict."""
+    store, database = Store(), Database(tmp_path / "db")
+    run = Run(store, database)
+    generator = random.Random(7)
+    truth = {}
+    for batch in range(4):
+        rows = [(batch, f"k{n}", 0) for n in generator.sample(range(4000), 2500)]
+        truth.update({(word, 0): n for n, word, _ in rows})
+        run.sink.stage(COLUMNS, iter(rows), batch)
+    run.close(3)
+    assert database.table() == truth
+
+
+class TestRefused:
+    """What would give a wrong table is refused, and nothing is changed."""
+
+    def refused(self, kind, match, store, database, **options):
+        before = list(map(database.execute, ("SELECT * FROM words", "SELECT name, sql FROM sqlite_master")))
+        with pytest.raises(kind, match=match):
+            Run(store, database, **options)
+        assert before == list(map(database.execute, ("SELECT * FROM words", "SELECT name, sql FROM sqlite_master")))
+
+    def test_rows_without_a_key_or_with_the_key_of_another(self, tmp_path):
+        """NULL is no key, and of two rows with one key in a micro-batch none is the last."""
+        store, database = Store(), Database(tmp_path / "db")
+        run = Run(store, database)
+        with pytest.raises(FlowFailedError, match="a row has NULL in its key"):
+            run.sink.stage(COLUMNS, [(1, "a", None)], 0)
+        with pytest.raises(FlowFailedError, match=r"the key \('a', 0\) comes more than once"):
+            run.sink.stage(COLUMNS, [(1, "a", 0), (2, "a", 0)], 0)
+        run.close(0)
+        assert database.table() == {}
+
+    def test_columns_that_are_not_there(self, tmp_path):
+        """In the table or in the output."""
+        store, database = Store(), Database(tmp_path / "db")
+        self.refused(ConfigurationError, "the table has no column nope", store, database, key=["nope"])
+        run = Run(store, database)
+        with pytest.raises(ConfigurationError, match="the output has no column part"):
+            run.sink.stage(["word"], [("a",)], 0)
+        with pytest.raises(ConfigurationError, match="table words has no column colour"):
+            run.sink.stage(["word", "part", "colour"], [("a", 1, "red")], 0)
+
+    def test_no_table_and_no_database(self, tmp_path):
+        """Both are told as what they are."""
+        database = Database(tmp_path / "db")
+        database.execute("DROP TABLE words")
+        with pytest.raises(SinkFailedError, match="table words cannot be read"):
+            Run(Store(), database)
+        database.fail_from = 1
+        with pytest.raises(SinkFailedError, match="the database says: OperationalError"):
+            Run(Store(), database)
+
+    def test_a_table_without_a_unique_key(self, tmp_path):
+        """The database says so before any row is lost: the epoch stays prepared, and comes when that is mended."""
+        database = Database(tmp_path / "db")
+        database.execute("DROP TABLE words")
+        database.execute("CREATE TABLE words (word TEXT, part INTEGER, n INTEGER)")
+        store = Store()
+        run = Run(store, database)
+        run.write(0)
+        with pytest.raises(SinkFailedError, match="ON CONFLICT"):
+            run.close(0)
+        database.execute("CREATE UNIQUE INDEX word ON words (word, part)")
+        Run(store, database)
+        assert database.table() == expected(store)
+
+    def test_another_store_or_flow(self, lived):
+        """A table is written by one flow on one recovery directory."""
+        _, database = lived()
+        self.refused(OutputMismatchError, "flow 'flow' on recovery directory 5e1f", Store(store_id="b"), database)
+        self.refused(OutputMismatchError, "not by 'other' on 5e1f", Store(flow_id="other"), database)
+
+    def test_another_database(self, lived, tmp_path):
+        """One that knows nothing of what the snapshot says was written to it."""
+        store, _ = lived()
+        self.refused(OutputMismatchError, "it knows of none", store, Database(tmp_path / "new"))
+
+    def test_an_older_database(self, lived, tmp_path):
+        """A copy from before the newest snapshot."""
+        store, database = lived()
+        shutil.copy(database.path, tmp_path / "older")
+        story(store, database)
+        self.refused(OutputMismatchError, "it does not know epoch 5", store, Database(tmp_path / "older"))
+
+    def test_older_partitions(self, lived):
+        """Inside the backup interval the table goes back with them; past it, it is refused."""
+        store, database = lived()
+        story(store, database)
+        story(store, database)
+        old = copy.deepcopy(store)
+        del old.closed[1:]
+        self.refused(OutputMismatchError, "it does not know epoch 1, to which the snapshot belongs", old, database)
+        old.closed = store.closed[: store.floor]
+        Run(old, database)
+        assert database.table() == expected(old)
+
+    def test_another_kind_of_sink(self, lived):
+        """The note is not one of an UpsertSink."""
+        store, database = lived()
+        store.closed[-1].note = "{}"
+        self.refused(OutputMismatchError, "another kind of sink", store, database)
+
+    def test_a_stopped_run_that_wakes(self, lived):
+        """Nothing of it is accepted after its successor began."""
+        store, database = lived()
+        sleeper = Run(store, database)
+        batch = sleeper.closed_batch + 1
+        sleeper.write(batch)
+        Run(store, database)
+        for late in (
+            lambda: sleeper.write(batch + 1),
+            lambda: sleeper.sink.prepare(sleeper.output(batch)),
+            lambda: sleeper.sink.publish(sleeper.output(batch)),
+        ):
+            with pytest.raises(LeaseLostError, match="is written by execution"):
+                late()
+        assert database.table() == expected(store)
+
+    def test_wrong_settings(self):
+        """A key that is a text would be taken for its letters."""
+        with pytest.raises(ConfigurationError, match="key='word'"):
+            UpsertSink(lambda: None, "words", "word")
+        with pytest.raises(ConfigurationError, match="paramstyle='named'"):
+            UpsertSink(lambda: None, "words", ["word"], paramstyle="named")
+
+
+def test_columns_that_are_added(tmp_path):
+    """A run goes on with more columns; it does not go back to before them, since what they held is not known."""
+    store, database = Store(), Database(tmp_path / "db")
+    run = Run(store, database)
+    run.write(0)
+    run.close(0)
+    run.write(1)
+    run.close(1)
+    database.execute('ALTER TABLE words ADD COLUMN "a {new} one" TEXT')
+    with pytest.raises(OutputMismatchError, match="and they had other columns"):
+        Run(copy.deepcopy(store), database, resume_epoch=2)
+    run = Run(store, database)
+    run.sink.stage([*COLUMNS, "a {new} one"], [(7, "a", 0, "x")], 2)
+    run.close(2)
+    run.sink.stage([*COLUMNS, "a {new} one"], [(8, "a", 0, "y")], 3)
+    run.close(3)
+    Run(store, database, resume_epoch=4)
+    assert database.execute("SELECT * FROM words WHERE word = 'a' AND part = 0") == [("a", 0, 7, "mine", "x")]
+    with pytest.raises(OutputMismatchError, match="it is known from epoch 3 on"):
+        Run(store, database, resume_epoch=2)
+
+
+def test_an_epoch_closed_by_another_sink(lived):
+    """A sink that was left out for some epochs goes on from where it was, and takes back what was abandoned."""
+    store, database = lived()
+    later = Closed(Lease(9, "another"), 20, store.closed[-1].note, [])
+    store.closed.append(later)
+    run = Run(store, database)
+    run.closed_batch = 20
+    run.write(21)
+    run.close(21)
+    assert database.table() == expected(store)
+    Run(store, database, resume_epoch=6)
+    assert database.table() == expected(store)
+
+
+def test_duckdb(tmp_path):
+    """Another database through the same calls: what it is asked for is not SQLite's alone."""
+    duckdb = pytest.importorskip("duckdb")
+
+    class Duck:
+        def connect(self):
+            return duckdb.connect(str(tmp_path / "duck.db"))
+
+        def table(self):
+            with self.connect() as connection:
+                rows = connection.execute("SELECT word, part, n FROM words").fetchall()
+            return {(word, part): n for word, part, n in rows}
+
+    database, store = Duck(), Store()
+    with database.connect() as connection:
+        connection.execute(CREATE)
+    story(store, database)
+    assert database.table() == expected(store)
+    Run(store, database, resume_epoch=2)
+    assert database.table() == expected(store)
+    story(store, database)
+    assert database.table() == expected(store)
