@@ -9,10 +9,11 @@ from recovery.errors import all_errors
 from tests.stores import run_python
 
 PUBLIC = [
-    "AlreadyInitializedError", "ConfigurationError", "ConsoleSink", "CorruptPartitionError", "DirectoryLockedError",
+    "AlreadyInitializedError", "BackupDamagedError", "BackupTargetError",
+    "ConfigurationError", "ConsoleSink", "CorruptPartitionError", "DirectoryLockedError",
     "DiscardSink", "DuplicatePartitionError", "EpochNotHeldError", "Flow", "FlowFailedError", "FlowLoadError",
     "FlowMismatchError", "ForeignPartitionError", "GroupState", "InconsistentPartitionsError", "InputRewrittenError",
-    "LeaseLostError", "MissingPartitionsError", "NoPartitionsError", "RecoveryConfig", "RecoveryError",
+    "LeaseLostError", "MissingPartitionsError", "NoBackupError", "NoPartitionsError", "RecoveryConfig", "RecoveryError",
     "RecoveryQuery", "RunSummary", "SparkUnavailableError", "StateValueError", "StorageError", "UnknownStepError",
     "UnsupportedPlanError", "UnsupportedVersionError", "init_partitions", "run", "start", "stateful", "stateful_map",
 ]  # fmt: skip
