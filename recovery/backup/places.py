@@ -22,9 +22,8 @@ from recovery.backup.target import NO_ANSWER_S, DirectoryTarget, ObjectTarget, T
 from recovery.errors import ConfigurationError
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
-CONNECT_S = 10.0
-REQUEST_S = 30.0
 ATTEMPTS = 3
+SHORTEST_SECRET = 4
 
 
 def open_target(place: str, environ: Mapping[str, str] = os.environ, *, no_answer_s: float = NO_ANSWER_S) -> Target:
@@ -46,7 +45,7 @@ def open_target(place: str, environ: Mapping[str, str] = os.environ, *, no_answe
     shown = shown_address(place)
     try:
         if scheme == "s3":
-            filesystem, root = _s3(parts, query), f"{parts.hostname or ''}{unquote(parts.path)}"
+            filesystem, root = _s3(parts, query, no_answer_s), f"{parts.hostname or ''}{unquote(parts.path)}"
         elif scheme in ("gs", "gcs"):
             filesystem, root = _gcs(parts, query, environ, no_answer_s), f"{parts.hostname or ''}{unquote(parts.path)}"
         else:
@@ -95,14 +94,15 @@ class _Query:
             )
 
 
-def _s3(parts: SplitResult, query: _Query) -> pyarrow.fs.FileSystem:
+def _s3(parts: SplitResult, query: _Query, no_answer_s: float) -> pyarrow.fs.FileSystem:
     options: dict[str, Any] = {name: query.take(name) for name in ("region", "scheme", "endpoint_override")}
     if parts.username:
         options |= {"access_key": unquote(parts.username), "secret_key": unquote(parts.password or "")}
     return pyarrow.fs.S3FileSystem(
         **{name: value for name, value in options.items() if value is not None},
-        connect_timeout=CONNECT_S,
-        request_timeout=REQUEST_S,
+        # All attempts together stay below the limit: at the end of the process S3 waits for a request that goes on.
+        connect_timeout=no_answer_s / (ATTEMPTS + 1),
+        request_timeout=no_answer_s / (ATTEMPTS + 1),
         retry_strategy=pyarrow.fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
     )
 
@@ -111,6 +111,8 @@ def _gcs(parts: SplitResult, query: _Query, environ: Mapping[str, str], no_answe
     endpoint, scheme = query.take("endpoint_override"), query.take("scheme")
     limit_s = float(query.take("retry_limit_seconds") or no_answer_s / 2)
     anonymous = parts.username == "anonymous"
+    if parts.password or (parts.username and not anonymous):
+        raise ValueError("gs:// takes no name or password: credentials are Google's application default ones")
     emulator = environ.get("STORAGE_EMULATOR_HOST")
     if endpoint is None and emulator:
         found, separator, host = emulator.rpartition("://")
@@ -157,9 +159,8 @@ def _azure(parts: SplitResult, query: _Query, environ: Mapping[str, str]) -> tup
 
 def _secrets(parts: SplitResult, environ: Mapping[str, str]) -> Iterator[str]:
     """What must not be shown."""
-    if parts.password:
-        yield parts.password
-        yield unquote(parts.password)
-    for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"):
-        if environ.get(name):
-            yield environ[name]
+    names = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN")
+    given = parts.password or ""
+    for secret in (given, unquote(given), *(environ.get(name, "") for name in names)):
+        if len(secret) >= SHORTEST_SECRET:
+            yield secret

@@ -23,7 +23,7 @@ from recovery.planning.backups import Copy, RestorePlan, plan_restore
 from recovery.planning.resume import plan_resume
 from recovery.storage.copies import settle
 from recovery.storage.files import scan
-from recovery.storage.initialize import place_restored, refuse_existing
+from recovery.storage.initialize import place_restored
 from recovery.storage.schema import partition_path
 from recovery.storage.verify import PartitionCheck
 
@@ -79,7 +79,6 @@ def restore(
     the restored one. Raises AlreadyInitializedError, DirectoryLockedError, BackupDamagedError, BackupTargetError,
     StorageError, CorruptPartitionError, and what `plan_restore` raises.
     """
-    refuse_existing(directory)
     attempt = _Attempt(source, clock, observe, announce, epoch, at_ms)
     # Only what was restored completely is placed, so the newest execution of any copy is not less than its.
     newest = max((e.number for copy in source.copies for e in copy.description.executions), default=0)

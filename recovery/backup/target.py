@@ -149,13 +149,14 @@ class ObjectTarget:
         self.shown = shown
         self._secrets = [secret for secret in secrets if secret]
         self._no_answer_s = no_answer_s
+        self._silent = False
 
     def write(self, name: str, chunks: Iterable[bytes]) -> int:
         """See `Target.write`."""
         size = 0
         # Not a context manager: leaving it by an exception would publish what was written so far.
         try:
-            stream = self._ask(lambda: self._filesystem.open_output_stream(self._path(name)))
+            stream = self._ask(lambda: self._filesystem.open_output_stream(self._path(name), compression=None))
         except FileNotFoundError as error:
             raise BackupTargetError(
                 self.scrubbed(str(error)), path=self.shown, cause="There is no such bucket or container."
@@ -168,9 +169,10 @@ class ObjectTarget:
         except BaseException:
             # Closing publishes it, and a stream that is never closed may be published at the end of the process.
             with contextlib.suppress(BackupTargetError, FileNotFoundError):
-                self._ask(stream.close)
-            with contextlib.suppress(BackupTargetError, FileNotFoundError):
-                self.delete(name)
+                if not self._silent:
+                    self._ask(stream.close)
+                if not self._silent:
+                    self.delete(name)
             raise
         return size
 
@@ -205,10 +207,13 @@ class ObjectTarget:
 
     def _ask(self, call: Callable[[], T]) -> T:
         try:
-            return bounded(call, self._no_answer_s)
+            found = bounded(call, self._no_answer_s)
+            self._silent = False
+            return found
         except FileNotFoundError:
             raise
         except TimeoutError:
+            self._silent = True
             raise BackupTargetError(
                 f"no answer for {self._no_answer_s:.0f} s", path=self.shown, cause="The service cannot be reached."
             ) from None

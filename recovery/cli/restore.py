@@ -16,7 +16,6 @@ from recovery.cli.common import DIRECTORY, format_size, format_time, json_option
 from recovery.clock import SystemClock
 from recovery.config import format_interval
 from recovery.planning.backups import RestorePlan, plan_restore
-from recovery.storage.initialize import refuse_existing
 
 if TYPE_CHECKING:
     # With it comes Arrow, which other commands need not wait for.
@@ -57,8 +56,6 @@ def restore(source: str, directory: Path, epoch: int | None, at_ms: int | None, 
     from recovery.backup.sources import open_source
 
     clock = SystemClock()
-    if not dry_run:
-        refuse_existing(directory)
     with tempfile.TemporaryDirectory(prefix="recovery-restore-") as scratch:
         found = open_source(open_target(source), Path(scratch))
         if dry_run:

@@ -74,7 +74,7 @@ def place_restored(
     return _place(directory, f"{RESTORING}{newest_execution}-{random_id()}", fill)
 
 
-def refuse_existing(directory: Path) -> None:
+def _refuse_existing(directory: Path) -> None:
     """Raises AlreadyInitializedError when `directory` holds partitions, or logs of some.
 
     A log of another file must not lie beside a new one: SQLite would take it for the file's own.
@@ -95,7 +95,7 @@ def _place(target: Path, staging_name: str, fill: Callable[[Path], int]) -> list
             target.mkdir(parents=True, exist_ok=True)
             with _alone(target):
                 _clear_killed_attempt(target)
-                refuse_existing(target)
+                _refuse_existing(target)
                 return _link(target, target / staging_name, fill)
         except BaseException:
             for each in missing:
