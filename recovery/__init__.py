@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from recovery.config import RecoveryConfig
 from recovery.errors import (
     AlreadyInitializedError,
+    BackupDamagedError,
+    BackupTargetError,
     ConfigurationError,
     CorruptPartitionError,
     DirectoryLockedError,
@@ -23,6 +25,7 @@ from recovery.errors import (
     InputRewrittenError,
     LeaseLostError,
     MissingPartitionsError,
+    NoBackupError,
     NoPartitionsError,
     OutputMismatchError,
     RecoveryError,
@@ -57,6 +60,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyInitializedError",
+    "BackupDamagedError",
+    "BackupTargetError",
     "BatchContext",
     "ConfigurationError",
     "ConsoleSink",
@@ -78,6 +83,7 @@ __all__ = [
     "InputRewrittenError",
     "LeaseLostError",
     "MissingPartitionsError",
+    "NoBackupError",
     "NoPartitionsError",
     "OutputMismatchError",
     "RecoveryConfig",
