@@ -12,6 +12,7 @@ from recovery.errors import (
     AlreadyInitializedError,
     ConfigurationError,
     CorruptPartitionError,
+    CorruptStateError,
     DirectoryLockedError,
     DuplicatePartitionError,
     EpochNotHeldError,
@@ -19,6 +20,7 @@ from recovery.errors import (
     FlowLoadError,
     FlowMismatchError,
     ForeignPartitionError,
+    HighWaterMarkError,
     InconsistentPartitionsError,
     InputRewrittenError,
     LeaseLostError,
@@ -28,6 +30,9 @@ from recovery.errors import (
     RecoveryError,
     SinkFailedError,
     SparkUnavailableError,
+    StateBackendError,
+    StateLockedError,
+    StateNotFoundError,
     StateValueError,
     StorageError,
     UnknownStepError,
@@ -45,6 +50,9 @@ from recovery.sinks import (
     Resume,
     current_batch,
 )
+from recovery.state.manager import StateManager, process_state, task_instance_state, task_state
+from recovery.state.retry import RetryPolicy
+from recovery.state.scopes import ScopedState
 from recovery.storage.initialize import init_partitions
 
 if TYPE_CHECKING:
@@ -58,6 +66,7 @@ __all__ = [
     "ConfigurationError",
     "ConsoleSink",
     "CorruptPartitionError",
+    "CorruptStateError",
     "DirectoryLockedError",
     "DiscardSink",
     "DuplicatePartitionError",
@@ -70,6 +79,7 @@ __all__ = [
     "FlowMismatchError",
     "ForeignPartitionError",
     "GroupState",
+    "HighWaterMarkError",
     "InconsistentPartitionsError",
     "InputRewrittenError",
     "LeaseLostError",
@@ -80,9 +90,15 @@ __all__ = [
     "RecoveryError",
     "RecoveryQuery",
     "Resume",
+    "RetryPolicy",
     "RunSummary",
+    "ScopedState",
     "SinkFailedError",
     "SparkUnavailableError",
+    "StateBackendError",
+    "StateLockedError",
+    "StateManager",
+    "StateNotFoundError",
     "StateValueError",
     "StorageError",
     "UnknownStepError",
@@ -90,10 +106,13 @@ __all__ = [
     "UnsupportedVersionError",
     "current_batch",
     "init_partitions",
+    "process_state",
     "run",
     "start",
     "stateful",
     "stateful_map",
+    "task_instance_state",
+    "task_state",
 ]
 
 # What needs Spark is imported when it is first asked for, so that looking at a directory starts at once.

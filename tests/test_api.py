@@ -10,13 +10,15 @@ from tests.stores import run_python
 
 PUBLIC = [
     "AlreadyInitializedError", "BatchContext", "ConfigurationError", "ConsoleSink", "CorruptPartitionError",
-    "DirectoryLockedError", "DiscardSink", "DuplicatePartitionError", "EpochNotHeldError", "EpochOutput",
-    "EpochSink", "Flow", "FlowFailedError", "FlowLoadError", "FlowMismatchError", "ForeignPartitionError",
-    "GroupState", "InconsistentPartitionsError", "InputRewrittenError", "LeaseLostError", "MissingPartitionsError",
-    "NoPartitionsError", "OutputMismatchError", "RecoveryConfig", "RecoveryError", "RecoveryQuery", "Resume",
-    "RunSummary", "SinkFailedError", "SparkUnavailableError", "StateValueError", "StorageError", "UnknownStepError",
-    "UnsupportedPlanError", "UnsupportedVersionError", "current_batch", "init_partitions", "run", "start",
-    "stateful", "stateful_map",
+    "CorruptStateError", "DirectoryLockedError", "DiscardSink", "DuplicatePartitionError", "EpochNotHeldError",
+    "EpochOutput", "EpochSink", "Flow", "FlowFailedError", "FlowLoadError", "FlowMismatchError",
+    "ForeignPartitionError", "GroupState", "HighWaterMarkError", "InconsistentPartitionsError", "InputRewrittenError",
+    "LeaseLostError", "MissingPartitionsError", "NoPartitionsError", "OutputMismatchError", "RecoveryConfig",
+    "RecoveryError", "RecoveryQuery", "Resume", "RetryPolicy", "RunSummary", "ScopedState", "SinkFailedError",
+    "SparkUnavailableError", "StateBackendError", "StateLockedError", "StateManager", "StateNotFoundError",
+    "StateValueError", "StorageError", "UnknownStepError", "UnsupportedPlanError", "UnsupportedVersionError",
+    "current_batch", "init_partitions", "process_state", "run", "start", "stateful", "stateful_map",
+    "task_instance_state", "task_state",
 ]  # fmt: skip
 
 

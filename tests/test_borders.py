@@ -16,6 +16,7 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 SPARK = {"pyspark", "py4j"}
+STORAGE_FOR_STATE = {"recovery.storage.states", "recovery.storage.lock"}
 STORAGE_FOR_SPARK = {f"recovery.storage.{name}" for name in ("seam", "files", "initialize", "lock", "verify")}
 
 
@@ -45,6 +46,15 @@ def below(*packages: str) -> list[str]:
 def test_storage_knows_nothing_of_spark(module):
     """Neither Spark, nor our side of it, nor what runs flows."""
     assert reaching(module, *SPARK, "pyarrow", "pandas", "recovery.spark", "recovery.cli", "recovery.runner") == set()
+
+
+@pytest.mark.parametrize("module", below("recovery.state"))
+def test_operational_state_knows_nothing_of_spark(module):
+    """It is there without it, and knows storage by its public names."""
+    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.cli", "recovery.runner") == set()
+    used = reaching(module, "recovery.storage")
+    assert {name.rpartition(".")[0] for name in used} <= STORAGE_FOR_STATE
+    assert [name for name in used if name.rpartition(".")[2].startswith("_")] == []
 
 
 @pytest.mark.parametrize("module", below("recovery.planning"))

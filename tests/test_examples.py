@@ -156,3 +156,12 @@ def test_the_job_moved_over_gives_the_same(shell: Any) -> None:
     assert "\nthe same\n" in printed
     assert "sensor=cellar  n=1  mean=12.5  highest=12.5" in printed
     assert states("averages") == {"cellar": [1, 12.5, 12.5]}
+
+
+def test_a_remote_job_is_submitted_once(shell: Any) -> None:
+    """Two tries crash, before and after noting its id; the tries after them get the result of the one job."""
+    printed = shell(commands_of("remote_job.py"))
+    [job] = [path.stem for path in Path("jobs").iterdir()]
+    assert printed.count("crashed") == 2
+    assert re.findall(r"submitted job (\w+)", printed) == [job, job]
+    assert printed.splitlines()[-2:] == [f"job {job}: model of nightly/train/2024-05-01"] * 2

@@ -7,9 +7,11 @@ import click
 from recovery.cli.common import Commands
 from recovery.cli.demo import demo
 from recovery.cli.gc import gc
+from recovery.cli.hwm import hwm
 from recovery.cli.init import init
 from recovery.cli.plan import plan
 from recovery.cli.run import run
+from recovery.cli.runs import runs
 from recovery.cli.status import status
 from recovery.cli.verify import verify
 
@@ -27,5 +29,5 @@ def main(debug: bool) -> None:
     """
 
 
-for command in (init, run, status, plan, verify, gc, demo):
+for command in (init, run, status, plan, verify, gc, hwm, runs, demo):
     main.add_command(command)
