@@ -12,6 +12,7 @@ from recovery.cli.init import init
 from recovery.cli.plan import plan
 from recovery.cli.run import run
 from recovery.cli.runs import runs
+from recovery.cli.state import state
 from recovery.cli.status import status
 from recovery.cli.verify import verify
 
@@ -29,5 +30,5 @@ def main(debug: bool) -> None:
     """
 
 
-for command in (init, run, status, plan, verify, gc, hwm, runs, demo):
+for command in (init, run, status, plan, verify, gc, hwm, runs, state, demo):
     main.add_command(command)

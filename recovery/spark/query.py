@@ -46,6 +46,7 @@ from recovery.spark.checkpoint import CHECKPOINT_STEP, seed
 from recovery.spark.closing import EpochClosed, EpochCloser
 from recovery.spark.plan import BoundPlan, bind
 from recovery.spark.session import check_master
+from recovery.spark.state_source import RecoveryDataSource
 from recovery.spark.ticks import write_mailbox
 from recovery.spark.worker import ADDRESS_PROPERTY
 from recovery.state.flows import FlowRecord
@@ -512,6 +513,7 @@ def start_prepared(
 def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:
     """The flow's streaming frame. Raises FlowFailedError when its code fails."""
     spark.dataSource.register(AppendedDataSource)
+    spark.dataSource.register(RecoveryDataSource)
     try:
         frame = flow.build(spark)
     except RecoveryError:

@@ -10,9 +10,7 @@ from recovery.errors import RecoveryError
 from recovery.planning.values import Execution
 from recovery.state.backend import DirectoryBackend
 from recovery.state.retry import RetryPolicy
-from recovery.state.runs import RunHistory
-
-FLOW = "flow"
+from recovery.state.runs import FLOW, RunHistory
 
 
 class FlowRecord:

@@ -15,7 +15,7 @@ from recovery.state.backend import Backend, DirectoryBackend
 from recovery.state.ids import check, escape, matches, unescape
 from recovery.state.marks import Mark
 from recovery.state.retry import RetryPolicy
-from recovery.state.runs import Run, RunHistory, parse_nodes
+from recovery.state.runs import EDIT, SAVED, Run, RunHistory, parse_nodes
 from recovery.state.scopes import ScopedState
 
 
@@ -42,8 +42,9 @@ class StateManager:
         self._clock = clock or SystemClock()
         self.backend: Backend = DirectoryBackend(directory, self._clock, retry or RetryPolicy())
         self.environment = check(environment, "name of an environment", empty=True)
-        self._prefix = f"@{escape(environment)}/" if environment else ""
-        self._history = RunHistory(self.backend, self._clock, self._prefix)
+        # How the ids of this environment begin.
+        self.prefix = f"@{escape(environment)}/" if environment else ""
+        self._history = RunHistory(self.backend, self._clock, self.prefix)
 
     # ---- high-water marks
 
@@ -116,7 +117,7 @@ class StateManager:
         failed = [name for name, node in parsed.items() if not node.succeeded]
         if error is None and failed:
             error = RuntimeError(f"{', '.join(failed)} failed")
-        recorder = self._history.begin(pipeline, "saved", details)
+        recorder = self._history.begin(pipeline, SAVED, details)
         for name, node in parsed.items():
             recorder.node(name, node)
         recorder.end(error)
@@ -165,7 +166,7 @@ class StateManager:
 
     def process_states(self, namespace: str) -> dict[str, Any]:
         """The values of all processes of a namespace, by name; of no other namespace."""
-        prefix = self._prefix + scopes.process_id(namespace, "").removesuffix("%")
+        prefix = self.prefix + scopes.process_id(namespace, "").removesuffix("%")
         found = {d.state_id[len(prefix) :]: d.state_id for d in self.backend.list(prefix) if d.content is not None}
         states = {unescape(name): ScopedState(self.backend, self._clock, each) for name, each in found.items()}
         return {name: state.get() for name, state in states.items() if state.exists}
@@ -177,14 +178,14 @@ class StateManager:
 
         Raises StateLockedError naming the holder when it was not free in time.
         """
-        return self.backend.lock(f"{self._prefix}{escape(name)}", purpose)
+        return self.backend.lock(f"{self.prefix}{escape(name)}", purpose)
 
     def _scoped(self, state_id: str) -> ScopedState:
-        return ScopedState(self.backend, self._clock, self._prefix + state_id)
+        return ScopedState(self.backend, self._clock, self.prefix + state_id)
 
     @property
     def _marks_id(self) -> str:
-        return self._prefix + marks.DOCUMENT
+        return self.prefix + marks.DOCUMENT
 
     def _marks(self) -> dict[str, Mark]:
         document = self.backend.read([self._marks_id]).get(self._marks_id)
@@ -193,7 +194,8 @@ class StateManager:
     def _last_run(self, pipeline: str, node: str | None) -> Run | None:
         if not isinstance(pipeline, str):
             raise ConfigurationError(f"{pipeline!r} is not a pipeline's name", remedy="Use a text.")
-        return next((run for run in self._history.runs(pipeline) if node is None or node in run.nodes), None)
+        runs = (run for run in self._history.runs(pipeline) if run.kind != EDIT)
+        return next((run for run in runs if node is None or node in run.nodes), None)
 
 
 def process_state(namespace: str, name: str, *, directory: str | os.PathLike[str] | None = None) -> ScopedState:

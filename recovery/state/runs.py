@@ -24,6 +24,8 @@ HEARTBEAT_S = 10.0
 MISSED_BEATS = 6
 DAY_MS = 86_400_000
 RUNNING, SUCCEEDED, FAILED, SKIPPED, BLOCKED, DEAD = "running", "succeeded", "failed", "skipped", "blocked", "dead"
+FLOW, SAVED, EDIT = "flow", "saved", "edit"
+"""Kinds of runs. An edit of a flow's state is recorded as one, but is never what `last run` means."""
 STATUSES = (RUNNING, SUCCEEDED, FAILED, DEAD)
 NODE_STATUSES = (RUNNING, SUCCEEDED, FAILED, SKIPPED, BLOCKED, DEAD)
 _OUTCOME = {SUCCEEDED: True, SKIPPED: True, FAILED: False, BLOCKED: False, DEAD: False}
@@ -128,7 +130,7 @@ class RunHistory:
         newest: set[str] = set()
         gone: list[Run] = []
         for run in self.runs():
-            if run.pipeline not in newest:
+            if run.kind != EDIT and run.pipeline not in newest:
                 newest.add(run.pipeline)
             elif run.status != RUNNING and (run.ended_ms or run.heartbeat_ms) < limit_ms:
                 gone.append(run)
@@ -144,13 +146,10 @@ class RunHistory:
         return [d for d in self._backend.list(self._prefix + prefix) if d.content is not None]
 
     def _read(self, document: Document) -> Run:
-        content = dict(document.content)
-        beat_s = content.pop("heartbeat_s", HEARTBEAT_S)
-        nodes = {name: NodeRun(**node) for name, node in content.pop("nodes").items()}
-        run = Run(run_id=document.state_id.rpartition("/")[2], nodes=nodes, **content)
+        run, beat_s = read_run(document.state_id.rpartition("/")[2], document.content)
         if run.status != RUNNING or is_alive(run, self._clock.wall_ms(), beat_s):
             return run
-        ended = {name: replace(n, status=DEAD) if n.status == RUNNING else n for name, n in nodes.items()}
+        ended = {name: replace(n, status=DEAD) if n.status == RUNNING else n for name, n in run.nodes.items()}
         return replace(run, status=DEAD, nodes=ended)
 
 
@@ -214,6 +213,14 @@ class RunRecorder:
             changed = replace(change(self.run), heartbeat_ms=max(self._clock.wall_ms(), self.run.heartbeat_ms))
             self._backend.update({self._state_id: lambda _: _content(changed)})
             self.run = changed
+
+
+def read_run(run_id: str, content: Mapping[str, Any]) -> tuple[Run, float]:
+    """The run that a document holds, as its process wrote it, and the seconds between its heartbeats."""
+    fields = dict(content)
+    beat_s = fields.pop("heartbeat_s", HEARTBEAT_S)
+    nodes = {name: NodeRun(**node) for name, node in fields.pop("nodes").items()}
+    return Run(run_id=run_id, nodes=nodes, **fields), beat_s
 
 
 def parse_nodes(nodes: Mapping[str, Any]) -> dict[str, NodeRun]:

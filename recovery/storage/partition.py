@@ -214,7 +214,9 @@ def close_epoch(
             faults.reach("close.2.snaps")
             # 3
             for step, values in request.driver_rows.items():
-                _move_driver_rows(connection, totals, step, values, request)
+                _move_rows(connection, totals, step, {key: (value, None) for key, value in values.items()}, request)
+            for step, states in request.state_rows.items():
+                _move_rows(connection, totals, step, states, request)
             for edit in request.edits:
                 _edit_step(connection, totals, edit, request.epoch)
             faults.reach("close.2.driver")
@@ -296,17 +298,17 @@ def _create_driver_table(connection: apsw.Connection) -> None:
     )
 
 
-def _move_driver_rows(
+def _move_rows(
     connection: apsw.Connection,
     totals: _Totals,
     step: StepId,
-    values: Mapping[str, str | bytes | None],
+    values: Mapping[str, tuple[str | bytes | None, int | None]],
     request: CloseRequest,
 ) -> None:
     connection.execute("DELETE FROM temp.touched")
     connection.executemany(
-        "INSERT INTO temp.touched VALUES (?, ?, ?, NULL, 0, NULL, NULL)",
-        [(key, request.batch, change) for key, change in values.items()],
+        "INSERT INTO temp.touched VALUES (?, ?, ?, ?, 0, NULL, NULL)",
+        [(key, request.batch, change, timeout) for key, (change, timeout) in values.items()],
     )
     _move(connection, totals, step, "temp", request.epoch, request.batch)
 
