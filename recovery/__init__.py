@@ -14,6 +14,7 @@ from recovery.errors import (
     BackupTargetError,
     ConfigurationError,
     CorruptPartitionError,
+    CorruptStateError,
     DirectoryLockedError,
     DuplicatePartitionError,
     EpochNotHeldError,
@@ -21,6 +22,7 @@ from recovery.errors import (
     FlowLoadError,
     FlowMismatchError,
     ForeignPartitionError,
+    HighWaterMarkError,
     InconsistentPartitionsError,
     InputRewrittenError,
     LeaseLostError,
@@ -31,6 +33,9 @@ from recovery.errors import (
     RecoveryError,
     SinkFailedError,
     SparkUnavailableError,
+    StateBackendError,
+    StateLockedError,
+    StateNotFoundError,
     StateValueError,
     StepChangedError,
     StorageError,
@@ -51,6 +56,9 @@ from recovery.sinks import (
     UpsertSink,
     current_batch,
 )
+from recovery.state.manager import StateManager, process_state, task_instance_state, task_state
+from recovery.state.retry import RetryPolicy
+from recovery.state.scopes import ScopedState
 from recovery.storage.initialize import init_partitions
 
 if TYPE_CHECKING:
@@ -66,6 +74,7 @@ __all__ = [
     "ConfigurationError",
     "ConsoleSink",
     "CorruptPartitionError",
+    "CorruptStateError",
     "DirectoryLockedError",
     "DiscardSink",
     "DuplicatePartitionError",
@@ -79,6 +88,7 @@ __all__ = [
     "FlowMismatchError",
     "ForeignPartitionError",
     "GroupState",
+    "HighWaterMarkError",
     "InconsistentPartitionsError",
     "InputRewrittenError",
     "LeaseLostError",
@@ -90,9 +100,15 @@ __all__ = [
     "RecoveryError",
     "RecoveryQuery",
     "Resume",
+    "RetryPolicy",
     "RunSummary",
+    "ScopedState",
     "SinkFailedError",
     "SparkUnavailableError",
+    "StateBackendError",
+    "StateLockedError",
+    "StateManager",
+    "StateNotFoundError",
     "StateValueError",
     "StepChangedError",
     "StorageError",
@@ -102,10 +118,13 @@ __all__ = [
     "UpsertSink",
     "current_batch",
     "init_partitions",
+    "process_state",
     "run",
     "start",
     "stateful",
     "stateful_map",
+    "task_instance_state",
+    "task_state",
 ]
 
 # What needs Spark is imported when it is first asked for, so that looking at a directory starts at once.
