@@ -63,6 +63,7 @@ from recovery.storage.initialize import init_partitions
 
 if TYPE_CHECKING:
     from recovery.runner import run
+    from recovery.spark.formats import register
     from recovery.spark.query import RecoveryQuery, RunSummary, start
     from recovery.spark.step import stateful, stateful_map
 
@@ -119,6 +120,7 @@ __all__ = [
     "current_batch",
     "init_partitions",
     "process_state",
+    "register",
     "run",
     "start",
     "stateful",
@@ -131,6 +133,7 @@ __all__ = [
 _WITH_SPARK = {
     "RecoveryQuery": "recovery.spark.query",
     "RunSummary": "recovery.spark.query",
+    "register": "recovery.spark.formats",
     "run": "recovery.runner",
     "start": "recovery.spark.query",
     "stateful": "recovery.spark.step",

@@ -18,7 +18,7 @@ PUBLIC = [
     "RetryPolicy", "RunSummary", "ScopedState", "SinkFailedError", "SparkUnavailableError", "StateBackendError",
     "StateLockedError", "StateManager", "StateNotFoundError", "StateValueError", "StepChangedError", "StorageError",
     "UnknownStepError", "UnsupportedPlanError", "UnsupportedVersionError", "UpsertSink", "current_batch",
-    "init_partitions", "process_state", "run", "start", "stateful", "stateful_map", "task_instance_state",
+    "init_partitions", "process_state", "register", "run", "start", "stateful", "stateful_map", "task_instance_state",
     "task_state",
 ]  # fmt: skip
 

@@ -42,12 +42,11 @@ from recovery.planning.timeline import timeline
 from recovery.planning.values import Execution
 from recovery.sinks import DiscardSink, Resume
 from recovery.sinks.delivery import NOTE_KEY, SINK_STEP, Delivery
-from recovery.spark.appended import AppendedDataSource
 from recovery.spark.checkpoint import CHECKPOINT_STEP, seed
 from recovery.spark.closing import DECLARATIONS_STEP, EpochClosed, EpochCloser
+from recovery.spark.formats import register
 from recovery.spark.plan import BoundPlan, bind
 from recovery.spark.session import check_master
-from recovery.spark.state_source import RecoveryDataSource
 from recovery.spark.ticks import write_mailbox
 from recovery.spark.worker import ADDRESS_PROPERTY
 from recovery.state.flows import FlowRecord
@@ -536,8 +535,7 @@ def start_prepared(
 
 def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:
     """The flow's streaming frame. Raises FlowFailedError when its code fails."""
-    spark.dataSource.register(AppendedDataSource)
-    spark.dataSource.register(RecoveryDataSource)
+    register(spark)
     try:
         frame = flow.build(spark)
     except RecoveryError:
