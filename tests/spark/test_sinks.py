@@ -218,7 +218,8 @@ POINTS = {
     "some": ["publish.1.file:3", "rollback.3", "close.2.committed:4", *GO_BACK[1:]],
     "preparing": ["prepare.1:2", "prepare.2:2", "close.1.prepared:2", "close.2.epochs:5", "close.2.committed:4"],
     "publishing": ["close.3:2", "close.4:2", "publish.1:2", "publish.2:2", "publish.3:2", "close.4.published:2"],
-    "going back": ["close.3", *(f"rollback.{n}" for n in range(1, 6)), "start.3.output", *GO_BACK],
+    "rolling forward": ["close.3", *(f"rollback.{n}" for n in range(1, 6)), "start.3.output"],
+    "going back": ["", *GO_BACK],
 }
 
 
