@@ -121,6 +121,8 @@ def test_the_command_line_is_refused_at_once(store_maker, tmp_path):
             time.sleep(0.01)
         before = contents(directory)
         started = time.monotonic()
+        subprocess.run([sys.executable, "-m", "recovery", "--version"], capture_output=True, timeout=60, check=True)
+        started, nothing_s = time.monotonic(), time.monotonic() - started
         target = f"{ROOT / 'tests' / 'flows' / 'totals.py'}:make({str(tmp_path)!r})"
         command = [sys.executable, "-m", "recovery", "run", target, "-r", str(directory)]
         told = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -133,7 +135,8 @@ def test_the_command_line_is_refused_at_once(store_maker, tmp_path):
     assert f"process {holder} on " in told.stderr
     assert "Traceback" not in told.stderr
     print(f"refused after {seconds:.1f} s")
-    assert seconds < 5
+    # A machine that takes long to start Python at all takes longer for this too.
+    assert seconds < max(5, 8 * nothing_s)
 
 
 def sleeper(directory: Path, number: int) -> int:
