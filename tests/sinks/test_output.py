@@ -139,7 +139,7 @@ def test_every_operation_fails(name, lasting):
     "states",
     [
         pytest.param(400, id="a few"),
-        pytest.param(int(os.environ.get("RECOVERY_TEST_STATES", "20000")), id="many", marks=pytest.mark.long),
+        pytest.param(int(os.environ.get("RECOVERY_TEST_OUTPUT_STATES", "10000")), id="many", marks=pytest.mark.long),
     ],
 )
 def test_power_losses(states):
@@ -163,7 +163,7 @@ def test_power_losses(states):
     "histories",
     [
         pytest.param(60, id="a few"),
-        pytest.param(int(os.environ.get("RECOVERY_TEST_HISTORIES", "2000")), id="many", marks=pytest.mark.long),
+        pytest.param(int(os.environ.get("RECOVERY_TEST_OUTPUT_HISTORIES", "10000")), id="many", marks=pytest.mark.long),
     ],
 )
 def test_random_histories(histories):
