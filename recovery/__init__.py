@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 from recovery.config import RecoveryConfig
 from recovery.errors import (
     AlreadyInitializedError,
+    BackupDamagedError,
+    BackupTargetError,
+    BackupTooOldError,
     ConfigurationError,
     CorruptPartitionError,
     DirectoryLockedError,
@@ -23,6 +26,7 @@ from recovery.errors import (
     InputRewrittenError,
     LeaseLostError,
     MissingPartitionsError,
+    NoBackupError,
     NoPartitionsError,
     OutputMismatchError,
     RecoveryError,
@@ -57,6 +61,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyInitializedError",
+    "BackupDamagedError",
+    "BackupTargetError",
+    "BackupTooOldError",
     "BatchContext",
     "ConfigurationError",
     "ConsoleSink",
@@ -78,6 +85,7 @@ __all__ = [
     "InputRewrittenError",
     "LeaseLostError",
     "MissingPartitionsError",
+    "NoBackupError",
     "NoPartitionsError",
     "OutputMismatchError",
     "RecoveryConfig",

@@ -24,7 +24,11 @@ RecoveryError                     10
 ├── StepChangedError              39
 ├── DirectoryLockedError          40
 ├── LeaseLostError                41
-└── SparkUnavailableError         50
+├── SparkUnavailableError         50
+├── BackupTargetError             60  unreachable, refused, or not a place for backups
+├── NoBackupError                 61
+├── BackupDamagedError            62
+└── BackupTooOldError             63
 
 Exit code 0 is success, 1 an unforeseen failure, 2 a usage error of the command line, 130 and 143 an
 interrupt and a termination that were not waited out.
@@ -294,6 +298,38 @@ class SparkUnavailableError(RecoveryError):
     exit_code = 50
     default_cause = "No Java 17 or newer was found."
     default_remedy = "Install one, for instance with: pip install 'recovery[java]'"
+
+
+class BackupTargetError(RecoveryError):
+    """The place of the backups cannot be reached, or refused a read or a write."""
+
+    exit_code = 60
+    default_cause = "The address is wrong, the service is down, or these credentials may not read or write there."
+    default_remedy = "Put that right and run the same command again; an unfinished backup never counts."
+
+
+class NoBackupError(RecoveryError):
+    """There is no finished backup, and no copy of a partition, at the place named."""
+
+    exit_code = 61
+    default_cause = "No backup was ever finished there, or the path is wrong."
+    default_remedy = "Make one: python -m recovery backup DIR DEST"
+
+
+class BackupDamagedError(RecoveryError):
+    """What a backup lists is missing, or is not what was written."""
+
+    exit_code = 62
+    default_cause = "Objects were deleted, damaged or replaced from outside, or the backup was pruned at this moment."
+    default_remedy = "Run the same command again; it takes other copies where there are some."
+
+
+class BackupTooOldError(RecoveryError):
+    """The newest epoch that could be restored is older than allowed."""
+
+    exit_code = 63
+    default_cause = "Backups stopped, or do not finish any more; or the run itself closes no epochs."
+    default_remedy = "See python -m recovery backup --list DEST and python -m recovery status DIR."
 
 
 def all_errors() -> Iterator[type[RecoveryError]]:

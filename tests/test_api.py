@@ -9,14 +9,15 @@ from recovery.errors import all_errors
 from tests.stores import run_python
 
 PUBLIC = [
-    "AlreadyInitializedError", "BatchContext", "ConfigurationError", "ConsoleSink", "CorruptPartitionError",
-    "DirectoryLockedError", "DiscardSink", "DuplicatePartitionError", "EpochNotHeldError", "EpochOutput",
-    "EpochSink", "FileSink", "Flow", "FlowFailedError", "FlowLoadError", "FlowMismatchError", "ForeignPartitionError",
-    "GroupState", "InconsistentPartitionsError", "InputRewrittenError", "LeaseLostError", "MissingPartitionsError",
-    "NoPartitionsError", "OutputMismatchError", "RecoveryConfig", "RecoveryError", "RecoveryQuery", "Resume",
-    "RunSummary", "SinkFailedError", "SparkUnavailableError", "StateValueError", "StepChangedError", "StorageError",
-    "UnknownStepError", "UnsupportedPlanError", "UnsupportedVersionError", "UpsertSink", "current_batch",
-    "init_partitions", "run", "start", "stateful", "stateful_map",
+    "AlreadyInitializedError", "BackupDamagedError", "BackupTargetError", "BackupTooOldError", "BatchContext",
+    "ConfigurationError", "ConsoleSink", "CorruptPartitionError", "DirectoryLockedError", "DiscardSink",
+    "DuplicatePartitionError", "EpochNotHeldError", "EpochOutput", "EpochSink", "FileSink", "Flow",
+    "FlowFailedError", "FlowLoadError", "FlowMismatchError", "ForeignPartitionError", "GroupState",
+    "InconsistentPartitionsError", "InputRewrittenError", "LeaseLostError", "MissingPartitionsError",
+    "NoBackupError", "NoPartitionsError", "OutputMismatchError", "RecoveryConfig", "RecoveryError",
+    "RecoveryQuery", "Resume", "RunSummary", "SinkFailedError", "SparkUnavailableError", "StateValueError",
+    "StepChangedError", "StorageError", "UnknownStepError", "UnsupportedPlanError", "UnsupportedVersionError",
+    "UpsertSink", "current_batch", "init_partitions", "run", "start", "stateful", "stateful_map",
 ]  # fmt: skip
 
 

@@ -17,6 +17,9 @@ MODULES = {
 }
 SPARK = {"pyspark", "py4j"}
 STORAGE_FOR_SPARK = {f"recovery.storage.{name}" for name in ("seam", "files", "initialize", "lock", "verify")}
+STORAGE_FOR_BACKUPS = {
+    f"recovery.storage.{name}" for name in ("copies", "digests", "files", "initialize", "lock", "schema", "verify")
+}
 
 
 def imports(module: str) -> set[str]:
@@ -67,6 +70,21 @@ def test_the_spark_side_uses_storage_by_its_public_names(module):
     used = reaching(module, "recovery.storage")
     assert {name.rpartition(".")[0] for name in used} <= STORAGE_FOR_SPARK
     assert [name for name in used if name.rpartition(".")[2].startswith("_")] == []
+
+
+@pytest.mark.parametrize("module", below("recovery.backup"))
+def test_backups_know_nothing_of_spark(module):
+    """They know partitions through the public names of storage, and SQLite not at all."""
+    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.cli", "recovery.runner") == set()
+    used = reaching(module, "recovery.storage")
+    assert {name.rpartition(".")[0] for name in used} <= STORAGE_FOR_BACKUPS
+    assert [name for name in used if name.rpartition(".")[2].startswith("_")] == []
+
+
+@pytest.mark.parametrize("module", below("recovery.backup"))
+def test_backups_take_time_and_chance_as_arguments(module):
+    """Clock and ids are passed in."""
+    assert reaching(module, "time", "random", "secrets") == set()
 
 
 @pytest.mark.parametrize("module", below("recovery.appended"))

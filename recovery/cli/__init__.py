@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import click
 
+from recovery.cli.backup import backup
 from recovery.cli.common import Commands
 from recovery.cli.demo import demo
+from recovery.cli.drill import drill
 from recovery.cli.gc import gc
 from recovery.cli.init import init
 from recovery.cli.plan import plan
+from recovery.cli.restore import restore
 from recovery.cli.run import run
 from recovery.cli.status import status
 from recovery.cli.verify import verify
@@ -27,5 +30,5 @@ def main(debug: bool) -> None:
     """
 
 
-for command in (init, run, status, plan, verify, gc, demo):
+for command in (init, run, status, plan, verify, gc, backup, restore, drill, demo):
     main.add_command(command)

@@ -73,9 +73,9 @@ def json_option(function: F) -> F:
     return option(function)
 
 
-def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
-    click.echo(json.dumps(value, indent=2, default=str))
+def print_json(value: Any, *, line: bool = False) -> None:
+    """One JSON document on standard output; `line`: on one line, where several follow each other."""
+    click.echo(json.dumps(value, indent=None if line else 2, default=str))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

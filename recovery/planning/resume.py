@@ -134,10 +134,11 @@ def check_set(found: Sequence[FoundFile]) -> tuple[PartitionDescription, ...]:
 
 def common_cuts(partitions: Sequence[PartitionDescription]) -> set[Cut]:
     """The snapshots that every partition holds."""
-    return set.intersection(*(_cuts(d) for d in partitions))
+    return set.intersection(*(cuts_of(d) for d in partitions))
 
 
-def _cuts(description: PartitionDescription) -> set[Cut]:
+def cuts_of(description: PartitionDescription) -> set[Cut]:
+    """The snapshots that one partition holds."""
     cuts = {closed.cut for closed in description.epochs}
     if description.collected == NO_EPOCH:
         cuts.add(BEGINNING)

@@ -118,7 +118,7 @@ class FilePartitions:
                 remedy="Split the flow in two.",
             )
 
-        _allow_open_files(self.partition_count * (FILES_PER_PARTITION + FILES_PER_DELTA * len(steps)))
+        allow_open_files(self.partition_count * (FILES_PER_PARTITION + FILES_PER_DELTA * len(steps)))
 
         def begin(index: int) -> None:
             one.start(self._writers[index], self.paths[index], execution)
@@ -347,7 +347,7 @@ def _delta_path(scratch: Path, step: StepId, index: int) -> Path:
     return scratch / f"{hashlib.sha1(step.encode()).hexdigest()[:16]}-{index}.delta"
 
 
-def _allow_open_files(needed: int) -> None:
+def allow_open_files(needed: int) -> None:
     """Raise this process's limit of open files, as the JVM does for its own. Raises StorageError when it may not."""
     needed += FILES_OF_OTHERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

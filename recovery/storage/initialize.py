@@ -1,4 +1,4 @@
-"""Creating the partitions of a recovery directory: all of them, or none."""
+"""Filling a recovery directory with its partitions, new or restored: all of them, or none."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from recovery.storage.schema import (
 
 MAX_PARTITIONS = 4096
 STAGING = ".init-"
+RESTORING = ".restore-"
 
 
 def init_partitions(
@@ -51,7 +52,29 @@ def init_partitions(
             cause=f"A recovery directory has 1 to {MAX_PARTITIONS} partitions.",
             remedy="Take about one per core that will run the flow; the number is fixed afterwards.",
         )
-    target = Path(directory)
+    store_id, clock = random_id(), clock or SystemClock()
+
+    def create(staging: Path) -> int:
+        for index in range(count):
+            _create_partition(partition_path(staging, index), PartitionIndex(index), count, store_id, clock)
+        return count
+
+    return _place(Path(directory), f"{STAGING}{store_id}", create)
+
+
+def place_restored(
+    directory: Path, fill: Callable[[Path], int], *, newest_execution: int, random_id: Callable[[], str]
+) -> list[Path]:
+    """Fill `directory` with restored partitions, in the same way as new ones: all of them, or none.
+
+    fill: writes and syncs part-0 … part-(N-1) in the staging directory it is given, and returns N.
+    newest_execution: the newest that any of them knows; what is newer shows that a run has used a file.
+    Raises what `fill` raises, AlreadyInitializedError, DirectoryLockedError or StorageError.
+    """
+    return _place(directory, f"{RESTORING}{newest_execution}-{random_id()}", fill)
+
+
+def _place(target: Path, staging_name: str, fill: Callable[[Path], int]) -> list[Path]:
     with translated(target):
         missing = [each for each in (target, *target.parents) if not each.exists()]
         if not missing and not target.is_dir():
@@ -63,7 +86,7 @@ def init_partitions(
                 _refuse_existing(target)
                 # A directory's own name is durable only when its parent was synced.
                 durable = [target, *(each.parent for each in missing)]
-                return _create(target, count, clock or SystemClock(), random_id(), durable)
+                return _link(target, target / staging_name, fill, durable)
         except BaseException:
             for each in missing:
                 with contextlib.suppress(OSError):
@@ -82,21 +105,18 @@ def _alone(target: Path) -> Iterator[None]:
         raise DirectoryLockedError(
             "partitions are being made here at this moment",
             path=target,
-            cause="Another init is still going on.",
+            cause="Another init or restore is still going on.",
             remedy="Wait until it ends, and use what it made.",
         ) from None
     finally:
         os.close(descriptor)
 
 
-def _create(target: Path, count: int, clock: Clock, store_id: str, durable: Sequence[Path]) -> list[Path]:
-    staging = target / f"{STAGING}{store_id}"
+def _link(target: Path, staging: Path, fill: Callable[[Path], int], durable: Sequence[Path]) -> list[Path]:
     staging.mkdir()
     placed: list[Path] = []
     try:
-        for index in range(count):
-            _create_partition(partition_path(staging, index), PartitionIndex(index), count, store_id, clock)
-        for index in range(count):
+        for index in range(fill(staging)):
             final = partition_path(target, index)
             # Unlike a rename, a link never replaces a file that someone else put there meanwhile.
             final.hardlink_to(partition_path(staging, index))
@@ -128,21 +148,28 @@ def _create_partition(path: Path, index: PartitionIndex, count: int, store_id: s
             connection.close()
 
 
-def _refuse_existing(target: Path) -> None:
-    found = sorted(path.name for path in target.glob("part-*.sqlite3*"))
+def _refuse_existing(directory: Path) -> None:
+    """Raises AlreadyInitializedError when `directory` holds partitions, or logs of some.
+
+    A log of another file must not lie beside a new one: SQLite would take it for the file's own.
+    """
+    found = sorted(path.name for path in directory.glob("part-*.sqlite3*"))
     if found:
-        raise AlreadyInitializedError(f"it holds {', '.join(found[:4])}{' …' if len(found) > 4 else ''}", path=target)
+        raise AlreadyInitializedError(
+            f"it holds {', '.join(found[:4])}{' …' if len(found) > 4 else ''}", path=directory
+        )
 
 
 def _clear_killed_attempt(target: Path) -> None:
-    """Remove what an `init` that was killed left: its staging directory, and links to the files in it.
+    """Remove what an `init` or `restore` that was killed left: its staging directory, and links to the files in it.
 
     When every staged file is in place the attempt had done its work, and its partitions stay.
     """
-    for staging in target.glob(f"{STAGING}*"):
+    for staging in [*target.glob(f"{STAGING}*"), *target.glob(f"{RESTORING}*")]:
+        executions = _restored_executions(staging.name)
         staged = list(staging.glob("part-*.sqlite3"))
         placed = [target / path.name for path in staged if _same_file(path, target / path.name)]
-        if len(placed) < len(staged) and not any(map(_was_used, placed)):
+        if len(placed) < len(staged) and not any(_was_used(path, executions) for path in placed):
             for path in placed:
                 path.unlink()
         shutil.rmtree(staging)
@@ -152,10 +179,17 @@ def _same_file(staged: Path, placed: Path) -> bool:
     return placed.exists() and placed.samefile(staged)
 
 
-def _was_used(path: Path) -> bool:
-    """Whether a run ever began on the partition: then it is nobody's leftover, and is never removed."""
+def _restored_executions(staging_name: str) -> int:
+    """The newest execution that the files had when they were staged; 0 for new ones."""
+    number = staging_name.removeprefix(RESTORING).partition("-")[0]
+    return int(number) if staging_name.startswith(RESTORING) and number.isdecimal() else 0
+
+
+def _was_used(path: Path, executions: int) -> bool:
+    """Whether a run began on the partition since: then it is nobody's leftover, and is never removed."""
+    newer = "SELECT 1 FROM exs WHERE ex_num > ? LIMIT 1"
     with translated(path):
-        return read_partition(path, lambda connection: bool(rows(connection, "SELECT 1 FROM exs LIMIT 1")))
+        return read_partition(path, lambda connection: bool(rows(connection, newer, (executions,))))
 
 
 def _sync_directory(directory: Path) -> None:

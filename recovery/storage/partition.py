@@ -169,6 +169,18 @@ def start(connection: apsw.Connection, path: Path, execution: Execution) -> None
         connection.execute("UPDATE parts SET flow_id = ?, digest = ?", (execution.flow_id, record_digest(*bound)))
 
 
+def rewind(connection: apsw.Connection, path: Path, newest: Epoch) -> bool:
+    """Make `newest` the newest epoch, discarding what came after; whether there was anything. One transaction.
+
+    For a copy that no run uses: unlike `start` it begins no execution.
+    """
+    with translated(path), transaction(connection):
+        found = bool(rows(connection, "SELECT 1 FROM epochs WHERE epoch > ? LIMIT 1", (newest,)))
+        if found:
+            _abandon(connection, Epoch(newest + 1))
+        return found
+
+
 def close_epoch(
     connection: apsw.Connection,
     path: Path,

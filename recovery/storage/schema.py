@@ -174,16 +174,16 @@ def read_partition(path: Path, read: Callable[[apsw.Connection], T]) -> T:
     read alone; when somebody has written to it by the time it was read, it is read again in the ordinary way.
     Raises what `open_partition` and `read` raise.
     """
-    if any(path.with_name(path.name + suffix).exists() for suffix in ("-wal", "-journal")):
+    if has_log(path):
         return _read(path, "ro", read)
-    before = _stamp(path)
+    before = stamp(path)
     try:
         found = _read(path, "unshared", read)
     except RecoveryError:
-        if _stamp(path) == before:
+        if stamp(path) == before:
             raise
     else:
-        if _stamp(path) == before:
+        if stamp(path) == before:
             return found
     return _read(path, "ro", read)
 
@@ -193,7 +193,12 @@ def _read(path: Path, mode: Literal["unshared", "ro"], read: Callable[[apsw.Conn
         return read(connection)
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def has_log(path: Path) -> bool:
+    """Whether a log lies beside the file: somebody uses it, or was killed using it."""
+    return any(path.with_name(path.name + suffix).exists() for suffix in ("-wal", "-journal"))
+
+
+def stamp(path: Path) -> tuple[int, int, int] | None:
     """What changes whenever the file itself is written to; a commit that stays in the log leaves it."""
     try:
         found = path.stat()

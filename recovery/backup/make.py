@@ -1,0 +1,195 @@
+"""Making a backup: a copy of every partition as of one moment, while a run writes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import pyarrow
+
+from recovery.backup.manifest import Manifest, StoredCopy, backup_id, fingerprint, object_name
+from recovery.backup.progress import Observer, Progressed, ignore
+from recovery.backup.repository import begin, check_store, finish, give_up, list_backups
+from recovery.backup.target import CHUNK_BYTES, Target
+from recovery.clock import Clock
+from recovery.errors import BackupDamagedError, RecoveryError, StorageError
+from recovery.ids import PartitionIndex
+from recovery.planning.resume import plan_resume
+from recovery.planning.values import FoundFile
+from recovery.storage.copies import PinnedPartition, pin
+from recovery.storage.files import allow_open_files, scan
+from recovery.storage.verify import PartitionCheck
+
+AT_ONCE = 4
+FILES_PER_COPY = 8
+# Of what pyarrow offers the best for partitions: 2.4 times smaller at 200 MB/s a core (gzip: 2.3 times at 70 MB/s).
+CODEC = "zstd"
+LEVEL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A finished backup, and how much of it is new."""
+
+    manifest: Manifest
+    stored: int
+    stored_bytes: int
+    read_bytes: int
+    elapsed_s: float
+
+    @property
+    def reused(self) -> int:
+        """Partitions that had not changed since the backup before."""
+        return len(self.manifest.copies) - self.stored
+
+
+def make_backup(
+    directory: Path,
+    target: Target,
+    *,
+    clock: Clock,
+    random_id: Callable[[], str],
+    check: bool = False,
+    observe: Observer = ignore,
+    scratch: Path | None = None,
+) -> Made:
+    """Back up the partitions of `directory`, whether a run is going on or not. See `repository` for the steps.
+
+    All copies are of one moment, so the backup holds the newest epoch that was closed in all partitions. One by one,
+    a few at once, they are copied to `scratch` (a temporary directory), compressed, and written to the target.
+    check: read each copy in full and check every digest before it is stored. When anything fails, the backup does not
+    count. Raises BackupTargetError, ForeignPartitionError, and what `plan` raises for the directory.
+    """
+    started = clock.elapsed_s()
+    identity = backup_id(clock.wall_ms(), random_id())
+    before = list_backups(target)
+    planned = plan_resume(scan(directory))
+    check_store(before, planned.store_id, target.shown)
+    bases = iter([before.newest])
+    base = begin(target, identity, lambda: next(bases, None) or list_backups(target).newest, clock.wall_ms())
+    try:
+        allow_open_files(len(planned.partitions) * FILES_PER_COPY)
+        pinned = pin(d.path for d in planned.partitions)
+        try:
+            taken_ms = clock.wall_ms()
+            # What is stored is checked as what a restore would find.
+            plan_resume([FoundFile(each.path, each.description) for each in pinned])
+            with tempfile.TemporaryDirectory(prefix="recovery-backup-", dir=scratch) as name:
+                store = partial(_store, target, identity, Path(name), taken_ms, check, observe)
+                known = {(copy.description.index, copy.fingerprint): copy for copy in base}
+                results = _each(pinned, lambda each: _reused(each, known) or store(each))
+        finally:
+            for each in pinned:
+                each.release()
+        manifest = Manifest(
+            id=identity,
+            store_id=planned.store_id,
+            started_ms=taken_ms,
+            finished_ms=clock.wall_ms(),
+            host=socket.gethostname(),
+            version=version("recovery"),
+            copies=tuple(results),
+        )
+        finish(target, manifest)
+    except BaseException:
+        with contextlib.suppress(RecoveryError, FileNotFoundError):
+            give_up(target, identity)
+        raise
+    new = [copy for copy in results if identity in copy.object_name]
+    return Made(
+        manifest=manifest,
+        stored=len(new),
+        stored_bytes=sum(copy.stored_bytes for copy in new),
+        read_bytes=sum(copy.size_bytes for copy in new),
+        elapsed_s=clock.elapsed_s() - started,
+    )
+
+
+def _reused(pinned: PinnedPartition, known: dict[tuple[PartitionIndex, int], StoredCopy]) -> StoredCopy | None:
+    d = pinned.description
+    return known.get((d.index, fingerprint(d)))
+
+
+def _each(pinned: list[PinnedPartition], work: Callable[[PinnedPartition], StoredCopy]) -> list[StoredCopy]:
+    """Do `work` for a few partitions at once; after the first error nothing new is begun."""
+    pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="backup")
+    try:
+        return list(pool.map(work, pinned))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _store(
+    target: Target,
+    identity: str,
+    scratch: Path,
+    taken_ms: int,
+    check: bool,
+    observe: Observer,
+    pinned: PinnedPartition,
+) -> StoredCopy:
+    """Copy, compress and write one partition."""
+    copy = scratch / pinned.path.name
+    total = pinned.description.size_bytes
+    tell = partial(Progressed, name=pinned.path.name, bytes_total=total)
+    description = pinned.copy_to(copy, lambda done, _: observe(tell(step="copy", bytes_done=done)))
+    pinned.release()
+    if check:
+        observe(tell(step="check", bytes_done=0))
+        PartitionCheck(copy).run().raise_if_damaged()
+    content = _Compressed(copy, lambda done: observe(tell(step="store", bytes_done=done)))
+    name = object_name(identity, description.index)
+    stored_bytes = target.write(name, content)
+    copy.unlink()
+    observe(tell(step="stored", bytes_done=content.size_bytes))
+    if stored_bytes != content.stored_bytes:
+        raise BackupDamagedError(
+            f"{name}: {stored_bytes} bytes of {content.stored_bytes} were written", path=target.shown
+        )
+    return StoredCopy(
+        description=description,
+        object_name=name,
+        sha256=content.sha256,
+        size_bytes=content.size_bytes,
+        stored_bytes=stored_bytes,
+        taken_ms=taken_ms,
+        fingerprint=fingerprint(description),
+    )
+
+
+class _Compressed:
+    """A file's content, chunk by chunk as zstd frames; `zstd -d` reads what they make together."""
+
+    def __init__(self, path: Path, observe: Callable[[int], None]) -> None:
+        self._path = path
+        self._observe = observe
+        self._digest = hashlib.sha256()
+        self.size_bytes = 0
+        self.stored_bytes = 0
+
+    @property
+    def sha256(self) -> str:
+        """Of the file."""
+        return self._digest.hexdigest()
+
+    def __iter__(self) -> Iterator[bytes]:
+        codec = pyarrow.Codec(CODEC, compression_level=LEVEL)
+        try:
+            with self._path.open("rb") as file:
+                while block := file.read(CHUNK_BYTES):
+                    self._digest.update(block)
+                    chunk: bytes = codec.compress(block, asbytes=True)
+                    self.size_bytes += len(block)
+                    self.stored_bytes += len(chunk)
+                    yield chunk
+                    self._observe(self.size_bytes)
+        except OSError as error:
+            raise StorageError(str(error), path=self._path) from error

@@ -1,0 +1,166 @@
+"""From what a user names to where backups lie: a directory, or an address in S3, Google Cloud Storage or Azure.
+
+Addresses are those of pyarrow, with its query parameters; what they leave out is taken from the environment variables
+that each service's own tools use. Constructing the file systems here, and not from the address, allows limits of time
+that an address cannot give.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+import pyarrow
+import pyarrow.fs
+
+from recovery.backup.target import NO_ANSWER_S, DirectoryTarget, ObjectTarget, Target
+from recovery.errors import ConfigurationError
+
+SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
+ATTEMPTS = 3
+SHORTEST_SECRET = 4
+
+
+def open_target(place: str, environ: Mapping[str, str] = os.environ, *, no_answer_s: float = NO_ANSWER_S) -> Target:
+    """The place of backups meant by a path or an address. Nothing is asked of it yet. Raises ConfigurationError."""
+    scheme, separator, _ = place.partition("://")
+    if not separator:
+        return DirectoryTarget(Path(place))
+    parts = urlsplit(place)
+    if scheme == "file":
+        return DirectoryTarget(Path(unquote(parts.path)))
+    if scheme not in SCHEMES:
+        raise ConfigurationError(
+            f"{scheme}:// is no place for backups",
+            cause="Backups go to a directory, s3://, gs:// or abfs://.",
+            remedy="Give a path, or an address that begins with one of these.",
+        )
+    query = _Query(parts)
+    secrets = list(_secrets(parts, environ))
+    shown = shown_address(place)
+    try:
+        if scheme == "s3":
+            filesystem, root = _s3(parts, query, no_answer_s), f"{parts.hostname or ''}{unquote(parts.path)}"
+        elif scheme in ("gs", "gcs"):
+            filesystem, root = _gcs(parts, query, environ, no_answer_s), f"{parts.hostname or ''}{unquote(parts.path)}"
+        else:
+            filesystem, root = _azure(parts, query, environ)
+        query.refuse_unknown(shown)
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        text = str(error)
+        for secret in secrets:
+            text = text.replace(secret, "***")
+        raise ConfigurationError(
+            text, path=shown, cause="The address is incomplete.", remedy="See docs/backup.md for the forms."
+        ) from None
+    if not root.strip("/"):
+        raise ConfigurationError(
+            "it names no bucket", path=shown, cause="The address is incomplete.", remedy=f"{scheme}://BUCKET/PATH"
+        )
+    return ObjectTarget(filesystem, root, shown, secrets=secrets, no_answer_s=no_answer_s)
+
+
+def shown_address(place: str) -> str:
+    """The address without credentials and query: safe in messages and logs."""
+    bare = place.partition("?")[0]
+    return re.sub(r"://[^/@]*:[^/@]*@", "://", bare) if "://" in bare else place
+
+
+class _Query:
+    """The query parameters of an address; those that nobody asked for are mistakes."""
+
+    def __init__(self, parts: SplitResult) -> None:
+        self._left = dict(parse_qsl(parts.query, keep_blank_values=True))
+
+    def take(self, name: str) -> str | None:
+        """The value of a parameter, None when it is not given."""
+        return self._left.pop(name, None)
+
+    def refuse_unknown(self, shown: str) -> None:
+        """Raises ConfigurationError for what was not taken."""
+        if self._left:
+            raise ConfigurationError(
+                f"unknown parameters in the address: {', '.join(sorted(self._left))}",
+                path=shown,
+                cause="A misspelt parameter would otherwise be ignored.",
+                remedy="See docs/backup.md for those that there are.",
+            )
+
+
+def _s3(parts: SplitResult, query: _Query, no_answer_s: float) -> pyarrow.fs.FileSystem:
+    options: dict[str, Any] = {name: query.take(name) for name in ("region", "scheme", "endpoint_override")}
+    if parts.username:
+        options |= {"access_key": unquote(parts.username), "secret_key": unquote(parts.password or "")}
+    return pyarrow.fs.S3FileSystem(
+        **{name: value for name, value in options.items() if value is not None},
+        # All attempts together stay below the limit: at the end of the process S3 waits for a request that goes on.
+        connect_timeout=no_answer_s / (ATTEMPTS + 1),
+        request_timeout=no_answer_s / (ATTEMPTS + 1),
+        retry_strategy=pyarrow.fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
+    )
+
+
+def _gcs(parts: SplitResult, query: _Query, environ: Mapping[str, str], no_answer_s: float) -> pyarrow.fs.FileSystem:
+    endpoint, scheme = query.take("endpoint_override"), query.take("scheme")
+    limit_s = float(query.take("retry_limit_seconds") or no_answer_s / 2)
+    anonymous = parts.username == "anonymous"
+    if parts.password or (parts.username and not anonymous):
+        raise ValueError("gs:// takes no name or password: credentials are Google's application default ones")
+    emulator = environ.get("STORAGE_EMULATOR_HOST")
+    if endpoint is None and emulator:
+        found, separator, host = emulator.rpartition("://")
+        endpoint, scheme, anonymous = host.rstrip("/"), found if separator else "http", True
+    # Without a limit a silent service is asked for a quarter of an hour.
+    options: dict[str, Any] = {"retry_time_limit": timedelta(seconds=limit_s), "anonymous": anonymous}
+    if endpoint is not None:
+        options["endpoint_override"] = endpoint
+    if scheme is not None:
+        options["scheme"] = scheme
+    project = query.take("project_id") or environ.get("GOOGLE_CLOUD_PROJECT")
+    if project:
+        options["project_id"] = project
+    return pyarrow.fs.GcsFileSystem(**options)
+
+
+def _azure(parts: SplitResult, query: _Query, environ: Mapping[str, str]) -> tuple[pyarrow.fs.FileSystem, str]:
+    """abfs[s]://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH, abfs[s]://ACCOUNT[:KEY]@CONTAINER/PATH or
+    abfs[s]://CONTAINER/PATH with the account from the environment."""
+    host, user = parts.hostname or "", unquote(parts.username or "")
+    path = unquote(parts.path).strip("/")
+    account, key = environ.get("AZURE_STORAGE_ACCOUNT", ""), environ.get("AZURE_STORAGE_KEY")
+    if host.endswith((".dfs.core.windows.net", ".blob.core.windows.net")):
+        named, _, kind = host.partition(".")
+        account = named
+        root = f"{user}/{path}" if kind.startswith("dfs") else path
+    else:
+        account = user or account
+        root = f"{host}/{path}"
+    if parts.password:
+        key = unquote(parts.password)
+    options: dict[str, Any] = {"account_name": query.take("account_name") or account}
+    sas = environ.get("AZURE_STORAGE_SAS_TOKEN")
+    if key:
+        options["account_key"] = key
+    elif sas:
+        options["sas_token"] = sas
+    authorities = {name: query.take(name) for name in ("blob_storage_authority", "dfs_storage_authority")}
+    options |= {name: value for name, value in authorities.items() if value is not None}
+    if query.take("enable_tls") == "false":
+        options |= {"blob_storage_scheme": "http", "dfs_storage_scheme": "http"}
+    return pyarrow.fs.AzureFileSystem(**options), root
+
+
+def _secrets(parts: SplitResult, environ: Mapping[str, str]) -> Iterator[str]:
+    """What must not be shown."""
+    names = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN")
+    given = parts.password or ""
+    for secret in (given, unquote(given), *(environ.get(name, "") for name in names)):
+        if len(secret) >= SHORTEST_SECRET:
+            yield secret

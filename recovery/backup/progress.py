@@ -1,0 +1,26 @@
+"""What backup, restore and drill tell while they work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+Step = Literal["copy", "check", "store", "stored", "fetch", "fetched", "settle"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """How far one step with one file has come."""
+
+    step: Step
+    name: str
+    bytes_done: int
+    bytes_total: int
+
+
+Observer = Callable[[Progressed], None]
+
+
+def ignore(_event: Progressed) -> None:
+    """An observer that does nothing."""

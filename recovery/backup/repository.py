@@ -1,0 +1,206 @@
+"""The backups at one place: which there are, making one count, and removing those that are no longer wanted.
+
+Backups share objects: a partition that did not change is not stored again. So removing a backup must not remove what
+another one needs, or will need that is being made at the same moment, on another machine. No store has locks, so:
+
+Making a backup
+    make.1  Take the newest manifest as the base. Write `running/<id>`, with the names of the base's objects.
+    make.2  Check that the base's manifest is still there. If not, take another base (make.1).
+    make.3  Write the objects of partitions that changed, each under a name of this backup's own.
+    make.4  Check that `running/<id>` is still there. Write the manifest: from now on the backup counts.
+    make.5  Remove `running/<id>`.
+
+Removing backups
+    prune.1 List the objects, then read all manifests, and choose which to keep.
+    prune.2 Remove the manifests of the others, and what is under `running/` and older than a day.
+    prune.3 Read `running/`, and then the manifests again.
+    prune.4 Remove the objects listed in prune.1, except those of manifests that were kept in prune.1 or are there in
+            prune.3, and those that `running/` names or whose name has the id of a backup that is running.
+
+Why it holds: a backup that prune.3 does not see running is either finished, and then its manifest is seen; or
+began later, and then its objects are not in the list of prune.1, and make.2 finds that a removed base is gone.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from recovery.backup.manifest import (
+    MANIFESTS,
+    OBJECTS,
+    RUNNING,
+    SUFFIX,
+    Manifest,
+    StoredCopy,
+    decode,
+    encode,
+    manifest_name,
+)
+from recovery.backup.target import Entry, Target
+from recovery.errors import BackupTargetError, ForeignPartitionError
+from recovery.planning.backups import KeepRule, backups_to_keep
+
+READERS = 8
+STALE_AFTER_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The backups at a place, oldest first, and the names of manifests that cannot be read."""
+
+    manifests: tuple[Manifest, ...]
+    unreadable: tuple[str, ...]
+
+    @property
+    def newest(self) -> Manifest | None:
+        """The backup that began last."""
+        return self.manifests[-1] if self.manifests else None
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A backup that is being made, or was when it was killed, and the objects of others that it may need."""
+
+    id: str
+    needs: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What a pruning removed."""
+
+    kept: tuple[str, ...]
+    removed: tuple[str, ...]
+    objects: int
+    stored_bytes: int
+
+
+def list_backups(target: Target) -> Listing:
+    """Read all manifests. Raises BackupTargetError."""
+    names = [entry.name for entry in target.entries(MANIFESTS) if entry.name.endswith(SUFFIX)]
+    with ThreadPoolExecutor(READERS) as pool:
+        found = list(pool.map(lambda name: _read_manifest(target, name), names))
+    manifests = sorted((each for each in found if isinstance(each, Manifest)), key=lambda m: (m.started_ms, m.id))
+    return Listing(tuple(manifests), tuple(name for name in found if isinstance(name, str)))
+
+
+def check_store(listing: Listing, store_id: str, shown: str) -> None:
+    """One place takes the backups of one store. Raises ForeignPartitionError."""
+    for manifest in listing.manifests:
+        if manifest.store_id != store_id:
+            raise ForeignPartitionError(
+                f"it holds backups of store {manifest.store_id}, and this is store {store_id}",
+                path=shown,
+                cause="Another recovery directory is backed up there, or this one was made anew.",
+                remedy="Give each recovery directory a place of its own.",
+            )
+
+
+def begin(
+    target: Target, identity: str, choose_base: Callable[[], Manifest | None], started_ms: int
+) -> list[StoredCopy]:
+    """Steps make.1 and make.2: announce the backup; returns the copies of the base, which may be listed again."""
+    while True:
+        base = choose_base()
+        copies = list(base.copies) if base is not None else []
+        note = {"id": identity, "started_ms": started_ms, "needs": sorted(copy.object_name for copy in copies)}
+        target.write(_running_name(identity), [gzip.compress(json.dumps(note).encode(), mtime=0)])
+        if base is None or _exists(target, manifest_name(base.id)):
+            return copies
+        target.delete(_running_name(identity))
+
+
+def finish(target: Target, manifest: Manifest) -> None:
+    """Steps make.4 and make.5: make the backup count. Raises BackupTargetError when it was given up meanwhile."""
+    if not _exists(target, _running_name(manifest.id)):
+        raise BackupTargetError(
+            f"backup {manifest.id} was taken for dead",
+            path=target.shown,
+            cause=f"It took longer than {STALE_AFTER_S / 3600:.0f} h, and old backups were pruned meanwhile.",
+            remedy="Run it again; with more bandwidth, or more often so that less has changed.",
+        )
+    target.write(manifest_name(manifest.id), [encode(manifest)])
+    give_up(target, manifest.id)
+
+
+def give_up(target: Target, identity: str) -> None:
+    """Announce no longer that this backup is being made. What it stored is removed by the next pruning."""
+    target.delete(_running_name(identity))
+
+
+def prune(target: Target, rules: Sequence[KeepRule], now_ms: int) -> Pruned:
+    """Remove the backups that no rule keeps, and objects that no backup needs. The newest backup always stays.
+
+    A pruning that was cut off is completed by the next. Raises BackupTargetError.
+    """
+    # prune.1
+    objects = target.entries(OBJECTS)
+    listing = list_backups(target)
+    kept_ids = backups_to_keep([(m.id, m.started_ms) for m in listing.manifests], rules, now_ms)
+    kept = [m for m in listing.manifests if m.id in kept_ids]
+    removed = [m.id for m in listing.manifests if m.id not in kept_ids]
+    # prune.2
+    for identity in removed:
+        target.delete(manifest_name(identity))
+    for entry in target.entries(RUNNING):
+        if entry.written_ms < now_ms - STALE_AFTER_S * 1000:
+            target.delete(entry.name)
+    # prune.3
+    running = [_read_running(target, entry) for entry in target.entries(RUNNING)]
+    kept += list_backups(target).manifests
+    # prune.4
+    needed = {copy.object_name for manifest in kept for copy in manifest.copies}
+    needed |= {name for each in running if each is not None for name in each.needs}
+    ids = [each.id for each in running if each is not None]
+    garbage = [o for o in objects if o.name not in needed and not any(identity in o.name for identity in ids)]
+    if None in running:
+        # Somebody announces a backup at this moment, and what it needs cannot be told yet.
+        garbage = []
+    with ThreadPoolExecutor(READERS) as pool:
+        list(pool.map(lambda entry: target.delete(entry.name), garbage))
+    return Pruned(
+        kept=tuple(sorted({m.id for m in kept})),
+        removed=tuple(removed),
+        objects=len(garbage),
+        stored_bytes=sum(entry.size_bytes for entry in garbage),
+    )
+
+
+def _read_manifest(target: Target, name: str) -> Manifest | str | None:
+    """The manifest, its name when it is not readable, None when it was removed meanwhile."""
+    identity = name.removeprefix(MANIFESTS).removesuffix(SUFFIX)
+    try:
+        return decode(b"".join(target.read(name)), identity)
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return name
+
+
+def _read_running(target: Target, entry: Entry) -> Running | None:
+    """What a running backup announced; None when it is not readable yet."""
+    identity = entry.name.removeprefix(RUNNING).removesuffix(SUFFIX)
+    try:
+        note = json.loads(gzip.decompress(b"".join(target.read(entry.name))))
+        return Running(identity, frozenset(note["needs"]))
+    except FileNotFoundError:
+        # It ended since it was listed: its manifest is read after this.
+        return Running(identity, frozenset())
+    except (EOFError, OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _exists(target: Target, name: str) -> bool:
+    return any(entry.name == name for entry in target.entries(_folder(name)))
+
+
+def _folder(name: str) -> str:
+    return name[: name.rindex("/") + 1]
+
+
+def _running_name(identity: str) -> str:
+    return f"{RUNNING}{identity}{SUFFIX}"

@@ -1,0 +1,209 @@
+"""From copies back to a recovery directory: all of it, or nothing.
+
+restore.1  Plan: of all copies the newest set with a common epoch. Say what it gives up.
+restore.2  Fetch each copy into a staging directory, comparing it with the manifest. A copy that turns out to be
+           damaged is left out, and a new plan made of the others (restore.1).
+restore.3  Check every digest in each file; discard epochs after the restored one; sync.
+restore.4  Plan a resume from the staged files: it must be at the epoch planned for.
+restore.5  Link the files into place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from recovery.backup.progress import Observer, Progressed, ignore
+from recovery.backup.sources import Source
+from recovery.clock import Clock
+from recovery.errors import BackupDamagedError, CorruptPartitionError, RecoveryError
+from recovery.planning.backups import Copy, RestorePlan, plan_restore
+from recovery.planning.resume import plan_resume
+from recovery.storage.copies import settle
+from recovery.storage.files import scan
+from recovery.storage.initialize import place_restored
+from recovery.storage.schema import partition_path
+from recovery.storage.verify import PartitionCheck
+
+AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """How long the steps took, all partitions together, in seconds."""
+
+    plan_s: float
+    fetch_s: float
+    check_s: float
+    place_s: float
+
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return self.plan_s + self.fetch_s + self.check_s + self.place_s
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A restored directory. left_out: copies that were found damaged on the way, a sentence for each."""
+
+    plan: RestorePlan
+    paths: tuple[Path, ...]
+    rows: int
+    size_bytes: int
+    left_out: tuple[str, ...]
+    timings: Timings
+
+
+Announce = Callable[[RestorePlan, Sequence[str]], None]
+"""Is told each plan before anything is written for it, and what was left out since the one before."""
+
+
+def restore(
+    source: Source,
+    directory: Path,
+    *,
+    clock: Clock,
+    random_id: Callable[[], str],
+    epoch: int | None = None,
+    at_ms: int | None = None,
+    announce: Announce = lambda _plan, _left_out: None,
+    observe: Observer = ignore,
+) -> Restored:
+    """Restore the newest common epoch (that of `epoch`, or of `at_ms`) into `directory`, which is made when missing.
+
+    Nothing appears in the directory before all files are whole and checked; when anything fails, what was written is
+    removed again, and what a killed attempt left is removed by the next. The restored directory holds no epoch after
+    the restored one. Raises AlreadyInitializedError, DirectoryLockedError, BackupDamagedError, BackupTargetError,
+    StorageError, CorruptPartitionError, and what `plan_restore` raises.
+    """
+    attempt = _Attempt(source, clock, observe, announce, epoch, at_ms)
+    # Only what was restored completely is placed, so the newest execution of any copy is not less than its.
+    newest = max((e.number for copy in source.copies for e in copy.description.executions), default=0)
+    started = clock.elapsed_s()
+    paths = place_restored(directory, attempt.fill, newest_execution=newest, random_id=random_id)
+    spent = clock.elapsed_s() - started
+    assert attempt.plan is not None
+    return Restored(
+        plan=attempt.plan,
+        paths=tuple(paths),
+        rows=attempt.rows,
+        size_bytes=sum(copy.description.size_bytes for copy in attempt.plan.copies),
+        left_out=tuple(attempt.left_out),
+        timings=Timings(
+            attempt.plan_s, attempt.fetch_s, attempt.check_s, spent - attempt.plan_s - attempt.fetch_s - attempt.check_s
+        ),
+    )
+
+
+class _Attempt:
+    """Filling one staging directory, with a new plan for each copy that turns out to be damaged."""
+
+    def __init__(
+        self,
+        source: Source,
+        clock: Clock,
+        observe: Observer,
+        announce: Announce,
+        epoch: int | None,
+        at_ms: int | None,
+    ) -> None:
+        self._source = source
+        self._clock = clock
+        self._observe = observe
+        self._announce = announce
+        self._epoch, self._at_ms = epoch, at_ms
+        self._damaged: dict[str, str] = {}
+        self._checked: dict[str, int] = {}
+        self._staged: dict[int, str] = {}
+        self.plan: RestorePlan | None = None
+        self.rows = 0
+        self.plan_s = self.fetch_s = self.check_s = 0.0
+
+    @property
+    def left_out(self) -> list[str]:
+        """What was wrong with the copies that were not used."""
+        return list(self._damaged.values())
+
+    def fill(self, staging: Path) -> int:
+        """Steps restore.1 to restore.4; returns the number of partitions."""
+        while True:
+            plan = self._choose()
+            if self._bring_all(plan, staging):
+                self._settle_all(plan, staging)
+                return len(plan.copies)
+
+    def _choose(self) -> RestorePlan:
+        # restore.1
+        started = self._clock.elapsed_s()
+        damaged = [copy for copy in self._source.copies if copy.origin in self._damaged]
+        usable = [copy for copy in self._source.copies if copy.origin not in self._damaged]
+        try:
+            self.plan = plan_restore(usable, epoch=self._epoch, at_ms=self._at_ms, unusable=damaged)
+        except RecoveryError as error:
+            if not self._damaged:
+                raise
+            raise BackupDamagedError(
+                f"{'; '.join(self.left_out[:3])}; and without that: {error.found}", path=self._source.shown
+            ) from error
+        self.plan_s += self._clock.elapsed_s() - started
+        self._announce(self.plan, self.left_out)
+        return self.plan
+
+    def _bring_all(self, plan: RestorePlan, staging: Path) -> bool:
+        """Fetch and check what the plan names, unless it is there already; False when a copy was damaged."""
+        before = len(self._damaged)
+        new = [copy for copy in plan.copies if self._staged.get(copy.index) != copy.origin]
+        # restore.2
+        started = self._clock.elapsed_s()
+        _each(lambda copy: self._fetch(copy, partition_path(staging, copy.index)), new)
+        self.fetch_s += self._clock.elapsed_s() - started
+        # restore.3
+        started = self._clock.elapsed_s()
+        fetched = [copy for copy in new if copy.origin not in self._damaged]
+        _each(lambda copy: self._check(copy, partition_path(staging, copy.index)), fetched)
+        self.check_s += self._clock.elapsed_s() - started
+        return len(self._damaged) == before
+
+    def _fetch(self, copy: Copy, path: Path) -> None:
+        for stale in path.parent.glob(f"{path.name}*"):
+            stale.unlink()
+        self._staged.pop(copy.index, None)
+        try:
+            self._source.fetch(copy, path, self._observe)
+        except BackupDamagedError as error:
+            self._damaged[copy.origin] = error.found
+
+    def _check(self, copy: Copy, path: Path) -> None:
+        size = copy.description.size_bytes
+        self._observe(Progressed("check", path.name, 0, size))
+        verdict = PartitionCheck(path).run()
+        if verdict.problems:
+            self._damaged[copy.origin] = f"{copy.origin}: {verdict.problems[0]}"
+        else:
+            self._checked[copy.origin] = verdict.rows
+            self._staged[copy.index] = copy.origin
+            self._observe(Progressed("fetched", path.name, size, size))
+
+    def _settle_all(self, plan: RestorePlan, staging: Path) -> None:
+        started = self._clock.elapsed_s()
+        _each(lambda copy: settle(partition_path(staging, copy.index), plan.epoch), plan.copies)
+        self.rows = sum(self._checked[copy.origin] for copy in plan.copies)
+        self.check_s += self._clock.elapsed_s() - started
+        # restore.4
+        resumed = plan_resume(scan(staging))
+        if resumed.resume_epoch != plan.epoch + 1:
+            raise CorruptPartitionError(
+                f"the copies resume at epoch {resumed.resume_epoch}, not {plan.epoch + 1}", path=self._source.shown
+            )
+
+
+def _each(work: Callable[[Copy], object], copies: Sequence[Copy]) -> None:
+    """Do `work` for a few copies at once; after the first error nothing new is begun."""
+    pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="restore")
+    try:
+        list(pool.map(work, copies))
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,148 @@
+"""Where copies to restore come from: backups at a target, or a plain directory of copied files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from recovery.backup.manifest import MANIFESTS, StoredCopy
+from recovery.backup.progress import Observer, Progressed
+from recovery.backup.repository import Listing, list_backups
+from recovery.backup.target import DirectoryTarget, Target
+from recovery.errors import BackupDamagedError, DirectoryLockedError, NoBackupError, RecoveryError, StorageError
+from recovery.planning.backups import Copy
+from recovery.storage.copies import copy_with_log, describe_copy
+from recovery.storage.files import SUFFIX
+from recovery.storage.lock import lock_holder
+from recovery.storage.schema import translated
+
+
+class Source(Protocol):
+    """Copies of partitions, and their bytes."""
+
+    shown: str
+    copies: list[Copy]
+    """What there is, of all ages."""
+    problems: list[str]
+    """Copies and backups that cannot be used, a sentence for each."""
+
+    def fetch(self, copy: Copy, path: Path, observe: Observer) -> None:
+        """Write a copy's bytes to the new file `path`, and a log beside it if it has one. Nothing is synced.
+
+        Raises BackupDamagedError when they are not what was stored, BackupTargetError or StorageError.
+        """
+        ...
+
+
+class BackupSource:
+    """The finished backups at a target. A copy that several of them list is there once."""
+
+    def __init__(self, target: Target) -> None:
+        """Raises NoBackupError or BackupTargetError."""
+        self.shown = target.shown
+        self._target = target
+        self.listing: Listing = list_backups(target)
+        if not self.listing.manifests:
+            unfinished = f"; {len(self.listing.unreadable)} unfinished" if self.listing.unreadable else ""
+            raise NoBackupError(f"it holds no finished backup{unfinished}", path=target.shown)
+        self.problems = [f"{name} is not a finished backup" for name in self.listing.unreadable]
+        self._stored: dict[str, StoredCopy] = {}
+        self.copies = []
+        for manifest in self.listing.manifests:
+            for stored in manifest.copies:
+                if stored.object_name not in self._stored:
+                    self._stored[stored.object_name] = stored
+                    self.copies.append(Copy(stored.description, stored.object_name, stored.taken_ms))
+
+    def fetch(self, copy: Copy, path: Path, observe: Observer) -> None:
+        """See `Source.fetch`. The bytes are compared with the manifest while they arrive."""
+        stored = self._stored[copy.origin]
+        digest, size = hashlib.sha256(), 0
+        with translated(path), path.open("xb") as file:
+            for chunk in self._read(stored.object_name):
+                file.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+                observe(Progressed("fetch", path.name, size, stored.size_bytes))
+                if size > stored.size_bytes:
+                    break
+        if (size, digest.hexdigest()) != (stored.size_bytes, stored.sha256):
+            what = f"{size} bytes of {stored.size_bytes}" if size != stored.size_bytes else "its bytes were changed"
+            raise BackupDamagedError(f"{stored.object_name} is not what was stored: {what}", path=self.shown)
+
+    def _read(self, name: str) -> Iterator[bytes]:
+        try:
+            yield from self._target.read(name)
+        except FileNotFoundError:
+            raise BackupDamagedError(f"{name} is missing", path=self.shown) from None
+
+
+class PlainSource:
+    """Files that `cp`, `sqlite3 .backup` or Litestream left in a directory or below it.
+
+    Which partition a file is a copy of is asked of its content, not of its name. Files with a log beside them are
+    copied before they are looked at, so nothing in the directory changes.
+    """
+
+    def __init__(self, directory: Path, scratch: Path) -> None:
+        """Raises NoBackupError, DirectoryLockedError when a run is going on there, or StorageError."""
+        self.shown = str(directory)
+        self.copies = []
+        self.problems = []
+        paths = _databases(directory)
+        for parent in {directory, *(path.parent for path in paths)}:
+            _refuse_live(parent)
+        for path in paths:
+            try:
+                description = describe_copy(path, scratch)
+            except RecoveryError as error:
+                self.problems.append(f"{path.relative_to(directory)}: {error.found}")
+            else:
+                taken_ms = path.stat().st_mtime_ns // 1_000_000
+                self.copies.append(Copy(description, str(path), taken_ms))
+        if not self.copies:
+            found = f"no file in it can be used: {'; '.join(self.problems[:3])}" if self.problems else (
+                "it holds neither backups nor copies of partitions"
+            )  # fmt: skip
+            raise NoBackupError(found, path=directory)
+
+    def fetch(self, copy: Copy, path: Path, observe: Observer) -> None:
+        """See `Source.fetch`."""
+        source = Path(copy.origin)
+        size = copy.description.size_bytes
+        with translated(path):
+            copy_with_log(source, path)
+        observe(Progressed("fetch", path.name, size, size))
+
+
+def _refuse_live(directory: Path) -> None:
+    holder = lock_holder(directory)
+    if holder is not None:
+        raise DirectoryLockedError(
+            f"a run is going on there: process {holder['pid']} on {holder['host']}",
+            path=directory,
+            cause="This is the recovery directory itself, not a place of copies.",
+            remedy="Take a backup of it: python -m recovery backup DIR DEST",
+        )
+
+
+def _databases(directory: Path) -> list[Path]:
+    try:
+        return sorted(path for path in directory.rglob(f"*{SUFFIX}") if path.is_file())
+    except OSError as error:
+        raise StorageError(str(error), path=directory) from error
+
+
+def open_source(target: Target, scratch: Path) -> Source:
+    """The backups at a target; in a directory that holds none, the copies of partitions that lie in it.
+
+    Raises NoBackupError, BackupTargetError, DirectoryLockedError or StorageError.
+    """
+    try:
+        return BackupSource(target)
+    except NoBackupError:
+        if isinstance(target, DirectoryTarget) and not (target.root / MANIFESTS).exists():
+            return PlainSource(target.root, scratch)
+        raise

@@ -1,0 +1,293 @@
+"""Where backups lie: a directory of this machine, or a bucket behind pyarrow's file systems.
+
+Both sides of `Target` promise little: a name holds what was written there under that name once, or less of it when the
+writing failed. (An upload that is cut off is published as far as it went, by every object store.) So whoever reads
+compares with the digest and size in the manifest, and nothing counts without a manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import pyarrow
+import pyarrow.fs
+
+from recovery.errors import BackupDamagedError, BackupTargetError
+
+CHUNK_BYTES = 4 << 20
+NO_ANSWER_S = 60.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One object: its name below the target, its size, and when it was written by the clock of where it lies."""
+
+    name: str
+    size_bytes: int
+    written_ms: int
+
+
+class Target(Protocol):
+    """A place for objects that are written once. Raises BackupTargetError; FileNotFoundError for a missing object."""
+
+    shown: str
+
+    def write(self, name: str, chunks: Iterable[bytes]) -> int:
+        """Write a new object; returns its size. When it returns, the object is durable."""
+        ...
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """The object's bytes, in chunks; an object whose name ends in .zst comes decompressed."""
+        ...
+
+    def entries(self, prefix: str) -> list[Entry]:
+        """All objects whose name begins with `prefix`, which ends in a slash; sorted by name."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove an object; one that is gone already is no error."""
+        ...
+
+
+class DirectoryTarget:
+    """A directory of this machine. An object appears under its name whole and synced, or not at all."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.shown = str(root)
+
+    def write(self, name: str, chunks: Iterable[bytes]) -> int:
+        """See `Target.write`."""
+        path = self.root / name
+        draft = path.with_name(f".{path.name}.draft")
+        size = 0
+        with self._translated():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with draft.open("xb") as file:
+                    for chunk in chunks:
+                        file.write(chunk)
+                        size += len(chunk)
+                    file.flush()
+                    os.fsync(file.fileno())
+                draft.rename(path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    draft.unlink(missing_ok=True)
+                raise
+            for directory in (path.parent, *path.parent.parents):
+                _sync_directory(directory)
+                if directory == self.root.parent:
+                    break
+        return size
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """See `Target.read`."""
+        with self._translated(), (self.root / name).open("rb") as file:
+
+            def chunk() -> bytes:
+                with self._translated():
+                    return file.read(CHUNK_BYTES)
+
+            yield from _content(name, chunk, self.shown)
+
+    def entries(self, prefix: str) -> list[Entry]:
+        """See `Target.entries`."""
+        found = []
+        with self._translated():
+            for path in (self.root / prefix).rglob("*"):
+                with contextlib.suppress(FileNotFoundError):
+                    status = path.stat()
+                    if path.is_file():
+                        name = path.relative_to(self.root).as_posix()
+                        found.append(Entry(name, status.st_size, status.st_mtime_ns // 1_000_000))
+        return sorted(found, key=lambda entry: entry.name)
+
+    def delete(self, name: str) -> None:
+        """See `Target.delete`."""
+        with self._translated():
+            (self.root / name).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except (OSError, pyarrow.ArrowException) as error:
+            raise BackupTargetError(
+                str(error), path=self.shown, cause="The disk is full or failing, or this user may not write there."
+            ) from error
+
+
+class ObjectTarget:
+    """A prefix in a bucket. Every call ends: with an answer, or with an error when none came for `no_answer_s`.
+
+    secrets: texts that must not appear in messages.
+    """
+
+    def __init__(
+        self,
+        filesystem: pyarrow.fs.FileSystem,
+        root: str,
+        shown: str,
+        *,
+        secrets: Iterable[str] = (),
+        no_answer_s: float = NO_ANSWER_S,
+    ) -> None:
+        self._filesystem = filesystem
+        self._root = root.strip("/")
+        self.shown = shown
+        self._secrets = [secret for secret in secrets if secret]
+        self._no_answer_s = no_answer_s
+        self._silent = False
+
+    def write(self, name: str, chunks: Iterable[bytes]) -> int:
+        """See `Target.write`."""
+        size = 0
+        # Not a context manager: leaving it by an exception would publish what was written so far.
+        try:
+            stream = self._ask(lambda: self._filesystem.open_output_stream(self._path(name), compression=None))
+        except FileNotFoundError as error:
+            raise BackupTargetError(
+                self.scrubbed(str(error)), path=self.shown, cause="There is no such bucket or container."
+            ) from None
+        try:
+            for chunk in chunks:
+                self._ask(lambda chunk=chunk: stream.write(chunk))  # type: ignore[misc]
+                size += len(chunk)
+            self._ask(stream.close)
+        except BaseException:
+            # Closing publishes it, and a stream that is never closed may be published at the end of the process.
+            with contextlib.suppress(BackupTargetError, FileNotFoundError):
+                if not self._silent:
+                    self._ask(stream.close)
+                if not self._silent:
+                    self.delete(name)
+            raise
+        return size
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """See `Target.read`."""
+        stream = self._ask(lambda: self._filesystem.open_input_stream(self._path(name), compression=None))
+        try:
+            yield from _content(name, lambda: self._ask(lambda: stream.read(CHUNK_BYTES)), self.shown)
+        finally:
+            with contextlib.suppress(BackupTargetError):
+                self._ask(stream.close)
+
+    def entries(self, prefix: str) -> list[Entry]:
+        """See `Target.entries`."""
+        # Recursive, because not every store knows of directories that were never made.
+        selector = pyarrow.fs.FileSelector(self._path(prefix.rstrip("/")), recursive=True, allow_not_found=True)
+        infos = self._ask(lambda: self._filesystem.get_file_info(selector))
+        found = [
+            Entry(info.path.removeprefix(self._root).lstrip("/"), info.size or 0, (info.mtime_ns or 0) // 1_000_000)
+            for info in infos
+            if info.type == pyarrow.fs.FileType.File
+        ]
+        return sorted(found, key=lambda entry: entry.name)
+
+    def delete(self, name: str) -> None:
+        """See `Target.delete`."""
+        with contextlib.suppress(FileNotFoundError):
+            self._ask(lambda: self._filesystem.delete_file(self._path(name)))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if self._root else name
+
+    def _ask(self, call: Callable[[], T]) -> T:
+        try:
+            found = bounded(call, self._no_answer_s)
+            self._silent = False
+            return found
+        except FileNotFoundError:
+            raise
+        except TimeoutError:
+            self._silent = True
+            raise BackupTargetError(
+                f"no answer for {self._no_answer_s:.0f} s", path=self.shown, cause="The service cannot be reached."
+            ) from None
+        except (OSError, pyarrow.ArrowException, ValueError) as error:
+            raise BackupTargetError(self.scrubbed(str(error)), path=self.shown) from None
+
+    def scrubbed(self, text: str) -> str:
+        """`text` without the secrets."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
+
+
+def bounded(call: Callable[[], T], timeout_s: float) -> T:
+    """What `call` returns or raises, or TimeoutError; then it goes on in a thread that nobody waits for.
+
+    The file systems have retry limits of their own, but not for every way in which a service can fall silent.
+    """
+    outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            outcome.put((call(), None))
+        except BaseException as error:
+            outcome.put((None, error))
+
+    threading.Thread(target=work, name="backup-call", daemon=True).start()
+    try:
+        value, error = outcome.get(timeout=timeout_s)
+    except queue.Empty:
+        raise TimeoutError from None
+    if error is not None:
+        raise error
+    return value  # type: ignore[no-any-return]
+
+
+def _content(name: str, read: Callable[[], bytes], shown: str) -> Iterator[bytes]:
+    """The chunks that `read` gives, decompressed if the name says so. Raises BackupDamagedError when they cannot be."""
+    if not name.endswith(".zst"):
+        while chunk := read():
+            yield chunk
+        return
+    try:
+        with pyarrow.CompressedInputStream(pyarrow.PythonFile(_Chunks(read), "r"), "zstd") as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                yield chunk
+    except (OSError, pyarrow.ArrowException) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise BackupDamagedError(f"{name} is not what was stored: {error}", path=shown) from error
+
+
+class _Chunks:
+    """A file of which large chunks are read, whatever is asked for: each may be a request to a service."""
+
+    closed = False
+
+    def __init__(self, read: Callable[[], bytes]) -> None:
+        self._read = read
+        self._left = b""
+
+    def read(self, size: int) -> bytes:
+        if not self._left:
+            self._left = self._read()
+        piece, self._left = self._left[:size], self._left[size:]
+        return piece
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

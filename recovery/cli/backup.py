@@ -1,0 +1,216 @@
+"""`recovery backup DIR DEST`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from recovery.cli.backup_progress import CopyProgress
+from recovery.cli.common import INTERVAL, format_size, format_time, json_option, print_json, table
+from recovery.clock import SystemClock
+from recovery.errors import BackupTargetError, ConfigurationError, StorageError
+from recovery.planning.backups import KeepRule, parse_keep
+
+if TYPE_CHECKING:
+    # With them comes Arrow, which other commands need not wait for.
+    from recovery.backup.make import Made
+    from recovery.backup.manifest import Manifest
+    from recovery.backup.repository import Listing, Pruned
+    from recovery.backup.target import Target
+
+
+class KeepType(click.ParamType[KeepRule]):
+    """24, 7d or 90d/1d."""
+
+    name = "keep"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> KeepRule:
+        try:
+            return parse_keep(value)
+        except ConfigurationError as error:
+            self.fail(f"{error.found}. {error.remedy}", param, ctx)
+
+
+@click.command()
+@click.argument("places", metavar="[DIR] DEST", nargs=-1, required=True)
+@click.option("--every", type=INTERVAL, help="Go on, with a backup at this interval, until SIGTERM or Ctrl-C.")
+@click.option("--keep", type=KeepType(), multiple=True, metavar="N|AGE|AGE/EVERY",
+              help="Remove older backups: keep the newest 24, those younger than 7d, or 90d/1d: one a day "
+                   "for 90 days. Several may be given.")  # fmt: skip
+@click.option("--list", "listed", is_flag=True, help="Only show the backups at DEST.")
+@click.option("--prune", "pruned", is_flag=True, help="Only remove the backups at DEST that no --keep keeps.")
+@click.option("--check", is_flag=True, help="Read each copy in full and check every digest before it is stored.")
+@json_option
+def backup(
+    places: tuple[str, ...],
+    every: float | None,
+    keep: tuple[KeepRule, ...],
+    listed: bool,
+    pruned: bool,
+    check: bool,
+    as_json: bool,
+) -> None:
+    """Copy the partitions of DIR to DEST, a directory or s3://, gs://, abfs://; a run may be going on.
+
+    DIR can be left out when RECOVERY_DIRECTORY is set. A partition that did not change is not stored again. A backup
+    counts once it is complete. Restore with `recovery restore DEST DIR`.
+    """
+    if len(places) > 2 or listed + pruned + (every is not None) > 1:
+        raise click.UsageError("Give [DIR] DEST, and one of --every, --list and --prune at most.")
+    if pruned and not keep:
+        raise click.UsageError("Say with --keep which backups are to stay.")
+    from recovery.backup.places import open_target
+    from recovery.backup.repository import list_backups, prune
+
+    target = open_target(places[-1])
+    if listed:
+        _show(target, list_backups(target), as_json)
+        return
+    if pruned:
+        _say_pruned(target, prune(target, keep, SystemClock().wall_ms()), as_json)
+        return
+    directory = _directory(places)
+    if every is None:
+        made, removed = _once(directory, target, keep, check, CopyProgress(quiet=as_json))
+        _say_made(target, made, removed, as_json)
+    else:
+        _again_and_again(directory, target, keep, check, every, as_json)
+
+
+def _directory(places: tuple[str, ...]) -> Path:
+    named = places[0] if len(places) == 2 else os.environ.get("RECOVERY_DIRECTORY")
+    if not named:
+        raise click.UsageError("Give the recovery directory before DEST, or set RECOVERY_DIRECTORY.")
+    return Path(named)
+
+
+def _once(
+    directory: Path, target: Target, keep: tuple[KeepRule, ...], check: bool, progress: CopyProgress
+) -> tuple[Made, Pruned | None]:
+    from recovery.backup.make import make_backup
+    from recovery.backup.repository import prune
+
+    clock = SystemClock()
+    made = make_backup(
+        directory, target, clock=clock, random_id=lambda: token_hex(4), check=check, observe=progress.observe
+    )
+    return made, prune(target, keep, clock.wall_ms()) if keep else None
+
+
+def _again_and_again(
+    directory: Path, target: Target, keep: tuple[KeepRule, ...], check: bool, every_s: float, as_json: bool
+) -> None:
+    """A backup at each interval. What may pass, an unreachable service or a full disk, is said and tried again."""
+    clock = SystemClock()
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    progress = CopyProgress(quiet=True)
+    while not over.is_set():
+        began_s = clock.elapsed_s()
+        try:
+            _say_made(target, *_once(directory, target, keep, check, progress), as_json, line=True)
+        except (BackupTargetError, StorageError) as error:
+            if as_json:
+                print_json(error.as_json(), line=True)
+            else:
+                click.echo(f"{format_time(clock.wall_ms())} failed, will try again: {error.found}", err=True)
+        over.wait(max(0.0, every_s - (clock.elapsed_s() - began_s)))
+
+
+def _say_made(target: Target, made: Made, removed: Pruned | None, as_json: bool, line: bool = False) -> None:
+    if as_json:
+        print_json(
+            {
+                "destination": target.shown,
+                **_facts(made.manifest),
+                "stored": made.stored,
+                "unchanged": made.reused,
+                "read_bytes": made.read_bytes,
+                "stored_bytes": made.stored_bytes,
+                "elapsed_s": made.elapsed_s,
+                "removed": list(removed.removed) if removed else [],
+            },
+            line=line,
+        )
+        return
+    unchanged = f", {made.reused} unchanged" if made.reused else ""
+    stored = f"{made.stored} partition{'s' * (made.stored != 1)} stored{unchanged}"
+    size = f"{format_size(made.read_bytes)} as {format_size(made.stored_bytes)}"
+    click.echo(
+        f"backup {made.manifest.id} of epoch {_shared_epoch(made.manifest)}: {stored}, {size} in {made.elapsed_s:.1f} s"
+    )
+    if removed is not None and removed.removed:
+        click.echo(
+            f"removed {len(removed.removed)} older, {format_size(removed.stored_bytes)}; {len(removed.kept)} left"
+        )
+
+
+def _say_pruned(target: Target, done: Pruned, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "destination": target.shown,
+                "kept": list(done.kept),
+                "removed": list(done.removed),
+                "objects": done.objects,
+                "bytes": done.stored_bytes,
+            }
+        )
+        return
+    click.echo(
+        f"removed {len(done.removed)} backups and {done.objects} objects, {format_size(done.stored_bytes)}; "
+        f"{len(done.kept)} backups left"
+    )
+
+
+def _show(target: Target, listing: Listing, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "destination": target.shown,
+                "backups": [_facts(manifest) for manifest in listing.manifests],
+                "unfinished": list(listing.unreadable),
+            }
+        )
+        return
+    rows = [
+        (
+            manifest.id,
+            format_time(manifest.started_ms),
+            _shared_epoch(manifest),
+            len(manifest.copies),
+            sum(manifest.id in copy.object_name for copy in manifest.copies),
+            format_size(sum(copy.size_bytes for copy in manifest.copies)),
+            format_size(sum(c.stored_bytes for c in manifest.copies if manifest.id in c.object_name)),
+        )
+        for manifest in listing.manifests
+    ]
+    click.echo(table(("backup", "taken", "epoch", "partitions", "new", "size", "stored"), rows))
+    for name in listing.unreadable:
+        click.echo(f"{name} is not a finished backup, and is not used")
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "id": manifest.id,
+        "store_id": manifest.store_id,
+        "flow": manifest.flow_id,
+        "taken_ms": manifest.started_ms,
+        "finished_ms": manifest.finished_ms,
+        "epoch": _shared_epoch(manifest),
+        "partitions": len(manifest.copies),
+        "bytes": sum(copy.size_bytes for copy in manifest.copies),
+        "objects": [copy.object_name for copy in manifest.copies],
+    }
+
+
+def _shared_epoch(manifest: Manifest) -> int:
+    """The newest epoch that all copies of a backup hold; they are of one moment, and so of one timeline."""
+    return min(copy.description.newest_epoch for copy in manifest.copies)

@@ -1,0 +1,48 @@
+"""What backup, restore and drill show while they work: a line per file, and on a terminal one that changes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import TextIO
+
+import click
+
+from recovery.backup.progress import Progressed
+from recovery.cli.common import format_size
+
+DOING = {"copy": "copying", "check": "checking", "store": "storing", "fetch": "fetching"}
+DONE = {"stored": "stored", "fetched": "fetched and checked"}
+
+
+class CopyProgress:
+    """Observes copies going to or coming from a backup; writes to standard error."""
+
+    def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._quiet = quiet
+        self._live = self._stream.isatty()
+        self._lock = threading.Lock()
+        self._drawn_at = 0.0
+
+    def observe(self, event: Progressed) -> None:
+        """Take one event; it may come from several threads."""
+        if self._quiet:
+            return
+        with self._lock:
+            if event.step in DONE:
+                self._say(f"{event.name}: {DONE[event.step]}, {format_size(event.bytes_done)}\n")
+            elif self._live and time.monotonic() - self._drawn_at > 0.2:
+                self._drawn_at = time.monotonic()
+                share = event.bytes_done / event.bytes_total if event.bytes_total else 1.0
+                self._say(f"{event.name}: {DOING[event.step]} {share:.0%} of {format_size(event.bytes_total)}")
+
+    def say(self, text: str) -> None:
+        """One line, above the one that changes."""
+        if not self._quiet:
+            with self._lock:
+                self._say(f"{text}\n")
+
+    def _say(self, text: str) -> None:
+        click.echo(("\r\x1b[K" if self._live else "") + text, file=self._stream, nl=False)

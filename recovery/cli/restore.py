@@ -1,0 +1,182 @@
+"""`recovery restore SRC DIR`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from recovery.cli.backup_progress import CopyProgress
+from recovery.cli.common import DIRECTORY, format_size, format_time, json_option, print_json, table
+from recovery.clock import SystemClock
+from recovery.config import format_interval
+from recovery.planning.backups import RestorePlan, plan_restore
+
+if TYPE_CHECKING:
+    # With it comes Arrow, which other commands need not wait for.
+    from recovery.backup.sources import Source
+
+
+class MomentType(click.ParamType[int]):
+    """A moment in local time, or with an offset; milliseconds since 1970."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return int(datetime.fromisoformat(value).astimezone().timestamp() * 1000)
+        except (ValueError, OverflowError, OSError):
+            self.fail(f"{value!r} is not a time. Write it like 2026-11-21T16:30:00, with +01:00 or Z if need be.")
+
+
+@click.command()
+@click.argument("source", metavar="SRC")
+@click.argument("directory", metavar="DIR", type=DIRECTORY, envvar="RECOVERY_DIRECTORY")
+@click.option("--epoch", type=click.IntRange(min=0), help="Restore the state after this epoch; 0: before the first.")
+@click.option("--at", "at_ms", type=MomentType(), help="Restore the newest epoch closed at or before this time.")
+@click.option("--dry-run", is_flag=True, help="Say what would be restored and what lost, and write nothing.")
+@json_option
+def restore(source: str, directory: Path, epoch: int | None, at_ms: int | None, dry_run: bool, as_json: bool) -> None:
+    """Put copies of partitions back together in DIR, which holds none yet: all of them, or nothing.
+
+    SRC is a place of backups (a directory, s3://, gs://, abfs://), or a plain directory of copied files. Of all copies
+    the newest set with a common epoch is taken; what that loses is said before anything is written.
+    """
+    if epoch is not None and at_ms is not None:
+        raise click.UsageError("Give --epoch or --at, not both.")
+    from recovery.backup.places import open_target
+    from recovery.backup.restore import restore as restore_copies
+    from recovery.backup.sources import open_source
+
+    clock = SystemClock()
+    with tempfile.TemporaryDirectory(prefix="recovery-restore-") as scratch:
+        found = open_source(open_target(source), Path(scratch))
+        if dry_run:
+            plan = plan_restore(found.copies, epoch=epoch, at_ms=at_ms)
+            if as_json:
+                print_json({**plan_facts(plan, found, clock.wall_ms()), "directory": str(directory), "dry_run": True})
+            else:
+                click.echo(plan_text(plan, found, clock.wall_ms()))
+            return
+        progress = CopyProgress(quiet=as_json)
+
+        def announce(plan: RestorePlan, left_out: Sequence[str]) -> None:
+            for each in left_out:
+                progress.say(f"left out: {each}")
+            progress.say(plan_text(plan, found, clock.wall_ms()))
+
+        done = restore_copies(
+            found,
+            directory,
+            clock=clock,
+            random_id=lambda: token_hex(4),
+            epoch=epoch,
+            at_ms=at_ms,
+            announce=announce,
+            observe=progress.observe,
+        )
+    if as_json:
+        print_json(
+            {
+                **plan_facts(done.plan, found, clock.wall_ms()),
+                "directory": str(directory),
+                "dry_run": False,
+                "left_out": list(done.left_out),
+                "rows": done.rows,
+                "bytes": done.size_bytes,
+                "elapsed_s": done.timings.total_s,
+            }
+        )
+        return
+    click.echo(
+        f"restored {len(done.paths)} partitions to {directory}: {done.rows:,} rows, {format_size(done.size_bytes)} "
+        f"in {done.timings.total_s:.1f} s; the next run resumes at epoch {done.plan.resume.resume_epoch}"
+    )
+
+
+def plan_text(plan: RestorePlan, source: Source, now_ms: int) -> str:
+    """What will be restored and what will be lost, for people."""
+    lines = []
+    if plan.snapshot is None:
+        lines.append("will restore the beginning: no epoch was closed in what is restored")
+    else:
+        lines.append(
+            f"will restore epoch {plan.epoch}, closed {format_time(plan.snapshot.closed_ms)}, "
+            f"{_ago(now_ms - plan.snapshot.closed_ms)}"
+        )
+    lines.append(_loss_text(plan))
+    if plan.abandoned:
+        lines.append("This epoch was abandoned: a later execution had gone back to before it.")
+    rows = [
+        (
+            f"part-{copy.index}.sqlite3",
+            _backup_of(copy.origin),
+            format_time(copy.taken_ms),
+            f"{copy.description.oldest_epoch} to {copy.description.newest_epoch}",
+        )
+        for copy in plan.copies
+    ]
+    lines.append(table(("file", "from", "copied", "epochs"), rows))
+    lines += [f"not used: {problem}" for problem in source.problems]
+    return "\n".join(lines)
+
+
+def plan_facts(plan: RestorePlan, source: Source, now_ms: int) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "source": source.shown,
+        "store_id": plan.resume.store_id,
+        "flow": plan.resume.flow_id,
+        "epoch": plan.epoch,
+        "resume_epoch": plan.resume.resume_epoch,
+        "closed_ms": plan.snapshot.closed_ms if plan.snapshot else None,
+        "age_ms": now_ms - plan.snapshot.closed_ms if plan.snapshot else None,
+        "newest_epoch": plan.newest.epoch if plan.newest else 0,
+        "newest_closed_ms": plan.newest.closed_ms if plan.newest else None,
+        "lost_epochs": plan.lost_epochs,
+        "lost_ms": plan.lost_ms,
+        "abandoned": plan.abandoned,
+        "limiting": [f"part-{index}.sqlite3" for index in plan.limiting],
+        "copies": [
+            {
+                "file": f"part-{copy.index}.sqlite3",
+                "from": copy.origin,
+                "copied_ms": copy.taken_ms,
+                "oldest_epoch": copy.description.oldest_epoch,
+                "newest_epoch": copy.description.newest_epoch,
+            }
+            for copy in plan.copies
+        ],
+        "problems": source.problems,
+    }
+
+
+def _loss_text(plan: RestorePlan) -> str:
+    if plan.newest is None or (not plan.lost_epochs and not plan.lost_ms):
+        return "nothing that any copy holds will be lost; what came after the newest copy is computed again"
+    span = "everything" if plan.lost_ms is None else format_interval(plan.lost_ms / 1000)
+    epochs = f"{plan.lost_epochs} epoch{'s' * (plan.lost_epochs != 1)}"
+    limits = ", ".join(f"part-{index}" for index in plan.limiting)
+    why = f"; no newer copy of {limits} is there" if limits else ""
+    return (
+        f"will be lost: {epochs}, {span}, up to epoch {plan.newest.epoch} of {format_time(plan.newest.closed_ms)}, "
+        f"the newest seen{why}"
+    )
+
+
+def _backup_of(origin: str) -> str:
+    """The backup that stored an object; a plain file is named as it is."""
+    from recovery.backup.manifest import OBJECTS
+
+    return origin.rpartition("/")[2].removesuffix(".sqlite3.zst") if origin.startswith(OBJECTS) else origin
+
+
+def _ago(elapsed_ms: int) -> str:
+    return f"{format_interval(max(0, round(elapsed_ms / 1000)))} ago"

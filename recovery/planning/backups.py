@@ -1,0 +1,293 @@
+"""Which copies to restore, and which backups to keep: pure functions of what the copies say of themselves.
+
+Every copy of a partition holds a range of epochs. A set of copies, one of each partition, can be put back together
+at an epoch that all of them hold, closed by the same execution after the same micro-batch. Among all copies of
+different ages this module finds the set with the newest such epoch.
+
+An epoch is *abandoned* when a later execution began at or before it: whoever went back on purpose, or restored an older
+backup, left it behind. Abandoned epochs are never chosen unless they are asked for by number or by time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from recovery.config import format_interval, parse_interval
+from recovery.errors import ConfigurationError, EpochNotHeldError, ForeignPartitionError, InconsistentPartitionsError
+from recovery.ids import NO_EPOCH, Epoch, PartitionIndex
+from recovery.planning.resume import BEGINNING, Cut, ResumePlan, cuts_of, plan_resume
+from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One copy of one partition. origin names where it lies, taken_ms is the wall time at which it was taken."""
+
+    description: PartitionDescription
+    origin: str
+    taken_ms: int
+
+    @property
+    def index(self) -> PartitionIndex:
+        """Which partition it is a copy of."""
+        return self.description.index
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """The copies to put back, one per partition in the order of their indexes, and what that gives up.
+
+    snapshot: the epoch whose state the directory will hold, None for the time before the first.
+    newest: the newest epoch seen in any copy that is not abandoned. limiting: the partitions of whose copies none
+    holds anything newer. abandoned: the epoch was left behind on purpose, and is restored because it was asked for.
+    """
+
+    copies: tuple[Copy, ...]
+    epoch: Epoch
+    snapshot: ClosedEpoch | None
+    newest: ClosedEpoch | None
+    limiting: tuple[PartitionIndex, ...]
+    abandoned: bool
+    resume: ResumePlan
+
+    @property
+    def lost_epochs(self) -> int:
+        """How many epochs the newest seen one is ahead."""
+        return max(0, self.newest.epoch - self.epoch) if self.newest is not None else 0
+
+    @property
+    def lost_ms(self) -> int | None:
+        """Wall time between the restored epoch and the newest seen one; None when all is given up."""
+        if self.newest is None:
+            return 0
+        return None if self.snapshot is None else max(0, self.newest.closed_ms - self.snapshot.closed_ms)
+
+
+def plan_restore(
+    copies: Sequence[Copy],
+    *,
+    epoch: int | None = None,
+    at_ms: int | None = None,
+    unusable: Sequence[Copy] = (),
+) -> RestorePlan:
+    """The newest set of copies with a common epoch; that of `epoch`, or the newest closed at or before `at_ms`.
+
+    unusable: copies that cannot be restored; what they say still counts for what is lost.
+    Raises NoPartitionsError, ForeignPartitionError, MissingPartitionsError, FlowMismatchError,
+    InconsistentPartitionsError or EpochNotHeldError.
+    """
+    groups = _by_partition(copies)
+    holders = [_holders(group) for group in groups]
+    shared = set.intersection(*(set(each) for each in holders))
+    history = _History([*copies, *unusable])
+    if not shared:
+        raise _no_common(groups)
+    chosen, abandoned = _choose(shared, history, epoch, at_ms)
+    picked = tuple(_closest(each[chosen]) for each in holders)
+    newest = history.newest
+    resume = plan_resume(
+        [FoundFile(d.path, d) for d in map(_as_restored, picked)],
+        resume_epoch=chosen[0] + 1,
+    )
+    return RestorePlan(
+        copies=picked,
+        epoch=chosen[0],
+        snapshot=history.closed.get(chosen),
+        newest=newest,
+        limiting=tuple(group[0].index for group in groups if newest is not None and not _holds(group, newest.cut)),
+        abandoned=abandoned,
+        resume=resume,
+    )
+
+
+def _by_partition(copies: Sequence[Copy]) -> list[list[Copy]]:
+    """The copies of each partition of one store. Raises what `plan_resume` raises for a set that is none."""
+    stores = {copy.description.store_id: copy for copy in copies}
+    if len(stores) > 1:
+        listed = ", ".join(f"{store} in {copy.origin}" for store, copy in sorted(stores.items()))
+        raise ForeignPartitionError(
+            f"copies of several stores: {listed}", remedy="Keep the copies of each recovery directory apart."
+        )
+    groups: dict[PartitionIndex, list[Copy]] = defaultdict(list)
+    for copy in copies:
+        groups[copy.index].append(copy)
+    newest = [max(groups[index], key=lambda copy: copy.taken_ms) for index in sorted(groups)]
+    # Where the newest copies do not fit together, older ones may.
+    with contextlib.suppress(InconsistentPartitionsError):
+        plan_resume([FoundFile(d.path, d) for d in map(_as_restored, newest)])
+    return [groups[index] for index in sorted(groups)]
+
+
+def _as_restored(copy: Copy) -> PartitionDescription:
+    """The description under the name that the copy will have."""
+    return replace(copy.description, path=Path(f"part-{copy.index}.sqlite3"))
+
+
+def _holders(group: Iterable[Copy]) -> dict[Cut, list[Copy]]:
+    found: dict[Cut, list[Copy]] = defaultdict(list)
+    for copy in group:
+        for cut in cuts_of(copy.description):
+            found[cut].append(copy)
+    return found
+
+
+def _holds(group: Iterable[Copy], cut: Cut) -> bool:
+    return any(cut in cuts_of(copy.description) for copy in group)
+
+
+def _closest(copies: Sequence[Copy]) -> Copy:
+    """Of the copies that hold an epoch the one with the least beyond it; of several, the one taken last."""
+    return min(copies, key=lambda copy: (copy.description.newest_epoch, -copy.taken_ms))
+
+
+def _choose(shared: set[Cut], history: _History, epoch: int | None, at_ms: int | None) -> tuple[Cut, bool]:
+    """The cut to restore, and whether it is an abandoned one."""
+    if epoch is not None:
+        wanted = [cut for cut in shared if cut[0] == epoch]
+        if not wanted:
+            raise _not_held(shared, history, f"epoch {epoch} is not held by copies of every partition")
+        chosen = max(wanted, key=lambda cut: (not history.abandoned(cut), history.age(cut)))
+        return chosen, history.abandoned(chosen)
+    if at_ms is not None:
+        known = [cut for cut in shared if history.closed_ms(cut) <= at_ms and not history.abandoned(cut, at_ms)]
+        if not known:
+            raise _not_held(shared, history, "no epoch that copies of every partition hold is that old")
+        chosen = max(known, key=history.age)
+        return chosen, history.abandoned(chosen)
+    standing = [cut for cut in shared if not history.abandoned(cut)]
+    if not standing:
+        newest = max(shared, key=history.age)
+        raise InconsistentPartitionsError(
+            f"copies of every partition are there of epoch {newest[0]} only, which a later execution abandoned",
+            cause="Some partitions were copied before, others after somebody went back to an older epoch.",
+            remedy=f"Add copies taken after that, or restore the abandoned one on purpose: --epoch {newest[0]}",
+        )
+    return max(standing, key=history.age), False
+
+
+class _History:
+    """What all copies together know of executions and epochs."""
+
+    def __init__(self, copies: Sequence[Copy]) -> None:
+        self.closed: dict[Cut, ClosedEpoch] = {}
+        self._executions: dict[str, Execution] = {}
+        # Executions that stand in one copy continue each other, so their numbers say which came first.
+        self._later: dict[str, set[str]] = defaultdict(set)
+        self._related: dict[str, set[str]] = defaultdict(set)
+        for description in {id(copy.description): copy.description for copy in copies}.values():
+            ids = [execution.id for execution in description.executions]
+            for position, execution in enumerate(description.executions):
+                self._executions[execution.id] = execution
+                self._related[execution.id].update(ids)
+                self._later[execution.id].update(ids[position + 1 :])
+            for closed in description.epochs:
+                known = self.closed.get(closed.cut)
+                if known is None or closed.clock_ms > known.clock_ms:
+                    self.closed[closed.cut] = closed
+
+    @property
+    def newest(self) -> ClosedEpoch | None:
+        """The newest epoch in any copy that is not abandoned."""
+        standing = [closed for cut, closed in self.closed.items() if not self.abandoned(cut)]
+        return max(standing, key=lambda closed: self.age(closed.cut), default=None)
+
+    def age(self, cut: Cut) -> tuple[int, int]:
+        """Orders cuts from old to new: by the recovery clock, which grows over rewinds too."""
+        closed = self.closed.get(cut)
+        return (closed.clock_ms, closed.epoch) if closed is not None else (-1, 0)
+
+    def closed_ms(self, cut: Cut) -> int:
+        """When it was closed by wall time; the beginning was always there."""
+        closed = self.closed.get(cut)
+        return closed.closed_ms if closed is not None else 0
+
+    def abandoned(self, cut: Cut, as_of_ms: int | None = None) -> bool:
+        """Whether an execution that began later, and at or before `as_of_ms`, started over at or before this epoch."""
+        epoch, execution_id, _ = cut
+        if epoch == NO_EPOCH:
+            return False
+        return any(
+            other.resume_epoch <= epoch and self._began_later(other, execution_id)
+            for other in self._executions.values()
+            if as_of_ms is None or other.started_ms <= as_of_ms
+        )
+
+    def _began_later(self, other: Execution, than: str) -> bool:
+        if other.id == than:
+            return False
+        if other.id in self._related[than]:
+            return other.id in self._later[than]
+        known = self._executions.get(than)
+        return known is not None and other.started_ms > known.started_ms
+
+
+def _no_common(groups: Sequence[Sequence[Copy]]) -> InconsistentPartitionsError:
+    """Name the partitions whose newest copy is older than what all copies of another one go back to."""
+    newest = [max(group, key=lambda copy: (copy.description.newest_epoch, copy.taken_ms)) for group in groups]
+    try:
+        plan_resume([FoundFile(d.path, d) for d in map(_as_restored, newest)])
+    except InconsistentPartitionsError as error:
+        return InconsistentPartitionsError(
+            error.found,
+            cause=error.cause,
+            remedy="Add copies that lie closer together, and choose a longer backup interval (-b) from now on.",
+        )
+    raise AssertionError("the newest copies share an epoch, but the copies do not")
+
+
+def _not_held(shared: Iterable[Cut], history: _History, found: str) -> EpochNotHeldError:
+    held = sorted({cut[0] for cut in shared})
+    times = [history.closed_ms(cut) for cut in shared if cut != BEGINNING]
+    span = f", closed over {format_interval((max(times) - min(times)) / 1000)}" if len(times) > 1 else ""
+    return EpochNotHeldError(
+        found,
+        cause="It was closed later than the copies were taken, or collected before.",
+        remedy=f"Choose an epoch between {held[0]} and {held[-1]}{span}; --dry-run shows what would be restored.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRule:
+    """What a backup is kept for: it is among the newest `count`, or younger than `age_s`; then one per `every_s`."""
+
+    count: int | None = None
+    age_s: float | None = None
+    every_s: float | None = None
+
+
+def parse_keep(text: str) -> KeepRule:
+    """The rule meant by "24" (the newest 24), "7d" (younger than a week) or "90d/1d" (one a day for 90 days)."""
+    age, slash, every = text.partition("/")
+    if not slash and age.strip().isdecimal():
+        count = int(age)
+        if count < 1:
+            raise ConfigurationError("0 backups cannot be kept", cause="The newest always stays.", remedy="Give 1.")
+        return KeepRule(count=count)
+    rule = KeepRule(age_s=parse_interval(age), every_s=parse_interval(every) if slash else None)
+    if slash and not rule.every_s:
+        raise ConfigurationError(
+            f"{text!r} does not say how many to keep", cause="The part after the slash is no time.", remedy="30d/1d"
+        )
+    return rule
+
+
+def backups_to_keep(taken: Sequence[tuple[str, int]], rules: Sequence[KeepRule], now_ms: int) -> set[str]:
+    """The ids, of (id, wall time) of all backups, that any rule keeps; the newest is always among them."""
+    ordered = sorted(taken, key=lambda each: (each[1], each[0]), reverse=True)
+    kept = {name for name, _ in ordered[:1]}
+    for rule in rules:
+        if rule.count is not None:
+            kept |= {name for name, _ in ordered[: rule.count]}
+        elif rule.age_s is not None:
+            young = [(name, at) for name, at in ordered if at >= now_ms - rule.age_s * 1000]
+            if rule.every_s is not None:
+                # The newest of each slot; slots stand still in time, so the same backup is chosen every day.
+                slots = {at // int(max(1, rule.every_s * 1000)): name for name, at in reversed(young)}
+                kept |= set(slots.values())
+            else:
+                kept |= {name for name, _ in young}
+    return kept

@@ -1,0 +1,162 @@
+"""Copies of partitions: taking them while a run writes, and making a restored one ready for use.
+
+A copy is taken through SQLite's backup API from a read transaction. The transactions of all partitions can be
+opened at one moment, and the copying may then take its time: each copy is of that moment, however much is written
+meanwhile. While it lasts, SQLite's log beside the file cannot be emptied, so it grows by what the run writes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import apsw
+import apsw.sqlite_extra
+
+from recovery.errors import CorruptPartitionError
+from recovery.ids import Epoch
+from recovery.planning.values import PartitionDescription
+from recovery.storage.partition import describe, rewind
+from recovery.storage.schema import connect, has_log, open_partition, read_partition, stamp, translated
+
+PAGES_PER_STEP = 2048
+ATTEMPTS = 3
+
+CopyObserver = Callable[[int, int], None]
+"""Is told the bytes done and the bytes in all."""
+
+
+def ignore(_done: int, _total: int) -> None:
+    """An observer that does nothing."""
+
+
+class PinnedPartition:
+    """A partition as it is at one moment, held by a read transaction until `release`. Changes nothing beside it."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises what `open_partition` and `describe` raise."""
+        self.path = path
+        self._connection = self._open()
+
+    def _open(self) -> apsw.Connection:
+        # Even a reader would make a log beside a file that has none.
+        self._alone = not has_log(self.path)
+        self._stamp = stamp(self.path)
+        connection = open_partition(self.path, "unshared" if self._alone else "ro")
+        try:
+            with translated(self.path):
+                connection.execute("BEGIN")
+            self.description: PartitionDescription = describe(connection, self.path)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def copy_to(self, target: Path, observe: CopyObserver = ignore) -> PartitionDescription:
+        """Write the copy to the new file `target` and check that it says the same of itself; returns that.
+
+        The file is complete without a log, and not synced. When a run began on a partition that nobody used before,
+        and moved its log into the file, the copy is of a later moment than the transaction's beginning.
+        Raises CorruptPartitionError or StorageError; then `target` is worthless.
+        """
+        for _ in range(ATTEMPTS):
+            self._copy(target, observe)
+            if not self._alone or stamp(self.path) == self._stamp:
+                break
+            self._connection.close()
+            self._connection = self._open()
+            with translated(target):
+                target.unlink()
+        described = read_partition(target, lambda connection: describe(connection, target))
+        if replace(described, path=self.path) != self.description:
+            raise CorruptPartitionError("its copy does not say the same of itself", path=self.path)
+        return self.description
+
+    def _copy(self, target: Path, observe: CopyObserver) -> None:
+        with translated(target):
+            destination = connect(target, "rwc")
+            try:
+                # A copy that is not complete is never used, so nothing guards it against a crash.
+                destination.pragma("journal_mode", "OFF")
+                destination.pragma("synchronous", "OFF")
+                with destination.backup("main", self._connection, "main") as backup:
+                    while not backup.done:
+                        backup.step(PAGES_PER_STEP)
+                        share = 1 - backup.remaining / max(1, backup.page_count)
+                        observe(int(share * self.description.size_bytes), self.description.size_bytes)
+            finally:
+                destination.close()
+
+    def release(self) -> None:
+        """End the read transaction. Safe to repeat."""
+        self._connection.close()
+
+
+def pin(paths: Iterable[Path]) -> list[PinnedPartition]:
+    """All partitions as of one moment: their transactions begin within milliseconds of each other."""
+    pinned: list[PinnedPartition] = []
+    try:
+        for path in paths:
+            pinned.append(PinnedPartition(path))
+    except BaseException:
+        for each in pinned:
+            each.release()
+        raise
+    return pinned
+
+
+def settle(path: Path, newest: Epoch) -> PartitionDescription:
+    """Make a restored file ready for use: take in a log beside it, discard the epochs after `newest`, sync it.
+
+    Afterwards the file is complete by itself. Raises CorruptPartitionError or StorageError.
+    """
+    connection = open_partition(path, "rw")
+    try:
+        with translated(path):
+            apsw.sqlite_extra.load(connection, "sha1")
+            connection.pragma("synchronous", "FULL")
+        rewind(connection, path, newest)
+        with translated(path):
+            connection.wal_checkpoint("main", mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        described = describe(connection, path)
+    finally:
+        # The last connection removes the log, which is empty now.
+        connection.close()
+    sync_file(path)
+    return described
+
+
+def describe_copy(path: Path, scratch: Path) -> PartitionDescription:
+    """What a copied file says of itself, with what is in a log beside it. Neither is changed.
+
+    Raises what `open_partition` and `describe` raise.
+    """
+    if not has_log(path):
+        return read_partition(path, lambda connection: describe(connection, path))
+    # A reader of a log writes its index beside it.
+    with tempfile.TemporaryDirectory(dir=scratch) as name, translated(path):
+        copied = Path(name) / path.name
+        copy_with_log(path, copied)
+        return replace(read_partition(copied, lambda connection: describe(connection, copied)), path=path)
+
+
+def copy_with_log(source: Path, target: Path) -> None:
+    """Copy a file that nobody uses, and the log beside it if there is one, as they are. Raises OSError."""
+    shutil.copyfile(source, target)
+    log = source.with_name(f"{source.name}-wal")
+    if log.exists():
+        shutil.copyfile(log, target.with_name(f"{target.name}-wal"))
+
+
+def sync_file(path: Path) -> None:
+    """Force the file's content to the disk. Only for a file that no SQLite connection of this process has open."""
+    with translated(path):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

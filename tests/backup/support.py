@@ -1,0 +1,60 @@
+"""What the tests of backups share: directories with a history, and a comparison of what they hold."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from recovery.backup.make import Made, make_backup
+from recovery.backup.restore import Restored, restore
+from recovery.backup.sources import open_source
+from recovery.backup.target import DirectoryTarget, Target
+from recovery.clock import SystemClock
+from recovery.storage.files import scan
+from tests.stores import Driver, State, problems, state_at
+
+_ids = itertools.count()
+
+
+def random_id() -> str:
+    """Different each time, and the same in each run of the tests."""
+    return f"{next(_ids):08x}"
+
+
+def work(directory: Path, epochs: int, *, keys: int = 40, floor: int = 0) -> None:
+    """One execution that closes some epochs, each changing and discarding keys."""
+    with Driver(directory) as run:
+        first = run.epoch
+        for epoch in range(first, first + epochs):
+            batch = epoch * 10
+            changes = {f"k{n}": f"{epoch}.{run.execution.number}" for n in range(epoch % 3, keys, 3)}
+            changes[f"k{epoch % keys}"] = None
+            run.apply(batch, changes)
+            run.close(batch, floor=floor, driver_rows={"$position": {"offset": str(batch)}})
+
+
+def states(directory: Path) -> dict[int, State]:
+    """Every epoch that a directory can be taken to, with its state."""
+    from recovery.planning.resume import plan_resume
+
+    return {epoch: state_at(directory, epoch) for epoch in plan_resume(scan(directory)).window}
+
+
+def back_up(directory: Path, target: Target | Path, **options: object) -> Made:
+    """A backup as the command makes it."""
+    place = DirectoryTarget(target) if isinstance(target, Path) else target
+    return make_backup(directory, place, clock=SystemClock(), random_id=random_id, **options)
+
+
+def bring_back(target: Target | Path, directory: Path, scratch: Path, **options: object) -> Restored:
+    """A restore as the command does it."""
+    place = DirectoryTarget(target) if isinstance(target, Path) else target
+    return restore(open_source(place, scratch), directory, clock=SystemClock(), random_id=random_id, **options)
+
+
+def assert_sound(directory: Path) -> None:
+    """A full check finds nothing, and no file but partitions is there."""
+    assert problems(directory) == []
+    left = [path.name for path in directory.iterdir() if not path.name.startswith("part-")]
+    assert left == []
+    assert [path.name for path in directory.iterdir() if "-wal" in path.name or "-shm" in path.name] == []

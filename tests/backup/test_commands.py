@@ -1,0 +1,126 @@
+"""`backup` and `restore` as a person or a program calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from recovery.cli import main
+from tests.backup.support import states, work
+from tests.stores import ROOT, Driver
+
+
+def call(*arguments: object, code: int = 0) -> str:
+    """Standard output of a command; its exit code is checked."""
+    result = CliRunner().invoke(main, [str(a) for a in arguments])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.stdout
+
+
+@pytest.fixture
+def store(make_store) -> Path:
+    """Three partitions with five epochs."""
+    directory = make_store(3)
+    work(directory, 5)
+    return directory
+
+
+def test_back_and_forth(store, tmp_path):
+    """What the commands say is what they did."""
+    made = json.loads(call("backup", store, tmp_path / "dest", "--json"))
+    assert (made["epoch"], made["stored"], made["unchanged"]) == (5, 3, 0)
+    listed = json.loads(call("backup", tmp_path / "dest", "--list", "--json"))
+    assert [each["id"] for each in listed["backups"]] == [made["id"]]
+    planned = json.loads(call("restore", tmp_path / "dest", tmp_path / "new", "--dry-run", "--json", "--epoch", 3))
+    assert (planned["epoch"], planned["lost_epochs"], planned["dry_run"]) == (3, 2, True)
+    assert not (tmp_path / "new").exists()
+    done = json.loads(call("restore", tmp_path / "dest", tmp_path / "new", "--json"))
+    assert (done["epoch"], done["lost_epochs"], done["resume_epoch"]) == (5, 0, 6)
+    assert states(tmp_path / "new") == states(store)
+
+
+def test_for_people(store, tmp_path):
+    """The texts name the backup, the epoch and what is lost."""
+    assert "of epoch 5: 3 partitions stored" in call("backup", store, tmp_path / "dest")
+    assert "3 unchanged" in call("backup", store, tmp_path / "dest")
+    assert len(call("backup", "--list", tmp_path / "dest").splitlines()) == 3
+    result = CliRunner().invoke(main, ["restore", str(tmp_path / "dest"), str(tmp_path / "new"), "--epoch", "2"])
+    assert result.stdout.splitlines()[-1].endswith("the next run resumes at epoch 3")
+    assert "will be lost: 3 epochs" in result.stderr
+    assert result.stderr.index("will be lost") < result.stderr.index("fetched and checked")
+
+
+def test_errors_have_their_codes(store, tmp_path):
+    """Each mistake ends with the code that the documentation lists."""
+    call("backup", store, tmp_path / "dest")
+    call("backup", tmp_path / "none", tmp_path / "dest", code=20)
+    call("backup", store, "ftp://host/x", code=11)
+    call("backup", store, "s3://", code=11)
+    call("backup", store, "gs://b/p?colour=red", code=11)
+    call("restore", tmp_path / "nothing", tmp_path / "new", code=61)
+    call("restore", tmp_path / "dest", store, code=26)
+    call("restore", tmp_path / "dest", tmp_path / "new", "--epoch", 9, code=28)
+    call("restore", tmp_path / "dest", tmp_path / "new", "--at", "1969-01-01", code=28)
+    assert not (tmp_path / "new").exists()
+
+
+def test_mistakes_on_the_command_line(store, tmp_path):
+    """They are usage errors, and nothing is done."""
+    call("backup", tmp_path / "dest", code=2)
+    call("backup", store, tmp_path / "dest", "--list", "--prune", code=2)
+    call("backup", tmp_path / "dest", "--prune", code=2)
+    call("backup", store, tmp_path / "dest", "--keep", "some", code=2)
+    call("restore", tmp_path / "dest", tmp_path / "new", "--at", "yesterday", code=2)
+    call("restore", tmp_path / "dest", tmp_path / "new", "--at", "2026-01-01", "--epoch", 1, code=2)
+    assert not (tmp_path / "dest").exists()
+
+
+def test_keep_removes_older_backups(store, tmp_path):
+    """With the backup, or on its own; what is left can be restored."""
+    for _ in range(3):
+        work(store, 1)
+        call("backup", store, tmp_path / "dest", "--keep", 2)
+    assert len(json.loads(call("backup", "--list", tmp_path / "dest", "--json"))["backups"]) == 2
+    done = json.loads(call("backup", "--prune", tmp_path / "dest", "--keep", 1, "--json"))
+    assert (len(done["removed"]), done["objects"]) == (1, 3)
+    call("restore", tmp_path / "dest", tmp_path / "new")
+    assert states(tmp_path / "new") == states(store)
+
+
+def test_the_directory_from_the_environment(store, tmp_path, monkeypatch):
+    """RECOVERY_DIRECTORY stands for DIR in both commands."""
+    monkeypatch.setenv("RECOVERY_DIRECTORY", str(store))
+    call("backup", tmp_path / "dest")
+    monkeypatch.setenv("RECOVERY_DIRECTORY", str(tmp_path / "new"))
+    call("restore", tmp_path / "dest")
+    assert states(tmp_path / "new") == states(store)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_every_goes_on_until_it_is_told_to_stop(store, tmp_path, number):
+    """A backup after each interval, a line of JSON each; a signal ends it with code 0."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "recovery", "backup", str(store), str(tmp_path / "dest"), "--every", "0.05", "--json"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        first = json.loads(process.stdout.readline())
+        with Driver(store) as run:
+            run.apply(900, {"k": "1"})
+            run.close(900)
+            later = next(made for made in map(json.loads, process.stdout) if made["epoch"] == 6)
+        process.send_signal(number)
+        process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert (first["epoch"], first["stored"], later["stored"]) == (5, 3, 3)
+    call("restore", tmp_path / "dest", tmp_path / "new")
+    assert states(tmp_path / "new") == states(store)

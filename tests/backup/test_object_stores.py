@@ -1,0 +1,251 @@
+"""Backups in real object stores: S3 by moto, Google Cloud Storage by its emulator, Azure by Azurite."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recovery.backup.manifest import MANIFESTS, OBJECTS, RUNNING
+from recovery.backup.places import open_target
+from recovery.backup.repository import list_backups
+from recovery.backup.target import ObjectTarget
+from recovery.errors import BackupTargetError
+from tests.backup import emulators
+from tests.backup.emulators import BUCKET, Emulator
+from tests.backup.support import assert_sound, back_up, bring_back, states, work
+from tests.backup.test_commands import call
+from tests.stores import ROOT, Driver
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module", params=["s3", "gs", "abfs"])
+def emulator(request, tmp_path_factory) -> Iterator[Emulator]:
+    """Each of the three, for all tests of the module."""
+    make = {
+        "s3": emulators.moto,
+        "gs": emulators.gcp,
+        "abfs": lambda: emulators.azurite(tmp_path_factory.mktemp("azurite")),
+    }[request.param]
+    with make() as started:
+        yield started
+
+
+@pytest.fixture
+def place(emulator, request, monkeypatch) -> str:
+    """A prefix of the test's own."""
+    for name, value in emulator.environ.items():
+        monkeypatch.setenv(name, value)
+    return emulator.place(f"{request.node.originalname}/{abs(hash(request.node.name))}/sub folder")
+
+
+@pytest.fixture
+def store(make_store) -> Path:
+    """Three partitions with five epochs."""
+    directory = make_store(3)
+    work(directory, 5)
+    return directory
+
+
+def test_back_and_forth(store, place, tmp_path):
+    """The whole way by the commands, while a run writes: make, list, skip what is unchanged, prune, restore."""
+    with Driver(store) as run:
+        first = json.loads(call("backup", store, place, "--json"))
+        second = json.loads(call("backup", store, place, "--json"))
+        run.apply(900, {f"k{n}": '"later"' for n in range(40)})
+        run.close(900)
+        third = json.loads(call("backup", store, place, "--json", "--check"))
+    assert [(made["epoch"], made["stored"]) for made in (first, second, third)] == [(5, 3), (5, 0), (6, 3)]
+    listed = json.loads(call("backup", "--list", place, "--json"))
+    assert [each["id"] for each in listed["backups"]] == [made["id"] for made in (first, second, third)]
+    pruned = json.loads(call("backup", "--prune", place, "--keep", 1, "--json"))
+    assert (pruned["kept"], pruned["objects"]) == ([third["id"]], 3)
+    call("restore", place, tmp_path / "new")
+    assert_sound(tmp_path / "new")
+    assert states(tmp_path / "new") == states(store)
+
+
+def test_objects_are_stored_as_they_are(place, emulator):
+    """Names that end in .gz or .zst do not make pyarrow compress once more."""
+    target = open_target(place)
+    for name in ("manifests/a.json.gz", "objects/part-0/a.sqlite3.zst"):
+        assert target.write(name, [b"some ", b"bytes"]) == 10
+        assert [entry.size_bytes for entry in target.entries(name[: name.rindex("/") + 1])] == [10]
+    assert b"".join(target.read("manifests/a.json.gz")) == b"some bytes"
+
+
+def test_an_upload_that_fails_leaves_nothing(place):
+    """Leaving a stream by an exception would publish what was written so far."""
+    target = open_target(place)
+
+    def chunks() -> Iterator[bytes]:
+        yield b"x" * 12_000_000
+        raise KeyError("the disk of the copy failed")
+
+    with pytest.raises(KeyError):
+        target.write("objects/part-0/a.sqlite3.zst", chunks())
+    assert target.entries(OBJECTS) == []
+
+
+def test_a_manifest_that_is_being_written_does_not_count(store, place):
+    """Azure shows an object as soon as it is opened; a backup is there when its manifest is whole."""
+    made = back_up(store, open_target(place)).manifest
+    target = open_target(place)
+    [entry] = target.entries(MANIFESTS)
+    data = b"".join(target.read(entry.name))
+    target.delete(entry.name)
+    seen = []
+
+    def chunks() -> Iterator[bytes]:
+        seen.append(list_backups(target).manifests)
+        yield data[:-10]
+        seen.append(list_backups(target).manifests)
+        yield data[-10:]
+
+    target.write(entry.name, chunks())
+    assert seen == [(), ()]
+    assert [m.id for m in list_backups(target).manifests] == [made.id]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_half_written_object_is_never_taken_for_good(store, place, emulator, tmp_path, share):
+    """What a cut upload leaves is left out by its digest, and the backup before is restored."""
+    target = open_target(place)
+    back_up(store, target)
+    work(store, 1)
+    made = back_up(store, target).manifest
+    name = made.copies[2].object_name
+    path = target._path(name)
+    with emulator.filesystem.open_input_stream(path, compression=None) as stream:
+        data = stream.read()
+    with emulator.filesystem.open_output_stream(path, compression=None) as stream:
+        stream.write(data[: int(len(data) * share)])
+    done = bring_back(target, tmp_path / "new", tmp_path)
+    assert (done.plan.epoch, done.plan.lost_epochs, len(done.left_out)) == (5, 1, 1)
+    assert states(tmp_path / "new") == {e: s for e, s in states(store).items() if e <= 5}
+
+
+def test_a_killed_backup_does_not_count(store, place, emulator, tmp_path):
+    """SIGKILL while objects are on their way: what is there is the backup before, and pruning tidies up a day later."""
+    first = back_up(store, open_target(place)).manifest
+    work(store, 1)
+    code = (
+        "import os, signal, sys\n"
+        "from recovery.backup import make\n"
+        "make._Compressed.__iter__ = lambda self: iter(lambda: os.kill(os.getpid(), signal.SIGKILL), 1)\n"
+        "from recovery.cli import main\n"
+        "main(['backup', sys.argv[1], sys.argv[2]])\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    killed = subprocess.run([sys.executable, "-c", code, str(store), place], env=environ, timeout=60, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    target = open_target(place)
+    assert [m.id for m in list_backups(target).manifests] == [first.id]
+    assert len(target.entries(RUNNING)) == 1
+    assert bring_back(target, tmp_path / "new", tmp_path).plan.epoch == 5
+    assert back_up(store, target).stored == 3
+
+
+def test_a_bucket_that_is_not_there(store, place, emulator):
+    """Said with its exit code, and nothing is made."""
+    call("backup", store, place.replace(BUCKET, "nosuchbucket"), code=60)
+    call("restore", place.replace(BUCKET, "nosuchbucket"), "new", code=61)
+
+
+def test_credentials_are_never_shown(store, place, emulator, capfd):
+    """Neither those in the address nor those of the environment, in texts, in JSON, and with --debug."""
+    secrets = [emulators.AZURITE_KEY, "not-a-real-secret", "hunter2hunter2"]
+    wrong = re.sub("://([^/]*@)?backups/", "://devstoreaccount1:hunter2hunter2@nosuchbucket/", place)
+    refused = 11 if emulator.kind == "gs" else 60  # Google's store knows no password.
+    for code, *arguments in (
+        (0, "backup", str(store), place),
+        (refused, "--debug", "backup", str(store), wrong),
+        (refused, "--debug", "backup", str(store), wrong, "--json"),
+    ):
+        result = subprocess.run(
+            [sys.executable, "-m", "recovery", *arguments], capture_output=True, text=True, timeout=150, check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert result.returncode == code
+        assert result.stderr + result.stdout
+        for secret in secrets:
+            assert secret not in result.stdout + result.stderr
+
+
+def test_a_service_that_dies_in_the_middle(store, tmp_path, monkeypatch):
+    """The server is killed during an upload: a typed error in bounded time, and the directory is as it was."""
+    before = states(store)
+    with emulators.moto() as emulator:
+        for name, value in emulator.environ.items():
+            monkeypatch.setenv(name, value)
+        target = open_target(emulator.place("p"), no_answer_s=2)
+        back_up(store, target)
+        work(store, 1)
+
+        def die(event):
+            emulator.process.kill()
+
+        started = time.monotonic()
+        with pytest.raises(BackupTargetError):
+            back_up(store, target, observe=die)
+        assert time.monotonic() - started < 20
+    assert {e: s for e, s in states(store).items() if e <= 5} == before
+
+
+class TestUnreachable:
+    """A service that refuses or says nothing ends the command with a typed error, in bounded time."""
+
+    ADDRESSES = (
+        "s3://b/p?endpoint_override={host}&scheme=http&region=us-east-1",
+        "gs://anonymous@b/p?endpoint_override={host}&scheme=http",
+        "abfs://account@b/p?blob_storage_authority={host}&dfs_storage_authority={host}&enable_tls=false",
+    )
+    CODE = (
+        "import sys\n"
+        "from recovery.backup import places, target\n"
+        "places.open_target.__kwdefaults__['no_answer_s'] = 3\n"
+        "from recovery.cli import main\n"
+        "main(['backup', *sys.argv[1:]])\n"
+    )
+
+    @pytest.mark.parametrize("silent", [True, False], ids=["silent", "refusing"])
+    def test_it_ends(self, store, tmp_path, silent):
+        """The process ends too: no thread that waits for an answer holds it back."""
+        environ = {
+            **os.environ, "PYTHONPATH": str(ROOT), "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
+            "AZURE_STORAGE_KEY": emulators.AZURITE_KEY,
+        }  # fmt: skip
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            if silent:
+                listener.listen(64)
+            host = f"127.0.0.1:{listener.getsockname()[1]}"
+            started = time.monotonic()
+            command = [sys.executable, "-c", self.CODE, "--json", "--list"]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environ}
+            processes = [subprocess.Popen([*command, each.format(host=host)], **pipes) for each in self.ADDRESSES]
+            outputs = [process.communicate(timeout=60) for process in processes]
+            assert time.monotonic() - started < 30
+        assert [process.returncode for process in processes] == [60, 60, 60], outputs
+        assert {json.loads(out)["error"] for out, _ in outputs} == {"BackupTargetError"}
+
+
+def test_the_usual_variables_name_emulators(tmp_path):
+    """STORAGE_EMULATOR_HOST for Google's store, as its tools have it."""
+    with emulators.gcp() as emulator:
+        host = emulator.parameters.split("=")[1].split("&")[0]
+        target = open_target(f"gs://{BUCKET}/x", {"STORAGE_EMULATOR_HOST": f"http://{host}"})
+        assert isinstance(target, ObjectTarget)
+        target.write("objects/a", [gzip.compress(b"")])
+        assert len(target.entries(OBJECTS)) == 1

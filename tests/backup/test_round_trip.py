@@ -1,0 +1,334 @@
+"""From a recovery directory to backups and back."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+
+from recovery.backup.manifest import OBJECTS
+from recovery.backup.repository import list_backups
+from recovery.backup.target import DirectoryTarget
+from recovery.errors import (
+    AlreadyInitializedError,
+    BackupDamagedError,
+    CorruptPartitionError,
+    DirectoryLockedError,
+    ForeignPartitionError,
+    MissingPartitionsError,
+    NoBackupError,
+    NoPartitionsError,
+)
+from recovery.storage.files import scan
+from tests.backup.support import assert_sound, back_up, bring_back, states, work
+from tests.stores import Driver, alter, paths_of
+
+
+def files(directory: Path) -> dict[str, str]:
+    """Every file below, by a digest of its content."""
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def store(make_store) -> Path:
+    """Three partitions with five epochs."""
+    directory = make_store(3)
+    work(directory, 5)
+    return directory
+
+
+class TestBackup:
+    """Taking one."""
+
+    def test_what_is_restored_is_what_was_backed_up(self, store, tmp_path):
+        """Every epoch that could be resumed from still can be, with the same state."""
+        back_up(store, tmp_path / "dest")
+        done = bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
+        assert_sound(tmp_path / "new")
+        assert states(tmp_path / "new") == states(store)
+        assert done.plan.lost_epochs == 0
+
+    def test_nothing_in_the_directory_changes(self, store, tmp_path):
+        """Not a byte, and no log is left beside a file."""
+        before = files(store)
+        back_up(store, tmp_path / "dest", check=True)
+        assert files(store) == before
+
+    def test_while_a_run_writes(self, store, tmp_path):
+        """What is in the log and not in the file yet is part of it."""
+        with Driver(store) as run:
+            for batch in (100, 101):
+                run.apply(batch, {f"new{n}": "1" for n in range(50)})
+                run.close(batch)
+            made = back_up(store, tmp_path / "dest")
+            run.apply(102, {"late": "1"})
+            run.close(102)
+        assert [c.description.newest_epoch for c in made.manifest.copies] == [7, 7, 7]
+        bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
+        after = states(store)
+        after.pop(8)
+        assert states(tmp_path / "new") == after
+
+    def test_all_copies_are_of_one_moment(self, store, tmp_path, monkeypatch):
+        """An epoch that is closed while partitions are copied is in none of the copies."""
+        from recovery.storage.copies import PinnedPartition
+
+        original = PinnedPartition.copy_to
+        with Driver(store) as run:
+
+            def close_then_copy(self, *arguments):
+                run.apply(run.epoch * 10, {"k1": f'"{run.epoch}"'})
+                run.close(run.epoch * 10, floor=run.epoch - 1)
+                return original(self, *arguments)
+
+            monkeypatch.setattr("recovery.backup.make.AT_ONCE", 1)
+            monkeypatch.setattr(PinnedPartition, "copy_to", close_then_copy)
+            made = back_up(store, tmp_path / "dest")
+            assert run.epoch == 9
+        assert {c.description.newest_epoch for c in made.manifest.copies} == {5}
+
+    def test_unchanged_partitions_are_not_stored_again(self, store, tmp_path):
+        """The second backup lists the objects of the first; each of both can be restored alone."""
+        first = back_up(store, tmp_path / "dest")
+        second = back_up(store, tmp_path / "dest")
+        assert (first.stored, first.reused, second.stored, second.reused) == (3, 0, 0, 3)
+        assert [c.object_name for c in first.manifest.copies] == [c.object_name for c in second.manifest.copies]
+        assert len(DirectoryTarget(tmp_path / "dest").entries(OBJECTS)) == 3
+        work(store, 1)
+        assert back_up(store, tmp_path / "dest").stored == 3
+
+    def test_a_damaged_partition_is_not_backed_up_with_check(self, store, tmp_path):
+        """The backup does not count; the one before is still what is restored."""
+        back_up(store, tmp_path / "dest")
+        work(store, 1)
+        alter(paths_of(store)[1], "UPDATE snaps SET ser_change = '666' WHERE step_id = 'count'")
+        with pytest.raises(CorruptPartitionError, match="do not match their digest"):
+            back_up(store, tmp_path / "dest", check=True)
+        assert len(list_backups(DirectoryTarget(tmp_path / "dest")).manifests) == 1
+        assert bring_back(tmp_path / "dest", tmp_path / "new", tmp_path).plan.epoch == 5
+
+    def test_a_directory_that_cannot_be_resumed_is_refused(self, store, tmp_path):
+        """A backup that could not be restored is not made."""
+        paths_of(store)[1].unlink()
+        with pytest.raises(MissingPartitionsError):
+            back_up(store, tmp_path / "dest")
+        with pytest.raises(NoPartitionsError):
+            back_up(tmp_path / "none", tmp_path / "dest")
+        assert list_backups(DirectoryTarget(tmp_path / "dest")).manifests == ()
+
+    def test_one_place_takes_one_store(self, store, make_store, tmp_path):
+        """Backups of two directories are never mixed."""
+        back_up(store, tmp_path / "dest")
+        with pytest.raises(ForeignPartitionError, match="holds backups of store"):
+            back_up(make_foreign(tmp_path), tmp_path / "dest")
+
+    def test_a_fresh_directory_can_be_backed_up(self, make_store, tmp_path):
+        """Nothing was closed yet: the beginning is restored."""
+        back_up(make_store(2), tmp_path / "dest")
+        done = bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
+        assert (done.plan.epoch, done.plan.snapshot) == (0, None)
+
+
+def make_foreign(tmp_path: Path) -> Path:
+    """Another store."""
+    from recovery import init_partitions
+
+    init_partitions(tmp_path / "foreign", 3)
+    return tmp_path / "foreign"
+
+
+class TestRestore:
+    """Getting one back."""
+
+    def test_the_next_run_continues(self, store, tmp_path):
+        """A restored directory is used like the original: it resumes, closes and is checked."""
+        back_up(store, tmp_path / "dest")
+        bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
+        work(store, 2)
+        work(tmp_path / "new", 2)
+        assert states(tmp_path / "new") == states(store)
+
+    @pytest.mark.parametrize("epoch", range(6))
+    def test_any_epoch_of_the_window(self, store, tmp_path, epoch):
+        """What came after is gone from the restored files, so a run resumes right there."""
+        expected = {e: s for e, s in states(store).items() if e <= epoch}
+        back_up(store, tmp_path / "dest")
+        done = bring_back(tmp_path / "dest", tmp_path / "new", tmp_path, epoch=epoch)
+        assert_sound(tmp_path / "new")
+        assert states(tmp_path / "new") == expected
+        assert (done.plan.epoch, done.plan.lost_epochs) == (epoch, 5 - epoch)
+
+    def test_a_directory_with_partitions_is_refused(self, store, tmp_path):
+        """Nothing in it changes, and nothing is fetched."""
+        back_up(store, tmp_path / "dest")
+        before = files(store)
+        with pytest.raises(AlreadyInitializedError):
+            bring_back(tmp_path / "dest", store, tmp_path)
+        assert files(store) == before
+
+    def test_a_log_that_was_left_behind_is_refused_too(self, store, tmp_path):
+        """SQLite would take the log of the lost file for one of the restored."""
+        back_up(store, tmp_path / "dest")
+        (tmp_path / "new").mkdir()
+        (tmp_path / "new" / "part-1.sqlite3-wal").write_bytes(b"old")
+        with pytest.raises(AlreadyInitializedError, match=r"part-1\.sqlite3-wal"):
+            bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
+
+    def test_other_files_in_the_directory_stay(self, store, tmp_path):
+        """A lock file and scratch of the lost run may lie there."""
+        back_up(store, tmp_path / "dest")
+        (tmp_path / "new").mkdir()
+        (tmp_path / "new" / "recovery.lock").touch()
+        bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
+        assert sorted(files(tmp_path / "new")) == [
+            "part-0.sqlite3", "part-1.sqlite3", "part-2.sqlite3", "recovery.lock"
+        ]  # fmt: skip
+
+    def test_nothing_in_the_source_changes(self, store, tmp_path):
+        """Restoring only reads."""
+        back_up(store, tmp_path / "dest")
+        before = files(tmp_path / "dest")
+        bring_back(tmp_path / "dest", tmp_path / "new", tmp_path, epoch=2)
+        assert files(tmp_path / "dest") == before
+
+    @pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "flipped", "longer", "other partition's"])
+    def test_a_damaged_object_is_left_out_and_an_older_copy_taken(self, store, tmp_path, damage):
+        """It is named; the loss is that of the plan without it."""
+        back_up(store, tmp_path / "dest")
+        work(store, 2)
+        made = back_up(store, tmp_path / "dest")
+        path = tmp_path / "dest" / made.manifest.copies[1].object_name
+        data = path.read_bytes()
+        if damage == "missing":
+            path.unlink()
+        else:
+            other = (tmp_path / "dest" / made.manifest.copies[0].object_name).read_bytes()
+            middle = len(data) // 2
+            path.write_bytes(
+                {
+                    "empty": b"",
+                    "truncated": data[:middle],
+                    "flipped": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
+                    "longer": data + data,
+                    "other partition's": other,
+                }[damage]
+            )
+        plans = []
+        done = bring_back(
+            tmp_path / "dest", tmp_path / "new", tmp_path, announce=lambda plan, left: plans.append((plan.epoch, left))
+        )
+        assert [epoch for epoch, _ in plans] == [7, 5]
+        assert [made.manifest.copies[1].object_name in text for text in done.left_out] == [True]
+        assert (done.plan.epoch, done.plan.lost_epochs, done.plan.limiting) == (5, 2, (1,))
+        assert states(tmp_path / "new") == {e: s for e, s in states(store).items() if e <= 5}
+
+    def test_without_another_copy_nothing_is_restored(self, store, tmp_path):
+        """One object is gone and there is no other backup: a typed error, and no directory."""
+        made = back_up(store, tmp_path / "dest")
+        (tmp_path / "dest" / made.manifest.copies[2].object_name).unlink()
+        with pytest.raises(BackupDamagedError, match=r"is missing; and without that: part-2\.sqlite3 of 3"):
+            bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
+        assert not (tmp_path / "new").exists()
+
+    def test_copies_of_several_backups_are_put_together(self, store, tmp_path):
+        """One partition of each of three backups is left: the newest epoch that they share is restored."""
+        manifests = [back_up(store, tmp_path / "dest").manifest]
+        for _ in range(2):
+            work(store, 1)
+            manifests.append(back_up(store, tmp_path / "dest").manifest)
+        for keep, manifest in enumerate(manifests):
+            for copy in manifest.copies:
+                if copy.description.index != keep:
+                    (tmp_path / "dest" / copy.object_name).unlink()
+        done = bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
+        assert done.plan.epoch == 5
+        assert states(tmp_path / "new") == {e: s for e, s in states(store).items() if e <= 5}
+
+    @pytest.mark.parametrize("damage", ["empty", "truncated", "junk", "renamed"])
+    def test_a_half_written_manifest_does_not_count(self, store, tmp_path, damage):
+        """The backup before it is restored, and the listing says so."""
+        back_up(store, tmp_path / "dest")
+        work(store, 1)
+        made = back_up(store, tmp_path / "dest")
+        path = tmp_path / "dest" / "manifests" / f"{made.manifest.id}.json.gz"
+        data = path.read_bytes()
+        if damage == "renamed":
+            path.rename(path.with_name("20990101T000000.000Z-other.json.gz"))
+        else:
+            path.write_bytes({"empty": b"", "truncated": data[:-9], "junk": b"\x00" * 500}[damage])
+        assert len(list_backups(DirectoryTarget(tmp_path / "dest")).unreadable) == 1
+        assert bring_back(tmp_path / "dest", tmp_path / "new", tmp_path).plan.epoch == 5
+
+    def test_a_place_without_backups(self, tmp_path):
+        """Said as such."""
+        with pytest.raises(NoBackupError):
+            bring_back(tmp_path, tmp_path / "new", tmp_path)
+
+
+class TestPlainCopies:
+    """A directory of copied files as a source."""
+
+    def test_files_of_different_ages_in_subdirectories(self, store, tmp_path):
+        """The newest common epoch of all copies, whatever the files are called."""
+        for day in ("monday", "tuesday"):
+            (tmp_path / "copies" / day).mkdir(parents=True)
+            for path in paths_of(store):
+                if (day, path.name) != ("tuesday", "part-1.sqlite3"):
+                    shutil.copy(path, tmp_path / "copies" / day / f"{path.stem}-of-{day}.sqlite3")
+            work(store, 2)
+        before = files(tmp_path / "copies")
+        (tmp_path / "scratch").mkdir()
+        done = bring_back(tmp_path / "copies", tmp_path / "new", tmp_path / "scratch")
+        assert (done.plan.epoch, done.plan.lost_epochs, done.plan.limiting) == (5, 2, (1,))
+        assert_sound(tmp_path / "new")
+        assert states(tmp_path / "new") == {e: s for e, s in states(store).items() if e <= 5}
+        assert files(tmp_path / "copies") == before
+        assert list((tmp_path / "scratch").iterdir()) == []
+
+    def test_a_log_beside_a_copy_belongs_to_it(self, store, tmp_path):
+        """After a crash the newest epochs may be in the log alone; the source is left as it is."""
+        (tmp_path / "copies").mkdir()
+        (tmp_path / "scratch").mkdir()
+        with Driver(store) as run:
+            run.apply(100, {f"k{n}": '"in the log"' for n in range(40)})
+            run.close(100)
+            for path in store.iterdir():
+                if path.name.startswith("part-") and not path.name.endswith("-shm"):
+                    shutil.copy(path, tmp_path / "copies")
+        assert (tmp_path / "copies" / "part-0.sqlite3-wal").stat().st_size > 0
+        before = files(tmp_path / "copies")
+        assert bring_back(tmp_path / "copies", tmp_path / "new", tmp_path / "scratch").plan.epoch == 6
+        assert_sound(tmp_path / "new")
+        assert states(tmp_path / "new") == states(store)
+        assert files(tmp_path / "copies") == before
+
+    def test_a_damaged_copy_is_not_used(self, store, tmp_path):
+        """A file with a changed row is found by its digest, and an older copy is taken."""
+        for age in ("old", "new"):
+            shutil.copytree(store, tmp_path / "copies" / age)
+            work(store, 1)
+        alter(tmp_path / "copies" / "new" / "part-2.sqlite3", "UPDATE snaps SET ser_change = '666'")
+        (tmp_path / "copies" / "junk.sqlite3").write_bytes(b"junk" * 1000)
+        (tmp_path / "scratch").mkdir()
+        done = bring_back(tmp_path / "copies", tmp_path / "restored", tmp_path / "scratch")
+        assert done.plan.epoch == 5
+        assert [Path(text.split(":")[0]).name for text in done.left_out] == ["part-2.sqlite3"]
+        assert states(tmp_path / "restored") == {e: s for e, s in states(store).items() if e <= 5}
+
+    def test_a_live_directory_is_not_a_place_of_copies(self, store, tmp_path):
+        """Files that a run has open are not copied with `cp`."""
+        from recovery.clock import SystemClock
+        from recovery.storage.lock import DirectoryLock
+
+        with (
+            DirectoryLock(store, SystemClock(), "flow x"),
+            pytest.raises(DirectoryLockedError, match="run is going on"),
+        ):
+            bring_back(store, tmp_path / "new", tmp_path)
+        assert {f.error for f in scan(store)} == {None}
