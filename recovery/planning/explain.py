@@ -142,15 +142,13 @@ class _Directory:
     def _too_old(self, d: PartitionDescription) -> tuple[str, str]:
         needed = next((e for e in self._horizon.epochs if e.epoch == self._horizon.collected), None)
         limit = f"{self._horizon.path.name} goes back no further than epoch {self._horizon.collected}"
+        when = f"newer than {self._show(needed.closed_ms)} " if needed is not None else ""
+        fix = f"a copy {when}(epoch {self._horizon.collected}) would do"
         if needed is None or d.newest is None:
-            return (
-                f"it ends at epoch {d.newest_epoch}, and {limit}",
-                f"a copy that holds epoch {self._horizon.collected}",
-            )
+            return f"it ends at epoch {d.newest_epoch}, and {limit}", fix
         over = format_interval(max(0, needed.closed_ms - d.newest.closed_ms) / 1000)
-        note = f"it is {over} older than the backup interval of {format_interval(self._interval_s)} allows; {limit}"
-        fix = f"a copy newer than {self._show(needed.closed_ms)} (epoch {needed.epoch}) would do"
-        return note, fix
+        allowed = f"the backup interval of {format_interval(self._interval_s)} allows"
+        return f"it is {over} older than {allowed}; {limit}", fix
 
     def _holds_back(self, d: PartitionDescription) -> tuple[str, str]:
         note = "holds back the others: its newest epoch is the newest that all share"
