@@ -15,6 +15,7 @@ from recovery.errors import (
     BackupTooOldError,
     ConfigurationError,
     CorruptPartitionError,
+    CorruptStateError,
     DirectoryLockedError,
     DuplicatePartitionError,
     EpochNotHeldError,
@@ -22,6 +23,7 @@ from recovery.errors import (
     FlowLoadError,
     FlowMismatchError,
     ForeignPartitionError,
+    HighWaterMarkError,
     InconsistentPartitionsError,
     InputRewrittenError,
     LeaseLostError,
@@ -32,6 +34,9 @@ from recovery.errors import (
     RecoveryError,
     SinkFailedError,
     SparkUnavailableError,
+    StateBackendError,
+    StateLockedError,
+    StateNotFoundError,
     StateValueError,
     StepChangedError,
     StorageError,
@@ -52,10 +57,14 @@ from recovery.sinks import (
     UpsertSink,
     current_batch,
 )
+from recovery.state.manager import StateManager, process_state, task_instance_state, task_state
+from recovery.state.retry import RetryPolicy
+from recovery.state.scopes import ScopedState
 from recovery.storage.initialize import init_partitions
 
 if TYPE_CHECKING:
     from recovery.runner import run
+    from recovery.spark.formats import register
     from recovery.spark.query import RecoveryQuery, RunSummary, start
     from recovery.spark.step import stateful, stateful_map
 
@@ -68,6 +77,7 @@ __all__ = [
     "ConfigurationError",
     "ConsoleSink",
     "CorruptPartitionError",
+    "CorruptStateError",
     "DirectoryLockedError",
     "DiscardSink",
     "DuplicatePartitionError",
@@ -81,6 +91,7 @@ __all__ = [
     "FlowMismatchError",
     "ForeignPartitionError",
     "GroupState",
+    "HighWaterMarkError",
     "InconsistentPartitionsError",
     "InputRewrittenError",
     "LeaseLostError",
@@ -92,9 +103,15 @@ __all__ = [
     "RecoveryError",
     "RecoveryQuery",
     "Resume",
+    "RetryPolicy",
     "RunSummary",
+    "ScopedState",
     "SinkFailedError",
     "SparkUnavailableError",
+    "StateBackendError",
+    "StateLockedError",
+    "StateManager",
+    "StateNotFoundError",
     "StateValueError",
     "StepChangedError",
     "StorageError",
@@ -104,16 +121,21 @@ __all__ = [
     "UpsertSink",
     "current_batch",
     "init_partitions",
+    "process_state",
+    "register",
     "run",
     "start",
     "stateful",
     "stateful_map",
+    "task_instance_state",
+    "task_state",
 ]
 
 # What needs Spark is imported when it is first asked for, so that looking at a directory starts at once.
 _WITH_SPARK = {
     "RecoveryQuery": "recovery.spark.query",
     "RunSummary": "recovery.spark.query",
+    "register": "recovery.spark.formats",
     "run": "recovery.runner",
     "start": "recovery.spark.query",
     "stateful": "recovery.spark.step",

@@ -36,7 +36,7 @@ class RecoveryClock:
     """
 
     def __init__(self, clock: Clock, last_ms: int, last_wall_ms: int | None) -> None:
-        """`last_ms` is its newest recorded reading, `last_wall_ms` the wall time of that; None when there is none."""
+        """`last_ms` is its newest recorded reading, `last_wall_ms` the wall time then; None when there is none."""
         self._clock = clock
         away_ms = 0 if last_wall_ms is None else max(0, clock.wall_ms() - last_wall_ms)
         self._base_ms = last_ms + away_ms

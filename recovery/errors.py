@@ -24,6 +24,11 @@ RecoveryError                     10
 ├── StepChangedError              39
 ├── DirectoryLockedError          40
 ├── LeaseLostError                41
+├── HighWaterMarkError            42
+├── StateLockedError              43
+├── StateNotFoundError            44
+├── CorruptStateError             45
+├── StateBackendError             46
 ├── SparkUnavailableError         50
 ├── BackupTargetError             60  unreachable, refused, or not a place for backups
 ├── NoBackupError                 61
@@ -290,6 +295,46 @@ class LeaseLostError(RecoveryError):
     closes_epoch = False
     default_cause = "This run was stopped or cut off, and a successor took the directory over."
     default_remedy = "Let the successor run; nothing of this run was accepted after it began."
+
+
+class HighWaterMarkError(RecoveryError):
+    """A high-water mark would move back, or to a value that cannot be compared with the one it has."""
+
+    exit_code = 42
+    default_cause = "Marks only move forward: what lies below one counts as loaded."
+    default_remedy = "To load that part again, move the mark back on purpose: --force, or set_hwm(..., force=True)."
+
+
+class StateLockedError(RecoveryError):
+    """Other writers kept operational state locked for longer than was to be waited."""
+
+    exit_code = 43
+    default_cause = "Another process is writing for a long time, or hangs while it holds the lock."
+    default_remedy = "Run the same command again; if it lasts, look at the process named above."
+
+
+class StateNotFoundError(RecoveryError):
+    """There is no state under this id, step or key."""
+
+    exit_code = 44
+    default_cause = "It was never set, it was removed, or its name is spelt differently."
+    default_remedy = "See what there is: python -m recovery state list DIR"
+
+
+class CorruptStateError(RecoveryError):
+    """A file of operational state is torn or was altered."""
+
+    exit_code = 45
+    default_cause = "It was damaged, or edited from outside."
+    default_remedy = "Restore it from a copy, or remove it on purpose: python -m recovery state clear --force"
+
+
+class StateBackendError(RecoveryError):
+    """The place outside the recovery directory where operational state is kept cannot be reached, or refuses."""
+
+    exit_code = 46
+    default_cause = "The address, the network, the credentials or the bucket."
+    default_remedy = "Check them, then run the same command again: nothing was half-written."
 
 
 class SparkUnavailableError(RecoveryError):

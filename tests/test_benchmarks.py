@@ -17,7 +17,7 @@ from benchmarks.harness import table
 from benchmarks.harness.processes import ROOT, ChildFailedError, Usage, parse_stat, run_child
 from benchmarks.harness.report import Report, replace_section
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
-from benchmarks.suite import throughput
+from benchmarks.suite import storage, throughput
 
 CHILD = """
 import pathlib, subprocess, time
@@ -183,3 +183,39 @@ def test_the_status_of_any_process_is_understood() -> None:
     own = parse_stat(Path("/proc/self/stat").read_text())
     assert own is not None
     assert own.parent == os.getppid()
+
+
+@pytest.mark.parametrize(
+    ("kind", "held", "touched"),
+    [("close", 400, 20), ("snapshot", 0, 300), ("snapshot", 300, 300), ("raw", 0, 300), ("raw", 300, 300),
+     ("collect", 300, 0), ("collect", 300, 40)],
+)  # fmt: skip
+def test_cases_of_the_partitions_alone_check_their_own_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, held: int, touched: int
+) -> None:
+    """Each case leaves a whole store with the right number of keys, and says what it wrote."""
+    monkeypatch.chdir(tmp_path)
+    answer = storage.measure({"kind": kind, "held": held, "touched": touched})
+    assert answer["wrong"] == ""
+    assert answer["seconds"] > 0
+    assert answer["live_bytes"] > 0
+    assert (answer["written_bytes"] > 0) == (kind != "collect")
+
+
+def test_the_table_of_the_partitions_compares_each_case_with_its_limit() -> None:
+    """Ratios are to the case that each one names."""
+    chosen = storage.cases(few=10, many=100, keys=50, touched=5)
+    found = [
+        Measurement(
+            case.name,
+            0,
+            {"seconds": 1.0 + number, "written_bytes": 100, "size_bytes": 3, "live_bytes": 2},
+            Usage(),
+            None,
+        )
+        for number, case in enumerate(chosen)
+    ]
+    rows = {row[0]: row for row in storage.report(chosen, found, 1).rows}
+    assert rows["close 5 touched of 100"][2] == "2.00"
+    assert rows["first snapshot of 50 keys"][2] == "1.33"
+    assert rows["close 5 touched of 10"][2] == table.NONE

@@ -16,9 +16,12 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 SPARK = {"pyspark", "py4j"}
-STORAGE_FOR_SPARK = {f"recovery.storage.{name}" for name in ("seam", "files", "initialize", "lock", "verify")}
+STORAGE_FOR_STATE = {f"recovery.storage.{name}" for name in ("states", "history", "lock", "files", "seam", "verify")}
 STORAGE_FOR_BACKUPS = {
     f"recovery.storage.{name}" for name in ("copies", "digests", "files", "initialize", "lock", "schema", "verify")
+}
+STORAGE_FOR_SPARK = {
+    f"recovery.storage.{name}" for name in ("seam", "files", "history", "initialize", "lock", "verify")
 }
 
 
@@ -50,6 +53,15 @@ def test_storage_knows_nothing_of_spark(module):
     assert reaching(module, *SPARK, "pyarrow", "pandas", "recovery.spark", "recovery.cli", "recovery.runner") == set()
 
 
+@pytest.mark.parametrize("module", below("recovery.state"))
+def test_operational_state_knows_nothing_of_spark(module):
+    """It is there without it, and knows storage by its public names."""
+    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.cli", "recovery.runner") == set()
+    used = reaching(module, "recovery.storage")
+    assert {name.rpartition(".")[0] for name in used} <= STORAGE_FOR_STATE
+    assert [name for name in used if name.rpartition(".")[2].startswith("_")] == []
+
+
 @pytest.mark.parametrize("module", below("recovery.planning"))
 def test_planning_knows_neither_sqlite_nor_spark(module):
     """Plans are functions of values."""
@@ -66,7 +78,7 @@ def test_planning_does_nothing(module):
 
 @pytest.mark.parametrize("module", below("recovery.spark", "recovery.cli", "recovery.runner", "recovery.loader"))
 def test_the_spark_side_uses_storage_by_its_public_names(module):
-    """Of storage it knows five modules, and nothing in them that begins with an underscore."""
+    """Of storage it knows six modules, and nothing in them that begins with an underscore."""
     used = reaching(module, "recovery.storage")
     assert {name.rpartition(".")[0] for name in used} <= STORAGE_FOR_SPARK
     assert [name for name in used if name.rpartition(".")[2].startswith("_")] == []

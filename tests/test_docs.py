@@ -15,7 +15,7 @@ import pytest
 import recovery
 from recovery.cli import main
 from recovery.errors import all_errors
-from recovery.storage.schema import CREATE_TABLES
+from recovery.storage.schema import CREATE_STATES, CREATE_TABLES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -43,9 +43,11 @@ def anchors(text: str) -> set[str]:
 
 def options() -> Iterator[tuple[str, click.Option]]:
     """Every option of the command line, with its command; "" for those that stand before the command."""
-    commands = {"": main, **main.commands}
-    for name, command in commands.items():
-        yield from ((name, one) for one in command.params if isinstance(one, click.Option))
+    for name, command in [("", main), *main.commands.items()]:
+        # The commands of a group share its section.
+        below = list(command.commands.values()) if name and isinstance(command, click.Group) else []
+        for each in [command, *below]:
+            yield from ((name, one) for one in each.params if isinstance(one, click.Option))
 
 
 @pytest.mark.parametrize("name", sorted(main.commands))
@@ -77,12 +79,7 @@ def test_no_option_is_documented_that_is_none() -> None:
 def test_environment_variables_are_documented() -> None:
     """Every variable that stands for an option is in the table."""
     table = section(page("cli.md"), "Environment variables")
-    variables = {
-        parameter.envvar
-        for command in main.commands.values()
-        for parameter in command.params
-        if isinstance(parameter.envvar, str)
-    }
+    variables = {option.envvar for _, option in options() if isinstance(option.envvar, str)}
     assert variables
     assert all(f"`{variable}`" in table for variable in variables)
 
@@ -103,8 +100,18 @@ def test_there_is_advice_about_every_error() -> None:
 
 @pytest.mark.parametrize("name", recovery.__all__)
 def test_public_name_is_documented(name: str) -> None:
-    """Every public name is in flow-api.md or cli.md."""
-    assert re.search(rf"`{name}\b", page("flow-api.md") + page("cli.md"))
+    """Every public name is in flow-api.md, operational-state.md or cli.md."""
+    assert re.search(rf"`{name}\b", page("flow-api.md") + page("operational-state.md") + page("cli.md"))
+
+
+@pytest.mark.parametrize("name", ["RetryPolicy", "ScopedState", "StateManager"])
+def test_members_of_operational_state_are_documented(name: str) -> None:
+    """Every public member of the classes for operational state is in operational-state.md."""
+    kind = getattr(recovery, name)
+    members = {member for member in [*vars(kind), *inspect.get_annotations(kind)] if not member.startswith("_")}
+    internal = {"busy_s", "run", "backend", "environment", "state_id"}
+    text = page("operational-state.md")
+    assert not [member for member in members - internal if not re.search(rf"`{member}\b", text)]
 
 
 @pytest.mark.parametrize("name", ["GroupState", "RecoveryConfig", "RecoveryQuery", "RunSummary"])
@@ -133,7 +140,9 @@ def test_parameters_are_documented() -> None:
 
 def test_tables_and_columns_are_documented() -> None:
     """Every table has a section in file-format.md that names each of its columns."""
-    for table, body in re.findall(r"CREATE TABLE (\w+) \((.*?)^\)", CREATE_TABLES, re.DOTALL | re.MULTILINE):
+    for table, body in re.findall(
+        r"CREATE TABLE (\w+) \((.*?)^\)", CREATE_TABLES + CREATE_STATES, re.DOTALL | re.MULTILINE
+    ):
         described = re.search(rf"^## {table}: .*?(?=^## |\Z)", page("file-format.md"), re.DOTALL | re.MULTILINE)
         assert described is not None, table
         for column in re.findall(r"^ +([a-z_]+) ", body, re.MULTILINE):

@@ -164,3 +164,12 @@ def test_output_appears_once(shell: Any) -> None:
     _, after_kill = printed.split("\nkilled\n")
     found = re.findall(r"^ *([a-z]+) +(\d+)$", after_kill, re.MULTILINE)
     assert found == [("be", "2"), ("not", "1"), ("or", "1"), ("to", "2")] * 2
+
+
+def test_a_remote_job_is_submitted_once(shell: Any) -> None:
+    """Two tries crash, before and after noting its id; the tries after them get the result of the one job."""
+    printed = shell(commands_of("remote_job.py"))
+    [job] = [path.stem for path in Path("jobs").iterdir()]
+    assert printed.count("crashed") == 2
+    assert re.findall(r"submitted job (\w+)", printed) == [job, job]
+    assert printed.splitlines()[-2:] == [f"job {job}: model of nightly/train/2024-05-01"] * 2

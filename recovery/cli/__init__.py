@@ -9,10 +9,13 @@ from recovery.cli.common import Commands
 from recovery.cli.demo import demo
 from recovery.cli.drill import drill
 from recovery.cli.gc import gc
+from recovery.cli.hwm import hwm
 from recovery.cli.init import init
 from recovery.cli.plan import plan
 from recovery.cli.restore import restore
 from recovery.cli.run import run
+from recovery.cli.runs import runs
+from recovery.cli.state import state
 from recovery.cli.status import status
 from recovery.cli.verify import verify
 
@@ -30,5 +33,5 @@ def main(debug: bool) -> None:
     """
 
 
-for command in (init, run, status, plan, verify, gc, backup, restore, drill, demo):
+for command in (init, run, status, plan, verify, gc, backup, restore, drill, hwm, runs, state, demo):
     main.add_command(command)

@@ -59,9 +59,16 @@ class ResumePlan:
 
     @property
     def last_clock(self) -> tuple[int, int | None]:
-        """The recovery clock's newest reading in any file, and the wall time of it."""
+        """The recovery clock's newest reading in any file, and the latest wall time that any epoch gives for it.
+
+        The machine's clock may have been behind when the newest epoch was closed: taken at its word, the time since
+        would seem longer than it was.
+        """
         epochs = [closed for d in self.partitions for closed in d.epochs]
-        return max(((e.clock_ms, e.closed_ms) for e in epochs), default=(0, None))
+        if not epochs:
+            return 0, None
+        newest_ms = max(e.clock_ms for e in epochs)
+        return newest_ms, newest_ms + max(e.closed_ms - e.clock_ms for e in epochs)
 
     @property
     def store_id(self) -> str:

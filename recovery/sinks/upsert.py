@@ -15,10 +15,11 @@ that step was committed.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +138,8 @@ class UpsertSink:
         self._connect = connect
         self._paramstyle = paramstyle
         self._execution = ""
+        # One transaction at a time: an epoch is closed on a thread of its own, while the next micro-batch is staged.
+        self._lock = threading.Lock()
         self._names = {
             "table": quoted(table),
             "owner": quoted(f"{table}_recovery_owner"),
@@ -339,8 +342,10 @@ class UpsertSink:
 
     # ---- smaller things
 
-    def _session(self) -> AbstractContextManager[Session]:
-        return session(self._connect, self._names, self._paramstyle)
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[Session]:
+        with self._lock, session(self._connect, self._names, self._paramstyle) as database:
+            yield database
 
     def _columns(self, database: Session) -> list[str]:
         try:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
@@ -30,11 +29,6 @@ from recovery.appended.plan import Slice
 from recovery.appended.planner import Planner
 from recovery.appended.reach import TaskFiles
 from recovery.errors import ConfigurationError
-
-
-def register(spark: SparkSession) -> None:
-    """Makes the format known to a session."""
-    spark.dataSource.register(AppendedDataSource)
 
 
 class AppendedDataSource(DataSource):

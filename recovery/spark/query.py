@@ -42,13 +42,14 @@ from recovery.planning.timeline import timeline
 from recovery.planning.values import Execution
 from recovery.sinks import DiscardSink, Resume
 from recovery.sinks.delivery import NOTE_KEY, SINK_STEP, Delivery
-from recovery.spark.appended import AppendedDataSource
 from recovery.spark.checkpoint import CHECKPOINT_STEP, seed
 from recovery.spark.closing import DECLARATIONS_STEP, EpochClosed, EpochCloser
+from recovery.spark.formats import register
 from recovery.spark.plan import BoundPlan, bind
 from recovery.spark.session import check_master
 from recovery.spark.ticks import write_mailbox
 from recovery.spark.worker import ADDRESS_PROPERTY
+from recovery.state.flows import FlowRecord
 from recovery.storage.files import SCRATCH_NAME, FilePartitions, scan
 from recovery.storage.initialize import init_partitions
 from recovery.storage.lock import DirectoryLock
@@ -136,6 +137,7 @@ class Prepared:
         self.lock = DirectoryLock(config.path, clock, f"flow {flow_id}")
         self.store: FilePartitions | None = None
         self.check: BackgroundCheck | None = None
+        self.record: FlowRecord | None = None
         if config.path.is_dir():
             self.lock.acquire()
         try:
@@ -153,10 +155,17 @@ class Prepared:
         self.store = FilePartitions([d.path for d in self.plan.partitions], Path(scratch))
         return self.store
 
-    def release(self) -> None:
-        """Give everything back; safe to repeat."""
+    def record_run(self, execution: Execution, clock: Clock) -> None:
+        """Note in the run history that the execution began; `release` notes how it ended."""
+        if self.temporary is None:
+            self.record = FlowRecord(self.config.path, execution, clock)
+
+    def release(self, error: BaseException | None = None) -> None:
+        """Give everything back; safe to repeat. `error` is what ended the run."""
         if self.check is not None:
             self.check.cancel()
+        if self.record is not None:
+            self.record.end(error)
         if self.store is not None:
             self.store.release()
         self.lock.release()
@@ -245,6 +254,7 @@ class RecoveryQuery:
             sink, _resume_of_sink(plan, execution, self._store), recoverable=prepared.temporary is None
         )
         self._store.start(execution, [s.definition.step_id for s in bound.steps])
+        prepared.record_run(execution, clock)
         self._delivery.rollback()
         faults.reach("start.3")
         checkpoint = self._store.scratch / "checkpoint"
@@ -384,6 +394,8 @@ class RecoveryQuery:
         self.summary.epochs += 1
         self.summary.last_epoch = closed.epoch
         self.summary.snapshot_s += closed.duration_s
+        if self._prepared.record is not None:
+            self._prepared.record.note(self.summary.last_epoch, self.summary.batches, self.summary.rows)
         self._notify(closed)
 
     def _watch(self) -> None:
@@ -438,7 +450,9 @@ class RecoveryQuery:
                 self._timer.join()
             self._closer.finish()
             self._delivery.release()
-            self._prepared.release()
+            if self._prepared.record is not None:
+                self._prepared.record.note(self.summary.last_epoch, self.summary.batches, self.summary.rows)
+            self._prepared.release(self._error)
             for mailbox in self._mailboxes:
                 mailbox.unlink(missing_ok=True)
             self.summary.elapsed_s = self._clock.elapsed_s() - self._started_s
@@ -513,7 +527,7 @@ def start_prepared(
         prepared.open_store()
         return RecoveryQuery(prepared, bound, sink or DiscardSink(), trigger, observer, clock)
     except BaseException as error:
-        prepared.release()
+        prepared.release(error)
         if isinstance(error, RecoveryError) or not isinstance(error, Exception):
             raise
         raise _as_recovery_error(error) from error
@@ -521,7 +535,7 @@ def start_prepared(
 
 def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:
     """The flow's streaming frame. Raises FlowFailedError when its code fails."""
-    spark.dataSource.register(AppendedDataSource)
+    register(spark)
     try:
         frame = flow.build(spark)
     except RecoveryError:

@@ -222,7 +222,9 @@ def close_epoch(
             faults.reach("close.2.snaps")
             # 3
             for step, values in request.driver_rows.items():
-                _move_driver_rows(connection, totals, step, values, request)
+                _move_rows(connection, totals, step, {key: (value, None) for key, value in values.items()}, request)
+            for step, states in request.state_rows.items():
+                _move_rows(connection, totals, step, states, request)
             for edit in request.edits:
                 _edit_step(connection, totals, edit, request.epoch)
             faults.reach("close.2.driver")
@@ -308,15 +310,18 @@ def _create_driver_table(connection: apsw.Connection) -> None:
     )
 
 
-def _move_driver_rows(
+def _move_rows(
     connection: apsw.Connection,
     totals: _Totals,
     step: StepId,
-    values: Mapping[str, str | bytes | None],
+    values: Mapping[str, tuple[str | bytes | None, int | None]],
     request: CloseRequest,
 ) -> None:
     connection.execute(f"DELETE FROM temp.{_DRIVER_TABLE}")
-    connection.executemany(f"INSERT INTO temp.{_DRIVER_TABLE} VALUES (?, ?, NULL)", list(values.items()))
+    connection.executemany(
+        f"INSERT INTO temp.{_DRIVER_TABLE} VALUES (?, ?, ?)",
+        [(key, change, timeout) for key, (change, timeout) in values.items()],
+    )
     _move(connection, totals, step, f"temp.{_DRIVER_TABLE}", request.epoch)
 
 

@@ -9,6 +9,8 @@ commits     one row: the epoch up to which this partition has collected
 snaps       the newest closed snapshot of every key: step, key, epoch it was written in, value
 superseded  what `snaps` held before: one row per key and epoch that replaced it, append-only and
             ordered by that epoch, so that collecting is a range delete at its front and rewinding reads its end
+states      operational state: documents by id, durable at once, untouched by rewinds; only part-0 has rows
+totals      one row: how many rows `states` has, and the sum of their digests
 
 Tables of others (Litestream keeps two) are tolerated and never touched.
 """
@@ -35,7 +37,7 @@ from recovery.errors import (
 )
 
 APPLICATION_ID = 0x52435650  # "RCVP"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_TIMEOUT_MS = 60_000
 SMALLEST_PAGE_BYTES = 512
 
@@ -110,6 +112,26 @@ CREATE TABLE superseded (
 ) STRICT, WITHOUT ROWID;
 """
 
+CREATE_STATES = """
+CREATE TABLE states (
+    state_id   TEXT PRIMARY KEY,
+    generation INTEGER NOT NULL,
+    content    TEXT,
+    changed_ms INTEGER NOT NULL,
+    digest     INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE totals (
+    one        INTEGER PRIMARY KEY,
+    states     INTEGER NOT NULL,
+    states_digest INTEGER NOT NULL,
+    digest     INTEGER NOT NULL
+) STRICT;
+"""
+
+MIGRATIONS = {1: CREATE_STATES}
+"""What turns a file of a version into one of the next."""
+
 
 def partition_path(directory: Path, index: int) -> Path:
     """The file of partition `index`."""
@@ -161,10 +183,20 @@ def open_partition(path: Path, mode: Literal["unshared", "ro", "rw"]) -> apsw.Co
             )
         if version < 1:
             raise CorruptPartitionError(f"schema version {version} never existed", path=path)
+        if version < SCHEMA_VERSION and mode == "rw":
+            migrate(connection, path)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def migrate(connection: apsw.Connection, path: Path) -> None:
+    """Bring a file of an older version to the present one, in one transaction. Whoever comes second finds it done."""
+    with translated(path), transaction(connection):
+        for version in range(connection.pragma("user_version"), SCHEMA_VERSION):
+            connection.execute(MIGRATIONS[version]).fetchall()
+            connection.pragma("user_version", version + 1)
 
 
 def read_partition(path: Path, read: Callable[[apsw.Connection], T]) -> T:

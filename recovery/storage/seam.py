@@ -9,7 +9,7 @@ A refused lease or batch (LeaseLostError) is final and never retried.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from recovery.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
@@ -37,6 +37,7 @@ class CloseRequest:
 
     floor: the epoch up to which superseded snapshots may be collected.
     driver_rows: values of the driver's own, per step id and key; None discards the key.
+    state_rows: states that were edited, per step id and key: value and timeout; None discards the key.
     """
 
     epoch: Epoch
@@ -46,6 +47,7 @@ class CloseRequest:
     floor: Epoch
     driver_rows: Mapping[StepId, Mapping[str, str | bytes | None]]
     edits: Sequence[StepEdit] = ()
+    state_rows: Mapping[StepId, Mapping[str, tuple[str | None, int | None]]] = field(default_factory=dict)
 
 
 class BatchCount(NamedTuple):

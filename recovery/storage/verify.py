@@ -15,6 +15,7 @@ from recovery.planning.values import PartitionDescription
 from recovery.storage.digests import SNAPS_DIGEST, SUM_SQL, combine
 from recovery.storage.partition import describe
 from recovery.storage.schema import read_partition, rows, snapshot, translated
+from recovery.storage.states import check_states
 
 SNAPS = f"SELECT {SUM_SQL}, coalesce(sum(digest IS NOT {SNAPS_DIGEST}), 0) FROM snaps"
 SUPERSEDED = f"""
@@ -96,6 +97,7 @@ class PartitionCheck:
         for epoch, (count, _) in held.items():
             if count and epoch > description.collected:
                 problems.append(f"the {count} rows that epoch {epoch} superseded are missing")
+        problems += check_states(connection)
         problems += [f"SQLite says: {row[0]}" for row in rows(connection, "PRAGMA integrity_check(3)")]
         return Verdict(self.path, total, tuple(p for p in problems if p != "SQLite says: ok"))
 

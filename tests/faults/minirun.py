@@ -108,13 +108,18 @@ class MiniRun:
         return self.closer.finished + 1
 
     def batch(self, generator: random.Random | None = None) -> None:
-        """One micro-batch; with a generator some tasks run twice, and not every due epoch is closed."""
+        """One micro-batch. Without a generator each epoch is waited for; with one they are written in the background,
+        not every one that is due is ended, and some tasks run twice."""
         number = BatchId(self.next_batch)
         self._log("metadata", '{"id":"x"}')
         self._log(f"offsets/{number}", f'v1\n{{}}\n{{"logOffset":{number}}}')
         with self.closer.lock:
-            if self.closer.due() and (generator is None or generator.random() < 0.6):
-                self.closer.close(lambda: True)
+            self.closer.check()
+            if self.closer.due():
+                if generator is None:
+                    self.closer.close(lambda: True)
+                elif generator.random() < 0.6:
+                    self.closer.end_epoch(lambda: True)
             self.store.open(self.lease, number)
             for index in range(self.store.partition_count):
                 for _ in range(2 if generator is not None and generator.random() < 0.2 else 1):

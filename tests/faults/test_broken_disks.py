@@ -67,8 +67,7 @@ def template(store_maker):
             run.apply(batch, changes(batch))
             run.close(batch, floor=1 if batch == 3 else 0)
         run.apply(4, changes(4))
-        [request, _] = run.requests(4)
-        run.store.close_partition(0, run.lease, request)
+        run.store.close_partition(0, run.lease, run.requests(4)[0])
     return directory
 
 

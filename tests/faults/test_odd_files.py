@@ -26,6 +26,7 @@ from recovery.errors import (
 from recovery.planning.resume import plan_resume
 from recovery.storage.files import scan
 from recovery.storage.initialize import init_partitions
+from recovery.storage.schema import SCHEMA_VERSION
 from recovery.storage.verify import PartitionCheck
 from tests.faults.test_copies import contents
 from tests.stores import Driver, State, alter, paths_of, state_at
@@ -284,5 +285,5 @@ class TestWhatDoesNotBelong:
     def test_a_newer_schema(self, directory, index):
         """In one file is enough."""
         path = directory / f"part-{index}.sqlite3"
-        alter(path, "PRAGMA user_version = 2")
+        alter(path, f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
         self.refused(directory, UnsupportedVersionError, path.name)

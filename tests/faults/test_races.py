@@ -9,6 +9,8 @@ import random
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -21,7 +23,8 @@ from recovery.storage import lock, schema
 from recovery.storage.files import scan
 from recovery.storage.lock import LOCK_NAME
 from tests.faults.minirun import MiniRun, child, killed_afterwards, run, states, totals, wait
-from tests.stores import Driver, paths_of, problems, query
+from tests.faults.test_copies import contents
+from tests.stores import ROOT, Driver, paths_of, problems, query
 
 BATCHES = 4
 
@@ -102,6 +105,38 @@ def race_often(store_maker, tmp_path: Path, races: int) -> float:
 def test_one_of_two_runs_wins(store_maker, tmp_path, races):
     """The other is refused within 5 s, names the winner, and wrote nothing."""
     print(f"{races} races, slowest refusal {race_often(store_maker, tmp_path, races):.3f} s")
+
+
+def test_the_command_line_is_refused_at_once(store_maker, tmp_path):
+    """`recovery run` on a directory in use ends within 5 s, before Spark starts, and names who uses it."""
+    directory = store_maker(2)
+    reading, writing = os.pipe()
+    report = tmp_path / "0.json"
+    holder = contender(directory, reading, report)
+    with killed_afterwards(holder):
+        os.write(writing, b"x")
+        deadline = time.monotonic() + 30
+        while not report.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        before = contents(directory)
+        started = time.monotonic()
+        subprocess.run([sys.executable, "-m", "recovery", "--version"], capture_output=True, timeout=60, check=True)
+        started, nothing_s = time.monotonic(), time.monotonic() - started
+        target = f"{ROOT / 'tests' / 'flows' / 'totals.py'}:make({str(tmp_path)!r})"
+        command = [sys.executable, "-m", "recovery", "run", target, "-r", str(directory)]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        seconds = time.monotonic() - started
+        assert contents(directory) == before
+    os.close(reading)
+    os.close(writing)
+    shutil.rmtree(directory)
+    assert told.returncode == DirectoryLockedError.exit_code
+    assert f"process {holder} on " in told.stderr
+    assert "Traceback" not in told.stderr
+    print(f"refused after {seconds:.1f} s")
+    # A machine that takes long to start Python at all takes longer for this too.
+    assert seconds < max(5, 8 * nothing_s)
 
 
 def sleeper(directory: Path, number: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -358,3 +358,16 @@ def test_the_recovery_clock_goes_on_from_its_newest_reading():
     plan = outcome(found_files(["current", "newer", "current"]))
     assert plan.last_clock == (7_000, 7_000)
     assert outcome(found_files(["never run"] * N)).last_clock == (0, None)
+
+
+def test_a_clock_that_was_behind_makes_no_time_seem_longer():
+    """Wall time is taken from the epoch that makes the time since shortest."""
+    sketches = [Sketch(index, {1: "x", 2: "x", 3: "x"}) for index in range(N)]
+    behind = {1: 50_000, 2: 51_000, 3: 7}
+    files = []
+    for sketch in sketches:
+        described = describe(sketch)
+        epochs = tuple(replace(each, closed_ms=behind[each.epoch]) for each in described.epochs)
+        files.append(FoundFile(described.path, replace(described, epochs=epochs)))
+    plan = plan_resume(files)
+    assert plan.last_clock == (3_000, 52_000)

@@ -323,6 +323,21 @@ class TestMismatch:
         store.closed = list(before)
         self.refused(store, disk, "does not hold all output up to epoch 3")
 
+    def test_a_copy_of_the_output_that_was_taken_after_the_partitions(self):
+        """Files of later epochs may lack in it, and the manifest may end in the middle of a line."""
+        store, disk = Store(), MemoryDisk()
+        story(store, disk)
+        copied = copy.deepcopy(store)
+        story(store, disk)
+        later = disk.copy()
+        del later.names[OUT / max(name for name in later.text(OUT) if name.startswith("epoch-"))]
+        manifest = later.names[OUT / "_recovery" / "manifest.jsonl"]
+        manifest.data = manifest.data[:-30]
+        Run(copied, later)
+        is_exact(copied, later)
+        story(copied, later)
+        is_exact(copied, later)
+
     def test_partitions_that_know_of_no_output(self):
         """Output below the resume epoch without a note is of another history."""
         store, disk = lived()

@@ -9,6 +9,7 @@ import itertools
 import random
 import shutil
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ class Connection:
     def __init__(self, database: Database) -> None:
         database.statement()
         self._database = database
-        self._connection = sqlite3.connect(database.path)
+        self._connection = sqlite3.connect(database.path, timeout=0)
         # Speed alone: what is tested is what statements do, and SQLite's own durability is not in doubt.
         self._connection.execute("PRAGMA synchronous = OFF")
 
@@ -448,3 +449,28 @@ def test_duckdb(tmp_path):
     assert database.table() == expected(store)
     story(store, database)
     assert database.table() == expected(store)
+
+
+def test_staging_and_closing_take_turns(tmp_path):
+    """An epoch is closed on a thread of its own: it waits for the micro-batch that is being staged, with no error."""
+    store, database = Store(), Database(tmp_path / "db")
+    run = Run(store, database)
+    run.write(0)
+    begun, closing = threading.Event(), threading.Event()
+
+    def slow_rows():
+        begun.set()
+        assert closing.wait(10)
+        yield from [(next(_values), "a", 7), (next(_values), "b", 7)]
+
+    def close():
+        assert begun.wait(10)
+        closing.set()
+        run.close(0)
+
+    thread = threading.Thread(target=close)
+    thread.start()
+    run.sink.stage(COLUMNS, slow_rows(), 1)
+    thread.join(10)
+    assert database.table() == expected(store)
+    assert len(store.closed) == 1

@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from recovery.spark.appended import register
+from recovery import register
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "appended.md"
 

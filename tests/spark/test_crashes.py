@@ -46,9 +46,11 @@ def recovery_run(
     return recovery_command(target, directory, *options, crash_at=crash_at)
 
 
-def recovery_command(target: str, directory: Path, *options: str, crash_at: str = "") -> subprocess.Popen:
+def recovery_command(
+    target: str, directory: Path, *options: str, crash_at: str = "", master: str = "local[2]"
+) -> subprocess.Popen:
     """The same, of any flow."""
-    command = [sys.executable, "-m", "recovery", "run", target, "-r", str(directory), "--master", "local[2]", *options]
+    command = [sys.executable, "-m", "recovery", "run", target, "-r", str(directory), "--master", master, *options]
     return subprocess.Popen(
         command,
         env={**os.environ, VARIABLE: crash_at},

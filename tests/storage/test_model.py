@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import dataclass
+from pathlib import Path
 
+import apsw
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from recovery.errors import LeaseLostError
+from recovery.errors import InconsistentPartitionsError, LeaseLostError
 from recovery.keys import partition_of
 from recovery.storage.seam import StepEdit
 from tests.stores import Driver, State, problems, query, state_at
@@ -37,8 +40,26 @@ class Slot:
         return self.after if self.applied <= batch else self.before
 
 
+@dataclass
+class Told:
+    """What the model knows of an epoch of some timeline: its state, its last micro-batch, and what it touched."""
+
+    state: State
+    batch: int
+    touched: set
+
+
+@dataclass
+class Copy:
+    """A copy of one partition, and which epochs it holds: of a timeline that may be abandoned since."""
+
+    index: int
+    path: Path
+    held: dict[int, int]
+
+
 class Histories(RuleBasedStateMachine):
-    """Apply, apply again, seal, close, crash, rewind, collect, drop and rename, in any order."""
+    """Apply, apply again, seal, close, crash, rewind, collect, drop and rename, copy and put back, in any order."""
 
     make_store = None
 
@@ -49,12 +70,16 @@ class Histories(RuleBasedStateMachine):
         self.batches = {0: -1}
         self.touched: dict[int, set] = {}
         self.collected = 0
+        self.ids = {0: 0}
+        self.told = {0: Told({}, -1, set())}
+        self.copies: list[Copy] = []
         self.start()
 
     def start(self, resume_epoch: int | None = None):
         self.run = Driver(self.directory, STEPS, resume_epoch=resume_epoch)
         newest = self.run.epoch - 1
         self.snapshots = {epoch: state for epoch, state in self.snapshots.items() if epoch <= newest}
+        self.ids = {epoch: name for epoch, name in self.ids.items() if epoch <= newest}
         self.touched_now: set = set()
         self.sealed: tuple[int, State, set] | None = None
         self.batch = self.closed_batch = self.batches[newest]
@@ -146,13 +171,17 @@ class Histories(RuleBasedStateMachine):
         floor = max(0, self.run.epoch - 1 - floor)
         epoch = self.run.epoch
         written = self.run.close(batch, floor=floor, driver_rows={DRIVER_STEP: {"position": position}})
-        self.snapshots[epoch] = cut | {(DRIVER_STEP, "position"): (position, None)}
-        self.touched[epoch] = touched
+        self.closed(epoch, cut | {(DRIVER_STEP, "position"): (position, None)}, batch, touched)
         assert sum(written) <= len(touched) + 1
-        self.batches[epoch] = batch
         self.written, self.sealed = True, None
         self.forget(floor)
         self.run.store.close(self.run.lease, self.run.requests(batch, epoch=epoch, floor=floor))
+
+    def closed(self, epoch: int, state: State, batch: int, touched: set) -> None:
+        """Note an epoch under a name of its own: epochs of other timelines have the same numbers."""
+        name = self.ids[epoch] = len(self.told)
+        self.told[name] = Told(state, batch, touched)
+        self.snapshots[epoch], self.batches[epoch], self.touched[epoch] = state, batch, touched
 
     def cut(self, batch: int) -> State:
         state = {key: value for key, value in self.newest().items() if key[0] == DRIVER_STEP}
@@ -191,12 +220,55 @@ class Histories(RuleBasedStateMachine):
         for index in range(closed):
             self.run.store.close_partition(index, self.run.lease, requests[index])
         if closed == COUNT:
-            self.snapshots[epoch] = cut | {(DRIVER_STEP, "position"): (position, None)}
-            self.touched[epoch] = touched
-            self.batches[epoch] = batch
+            self.closed(epoch, cut | {(DRIVER_STEP, "position"): (position, None)}, batch, touched)
         self.stop(killed=True)
         self.start()
         assert self.run.epoch == epoch + (closed == COUNT)
+
+    @rule(index=st.integers(0, COUNT - 1))
+    def copy(self, index):
+        """Back up one partition while the run goes on."""
+        path = self.directory.with_name(f"{self.directory.name}-copy-{len(self.copies)}")
+        source = apsw.Connection(str(self.run.store.paths[index]), flags=apsw.SQLITE_OPEN_READONLY)
+        target = apsw.Connection(str(path))
+        with target.backup("main", source, "main") as backup:
+            backup.step()
+        source.close()
+        target.close()
+        held = {epoch: self.ids[epoch] for epoch in self.snapshots}
+        self.copies.append(Copy(index, path, held))
+
+    @precondition(lambda self: self.copies)
+    @rule(data=st.data(), killed=st.booleans())
+    def restore(self, data, killed):
+        """Put one or more copies, of any age and timeline, in the place of their partitions."""
+        chosen = data.draw(st.lists(st.sampled_from(self.copies), min_size=1, max_size=2, unique_by=lambda c: c.index))
+        self.stop(killed)
+        kept = self.directory.with_name(self.directory.name + "k")
+        shutil.copytree(self.directory, kept)
+        for copy in chosen:
+            for suffix in ("", "-wal", "-shm"):
+                (self.directory / f"part-{copy.index}.sqlite3{suffix}").unlink(missing_ok=True)
+            shutil.copy(copy.path, self.directory / f"part-{copy.index}.sqlite3")
+        now = {epoch: self.ids[epoch] for epoch in self.snapshots}
+        held = [copy.held for copy in chosen] + ([now] if len(chosen) < COUNT else [])
+        shared = {epoch: name for epoch, name in held[0].items() if all(each.get(epoch) == name for each in held)}
+        if shared:
+            self.ids = shared
+            self.snapshots = {epoch: self.told[name].state for epoch, name in shared.items()}
+            self.batches = {epoch: self.told[name].batch for epoch, name in shared.items()}
+            self.touched = {epoch: self.told[name].touched for epoch, name in shared.items()}
+            self.collected = min(shared)
+            self.start()
+            assert self.run.epoch == max(shared) + 1
+        else:
+            with pytest.raises(InconsistentPartitionsError):
+                Driver(self.directory, STEPS)
+            shutil.rmtree(self.directory)
+            shutil.copytree(kept, self.directory)
+            self.start()
+        shutil.rmtree(kept)
+        self.written = True
 
     @precondition(lambda self: self.worked)
     @rule(drop=st.booleans())
@@ -211,9 +283,8 @@ class Histories(RuleBasedStateMachine):
         epoch = self.run.epoch
         self.run.close(self.closed_batch, edits=[StepEdit(old, None if drop else new)])
         moved = {} if drop else {(new, key): value for (step, key), value in state.items() if step == old}
-        self.snapshots[epoch] = {key: value for key, value in state.items() if key[0] != old} | moved
-        self.touched[epoch] = {key for key in state if key[0] == old} | set(moved)
-        self.batches[epoch] = self.closed_batch
+        left = {key: value for key, value in state.items() if key[0] != old} | moved
+        self.closed(epoch, left, self.closed_batch, {key for key in state if key[0] == old} | set(moved))
         self.stop(killed=False)
         self.start()
 
@@ -239,17 +310,20 @@ class Histories(RuleBasedStateMachine):
             assert state_at(self.directory, epoch) == state, f"epoch {epoch}"
         for each in self.run.store.describe():
             held = {closed.epoch for closed in each.epochs} | ({0} if each.collected == 0 else set())
-            assert held == set(self.snapshots)
+            # A partition that was put back may reach further back than the others.
+            assert {epoch for epoch in held if epoch >= self.collected} == set(self.snapshots)
             counts = query(each.path, "SELECT until_epoch, count(*) FROM superseded GROUP BY 1")
             for epoch, count in counts:
-                assert epoch > self.collected
-                assert count <= len(self.touched[epoch]) + 1
+                assert epoch > each.collected
+                assert epoch not in self.touched or count <= len(self.touched[epoch]) + 1
         assert problems(self.directory) == []
 
     def teardown(self):
         if hasattr(self, "run"):
             self.run.store.release()
             shutil.rmtree(self.directory)
+            for copy in self.copies:
+                copy.path.unlink()
 
 
 def _run(store_maker, examples: int, steps: int):
@@ -266,5 +340,6 @@ def test_random_histories_agree_with_a_model_of_every_epoch(store_maker):
 
 @pytest.mark.long
 def test_many_random_histories_agree_with_the_model(store_maker):
-    """The same, for longer; RECOVERY_TEST_HISTORIES says how many."""
-    _run(store_maker, int(os.environ.get("RECOVERY_TEST_HISTORIES", "400")), 45)
+    """The same, for longer; RECOVERY_TEST_HISTORIES and RECOVERY_TEST_HISTORY_STEPS say how many and how long."""
+    histories = int(os.environ.get("RECOVERY_TEST_HISTORIES", "400"))
+    _run(store_maker, histories, int(os.environ.get("RECOVERY_TEST_HISTORY_STEPS", "45")))

@@ -1,0 +1,112 @@
+"""`recovery hwm list|get|set|rm`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from recovery.cli.common import format_time, json_option, print_json, table
+from recovery.cli.places import directory_and, environment_option, open_state
+from recovery.errors import StateNotFoundError, StateValueError
+from recovery.state.marks import Mark
+from recovery.state.values import dumps, loads, to_json
+
+# A value may begin with a minus.
+VALUES = {"ignore_unknown_options": True}
+
+
+@click.group()
+def hwm() -> None:
+    """High-water marks: up to where something was loaded. Durable at once, while a run goes on too."""
+
+
+@hwm.command(name="list")
+@click.argument("words", metavar="[DIR]", nargs=-1)
+@click.option("--pattern", metavar="GLOB", help="Only keys that match: * any characters, ? one, [abc] one of these.")
+@environment_option
+@json_option
+def list_(words: tuple[str, ...], pattern: str | None, environment: str, as_json: bool) -> None:
+    """List the marks, with their types and when they were moved last."""
+    directory, _ = directory_and(words, ())
+    found = open_state(directory, environment).list_hwms(pattern)
+    if as_json:
+        print_json([_facts(mark) for mark in found])
+        return
+    rows = ((m.key, type(m.value).__name__, _plain(m.value), format_time(m.changed_ms)) for m in found)
+    click.echo(table(("key", "type", "mark", "changed"), rows))
+
+
+@hwm.command()
+@click.argument("words", metavar="[DIR] KEY", nargs=-1)
+@environment_option
+@json_option
+def get(words: tuple[str, ...], environment: str, as_json: bool) -> None:
+    """Print the mark of KEY, in the form that `set` accepts. Exits with 44 when there is none."""
+    directory, [key] = directory_and(words, ("KEY",))
+    found = [mark for mark in open_state(directory, environment).list_hwms() if mark.key == key]
+    if not found:
+        raise StateNotFoundError(
+            f"there is no mark {key!r:.120}",
+            path=directory,
+            remedy="See what there is: python -m recovery hwm list DIR",
+        )
+    if as_json:
+        print_json(_facts(found[0]))
+    else:
+        click.echo(dumps(found[0].value))
+
+
+@hwm.command(name="set", context_settings=VALUES)
+@click.argument("words", metavar="[DIR] KEY VALUE", nargs=-1, type=click.UNPROCESSED)
+@click.option("--force", is_flag=True, help="Also move it back, or to another type.")
+@environment_option
+@json_option
+def set_(words: tuple[str, ...], force: bool, environment: str, as_json: bool) -> None:
+    """Move the mark of KEY forward to VALUE.
+
+    VALUE is JSON, or a bare text: 5, 2.5, true, abc, '{"$date": "2013-01-31"}', '{"$decimal": "1.10"}'.
+    """
+    directory, [key, text] = directory_and(words, ("KEY", "VALUE"))
+    state = open_state(directory, environment)
+    state.set_hwm(key, parse_value(text), force=force)
+    if as_json:
+        print_json(next(_facts(mark) for mark in state.list_hwms() if mark.key == key))
+
+
+@hwm.command()
+@click.argument("words", metavar="[DIR] KEY...", nargs=-1)
+@environment_option
+@json_option
+def rm(words: tuple[str, ...], environment: str, as_json: bool) -> None:
+    """Remove marks: the next load begins at the beginning."""
+    directory, keys = directory_and(words, ("KEY",), more=True)
+    count = open_state(directory, environment).remove_hwm(*keys)
+    if as_json:
+        print_json({"removed": count})
+    else:
+        click.echo(f"removed {count} mark{'s' * (count != 1)}")
+
+
+def parse_value(text: str) -> Any:
+    """The value that a word of the command line stands for: JSON where it is JSON, else the text itself."""
+    try:
+        return loads(text)
+    except StateValueError:
+        if text[:1] in ("{", "[", '"'):
+            raise
+        return text
+
+
+def _facts(mark: Mark) -> dict[str, Any]:
+    return {
+        "key": mark.key,
+        "value": to_json(mark.value),
+        "type": type(mark.value).__name__,
+        "changed_ms": mark.changed_ms,
+        "version": mark.version,
+    }
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value) if isinstance(value, bytes) else str(value)

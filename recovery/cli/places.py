@@ -1,0 +1,45 @@
+"""What the commands on operational state share: where it is, and DIR that may stand in an environment variable."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from recovery.state.manager import StateManager
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def environment_option(function: F) -> F:
+    """--environment: dev and prod of one key are two."""
+    option = click.option("--environment", default="", envvar="RECOVERY_ENVIRONMENT", metavar="NAME",
+                          help="Whose state: what belongs to dev and to prod never meets.")  # fmt: skip
+    return option(function)
+
+
+def open_state(directory: str, environment: str = "") -> StateManager:
+    """The operational state of DIR."""
+    return StateManager(directory, environment=environment)
+
+
+def directory_and(words: Sequence[str], names: Sequence[str], *, more: bool = False) -> tuple[str, list[str]]:
+    """DIR and the arguments called `names`, from the words of the command line; `more`: the last may be repeated.
+
+    DIR may be left out when RECOVERY_DIRECTORY says it.
+    """
+    default = os.environ.get("RECOVERY_DIRECTORY")
+    if default and (len(words) == len(names) or (more and len(words) > len(names) and not _is_store(words[0]))):
+        return default, list(words)
+    if len(words) <= len(names):
+        missing = ["DIR", *names][len(words)]
+        raise click.UsageError(f"Missing argument '{missing}'.")
+    if len(words) > len(names) + 1 and not more:
+        raise click.UsageError(f"Got unexpected extra argument ({words[len(names) + 1]})")
+    return words[0], list(words[1:])
+
+
+def _is_store(word: str) -> bool:
+    return "://" in word or os.path.isdir(word)  # noqa: PTH112 - a key is no path

@@ -1,0 +1,84 @@
+"""`recovery runs DIR` and `recovery runs clean DIR`."""
+
+from __future__ import annotations
+
+import click
+
+from recovery.cli.common import INTERVAL, format_time, json_option, print_json, table
+from recovery.cli.places import directory_and, environment_option, open_state
+from recovery.config import format_interval
+from recovery.state.runs import NODE_STATUSES
+
+
+class ListByDefault(click.Group):
+    """`runs DIR` is `runs list DIR`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or args[0] not in (*self.commands, "--help", "-h"):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=ListByDefault)
+def runs() -> None:
+    """Run history: what ran, when, and how it ended. `recovery runs DIR` is `recovery runs list DIR`."""
+
+
+@runs.command(name="list")
+@click.argument("words", metavar="[DIR]", nargs=-1)
+@click.option("--pipeline", metavar="NAME", help="Only runs of this flow or pipeline.")
+@click.option("--node", metavar="NAME", help="Only runs with this node.")
+@click.option("--status", type=click.Choice(NODE_STATUSES), help="Only runs that stand so; with --node, of the node.")
+@click.option("--days", type=click.FloatRange(min=0), help="Only runs that began in the last so many days.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most so many, newest first."
+)
+@environment_option
+@json_option
+def list_(
+    words: tuple[str, ...],
+    pipeline: str | None,
+    node: str | None,
+    status: str | None,
+    days: float | None,
+    limit: int,
+    environment: str,
+    as_json: bool,
+) -> None:
+    """List runs, newest first. One whose process is gone without having said how it ended is dead."""
+    directory, _ = directory_and(words, ())
+    state = open_state(directory, environment)
+    found = state.list_runs(pipeline, node=node, status=status, days=days, limit=limit)
+    if as_json:
+        print_json([run.as_json() for run in found])
+        return
+    shown = (
+        (
+            format_time(run.started_ms),
+            run.pipeline,
+            run.kind,
+            run.status if node is None else run.nodes[node].status,
+            "-" if run.duration_s is None else format_interval(run.duration_s),
+            " ".join(f"{name}={value}" for name, value in run.details.items() if isinstance(value, int)) or "-",
+            ", ".join(f"{name}: {one.status}" for name, one in run.nodes.items()) or "-",
+            (run.error or "-").splitlines()[0][:80],
+        )
+        for run in found
+    )
+    click.echo(table(("started", "pipeline", "kind", "status", "took", "facts", "nodes", "error"), shown))
+
+
+@runs.command()
+@click.argument("words", metavar="[DIR]", nargs=-1)
+@click.option("--older-than", type=INTERVAL, required=True, help="Forget runs that ended longer ago, like 30d.")
+@click.option("--dry-run", is_flag=True, help="Only say which.")
+@environment_option
+@json_option
+def clean(words: tuple[str, ...], older_than: float, dry_run: bool, environment: str, as_json: bool) -> None:
+    """Forget old runs; never the last one of a pipeline, and none that still goes on."""
+    directory, _ = directory_and(words, ())
+    gone = open_state(directory, environment).history.clean(older_than, dry_run=dry_run)
+    if as_json:
+        print_json({"dry_run": dry_run, "runs": [{"pipeline": run.pipeline, "run_id": run.run_id} for run in gone]})
+        return
+    click.echo(f"{'would forget' if dry_run else 'forgot'} {len(gone)} run{'s' * (len(gone) != 1)}")

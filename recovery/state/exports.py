@@ -1,0 +1,69 @@
+"""States as a file: a JSON object a line; the first says what the file is, the last how many states there are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from recovery.errors import CorruptStateError, StateValueError
+from recovery.state.targets import Entry
+from recovery.state.values import parse_json
+
+FORMAT = "recovery-state"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """One state of a file: a document with its generation, or a step's key with its timeout."""
+
+    id: str | None
+    step: str | None
+    key: str | None
+    content: Any
+    generation: int
+    timeout_ms: int | None
+
+
+def export_lines(entries: Iterable[Entry]) -> Iterator[str]:
+    """The lines of a file with these states."""
+    yield json.dumps({"format": FORMAT, "version": VERSION})
+    count = 0
+    for entry in entries:
+        count += 1
+        yield json.dumps(entry.as_json(), ensure_ascii=False, separators=(",", ":"))
+    yield json.dumps({"end": count})
+
+
+def read_export(lines: Sequence[str]) -> list[Exported]:
+    """The states of a file, all of them. Raises CorruptStateError for one that is torn, StateValueError for others."""
+    found = [parse_json(line) for line in lines[:1]]
+    if not found or not isinstance(found[0], dict) or found[0].get("format") != FORMAT:
+        raise StateValueError(
+            "this is no export of states", cause="", remedy="Make one by: python -m recovery state export DIR"
+        )
+    if found[0].get("version") != VERSION:
+        raise StateValueError(
+            f"an export of version {found[0].get('version')}; this version of recovery reads {VERSION}",
+            cause="A newer version wrote it.",
+            remedy="Use that version.",
+        )
+    try:
+        end = parse_json(lines[-1])
+        states = [_read(parse_json(line)) for line in lines[1:-1]]
+    except StateValueError as error:
+        raise CorruptStateError(f"a line of the export cannot be read: {error.found}") from error
+    if end != {"end": len(states)}:
+        raise CorruptStateError("the export ends too early", cause="It was cut off while it was written or copied.")
+    return states
+
+
+def _read(line: Any) -> Exported:
+    if isinstance(line, dict) and "content" in line:
+        if isinstance(line.get("id"), str):
+            return Exported(line["id"], None, None, line["content"], int(line.get("generation", 0)), None)
+        if isinstance(line.get("step"), str) and isinstance(line.get("key"), str):
+            return Exported(None, line["step"], line["key"], line["content"], 0, line.get("timeout_ms"))
+    raise StateValueError(f"{line!r:.120} is no state")

@@ -1,0 +1,89 @@
+"""Locks by name on one machine, held by the operating system."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+
+from recovery.clock import Clock
+from recovery.config import format_interval
+from recovery.errors import StateLockedError, StorageError
+
+POLL_S = 0.005
+LONGEST_POLL_S = 0.1
+
+
+class FileLock:
+    """A lock that one process holds at a time, from entering to leaving or to the death of the process.
+
+    Entering waits at most `wait_s` seconds. Raises StateLockedError naming the holder, or StorageError. The file stays:
+    removing it would let a second process hold a lock of the same name.
+    """
+
+    def __init__(self, directory: Path, name: str, clock: Clock, purpose: str, wait_s: float) -> None:
+        self.path = directory / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.lock"
+        self._name = name
+        self._clock = clock
+        self._purpose = purpose
+        self._wait_s = wait_s
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> FileLock:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError(str(error), path=self.path) from error
+        try:
+            self._wait(descriptor)
+            text = {"name": self._name, "pid": os.getpid(), "host": socket.gethostname(), "purpose": self._purpose}
+            # For people; on a full disk it is missing, and the lock is held all the same.
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps(text).encode(), 0)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _wait(self, descriptor: int) -> None:
+        deadline_s = self._clock.elapsed_s() + self._wait_s
+        pause_s = POLL_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if self._clock.elapsed_s() >= deadline_s:
+                    raise StateLockedError(
+                        f"{_holder(descriptor)} held the lock {self._name!r:.120} for more than "
+                        f"{format_interval(self._wait_s)}",
+                        path=self.path,
+                    ) from None
+            except OSError as error:
+                raise StorageError(f"it cannot be locked: {error}", path=self.path) from error
+            time.sleep(pause_s)
+            pause_s = min(LONGEST_POLL_S, pause_s * 1.5)
+
+
+def _holder(descriptor: int) -> str:
+    try:
+        holder = json.loads(os.pread(descriptor, 65536, 0))
+        return f"process {holder['pid']} on {holder['host']} ({holder['purpose']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"

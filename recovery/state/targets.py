@@ -1,0 +1,252 @@
+"""What the verbs of `recovery state` work on: documents of operational state, or the states of a flow's steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from recovery.clock import Clock
+from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundError, StateValueError
+from recovery.state import marks
+from recovery.state.backend import Backend, Document
+from recovery.state.ids import check, matches
+from recovery.state.runs import read_run
+from recovery.state.steps import Edited, Moment, StepKey, edit_states, moment
+from recovery.state.values import from_json
+from recovery.storage.history import KeyState
+
+Name = str | StepKey
+"""The id of a document, or step and key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One state as it was read. `content` is JSON's own types. `version` is how it is recognised as unchanged."""
+
+    name: Name
+    content: Any
+    version: Any
+    timeout_ms: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for a program."""
+        if isinstance(self.name, str):
+            return {
+                "id": self.name,
+                "content": self.content,
+                "generation": self.version[0],
+                "changed_ms": self.version[1],
+            }
+        step, key = self.name
+        return {"step": step, "key": key, "content": self.content, "timeout_ms": self.timeout_ms, "epoch": self.version}
+
+
+REMOVED = object()
+"""In place of content: the state is to be removed."""
+
+
+class Target(Protocol):
+    """Where states are found and written."""
+
+    def find(self, name: Name) -> Entry | None:
+        """The state of this name, None when there is none."""
+        ...
+
+    def entries(self, pattern: str | None = None) -> list[Entry]:
+        """All states whose id or key a glob selects, sorted."""
+        ...
+
+    def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, Entry | None]) -> str:
+        """Write content (or REMOVED) under names, all at once where that can be; returns what was done, for people.
+
+        seen: what the caller found under these names. Raises StateLockedError when one is another by now.
+        """
+        ...
+
+
+class Documents:
+    """The operational state of a backend, of one environment."""
+
+    def __init__(self, backend: Backend, prefix: str) -> None:
+        self._backend = backend
+        self._prefix = prefix
+
+    def find(self, name: Name) -> Entry | None:
+        """See `Target.find`."""
+        state_id = self._id(name)
+        document = self._backend.read([state_id]).get(state_id)
+        return None if document is None or document.content is None else self._entry(document)
+
+    def entries(self, pattern: str | None = None) -> list[Entry]:
+        """See `Target.entries`."""
+        return [entry for entry in self._all() if entry.content is not None and matches(str(entry.name), pattern)]
+
+    def removed(self) -> dict[str, int]:
+        """The generations of the states that were removed."""
+        return {str(entry.name): entry.version[0] for entry in self._all() if entry.content is None}
+
+    def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, Entry | None]) -> str:
+        """See `Target.write`. In a recovery directory all of it is one transaction."""
+        for name, content in changes.items():
+            if content is not REMOVED:
+                check_content(str(name), content)
+
+        def change(name: Name) -> Any:
+            def changed(before: Document | None) -> Any:
+                found = None if before is None or before.content is None else self._entry(before)
+                _check_unchanged(name, seen, found)
+                return None if changes[name] is REMOVED else changes[name]
+
+            return changed
+
+        self._backend.update({self._id(name): change(name) for name in changes})
+        return ", ".join(f"{name}: removed" if c is REMOVED else f"{name}: written" for name, c in changes.items())
+
+    def _all(self) -> list[Entry]:
+        found = [self._entry(document) for document in self._backend.list(self._prefix)]
+        # Those of environments begin with an @, and are no business of the plain one.
+        return [entry for entry in found if self._prefix or not str(entry.name).startswith("@")]
+
+    def _id(self, name: Name) -> str:
+        if check(str(name)).startswith("@"):
+            raise ConfigurationError(
+                f"{name!r:.120} cannot be a state id here",
+                cause="Ids that begin with @ are those of environments.",
+                remedy="Name the environment by --environment.",
+            )
+        return f"{self._prefix}{name}"
+
+    def _entry(self, document: Document) -> Entry:
+        name = document.state_id.removeprefix(self._prefix)
+        return Entry(name, document.content, (document.generation, document.changed_ms))
+
+
+class Steps:
+    """The states of a flow's steps, at the newest epoch or at one that is held. Writing is a new epoch."""
+
+    def __init__(
+        self, directory: Path, step: str, clock: Clock, *, epoch: int | None = None, force: bool = False
+    ) -> None:
+        self._directory = directory
+        self._step = step
+        self._clock = clock
+        self._force = force
+        self.moment: Moment = moment(directory, epoch)
+
+    def find(self, name: Name) -> Entry | None:
+        """See `Target.find`."""
+        step, key = _step_key(name)
+        state = self.moment.state(step, key)
+        return None if state is None else _step_entry(step, state)
+
+    def entries(self, pattern: str | None = None) -> list[Entry]:
+        """See `Target.entries`."""
+        found = [_step_entry(self._step, s) for s in self.moment.states(self._step) if matches(s.key, pattern)]
+        return sorted(found, key=lambda entry: entry.name)
+
+    def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, Entry | None]) -> str:
+        """See `Target.write`. A timeout stays as it is."""
+
+        def compute(newest: Moment) -> dict[StepKey, Edited]:
+            edited: dict[StepKey, Edited] = {}
+            for name, content in changes.items():
+                step, key = _step_key(name)
+                state = newest.state(step, key)
+                _check_unchanged(name, seen, None if state is None else _step_entry(step, state))
+                if content is REMOVED:
+                    edited.update({(step, key): (None, None)} if state else {})
+                else:
+                    timeout_ms = seen_timeout(seen, content, state)
+                    text = json.dumps(plain(content), ensure_ascii=False, separators=(",", ":"))
+                    if state is None or (text, timeout_ms) != (state.value, state.timeout_ms):
+                        edited[step, key] = (text, timeout_ms)
+            return edited
+
+        epoch = edit_states(self._directory, verb, compute, clock=self._clock, force=self._force)
+        return "nothing to change" if epoch is None else f"epoch {epoch} closed: {len(changes)} keys edited"
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Content that brings a timeout of its own, from another key or from an export."""
+
+    content: Any
+    timeout_ms: int | None
+
+
+def plain(content: Any) -> Any:
+    """Content without its timeout."""
+    return content.content if isinstance(content, Timed) else content
+
+
+def seen_timeout(seen: Mapping[Name, Entry | None], content: Any, state: KeyState | None) -> int | None:
+    """The timeout that content gets: its own, or that of the state it replaces."""
+    if isinstance(content, Timed):
+        return content.timeout_ms
+    return None if state is None else state.timeout_ms
+
+
+def merge(before: Any, change: Any) -> Any:
+    """`before` with the members of `change`: objects are merged member by member, everything else is replaced."""
+    if not isinstance(before, dict) or not isinstance(change, dict):
+        return change
+    return {**before, **{key: merge(before.get(key), value) for key, value in change.items()}}
+
+
+def check_content(state_id: str, content: Any) -> None:
+    """Raises StateValueError when a document of the package's own would not have its form any more."""
+    if content is None:
+        raise StateValueError(
+            f"{state_id!r:.120} cannot be set to null", cause="Null stands for nothing.", remedy="Remove it by clear."
+        )
+    kind = state_id.partition("/")[0]
+    try:
+        if state_id == marks.DOCUMENT:
+            for mark in marks.read(content).values():
+                marks.check_value(mark.value)
+        elif kind == "runs":
+            read_run("", content)
+        elif kind in ("process", "task", "task-instance"):
+            from_json(content["value"])
+            if content.get("expires_ms") is not None and type(content["expires_ms"]) is not int:
+                raise TypeError("expires_ms is no number")
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise StateValueError(
+            f"this has not the form of {state_id!r:.120}: {error}",
+            cause="",
+            remedy="Take what `get` prints and change the values in it.",
+        ) from error
+
+
+def missing(name: Name) -> StateNotFoundError:
+    """The error for a state that is not there."""
+    if isinstance(name, str):
+        return StateNotFoundError(f"there is no state {name!r:.200}")
+    return StateNotFoundError(f"step {name[0]!r:.80} has no state of key {name[1]!r:.200}")
+
+
+def _step_key(name: Name) -> StepKey:
+    assert not isinstance(name, str), "a document's id where step and key are meant"
+    return name
+
+
+def _step_entry(step: str, state: KeyState) -> Entry:
+    if isinstance(state.value, bytes):
+        raise StateValueError(f"the value of step {step!r} key {state.key!r:.80} is no text", cause="", remedy="")
+    try:
+        return Entry((step, state.key), json.loads(state.value), state.epoch, state.timeout_ms)
+    except ValueError:
+        # The run's own values are text of any form.
+        return Entry((step, state.key), state.value, state.epoch, state.timeout_ms)
+
+
+def _check_unchanged(name: Name, seen: Mapping[Name, Entry | None], found: Entry | None) -> None:
+    if name in seen and seen[name] != found:
+        raise StateLockedError(
+            f"{name!r:.200} was changed by another process meanwhile",
+            cause="Somebody else wrote it after it was read here.",
+            remedy="Look at it again, and run the same command again.",
+        )

@@ -1,0 +1,190 @@
+"""Values of operational state: how they become JSON, and come back with the type they had.
+
+JSON's own types stand for themselves. The others are objects with one key that begins with "$":
+
+    date         {"$date": "2013-01-31"}
+    datetime     {"$datetime": "2013-01-31T05:17:00+01:00", "zone": "Europe/Berlin"}, without zone unless it has a name
+    Decimal      {"$decimal": "1.10"}
+    bytes        {"$bytes": "base64"}
+    NaN, ±inf    {"$float": "nan"}
+    dict         {"$dict": {…}} where a key of its own begins with "$"
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from recovery.errors import StateValueError
+
+DEEPEST = 200
+MOST_BITS = 13_000
+"""Python writes and reads no longer numbers as text."""
+_REMEDY = "Use None, bool, int, float, str, date, datetime, Decimal, bytes, list, and dict with string keys."
+
+
+def to_json(value: Any) -> Any:
+    """`value` as JSON's own types. Raises StateValueError for what would not come back equal and of the same type."""
+    return _encode(value, 0)
+
+
+def from_json(value: Any) -> Any:
+    """The value that `to_json` was given. Raises StateValueError for an object of unknown form."""
+    try:
+        return _decode(value)
+    except StateValueError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise StateValueError(f"{_shown(value)} is no stored value: {error}", cause="", remedy=_REMEDY) from error
+
+
+def dumps(value: Any) -> str:
+    """One line of JSON text for `value`."""
+    return json.dumps(to_json(value), ensure_ascii=False, separators=(",", ":"))
+
+
+def loads(text: str) -> Any:
+    """The value that a text holds. Raises StateValueError when it is no JSON."""
+    return from_json(parse_json(text))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """JSON as it stands. Raises StateValueError; NaN and the like are no JSON, and a key given twice is a mistake."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise StateValueError(
+            f"this is no JSON: {error}", cause="", remedy='Write text in quotes ("abc"), numbers bare (5).'
+        ) from error
+
+
+def is_text(value: str) -> bool:
+    """Whether a str is text that every store can hold: no lone surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _encode(value: Any, depth: int) -> Any:
+    if depth > DEEPEST:
+        raise _refused(value, f"it is nested more than {DEEPEST} deep")
+    kind = type(value)
+    if value is None or kind is bool:
+        return value
+    if kind is int:
+        if value.bit_length() > MOST_BITS:
+            raise _refused(0, f"it is a number of {value.bit_length()} bits; {MOST_BITS} are the most")
+        return value
+    if kind is str:
+        if not is_text(value):
+            raise _refused(value, "it holds half a character")
+        return value
+    encode = _ENCODERS.get(kind)
+    if encode is not None:
+        return encode(value)
+    if kind is list:
+        return [_encode(item, depth + 1) for item in value]
+    if kind is dict:
+        return _encode_dict(value, depth)
+    scalar = getattr(value, "item", None)
+    if callable(scalar) and getattr(value, "ndim", None) == 0:
+        # NumPy's scalars stand for Python's.
+        python = scalar()
+        if type(python) is not kind:
+            return _encode(python, depth)
+    raise _refused(value, f"values of type {kind.__name__} have no form here")
+
+
+def _encode_dict(value: dict[Any, Any], depth: int) -> Any:
+    for key in value:
+        if type(key) is not str or not is_text(key):
+            raise _refused(value, f"its key {key!r} is not a text")
+    encoded = {key: _encode(item, depth + 1) for key, item in value.items()}
+    return {"$dict": encoded} if any(key.startswith("$") for key in value) else encoded
+
+
+def _encode_float(value: float) -> Any:
+    return value if math.isfinite(value) else {"$float": repr(value)}
+
+
+def _encode_datetime(value: datetime) -> Any:
+    text = value.isoformat()
+    if value.tzinfo is None:
+        return {"$datetime": text}
+    if isinstance(value.tzinfo, ZoneInfo) and value.tzinfo.key:
+        return {"$datetime": text, "zone": value.tzinfo.key}
+    if isinstance(value.tzinfo, timezone):
+        return {"$datetime": text}
+    raise _refused(value, f"its zone is a {type(value.tzinfo).__name__}; use datetime.timezone or zoneinfo.ZoneInfo")
+
+
+_ENCODERS: dict[type, Callable[[Any], Any]] = {
+    float: _encode_float,
+    date: lambda value: {"$date": value.isoformat()},
+    datetime: _encode_datetime,
+    Decimal: lambda value: {"$decimal": str(value)},
+    bytes: lambda value: {"$bytes": base64.b64encode(value).decode()},
+}
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    tag = next((key for key in value if key.startswith("$")), None)
+    if tag is None:
+        return {key: _decode(item) for key, item in value.items()}
+    if tag == "$dict" and len(value) == 1:
+        return {key: _decode(item) for key, item in value[tag].items()}
+    if tag == "$datetime" and value.keys() <= {"$datetime", "zone"}:
+        return _decode_datetime(value[tag], value.get("zone"))
+    decode = _DECODERS.get(tag)
+    if decode is None or len(value) != 1 or not isinstance(value[tag], str):
+        raise ValueError(f"unknown form {tag!r}")
+    return decode(value[tag])
+
+
+def _decode_datetime(text: str, zone: str | None) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if zone is None:
+        return moment
+    local = moment.replace(tzinfo=ZoneInfo(zone))
+    # Where clocks were put back an hour, the offset says which of the two it was.
+    return local if local.utcoffset() == moment.utcoffset() else local.replace(fold=1)
+
+
+_DECODERS: dict[str, Callable[[str], Any]] = {
+    "$date": date.fromisoformat,
+    "$decimal": Decimal,
+    "$bytes": lambda text: base64.b64decode(text, validate=True),
+    "$float": float,
+}
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is given twice in an object")
+    return found
+
+
+def _refused(value: Any, why: str) -> StateValueError:
+    return StateValueError(f"{_shown(value)} cannot be stored: {why}", cause="", remedy=_REMEDY)
+
+
+def _shown(value: Any) -> str:
+    text = f"{type(value).__name__} {value!r}"
+    return text if len(text) <= 120 else text[:117] + "..."

@@ -1,0 +1,122 @@
+"""The state of a step at any epoch that a partition still holds, and what changed between two."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import apsw
+import apsw.sqlite_extra
+
+from recovery.errors import CorruptPartitionError, EpochNotHeldError
+from recovery.ids import NO_EPOCH
+from recovery.planning.resume import BEGINNING, Cut
+from recovery.storage.digests import SNAPS_DIGEST
+from recovery.storage.schema import open_partition, rows, snapshot, translated
+
+# A row that was not replaced after the epoch, or what the first successor after it replaced.
+AT = f"""
+SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST} FROM snaps
+WHERE step_id = :step AND snap_epoch <= :epoch {{key}}
+UNION ALL
+SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST} FROM (
+    SELECT step_id, state_key, min(until_epoch), snap_epoch, ser_change, timeout_ms, digest FROM superseded
+    WHERE until_epoch > :epoch AND step_id = :step {{key}} GROUP BY state_key
+) WHERE snap_epoch IS NOT NULL
+"""
+ONE_KEY = "AND state_key = :key"
+TOUCHED = """
+SELECT DISTINCT state_key FROM superseded
+WHERE until_epoch > :first AND until_epoch <= :last AND step_id = :step ORDER BY state_key
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """One key's state: the epoch that wrote it, the value as it is stored, when it times out."""
+
+    key: str
+    epoch: int
+    value: str | bytes
+    timeout_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChange:
+    """What a key's state was at one epoch and is at a later one; None: there was none."""
+
+    key: str
+    before: KeyState | None
+    after: KeyState | None
+
+
+def states_at(path: Path, step: str, cut: Cut, key: str | None = None) -> Iterator[KeyState]:
+    """The states of a step in one partition as of a cut; of one key, when it is given.
+
+    All are as of the cut, also while a run goes on. Raises EpochNotHeldError when the partition lacks it (any more),
+    CorruptPartitionError.
+    """
+    with _reading(path, cut) as connection:
+        sql = AT.format(key="" if key is None else ONE_KEY)
+        yield from _states(connection, path, sql, {"step": step, "epoch": cut[0], "key": key})
+
+
+def changes_between(path: Path, step: str, first: Cut, last: Cut) -> Iterator[KeyChange]:
+    """The keys of a step in one partition whose value or timeout differs between two cuts, `first` the older one."""
+    with _reading(path, first, last) as connection:
+        touched = rows(connection, TOUCHED, {"step": step, "first": first[0], "last": last[0]})
+        for (key,) in touched:
+            before, after = (_one(connection, path, step, cut, key) for cut in (first, last))
+            if _content(before) != _content(after):
+                yield KeyChange(key, before, after)
+
+
+def steps_in(path: Path) -> list[str]:
+    """The steps that have rows in the newest snapshot or in one that is held, sorted; reserved ones too."""
+    sql = "SELECT DISTINCT step_id FROM snaps UNION SELECT DISTINCT step_id FROM superseded ORDER BY 1"
+    with contextlib.closing(open_partition(path, "ro")) as connection, translated(path):
+        return [step for (step,) in rows(connection, sql)]
+
+
+@contextlib.contextmanager
+def _reading(path: Path, *cuts: Cut) -> Iterator[apsw.Connection]:
+    connection = open_partition(path, "ro")
+    try:
+        with translated(path):
+            apsw.sqlite_extra.load(connection, "sha1")
+            with snapshot(connection):
+                for cut in cuts:
+                    _check_held(connection, path, cut)
+                yield connection
+    finally:
+        connection.close()
+
+
+def _check_held(connection: apsw.Connection, path: Path, cut: Cut) -> None:
+    if cut[0] == NO_EPOCH:
+        held = cut == BEGINNING and rows(connection, "SELECT commit_epoch FROM commits") == [(NO_EPOCH,)]
+    else:
+        sql = "SELECT epoch, ex_id, batch_id FROM epochs WHERE epoch = ?"
+        held = rows(connection, sql, (cut[0],)) == [cut]
+    if not held:
+        raise EpochNotHeldError(f"it does not hold epoch {cut[0]}", path=path)
+
+
+def _one(connection: apsw.Connection, path: Path, step: str, cut: Cut, key: str) -> KeyState | None:
+    found = list(_states(connection, path, AT.format(key=ONE_KEY), {"step": step, "epoch": cut[0], "key": key}))
+    return found[0] if found else None
+
+
+def _states(connection: apsw.Connection, path: Path, sql: str, bindings: dict[str, object]) -> Iterator[KeyState]:
+    for key, epoch, value, timeout_ms, sound in connection.execute(sql, bindings):
+        if not sound:
+            raise CorruptPartitionError(
+                f"the state of step {bindings['step']!r} key {key!r:.80} does not match its digest", path=path
+            )
+        yield KeyState(key, epoch, value, timeout_ms)
+
+
+def _content(state: KeyState | None) -> tuple[str | bytes, int | None] | None:
+    return None if state is None else (state.value, state.timeout_ms)

@@ -1,0 +1,152 @@
+"""Clocks that jump, stand still or change to summer time: what is resumed and what is collected stays the same."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from recovery.planning.resume import plan_resume
+from recovery.storage.files import scan
+from tests.faults.minirun import MiniRun, states, totals
+from tests.stores import problems
+
+DAY_MS = 24 * 3600 * 1000
+HOUR_MS = 3600 * 1000
+START_MS = 1_800_000_000_000
+BACKUP_S = 100
+BATCHES = 24
+EVERY_S = 20
+
+
+@dataclass
+class FakeClock:
+    """A machine's clocks: `elapsed` goes on by itself, and `shift` is what somebody does to the wall clock."""
+
+    now_s: float = 0.0
+    shift_ms: int = 0
+    frozen_ms: int | None = None
+    readings: list[int] = field(default_factory=list)
+
+    def wall_ms(self) -> int:
+        if self.frozen_ms is not None:
+            return self.frozen_ms
+        return START_MS + int(self.now_s * 1000) + self.shift_ms
+
+    def elapsed_s(self) -> float:
+        return self.now_s
+
+
+def nothing(clock: FakeClock, batch: int) -> None:
+    """The clock goes right."""
+
+
+def forth_and_back(clock: FakeClock, batch: int) -> None:
+    clock.shift_ms = 400 * DAY_MS if batch % 3 == 1 else 0
+
+
+def back_and_forth(clock: FakeClock, batch: int) -> None:
+    clock.shift_ms = -400 * DAY_MS if batch % 3 == 1 else 0
+
+
+def forth_for_good(clock: FakeClock, batch: int) -> None:
+    clock.shift_ms = 400 * DAY_MS if batch % 8 > 3 else clock.shift_ms
+
+
+def back_for_good(clock: FakeClock, batch: int) -> None:
+    clock.shift_ms = -400 * DAY_MS if batch > 4 else 0
+
+
+def frozen(clock: FakeClock, batch: int) -> None:
+    clock.frozen_ms = START_MS
+
+
+def summer_time(clock: FakeClock, batch: int) -> None:
+    """The wall clock is put forward by an hour, and later back, as by somebody without time zones."""
+    clock.shift_ms = HOUR_MS if 5 <= batch < 17 else 0
+
+
+def decisions(directory: Path, disturb, between: bool) -> list[tuple]:
+    """Runs over one input; after each micro-batch, the epochs that can be resumed after. `disturb` is done to the clock
+    in the middle of runs, or between two of them as well."""
+    clock = FakeClock()
+    found: list[tuple] = []
+    batch = 0
+    while batch < BATCHES:
+        if between:
+            disturb(clock, batch)
+        run = MiniRun(directory, 1, clock=clock, backup_interval=BACKUP_S)
+        found.append(("resumed", run.prepared.plan.resume_epoch))
+        for number in range(8):
+            assert run.next_batch == batch
+            if number:
+                disturb(clock, batch)
+            run.batch()
+            batch += 1
+            clock.now_s += EVERY_S
+            found.append(("window", plan_resume(scan(directory)).window))
+        if not between:
+            # The run ends and the next one starts with a clock that is right, as after any disturbance that was mended.
+            clock.shift_ms, clock.frozen_ms = 0, None
+        run.finish()
+    assert states(directory) == totals(1, BATCHES)
+    assert problems(directory) == []
+    return found
+
+
+DISTURBANCES = [forth_and_back, back_and_forth, forth_for_good, back_for_good, frozen, summer_time]
+
+
+@pytest.mark.parametrize("disturb", DISTURBANCES, ids=lambda each: each.__name__)
+def test_a_clock_that_jumps_under_a_run_changes_nothing(make_store, disturb):
+    """The same epochs are resumed and collected as with a clock that goes right."""
+    assert decisions(make_store(2), disturb, False) == decisions(make_store(2), nothing, False)
+
+
+@pytest.mark.parametrize("disturb", [back_for_good, back_and_forth, frozen], ids=lambda each: each.__name__)
+def test_a_clock_that_goes_back_between_runs_collects_nothing_early(make_store, disturb):
+    """The same epochs are resumed; of what the right clock would keep, nothing is collected."""
+    disturbed = decisions(make_store(2), disturb, True)
+    right = decisions(make_store(2), nothing, True)
+    for (what, found), (_, wanted) in zip(disturbed, right, strict=True):
+        if what == "resumed":
+            assert found == wanted
+        else:
+            assert set(found) >= set(wanted)
+
+
+def test_a_clock_that_goes_forward_between_runs_counts_as_time_away(make_store):
+    """That is all it can be taken for: what is resumed is the same, and the newest epoch is never collected."""
+
+    def forward(clock: FakeClock, batch: int) -> None:
+        if batch and batch % 8 == 0:
+            clock.shift_ms += 400 * DAY_MS
+
+    disturbed = decisions(make_store(2), forward, True)
+    right = decisions(make_store(2), nothing, True)
+    for (what, found), (_, wanted) in zip(disturbed, right, strict=True):
+        assert found == wanted if what == "resumed" else (set(found) <= set(wanted) and found[-1] == wanted[-1])
+
+
+def test_the_right_clock_collects(make_store):
+    """The tests above compare windows that move: without collection they would all be equal."""
+    windows = [found for what, found in decisions(make_store(2), nothing, False) if what == "window"]
+    assert windows[0][0] == 0
+    assert windows[-1][0] > 10
+    assert all(window[-1] - window[0] <= BACKUP_S / EVERY_S + 2 for window in windows[10:])
+
+
+@pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "America/New_York", "UTC"])
+def test_time_zones_do_not_matter(make_store, monkeypatch, zone):
+    """Nor does the local rule for summer time: times are counted in milliseconds of no place."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert decisions(make_store(2), nothing, True) == decisions(make_store(2), summer_time, False)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert os.environ.get("TZ") != zone or zone == "UTC"

@@ -1,0 +1,279 @@
+"""Tasks, Python workers and JVMs that fail or are killed, and tasks that Spark runs twice at once: state is exact."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from recovery import init_partitions
+from recovery.storage.files import scan
+from tests.spark.support import ROOT, Feed, add_up, run_to_end, states, totals_step
+from tests.spark.test_crashes import finish, recovery_command, recovery_run, wait_for_batch
+from tests.stores import problems
+
+FAILURES = ("at once", "after some keys", "exit", "killed", "after applying")
+
+
+def test_every_attempt_but_the_last_fails(spark, feed, tmp_path):
+    """In each micro-batch three attempts of every task fail in one way: by an error at once, after some keys or after
+    applying its changes, by leaving, by being killed. The fourth counts, alone."""
+    for seed in range(len(FAILURES)):
+        feed.add_random(seed, keys=60)
+
+    def how() -> tuple[str, int]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        return FAILURES[int(context.getLocalProperty("streaming.sql.batchId"))], context.attemptNumber()
+
+    def failing(key, rows, state):
+        failure, attempt = how()
+        yield from add_up(key, rows, state)
+        if attempt == 3 or failure == "after applying" or (failure != "at once" and int(key[1:]) % 4 != attempt):
+            return
+        if failure == "exit":
+            os._exit(3)
+        if failure == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RuntimeError(failure)
+
+    def failing_behind(batches):
+        yield from batches
+        failure, attempt = how()
+        if failure == "after applying" and attempt < 3:
+            raise RuntimeError(failure)
+
+    frame = feed.frame(spark).transform(totals_step(update=failing))
+    summary = run_to_end(frame.mapInArrow(failing_behind, frame.schema), tmp_path / "db")
+    assert summary.batches == len(FAILURES)
+    assert states(tmp_path / "db", "totals") == feed.totals()
+    assert problems(tmp_path / "db") == []
+
+
+def java_of(pid: int) -> int:
+    """The JVM of a run: the child process that is Java."""
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        if "java" in Path(f"/proc/{child}/cmdline").read_text().split("\0")[0]:
+            return int(child)
+    raise AssertionError("the run has no JVM")
+
+
+@pytest.mark.long
+def test_a_killed_jvm(feed, tmp_path):
+    """The run ends with an error and without a hang; the next one goes on exactly. RECOVERY_TEST_JVM_KILLS says how
+    often."""
+    for seed in range(20):
+        feed.add_random(seed, count=60)
+    directory = tmp_path / "db"
+    init_partitions(directory, 3)
+    for _ in range(int(os.environ.get("RECOVERY_TEST_JVM_KILLS", "2"))):
+        process = recovery_run(directory, feed, "-s", "0", pause_s=0.3)
+        wait_for_batch(process)
+        time.sleep(random.uniform(0, 0.6))
+        os.kill(java_of(process.pid), signal.SIGKILL)
+        output = finish(process, 60)
+        assert process.returncode not in (0, None), output
+        assert "Traceback" not in output, output
+    process = recovery_run(directory, feed)
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert states(directory, "totals") == feed.totals()
+
+
+@contextlib.contextmanager
+def standalone(logs: Path) -> Iterator[str]:
+    """A standalone master with one worker on each of two loopback addresses: two hosts, as far as Spark can tell."""
+    home = Path(pyspark.__file__).parent
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    master = f"spark://127.0.0.1:{port}"
+    quiet = ["--webui-port", "0"]
+    common = {**os.environ, "SPARK_HOME": str(home), "SPARK_WORKER_DIR": str(logs / "work")}
+    started: list[subprocess.Popen] = []
+
+    def start(host: str, kind: str, *options: str, until: str) -> None:
+        path = logs / f"{host}-{kind}.log"
+        command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}", "--host", host]
+        environment = {**common, "SPARK_LOCAL_IP": host}
+        with path.open("w") as log:
+            started.append(
+                subprocess.Popen(
+                    [*command, *quiet, *options], env=environment, stdout=log, stderr=log, start_new_session=True
+                )
+            )
+        wait_for_text(path, until)
+
+    try:
+        start("127.0.0.1", "master.Master", "--port", port, until="I have been elected leader")
+        for host in ("127.0.0.2", "127.0.0.3"):
+            options = ("--cores", "2", "--memory", "1g", master)
+            start(host, "worker.Worker", *options, until="Successfully registered")
+        yield master
+    finally:
+        for process in reversed(started):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_for_text(path: Path, text: str, timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while text not in path.read_text():
+        assert time.monotonic() < deadline, path.read_text()
+        time.sleep(0.05)
+
+
+@pytest.mark.long
+def test_speculation_on_two_hosts(feed, tmp_path):
+    """A task that is slow is run a second time on the other host, at the same time: its rows count once."""
+    for seed in range(4):
+        feed.add_random(seed, count=200, keys=30)
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    directory = tmp_path / "db"
+    init_partitions(directory, 4)
+    options = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "50ms",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.quantile": "0.25",
+        "spark.speculation.minTaskRuntime": "50ms",
+        "spark.executor.memory": "512m",
+        "spark.executor.cores": "2",
+        "spark.executorEnv.PYTHONPATH": str(ROOT),
+    }
+    target = f"{ROOT / 'tests' / 'flows' / 'hosts.py'}:make({str(feed.path)!r}, {str(notes)!r})"
+    with standalone(tmp_path) as master:
+        conf = [part for key, value in options.items() for part in ("--conf", f"{key}={value}")]
+        process = recovery_command(target, directory, "-s", "0", *conf, master=master)
+        output = finish(process)
+    assert process.returncode == 0, output
+    assert states(directory, "totals") == feed.totals()
+    assert problems(directory) == []
+    again = {note.name.split(".")[0] for note in notes.iterdir() if note.name.split(".")[0].endswith("-1")}
+    print(f"keys that a second attempt computed: {len(again)}")
+    assert again, "Spark speculated nothing"
+
+
+def graceful(process: subprocess.Popen, generator: random.Random, done: int) -> tuple[list[int], float]:
+    """Send one signal, or two; returns the micro-batches that were done before the end, and the seconds to it."""
+    number = generator.choice([signal.SIGTERM, signal.SIGINT])
+    time.sleep(generator.uniform(0, 1.5))
+    sent = time.monotonic()
+    os.killpg(process.pid, number)
+    output = finish(process, 60)
+    seconds = time.monotonic() - sent
+    assert process.returncode == 0, output
+    lines = [line.split() for line in output.splitlines() if line.startswith("batch ") and " · " not in line]
+    return [done, *(int(words[1]) for words in lines)], seconds
+
+
+@pytest.mark.long
+def test_signals_at_random_times(feed, tmp_path):
+    """One signal ends a run within 10 s past the running micro-batch, and nothing of it is replayed; a second one ends
+    it at once, and nothing is lost. RECOVERY_TEST_SIGNALS says how many runs."""
+    seed = int(os.environ.get("RECOVERY_TEST_SEED", random.randrange(10**6)))
+    print(f"replay with RECOVERY_TEST_SEED={seed}")
+    generator = random.Random(seed)
+    directory = tmp_path / "db"
+    init_partitions(directory, 2)
+    slowest = 0.0
+    for number in range(int(os.environ.get("RECOVERY_TEST_SIGNALS", "50"))):
+        for _ in range(12):
+            feed.add_random(generator.randrange(10**9), count=50)
+        process = recovery_run(directory, feed, "-s", generator.choice(["0", "0.5", "1h"]), pause_s=0.3)
+        done = wait_for_batch(process)
+        if number % 3 == 2:
+            twice(process, generator)
+            continue
+        batches, seconds = graceful(process, generator, done)
+        slowest = max(slowest, seconds)
+        newest = {file.description.newest.batch_id for file in scan(directory)}
+        assert newest == {batches[-1]}, f"seed {seed}, run {number}: the last micro-batch would be replayed"
+    process = recovery_run(directory, feed, "--json")
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert json.loads(output[output.index("{") :])["rows"] >= 0
+    assert states(directory, "totals") == feed.totals()
+    print(f"slowest graceful end: {slowest:.1f} s, a micro-batch takes 0.3 s at least")
+    assert slowest < 10 + 5
+
+
+def twice(process: subprocess.Popen, generator: random.Random) -> None:
+    """Two signals, with a random time between; the run ends well if it was quick, and at once otherwise."""
+    first, second = (generator.choice([signal.SIGTERM, signal.SIGINT]) for _ in range(2))
+    time.sleep(generator.uniform(0, 1.0))
+    os.killpg(process.pid, first)
+    time.sleep(generator.uniform(0, 0.4))
+    sent = time.monotonic()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, second)
+    output = finish(process, 60)
+    assert process.returncode in (0, 128 + second), output
+    assert time.monotonic() - sent < 10 or process.returncode == 0
+
+
+def memory_and_files(pid: int) -> tuple[int, int]:
+    """Resident kilobytes and open files of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    resident = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+    return int(resident.split()[1]), len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+@pytest.mark.long
+def test_soak(tmp_path):
+    """Killed every two to ten epochs over many records, the state is exact; memory and open files of a run that is left
+    alone stay flat. RECOVERY_TEST_SOAK_RECORDS says how many."""
+    records = int(os.environ.get("RECOVERY_TEST_SOAK_RECORDS", "10000000"))
+    per_file = max(1_000, min(50_000, records // 60))
+    generator = random.Random(7)
+    feed = Feed(tmp_path / "input")
+    for _ in range(records // per_file):
+        feed.add_random(generator.randrange(10**9), count=per_file, keys=20_000)
+    directory = tmp_path / "db"
+    init_partitions(directory, 3)
+    files = records // per_file
+    kills = 0
+    while next_batch(directory) < files // 2:
+        process = recovery_run(directory, feed, "-s", "0", "-b", "30s")
+        epochs = generator.randrange(2, 11)
+        for line in process.stdout:
+            epochs -= line.startswith("epoch ")
+            if epochs <= 0:
+                break
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        kills += 1
+    process = recovery_run(directory, feed, "-s", "0", "-b", "30s")
+    samples = []
+    for line in process.stdout:
+        if line.startswith("epoch "):
+            samples.append(memory_and_files(process.pid))
+    assert process.wait() == 0
+    assert states(directory, "totals") == feed.totals()
+    assert problems(directory) == []
+    third = len(samples) // 3
+    early, late = samples[third : 2 * third], samples[2 * third :]
+    print(
+        f"{records} records, {kills} kills, then {len(samples)} epochs: memory (kB) and files {early[0]} … {late[-1]}"
+    )
+    assert max(files for _, files in late) <= max(files for _, files in early) + 4
+    assert sorted(kb for kb, _ in late)[len(late) // 2] < 1.2 * sorted(kb for kb, _ in early)[len(early) // 2]
+
+
+def next_batch(directory: Path) -> int:
+    """How many micro-batches all partitions have."""
+    newest = [file.description.newest for file in scan(directory)]
+    return 0 if None in newest else min(each.batch_id for each in newest) + 1

@@ -1,0 +1,61 @@
+"""`spark.read.format("recovery")`, and flows that go on after their state was edited."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from pyspark.errors import PySparkException
+
+from recovery.clock import SystemClock
+from recovery.state.targets import REMOVED, Steps
+from tests.spark.support import run_to_end, states, totals_step
+
+
+def test_any_held_epoch_and_what_changed(spark, feed, tmp_path):
+    """The states at each epoch are those of the input up to it; the changes are the differences; found by its name."""
+    directory = tmp_path / "db"
+    truth = [{}]
+    for seed in range(3):
+        feed.add_random(seed, count=50, keys=20)
+        truth.append(feed.totals())
+        run_to_end(feed.frame(spark).transform(totals_step()), directory, backup_interval="1h")
+    reader = spark.read.format("recovery").option("step", "totals")
+    for epoch in range(4):
+        found = {row.key: json.loads(row.state) for row in reader.option("epoch", epoch).load(str(directory)).collect()}
+        assert found == truth[epoch]
+    newest = spark.read.format("recovery").option("path", str(directory)).option("step", "totals").load()
+    assert newest.count() == len(truth[3])
+    assert newest.schema.simpleString() == "struct<key:string,state:string,epoch:bigint,timeout:timestamp>"
+    changed = reader.option("epoch", 3).option("sinceEpoch", 1).load(str(directory)).collect()
+    expected = {k: (truth[1].get(k), value) for k, value in truth[3].items() if truth[1].get(k) != value}
+    assert {r.key: (json.loads(r.before or "null"), json.loads(r.after)) for r in changed} == expected
+    assert {r.change for r in changed} == {"added", "changed"}
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({}, "needs the options"), ({"step": "totals", "epoch": "9"}, "epoch 9 is not held"),
+     ({"step": "totals", "epoch": "x"}, "is no epoch")],
+)  # fmt: skip
+def test_what_cannot_be_read(spark, feed, tmp_path, options, error):
+    """It says what is missing."""
+    feed.add([("a", 1)])
+    run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db")
+    with pytest.raises(PySparkException, match=error):
+        spark.read.format("recovery").options(**options).load(str(tmp_path / "db")).collect()
+
+
+def test_a_flow_goes_on_from_edited_state(spark, feed, tmp_path):
+    """An edit is an epoch: the next run has it, reads its input on, and going back before it undoes it."""
+    directory = tmp_path / "db"
+    frame = feed.frame(spark).transform(totals_step())
+    feed.add([("a", 1), ("b", 2), ("c", 3)])
+    run_to_end(frame, directory, backup_interval="1h")
+    Steps(directory, "totals", SystemClock()).write("set", {("totals", "a"): [10, 100], ("totals", "c"): REMOVED}, {})
+    feed.add([("a", 1), ("c", 1)])
+    summary = run_to_end(frame, directory, backup_interval="1h")
+    assert (summary.resume_epoch, summary.rows) == (3, 2)
+    assert states(directory, "totals") == {"a": [11, 101], "b": [1, 2], "c": [1, 1]}
+    run_to_end(frame, directory, resume_epoch=2, backup_interval="1h")
+    assert states(directory, "totals") == feed.totals()

@@ -1,0 +1,227 @@
+"""The state of steps at any held epoch, and edits of it."""
+
+from __future__ import annotations
+
+import random
+import signal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recovery import (
+    ConfigurationError,
+    CorruptPartitionError,
+    DirectoryLockedError,
+    EpochNotHeldError,
+    FlowMismatchError,
+    LeaseLostError,
+    StateManager,
+)
+from recovery.clock import SystemClock
+from recovery.state.steps import edit_states, moment
+from recovery.storage.lock import DirectoryLock
+from tests.state.support import background
+from tests.stores import STEP, Driver, alter, paths_of, problems, run_python, state_at, window
+
+KEYS = ["a", "b", "c", "b/c", "*", "..", "'\"", "🙂", "k" * 10_000]
+
+
+def at(directory, epoch, step=STEP):
+    """The states of a step at an epoch, by key."""
+    return {s.key: (s.value, s.timeout_ms) for s in moment(directory, epoch).states(step)}
+
+
+def edited(directory, changes, **options):
+    """Edit the keys of the step; returns the epoch."""
+    compute = lambda _: {(STEP, key): change for key, change in changes.items()}  # noqa: E731
+    return edit_states(directory, "set", compute, clock=SystemClock(), **options)
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 10**9))
+def test_every_epoch_reads_as_it_was_written(store_maker, seed):
+    """Changes, discards, timeouts and a rewind: each epoch that is held, and each difference of two, is the model's."""
+    generator = random.Random(seed)
+    directory = store_maker(2)
+    model: list[dict] = [{}]
+
+    def write(run: Driver, batch: int) -> None:
+        changes = {
+            key: generator.choice([None, str(batch), (f'"{batch}"', generator.randrange(100))])
+            for key in generator.sample(KEYS, 3)
+        }
+        run.apply(batch, changes)
+        run.close(batch)
+        state = dict(model[-1])
+        for key, change in changes.items():
+            value, timeout = change if isinstance(change, tuple) else (change, None)
+            state[key] = (value, timeout)
+            if value is None:
+                del state[key]
+        model.append(state)
+
+    with Driver(directory) as run:
+        for batch in range(4):
+            write(run, batch)
+    back = generator.randrange(2, 5)
+    del model[back:]
+    with Driver(directory, resume_epoch=back) as run:
+        for batch in range(back - 1, 5):
+            write(run, batch)
+    for last in range(len(model)):
+        assert at(directory, last) == model[last]
+        for first in range(last):
+            found = {c.key: c for c in moment(directory, last).changes(STEP, moment(directory, first))}
+            differing = {k for k in KEYS if model[first].get(k) != model[last].get(k)}
+            assert set(found) == differing
+            for key, change in found.items():
+                for state, when in ((change.before, first), (change.after, last)):
+                    assert (state and (state.value, state.timeout_ms)) == model[when].get(key)
+
+
+@pytest.fixture
+def ran(store_dir):
+    """A directory on which a flow closed two epochs."""
+    with Driver(store_dir) as run:
+        run.apply(0, {"a": "1", "b": ("2", 5000)})
+        run.close(0)
+        run.apply(1, {"a": "3"})
+        run.close(1)
+    return store_dir
+
+
+def test_an_edit_is_an_epoch_of_its_own(ran):
+    """Older epochs stay as they were; going back before it undoes it; the position does not move."""
+    assert edited(ran, {"a": ("9", None), "c": ("7", 8000), "b": (None, None)}) == 3
+    assert at(ran, 3) == {"a": ("9", None), "c": ("7", 8000)}
+    assert at(ran, 2) == {"a": ("3", None), "b": ("2", 5000)}
+    assert moment(ran).cut[2] == 1
+    assert problems(ran) == []
+    with Driver(ran, resume_epoch=3):
+        pass
+    assert at(ran, 2) == {"a": ("3", None), "b": ("2", 5000)}
+    assert window(ran)[-1] == 2
+
+
+def test_an_edit_is_recorded(ran):
+    """Who, what, when, which epoch; it is never what "the last run" means, and no rewind takes the record back."""
+    state = StateManager(ran)
+    edited(ran, {"a": ("9", None)})
+    with Driver(ran, resume_epoch=3):
+        pass
+    [record] = state.list_runs()
+    assert (record.kind, record.status, record.details["epoch"], record.details["keys"]) == ("edit", "succeeded", 3, 1)
+    assert record.details["what"] == "set"
+    assert record.details["by"]
+    assert state.get_last_run_status("flow") is None
+
+
+def test_an_edit_of_nothing_is_none(ran):
+    """No epoch, no execution."""
+    assert edited(ran, {}) is None
+    assert moment(ran).epoch == 2
+
+
+def test_an_edit_needs_the_lock(ran):
+    """It is refused while a run goes on, and names the run."""
+    with DirectoryLock(ran, SystemClock(), "flow words"), pytest.raises(DirectoryLockedError, match="flow words"):
+        edited(ran, {"a": ("9", None)})
+    assert moment(ran).epoch == 2
+
+
+def test_force_fences_the_holder(ran):
+    """The edit is made; nothing that the run does from then on counts, and it is told so."""
+    with DirectoryLock(ran, SystemClock(), "flow words"), Driver(ran) as run:
+        run.apply(2, {"a": "4"})
+        assert edited(ran, {"a": ("9", None)}, force=True) == 3
+        with pytest.raises(LeaseLostError):
+            run.close(2)
+    assert at(ran, 3)["a"] == ("9", None)
+    assert state_at(ran, 3)[STEP, "a"] == ("9", None)
+    assert problems(ran) == []
+
+
+def test_nothing_is_written_on_top_of_damage(ran):
+    """Neither is damaged state handed out."""
+    for path in paths_of(ran):
+        alter(path, "UPDATE snaps SET ser_change = '8' WHERE state_key = 'a'")
+    with pytest.raises(CorruptPartitionError):
+        edited(ran, {"b": ("9", None)})
+    with pytest.raises(CorruptPartitionError, match="'a'"):
+        at(ran, 2)
+
+
+@pytest.mark.parametrize("step", ["$checkpoint", "", "a\0b"])
+def test_steps_that_are_not_the_flows(ran, step):
+    """The input position cannot be edited apart from the state."""
+    with pytest.raises(ConfigurationError, match="cannot be edited"):
+        edit_states(ran, "set", lambda _: {(step, "a"): ("1", None)}, clock=SystemClock())
+
+
+def test_an_epoch_that_is_not_held(ran):
+    """The error says which are."""
+    with pytest.raises(EpochNotHeldError, match="epochs 0 to 2"):
+        moment(ran, 9)
+
+
+def test_a_directory_without_a_flow(store_dir):
+    """There is nothing to edit yet."""
+    with pytest.raises(FlowMismatchError, match="no flow"):
+        edited(store_dir, {"a": ("1", None)})
+
+
+def test_killed_at_any_crash_point(ran):
+    """SIGKILL within an edit leaves all partitions at the epoch before it, or all with it; repeating it is safe."""
+    code = """
+import sys
+from pathlib import Path
+from recovery.clock import SystemClock
+from recovery.state.steps import edit_states
+changes = {("count", key): (sys.argv[2], None) for key in "abcdef"}
+edit_states(Path(sys.argv[1]), "set", lambda _: changes, clock=SystemClock())
+"""
+    points = ["start.3.partition", "start.3.partition:2", "close.2.checked:2", "close.2.driver", "close.2.committed",
+              "close.2.committed:2", "close.3", "close.4"]  # fmt: skip
+    for number, point in enumerate(points):
+        before = at(ran, None)
+        done = run_python(code, ran, str(number), env={"RECOVERY_CRASH_AT": point})
+        assert done.returncode == -signal.SIGKILL, point
+        found = at(ran, None)
+        assert found in (before, dict.fromkeys("abcdef", (str(number), None))), point
+        assert problems(ran) == [] or point.startswith("close.2"), point
+    assert run_python(code, ran, "99").returncode == 0
+    assert at(ran, None) == dict.fromkeys("abcdef", ("99", None))
+    assert problems(ran) == []
+    assert [run.status for run in StateManager(ran).list_runs(limit=2)] == ["succeeded", "dead"]
+
+
+def test_a_reader_sees_one_moment(ran):
+    """What was planned is read, although epochs are closed meanwhile; when it is gone, that is told."""
+    then = moment(ran)
+    edited(ran, {"a": ("9", None)})
+    assert {s.key: s.value for s in then.states(STEP)} == {"a": "3", "b": "2"}
+    edited(ran, {"a": ("10", None)})
+    with pytest.raises(EpochNotHeldError):
+        list(then.states(STEP))
+
+
+def test_edits_at_once_come_one_after_the_other(ran):
+    """Of several processes each is made or refused; those that were acknowledged are all there."""
+    code = """
+    import sys
+    from pathlib import Path
+    from recovery import DirectoryLockedError
+    from recovery.clock import SystemClock
+    from recovery.state.steps import edit_states
+    sys.stdin.readline()
+    try:
+        edit_states(Path(sys.argv[1]), "set", lambda _: {("count", sys.argv[2]): ("1", None)}, clock=SystemClock())
+        print(sys.argv[2])
+    except DirectoryLockedError:
+        pass
+    """
+    processes = [background(code, ran, f"new-{number}") for number in range(4)]
+    made = [process.communicate("go\n", timeout=60)[0].strip() for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4
+    assert {key for key in at(ran, None) if key.startswith("new")} == set(filter(None, made))
