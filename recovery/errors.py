@@ -32,7 +32,8 @@ RecoveryError                     10
 ├── SparkUnavailableError         50
 ├── BackupTargetError             60  unreachable, refused, or not a place for backups
 ├── NoBackupError                 61
-└── BackupDamagedError            62
+├── BackupDamagedError            62
+└── BackupTooOldError             63
 
 Exit code 0 is success, 1 an unforeseen failure, 2 a usage error of the command line, 130 and 143 an
 interrupt and a termination that were not waited out.
@@ -366,6 +367,14 @@ class BackupDamagedError(RecoveryError):
     exit_code = 62
     default_cause = "Objects were deleted, damaged or replaced from outside, or the backup was pruned at this moment."
     default_remedy = "Run the same command again; it takes other copies where there are some."
+
+
+class BackupTooOldError(RecoveryError):
+    """The newest epoch that could be restored is older than allowed."""
+
+    exit_code = 63
+    default_cause = "Backups stopped, or do not finish any more; or the run itself closes no epochs."
+    default_remedy = "See python -m recovery backup --list DEST and python -m recovery status DIR."
 
 
 def all_errors() -> Iterator[type[RecoveryError]]:

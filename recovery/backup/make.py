@@ -115,7 +115,7 @@ def make_backup(
 
 def _reused(pinned: PinnedPartition, known: dict[tuple[PartitionIndex, int], StoredCopy]) -> StoredCopy | None:
     d = pinned.description
-    return known.get((d.index, fingerprint(d)))
+    return known.get((d.index, fingerprint(d, pinned.operational)))
 
 
 def _each(pinned: list[PinnedPartition], work: Callable[[PinnedPartition], StoredCopy]) -> list[StoredCopy]:
@@ -161,7 +161,7 @@ def _store(
         size_bytes=content.size_bytes,
         stored_bytes=stored_bytes,
         taken_ms=taken_ms,
-        fingerprint=fingerprint(description),
+        fingerprint=fingerprint(description, pinned.operational),
     )
 
 

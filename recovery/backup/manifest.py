@@ -80,11 +80,15 @@ def object_name(identity: str, index: int) -> str:
     return f"{OBJECTS}part-{index}/{identity}.sqlite3.zst"
 
 
-def fingerprint(description: PartitionDescription) -> int:
-    """A digest of everything that a change of the partition's content changes too."""
+def fingerprint(description: PartitionDescription, operational: tuple[int, int]) -> int:
+    """A digest of everything that a change of the partition's content changes too.
+
+    operational: rows and digest sum of operational state, which changes without any epoch.
+    """
     d = description
     return record_digest(
         d.store_id, d.index, d.count, d.flow_id, d.collected,
+        *operational,
         [[e.number, e.id] for e in d.executions],
         [[*e.cut, e.clock_ms, e.live_rows, e.live_digest, e.superseded_rows, e.superseded_digest] for e in d.epochs],
     )  # fmt: skip

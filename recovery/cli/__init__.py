@@ -7,6 +7,7 @@ import click
 from recovery.cli.backup import backup
 from recovery.cli.common import Commands
 from recovery.cli.demo import demo
+from recovery.cli.drill import drill
 from recovery.cli.gc import gc
 from recovery.cli.hwm import hwm
 from recovery.cli.init import init
@@ -32,5 +33,5 @@ def main(debug: bool) -> None:
     """
 
 
-for command in (init, run, status, plan, verify, gc, backup, restore, hwm, runs, state, demo):
+for command in (init, run, status, plan, verify, gc, backup, restore, drill, hwm, runs, state, demo):
     main.add_command(command)

@@ -22,6 +22,9 @@ from recovery.ids import NO_EPOCH, Epoch, PartitionIndex
 from recovery.planning.resume import BEGINNING, Cut, ResumePlan, cuts_of, plan_resume
 from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
 
+OPERATIONAL = PartitionIndex(0)
+"""The partition that holds operational state, which has no epochs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Copy:
@@ -87,7 +90,11 @@ def plan_restore(
     if not shared:
         raise _no_common(groups)
     chosen, abandoned = _choose(shared, history, epoch, at_ms)
-    picked = tuple(_closest(each[chosen]) for each in holders)
+    newest_wanted = epoch is None and at_ms is None
+    picked = tuple(
+        _latest(each[chosen]) if newest_wanted and group[0].index == OPERATIONAL else _closest(each[chosen])
+        for group, each in zip(groups, holders, strict=True)
+    )
     newest = history.newest
     resume = plan_resume(
         [FoundFile(d.path, d) for d in map(_as_restored, picked)],
@@ -137,6 +144,11 @@ def _holders(group: Iterable[Copy]) -> dict[Cut, list[Copy]]:
 
 def _holds(group: Iterable[Copy], cut: Cut) -> bool:
     return any(cut in cuts_of(copy.description) for copy in group)
+
+
+def _latest(copies: Sequence[Copy]) -> Copy:
+    """Of the copies that hold an epoch the one taken last: operational state is not undone with epochs."""
+    return max(copies, key=lambda copy: (copy.taken_ms, copy.description.newest_epoch))
 
 
 def _closest(copies: Sequence[Copy]) -> Copy:

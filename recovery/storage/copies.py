@@ -21,10 +21,13 @@ from recovery.errors import CorruptPartitionError
 from recovery.ids import Epoch
 from recovery.planning.values import PartitionDescription
 from recovery.storage.partition import describe, rewind
-from recovery.storage.schema import connect, has_log, open_partition, read_partition, stamp, translated
+from recovery.storage.schema import connect, has_log, open_partition, read_partition, rows, stamp, translated
 
 PAGES_PER_STEP = 2048
 ATTEMPTS = 3
+
+# Changes whenever operational state does, which no epoch tells of.
+TOTALS = "SELECT states, states_digest FROM totals"
 
 CopyObserver = Callable[[int, int], None]
 """Is told the bytes done and the bytes in all."""
@@ -51,6 +54,7 @@ class PinnedPartition:
             with translated(self.path):
                 connection.execute("BEGIN")
             self.description: PartitionDescription = describe(connection, self.path)
+            self.operational = _operational(connection, self.path)
         except BaseException:
             connection.close()
             raise
@@ -71,8 +75,10 @@ class PinnedPartition:
             self._connection = self._open()
             with translated(target):
                 target.unlink()
-        described = read_partition(target, lambda connection: describe(connection, target))
-        if replace(described, path=self.path) != self.description:
+        described, operational = read_partition(
+            target, lambda connection: (describe(connection, target), _operational(connection, target))
+        )
+        if replace(described, path=self.path) != self.description or operational != self.operational:
             raise CorruptPartitionError("its copy does not say the same of itself", path=self.path)
         return self.description
 
@@ -94,6 +100,15 @@ class PinnedPartition:
     def release(self) -> None:
         """End the read transaction. Safe to repeat."""
         self._connection.close()
+
+
+def _operational(connection: apsw.Connection, path: Path) -> tuple[int, int]:
+    """How many rows of operational state there are, and the sum of their digests; none in files of older versions."""
+    with translated(path):
+        if not rows(connection, "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'totals'"):
+            return 0, 0
+        [found] = rows(connection, TOTALS) or [(0, 0)]
+        return found[0], found[1]
 
 
 def pin(paths: Iterable[Path]) -> list[PinnedPartition]:

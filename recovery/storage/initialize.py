@@ -75,18 +75,6 @@ def place_restored(
     return _place(directory, f"{RESTORING}{newest_execution}-{random_id()}", fill)
 
 
-def _refuse_existing(directory: Path) -> None:
-    """Raises AlreadyInitializedError when `directory` holds partitions, or logs of some.
-
-    A log of another file must not lie beside a new one: SQLite would take it for the file's own.
-    """
-    found = sorted(path.name for path in directory.glob("part-*.sqlite3*"))
-    if found:
-        raise AlreadyInitializedError(
-            f"it holds {', '.join(found[:4])}{' …' if len(found) > 4 else ''}", path=directory
-        )
-
-
 def _place(target: Path, staging_name: str, fill: Callable[[Path], int]) -> list[Path]:
     with translated(target):
         missing = [each for each in (target, *target.parents) if not each.exists()]
@@ -159,6 +147,18 @@ def _create_partition(path: Path, index: PartitionIndex, count: int, store_id: s
         finally:
             # The last connection moves the log into the file, syncs it and removes the log.
             connection.close()
+
+
+def _refuse_existing(directory: Path) -> None:
+    """Raises AlreadyInitializedError when `directory` holds partitions, or logs of some.
+
+    A log of another file must not lie beside a new one: SQLite would take it for the file's own.
+    """
+    found = sorted(path.name for path in directory.glob("part-*.sqlite3*"))
+    if found:
+        raise AlreadyInitializedError(
+            f"it holds {', '.join(found[:4])}{' …' if len(found) > 4 else ''}", path=directory
+        )
 
 
 def _clear_killed_attempt(target: Path) -> None:

@@ -30,7 +30,7 @@ def work(directory: Path, epochs: int, *, keys: int = 40, floor: int = 0) -> Non
             changes = {f"k{n}": f"{epoch}.{run.execution.number}" for n in range(epoch % 3, keys, 3)}
             changes[f"k{epoch % keys}"] = None
             run.apply(batch, changes)
-            run.close(batch, floor=floor, driver_rows={"$position": {"offset": str(batch)}})
+            run.close(batch, floor=min(floor, epoch - 1), driver_rows={"$position": {"offset": str(batch)}})
 
 
 def states(directory: Path) -> dict[int, State]:

@@ -220,8 +220,11 @@ class TestAtTheSameTime:
             shutil.rmtree(root)
         raise AssertionError
 
-    def test_pruning_while_a_backup_is_made(self, store, place, tmp_path):
-        """The backup that lists objects of an older one keeps them, whoever prunes when."""
+    @pytest.mark.parametrize("changed", [False, True], ids=["unchanged", "changed"])
+    def test_pruning_while_a_backup_is_made(self, store, place, tmp_path, changed):
+        """The backup keeps what it lists, its own objects and those of an older one, whoever prunes when."""
+        if changed:
+            work(store, 1)
         assert (
             self.each_moment(
                 place,

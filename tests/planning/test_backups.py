@@ -69,7 +69,7 @@ class TestTheNewestCommonEpoch:
              copy(0, held(1, 8), [ONE], taken_ms=2)]
         )  # fmt: skip
         assert (plan.epoch, plan.lost_epochs, plan.lost_ms, plan.limiting) == (5, 3, 3 * MINUTE_MS, (1,))
-        assert [c.taken_ms for c in plan.copies] == [1, 1]
+        assert [c.taken_ms for c in plan.copies] == [2, 1]
 
     def test_an_older_copy_is_taken_when_the_newer_has_collected_past(self):
         """The newest copy of partition 0 goes back to epoch 7 only, and partition 1 ends at 6."""
@@ -84,10 +84,16 @@ class TestTheNewestCommonEpoch:
 
     def test_copies_that_are_no_better_than_the_best_are_not_chosen_over_it(self):
         """Of several copies that hold the epoch the one with the least to undo is taken, then the latest."""
-        copies = [copy(0, held(1, n), [ONE], taken_ms=n) for n in (5, 6, 7)]
-        copies += [copy(1, held(1, 5), [ONE], taken_ms=n) for n in (1, 2)]
+        copies = [copy(1, held(1, n), [ONE], taken_ms=n) for n in (5, 6, 7)]
+        copies += [copy(0, held(1, 5), [ONE], taken_ms=n) for n in (1, 2)]
         plan = plan_restore(copies)
-        assert [c.taken_ms for c in plan.copies] == [5, 2]
+        assert [c.taken_ms for c in plan.copies] == [2, 5]
+
+    def test_operational_state_is_taken_from_the_latest_copy_that_fits(self):
+        """It lies in partition 0 and is not undone with epochs: the latest copy, unless an older state is asked for."""
+        copies = [copy(0, held(1, n), [ONE], taken_ms=n) for n in (5, 6, 7)] + [copy(1, held(1, 5), [ONE])]
+        assert plan_restore(copies).copies[0].taken_ms == 7
+        assert plan_restore(copies, epoch=5).copies[0].taken_ms == 5
 
     def test_the_beginning_is_an_epoch_too(self):
         """Partitions that were never collected can be restored to before the first epoch."""

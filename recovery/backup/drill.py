@@ -1,0 +1,113 @@
+"""Rehearsing a disaster: restore into scratch, begin an execution there, and say how it went and how long it took."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from recovery.backup.progress import Observer, ignore
+from recovery.backup.restore import Announce, Restored, restore
+from recovery.backup.sources import Source
+from recovery.clock import Clock
+from recovery.config import format_interval
+from recovery.errors import BackupDamagedError, BackupTooOldError, RecoveryError
+from recovery.ids import Epoch
+from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.planning.values import Execution
+from recovery.storage.files import FilePartitions, scan, step_names
+
+
+@dataclass(frozen=True, slots=True)
+class Drilled:
+    """How a drill went.
+
+    began_at: the epoch at which an execution began in the restored copy. open_s: for planning and beginning it.
+    problem: what makes the drill fail although something could be restored.
+    """
+
+    restored: Restored
+    steps: tuple[str, ...]
+    began_at: Epoch
+    open_s: float
+    problem: RecoveryError | None
+
+    @property
+    def total_s(self) -> float:
+        """From the list of copies to a run that could go on."""
+        return self.restored.timings.total_s + self.open_s
+
+
+def drill(
+    source: Source,
+    *,
+    clock: Clock,
+    random_id: Callable[[], str],
+    scratch: Path | None = None,
+    epoch: int | None = None,
+    at_ms: int | None = None,
+    max_age_s: float | None = None,
+    announce: Announce = lambda _plan, _left_out: None,
+    observe: Observer = ignore,
+) -> Drilled:
+    """Restore into a temporary directory (in `scratch`), check all of it, begin an execution there, and remove it.
+
+    Nothing in the source changes. The drill fails when a copy was damaged, although others took its place, and when
+    the restored epoch is older than `max_age_s`: see `problem`. Raises what `restore` raises when nothing can be had.
+    """
+    with tempfile.TemporaryDirectory(prefix="recovery-drill-", dir=scratch) as name:
+        directory = Path(name) / "restored"
+        restored = restore(
+            source,
+            directory,
+            clock=clock,
+            random_id=random_id,
+            epoch=epoch,
+            at_ms=at_ms,
+            announce=announce,
+            observe=observe,
+        )
+        started = clock.elapsed_s()
+        planned = plan_resume(scan(directory))
+        steps = step_names(restored.paths)
+        _begin(planned, directory, clock, random_id)
+        open_s = clock.elapsed_s() - started
+    return Drilled(restored, tuple(steps), planned.resume_epoch, open_s, _problem(restored, source, clock, max_age_s))
+
+
+def _begin(planned: ResumePlan, directory: Path, clock: Clock, random_id: Callable[[], str]) -> None:
+    """Start an execution as a run does, so that what only writing finds is found."""
+    store = FilePartitions([d.path for d in planned.partitions], directory / "scratch")
+    try:
+        execution = Execution(
+            number=planned.execution_number,
+            id=random_id(),
+            flow_id=planned.flow_id or "drill",
+            resume_epoch=planned.resume_epoch,
+            started_ms=clock.wall_ms(),
+            snapshot_interval_s=0.0,
+            backup_interval_s=0.0,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=version("recovery"),
+        )
+        store.start(execution, [])
+    finally:
+        store.release()
+
+
+def _problem(restored: Restored, source: Source, clock: Clock, max_age_s: float | None) -> RecoveryError | None:
+    if restored.left_out:
+        return BackupDamagedError("; ".join(restored.left_out[:3]), path=source.shown)
+    snapshot = restored.plan.snapshot
+    if max_age_s is None:
+        return None
+    age_s = (clock.wall_ms() - snapshot.closed_ms) / 1000 if snapshot is not None else None
+    if age_s is None or age_s > max_age_s:
+        old = "no epoch was closed yet" if age_s is None else f"its newest whole epoch is {format_interval(age_s)} old"
+        return BackupTooOldError(f"{old}, and {format_interval(max_age_s)} was allowed", path=source.shown)
+    return None

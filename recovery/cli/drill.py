@@ -1,0 +1,98 @@
+"""`recovery drill SRC`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from secrets import token_hex
+
+import click
+
+from recovery.cli.backup_progress import CopyProgress
+from recovery.cli.common import DIRECTORY, INTERVAL, format_size, json_option, print_json, table
+from recovery.cli.restore import MomentType, plan_facts, plan_text
+from recovery.clock import SystemClock
+from recovery.planning.backups import RestorePlan
+
+
+@click.command()
+@click.argument("source", metavar="SRC")
+@click.option("--epoch", type=click.IntRange(min=0), help="Rehearse restoring this epoch.")
+@click.option("--at", "at_ms", type=MomentType(), help="Rehearse restoring the newest epoch closed by this time.")
+@click.option("--max-age", type=INTERVAL, help="Fail when the restored epoch is older than this.")
+@click.option("--scratch", type=DIRECTORY, help="Where to restore to; by default where temporary files go.")
+@json_option
+def drill(
+    source: str, epoch: int | None, at_ms: int | None, max_age: float | None, scratch: Path | None, as_json: bool
+) -> None:
+    """Rehearse a disaster: restore SRC into scratch, check everything, begin a run there, and say how it went.
+
+    Nothing in SRC changes, and the scratch is removed. Ends with an error's code when nothing could be restored, when a
+    copy was damaged, or when the newest epoch is older than --max-age.
+    """
+    from recovery.backup.drill import drill as rehearse
+    from recovery.backup.places import open_target
+    from recovery.backup.sources import open_source
+
+    if epoch is not None and at_ms is not None:
+        raise click.UsageError("Give --epoch or --at, not both.")
+    clock = SystemClock()
+    progress = CopyProgress(quiet=as_json)
+    with tempfile.TemporaryDirectory(prefix="recovery-drill-", dir=scratch) as name:
+        started = clock.elapsed_s()
+        found = open_source(open_target(source), Path(name))
+        list_s = clock.elapsed_s() - started
+
+        def announce(plan: RestorePlan, left_out: Sequence[str]) -> None:
+            for each in left_out:
+                progress.say(f"left out: {each}")
+            progress.say(plan_text(plan, found, clock.wall_ms()))
+
+        done = rehearse(
+            found,
+            clock=clock,
+            random_id=lambda: token_hex(4),
+            scratch=scratch,
+            epoch=epoch,
+            at_ms=at_ms,
+            max_age_s=max_age,
+            announce=announce,
+            observe=progress.observe,
+        )
+    spent = done.restored.timings
+    steps = [
+        ("list copies", list_s),
+        ("plan", spent.plan_s),
+        ("fetch", spent.fetch_s),
+        ("check", spent.check_s),
+        ("put into place", spent.place_s),
+        ("begin a run", done.open_s),
+    ]
+    if as_json:
+        print_json(
+            {
+                **plan_facts(done.restored.plan, found, clock.wall_ms()),
+                "passed": done.problem is None,
+                "problem": done.problem.as_json() if done.problem else None,
+                "began_at": done.began_at,
+                "steps": list(done.steps),
+                "rows": done.restored.rows,
+                "bytes": done.restored.size_bytes,
+                "left_out": list(done.restored.left_out),
+                "seconds": {name.replace(" ", "_"): seconds for name, seconds in steps},
+                "elapsed_s": list_s + done.total_s,
+            }
+        )
+    else:
+        click.echo(table(("step", "seconds"), [(name, f"{seconds:.2f}") for name, seconds in steps]))
+        click.echo()
+        click.echo(
+            f"restored {done.restored.rows:,} rows, {format_size(done.restored.size_bytes)}, of "
+            f"{', '.join(done.steps) or 'no step'} in {list_s + done.total_s:.1f} s; "
+            f"a run would begin at epoch {done.began_at}"
+        )
+    if done.problem is not None:
+        if not as_json:
+            click.echo(f"{click.style('Error', fg='red')}: {done.problem}", err=True)
+        raise SystemExit(done.problem.exit_code)

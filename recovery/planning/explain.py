@@ -1,0 +1,209 @@
+"""Why each file of a directory is used or not, and what would mend it: a pure function, whatever state they are in.
+
+`plan_resume` decides; this module says for every file how old it is, whether it limits the others, and which copy in
+its place would do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from recovery.config import format_interval
+from recovery.ids import NO_EPOCH, Epoch
+from recovery.planning.resume import Cut, common_cuts
+from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
+
+ShowTime = Callable[[int], str]
+"""How a moment, in milliseconds since 1970, is written for people."""
+
+
+class Role(StrEnum):
+    """A file's part in the directory."""
+
+    CURRENT = "current"
+    HOLDS_BACK = "holds back"
+    AHEAD = "ahead"
+    TOO_OLD = "too old"
+    LEFT_BEHIND = "left behind"
+    MISSING = "missing"
+    DAMAGED = "damaged"
+    FOREIGN = "foreign"
+    DUPLICATE = "duplicate"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One file: its role, why, and what would mend it ("" when nothing needs to be).
+
+    newest: its newest whole epoch. behind_ms: wall time by which that is older than the newest of any file, None
+    when it cannot be told.
+    """
+
+    path: Path
+    role: Role
+    oldest: Epoch | None
+    newest: ClosedEpoch | None
+    behind_ms: int | None
+    note: str
+    fix: str
+
+    @property
+    def newest_epoch(self) -> Epoch | None:
+        """The number of its newest epoch, 0 when none was closed, None when the file is not readable."""
+        if self.oldest is None:
+            return None
+        return self.newest.epoch if self.newest is not None else NO_EPOCH
+
+
+def explain(found: Sequence[FoundFile], show_time: ShowTime) -> tuple[Explanation, ...]:
+    """Every file found and every one that is missing, the partitions in order of their indexes first."""
+    described = [file.description for file in found if file.description is not None]
+    if not described:
+        return tuple(_unreadable(file, "") for file in found)
+    proper = _proper(described)
+    if not proper:
+        return tuple(_unreadable(f, "") if f.description is None else _stray(f.description, "", 0) for f in found)
+    directory = _Directory(proper, show_time)
+    in_place = {d.path: directory.explain(d) for d in proper}
+    explained = [in_place[d.path] for d in proper]
+    broken = [file for file in found if file.error is not None]
+    names = {file.path.name for file in broken}
+    for index in sorted(set(range(directory.count)) - {d.index for d in proper}):
+        path = proper[0].path.with_name(f"part-{index}.sqlite3")
+        if path.name not in names:
+            fix = directory.needed_copy(path.name)
+            explained.append(Explanation(path, Role.MISSING, None, None, None, "it is not there", fix))
+    explained.sort(key=lambda e: (len(e.path.name), e.path.name))
+    explained += [_stray(d, directory.store_id, directory.count) for d in described if d.path not in in_place]
+    explained += [_unreadable(file, directory.needed_copy(file.path.name)) for file in broken]
+    return tuple(explained)
+
+
+class _Directory:
+    """The files that are partitions of one store, each under its own name, and what they share."""
+
+    def __init__(self, proper: Sequence[PartitionDescription], show_time: ShowTime) -> None:
+        self.store_id, self.count = proper[0].store_id, proper[0].count
+        self._files = proper
+        self._show = show_time
+        self._shared: set[Cut] = common_cuts(proper)
+        closed = {e.cut: e for d in proper for e in d.epochs}
+        self._shared_epochs = sorted((closed[cut] for cut in self._shared if cut in closed), key=lambda e: e.epoch)
+        self._newest = max((d.newest for d in proper if d.newest), key=lambda e: e.clock_ms, default=None)
+        self._horizon = max(proper, key=lambda d: d.collected)
+        runs = [execution for d in proper for execution in d.executions]
+        self._interval_s = max(runs, key=lambda e: e.number).backup_interval_s if runs else 0.0
+
+    def explain(self, d: PartitionDescription) -> Explanation:
+        """A partition that is there and readable."""
+        behind_ms = None
+        if self._newest is not None:
+            behind_ms = max(0, self._newest.closed_ms - d.newest.closed_ms) if d.newest is not None else None
+        role, note, fix = self._judge(d)
+        return Explanation(d.path, role, d.oldest_epoch, d.newest, behind_ms, note, fix)
+
+    def needed_copy(self, name: str) -> str:
+        """Which copy of a partition that is not there would fit the others."""
+        if not self._shared:
+            return f"put a copy of {name} there, once the other files fit together"
+        if not self._shared_epochs:
+            return f"any copy of {name} of this store would do"
+        first, last = self._shared_epochs[0], self._shared_epochs[-1]
+        enough = f"newer than {self._show(first.closed_ms)} (epoch {first.epoch})"
+        if any(cut[0] == NO_EPOCH for cut in self._shared):
+            enough = "of this store"
+        lossless = "" if first is last else f"; with one newer than {self._show(last.closed_ms)} nothing is lost"
+        return f"a copy of {name} {enough} would do{lossless}"
+
+    def _judge(self, d: PartitionDescription) -> tuple[Role, str, str]:
+        rewind = self._rewind_unknown_to(d)
+        if rewind is not None:
+            note = (
+                f"it was copied before execution {rewind.number} went back to epoch {rewind.resume_epoch}: "
+                f"of its epochs those before {rewind.resume_epoch} count"
+            )
+            fix = f"a copy newer than {self._show(rewind.started_ms)} would do"
+            return Role.LEFT_BEHIND, note, fix
+        if d.newest_epoch < self._horizon.collected:
+            return Role.TOO_OLD, *self._too_old(d)
+        shared = max((cut[0] for cut in self._shared), default=NO_EPOCH)
+        newest = max(each.newest_epoch for each in self._files)
+        if self._shared and d.newest_epoch == shared and newest > shared:
+            return Role.HOLDS_BACK, *self._holds_back(d)
+        if self._shared and d.newest_epoch > shared:
+            ahead = d.newest_epoch - shared
+            return Role.AHEAD, f"{ahead} epoch{'s' * (ahead > 1)} beyond what all share will be abandoned", ""
+        return Role.CURRENT, "current", ""
+
+    def _too_old(self, d: PartitionDescription) -> tuple[str, str]:
+        needed = next((e for e in self._horizon.epochs if e.epoch == self._horizon.collected), None)
+        limit = f"{self._horizon.path.name} goes back no further than epoch {self._horizon.collected}"
+        when = f"newer than {self._show(needed.closed_ms)} " if needed is not None else ""
+        fix = f"a copy {when}(epoch {self._horizon.collected}) would do"
+        if needed is None or d.newest is None:
+            return f"it ends at epoch {d.newest_epoch}, and {limit}", fix
+        over = format_interval(max(0, needed.closed_ms - d.newest.closed_ms) / 1000)
+        allowed = f"the backup interval of {format_interval(self._interval_s)} allows"
+        return f"it is {over} older than {allowed}; {limit}", fix
+
+    def _holds_back(self, d: PartitionDescription) -> tuple[str, str]:
+        note = "holds back the others: its newest epoch is the newest that all share"
+        if self._newest is None or d.newest is None:
+            return note, ""
+        late = format_interval(max(0, self._newest.closed_ms - d.newest.closed_ms) / 1000)
+        fix = (
+            f"it fits, {late} behind; a copy newer than {self._show(self._newest.closed_ms)} "
+            f"(epoch {self._newest.epoch}) would lose nothing"
+        )
+        return note, fix
+
+    def _rewind_unknown_to(self, d: PartitionDescription) -> Execution | None:
+        """The first execution that abandoned this file's newest epochs, if another file knows one that it does not."""
+        newest, known = d.newest, {execution.id for execution in d.executions}
+        if newest is None:
+            return None
+        later = [
+            execution
+            for other in self._files
+            for execution in other.executions
+            if execution.id not in known
+            and execution.number > newest.execution.number
+            and execution.resume_epoch <= newest.epoch
+        ]
+        return min(later, key=lambda execution: (execution.resume_epoch, execution.number), default=None)
+
+
+def _proper(described: Sequence[PartitionDescription]) -> list[PartitionDescription]:
+    """Those of the store and the count that most have, under the names that are theirs; in order."""
+    (store_id, count), _ = Counter((d.store_id, d.count) for d in described).most_common(1)[0]
+    fitting = [
+        d
+        for d in described
+        if (d.store_id, d.count) == (store_id, count) and d.path.name == f"part-{d.index}.sqlite3" and d.index < count
+    ]
+    return sorted(fitting, key=lambda d: d.index)
+
+
+def _stray(d: PartitionDescription, store_id: str, count: int) -> Explanation:
+    own_name = f"part-{d.index}.sqlite3"
+    if store_id and d.store_id != store_id:
+        role, note = Role.FOREIGN, f"it belongs to store {d.store_id}, the others to store {store_id}"
+        fix = "move it away, and put this store's own file there"
+    elif store_id and d.count != count:
+        role, note = Role.FOREIGN, f"it is one of {d.count} partitions, the others are of {count}"
+        fix = "move it away, and put this store's own file there"
+    else:
+        role, note = Role.DUPLICATE, f"by its content this file is {own_name}"
+        fix = f"move it out of the directory, or rename it to {own_name} if that is missing"
+    return Explanation(d.path, role, d.oldest_epoch, d.newest, None, note, fix)
+
+
+def _unreadable(file: FoundFile, needed: str) -> Explanation:
+    assert file.error is not None
+    named = file.path.name.startswith("part-")
+    fix = needed if named and needed else file.error.remedy
+    return Explanation(file.path, Role.DAMAGED, None, None, None, file.error.found, fix)

@@ -1,0 +1,104 @@
+"""Drills: what a restore would do, rehearsed, with nothing changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.backup.support import back_up, work
+from tests.backup.test_commands import call
+from tests.backup.test_round_trip import files
+from tests.stores import alter, paths_of
+
+
+@pytest.fixture
+def store(make_store) -> Path:
+    """Three partitions with five epochs."""
+    directory = make_store(3)
+    work(directory, 5)
+    return directory
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["backups", "plain copies"])
+def test_a_drill_that_passes(store, tmp_path, plain):
+    """It says what would be lost and how long each step took; source and scratch are as they were."""
+    if plain:
+        shutil.copytree(store, tmp_path / "dest")
+    else:
+        back_up(store, tmp_path / "dest")
+    before = files(tmp_path / "dest")
+    (tmp_path / "scratch").mkdir()
+    facts = json.loads(call("drill", tmp_path / "dest", "--scratch", tmp_path / "scratch", "--json"))
+    assert (facts["passed"], facts["epoch"], facts["began_at"], facts["lost_epochs"]) == (True, 5, 6, 0)
+    assert facts["steps"] == ["count"]
+    assert set(facts["seconds"]) == {"list_copies", "plan", "fetch", "check", "put_into_place", "begin_a_run"}
+    assert all(seconds >= 0 for seconds in facts["seconds"].values())
+    assert files(tmp_path / "dest") == before
+    assert list((tmp_path / "scratch").iterdir()) == []
+    assert "a run would begin at epoch 6" in call("drill", tmp_path / "dest")
+
+
+def test_an_older_epoch_can_be_rehearsed(store, tmp_path):
+    """As restore would do it."""
+    back_up(store, tmp_path / "dest")
+    facts = json.loads(call("drill", tmp_path / "dest", "--epoch", 2, "--json"))
+    assert (facts["began_at"], facts["lost_epochs"]) == (3, 3)
+
+
+def test_a_drill_with_a_damaged_copy_fails(store, tmp_path):
+    """Another copy takes its place, and the drill fails all the same: the backup is not what it should be."""
+    back_up(store, tmp_path / "dest")
+    work(store, 1)
+    made = back_up(store, tmp_path / "dest")
+    (tmp_path / "dest" / made.manifest.copies[1].object_name).write_bytes(b"junk")
+    facts = json.loads(call("drill", tmp_path / "dest", "--json", code=62))
+    assert (facts["passed"], facts["epoch"], facts["lost_epochs"]) == (False, 5, 1)
+    assert facts["problem"]["error"] == "BackupDamagedError"
+    call("drill", tmp_path / "dest", code=62)
+
+
+def test_a_drill_of_what_cannot_be_restored_fails(store, tmp_path):
+    """With the code of the error that a restore would end with."""
+    back_up(store, tmp_path / "dest")
+    shutil.copytree(store, tmp_path / "copies")
+    paths_of(tmp_path / "copies")[0].unlink()
+    call("drill", tmp_path / "copies", code=21)
+    call("drill", tmp_path / "dest", "--epoch", 99, code=28)
+    call("drill", tmp_path / "nothing", code=61)
+    damaged = tmp_path / "damaged"
+    shutil.copytree(store, damaged)
+    alter(paths_of(damaged)[2], "UPDATE snaps SET ser_change = '666'")
+    call("drill", damaged, code=62)
+
+
+def test_a_drill_fails_when_the_newest_epoch_is_too_old(store, tmp_path):
+    """The epochs of these tests were closed in 1970."""
+    back_up(store, tmp_path / "dest")
+    assert json.loads(call("drill", tmp_path / "dest", "--max-age", "100000d", "--json"))["passed"]
+    facts = json.loads(call("drill", tmp_path / "dest", "--max-age", "1h", "--json", code=63))
+    assert facts["problem"]["error"] == "BackupTooOldError"
+
+
+def test_plan_explains_every_file(store, tmp_path):
+    """The table stands there although the files do not fit, and the exit code is that of the error."""
+    old = tmp_path / "old.sqlite3"
+    shutil.copy(paths_of(store)[1], old)
+    work(store, 4, floor=8)
+    from recovery.storage.lock import lock_holder
+
+    assert lock_holder(store) is None
+    text = call("plan", store)
+    assert text.count("current") == 3
+    paths_of(store)[1].unlink()
+    facts = json.loads(call("plan", store, "--json", code=21))
+    assert facts["error"] == "MissingPartitionsError"
+    assert [each["role"] for each in facts["files"]] == ["current", "missing", "current"]
+    shutil.copy(old, store / "part-1.sqlite3")
+    text = call("plan", store, code=22)
+    assert "older than the backup interval" in text
+    assert "part-1.sqlite3: a copy newer than" in text
+    facts = json.loads(call("plan", store, "--json", code=22))
+    assert [each["role"] for each in facts["files"]] == ["current", "too old", "current"]

