@@ -105,7 +105,7 @@ class TestBackup:
         assert back_up(store, tmp_path / "dest").stored == 3
 
     def test_operational_state_is_backed_up_although_no_epoch_tells_of_it(self, store, tmp_path):
-        """A mark is moved between two backups of a flow that stands still: the second one has it, and so has a restore."""
+        """A mark moved between two backups of a flow that stands still is in the second one, and in a restore."""
         with StateManager(store) as manager:
             manager.set_hwm("orders", 1)
         back_up(store, tmp_path / "dest")
