@@ -75,6 +75,8 @@ class RecoveryConfig:
     keep_steps: steps whose key or state type was changed in a way that leaves the stored state right as it is.
     scratch_directory: where the execution keeps what need not survive it (touched state, Spark's checkpoint);
         None: inside the recovery directory.
+    state_backend: where the run history is kept, a URI; None: what the environment variable RECOVERY_STATE_BACKEND
+        says, by default the recovery directory.
 
     Intervals are seconds as int or float, a timedelta, or text like "10s", "5m", "1h"; they are seconds
     as float afterwards. Raises ConfigurationError.
@@ -88,6 +90,7 @@ class RecoveryConfig:
     rename_steps: Mapping[str, str] = field(default_factory=dict)
     keep_steps: tuple[str, ...] = ()
     scratch_directory: str | os.PathLike[str] | None = None
+    state_backend: str | None = None
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from recovery.cli.common import format_time, json_option, print_json, table
-from recovery.cli.places import directory_and, environment_option, open_state
+from recovery.cli.places import directory_and, open_state, state_options
 from recovery.errors import StateNotFoundError, StateValueError
 from recovery.state.marks import Mark
 from recovery.state.values import dumps, loads, to_json
@@ -24,7 +24,7 @@ def hwm() -> None:
 @hwm.command(name="list")
 @click.argument("words", metavar="[DIR]", nargs=-1)
 @click.option("--pattern", metavar="GLOB", help="Only keys that match: * any characters, ? one, [abc] one of these.")
-@environment_option
+@state_options
 @json_option
 def list_(words: tuple[str, ...], pattern: str | None, environment: str, as_json: bool) -> None:
     """List the marks, with their types and when they were moved last."""
@@ -39,7 +39,7 @@ def list_(words: tuple[str, ...], pattern: str | None, environment: str, as_json
 
 @hwm.command()
 @click.argument("words", metavar="[DIR] KEY", nargs=-1)
-@environment_option
+@state_options
 @json_option
 def get(words: tuple[str, ...], environment: str, as_json: bool) -> None:
     """Print the mark of KEY, in the form that `set` accepts. Exits with 44 when there is none."""
@@ -60,7 +60,7 @@ def get(words: tuple[str, ...], environment: str, as_json: bool) -> None:
 @hwm.command(name="set", context_settings=VALUES)
 @click.argument("words", metavar="[DIR] KEY VALUE", nargs=-1, type=click.UNPROCESSED)
 @click.option("--force", is_flag=True, help="Also move it back, or to another type.")
-@environment_option
+@state_options
 @json_option
 def set_(words: tuple[str, ...], force: bool, environment: str, as_json: bool) -> None:
     """Move the mark of KEY forward to VALUE.
@@ -76,7 +76,7 @@ def set_(words: tuple[str, ...], force: bool, environment: str, as_json: bool) -
 
 @hwm.command()
 @click.argument("words", metavar="[DIR] KEY...", nargs=-1)
-@environment_option
+@state_options
 @json_option
 def rm(words: tuple[str, ...], environment: str, as_json: bool) -> None:
     """Remove marks: the next load begins at the beginning."""

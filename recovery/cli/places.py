@@ -9,28 +9,47 @@ from typing import Any, TypeVar
 import click
 
 from recovery.state.manager import StateManager
+from recovery.state.open import VARIABLE
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def environment_option(function: F) -> F:
-    """--environment: dev and prod of one key are two."""
-    option = click.option("--environment", default="", envvar="RECOVERY_ENVIRONMENT", metavar="NAME",
-                          help="Whose state: what belongs to dev and to prod never meets.")  # fmt: skip
+def state_options(function: F) -> F:
+    """--environment: dev and prod of one key are two. --state-backend: where operational state is."""
+    environment = click.option("--environment", default="", envvar="RECOVERY_ENVIRONMENT", metavar="NAME",
+                               help="Whose state: what belongs to dev and to prod never meets.")  # fmt: skip
+    return environment(backend_option(function))
+
+
+def backend_option(function: F) -> F:
+    """--state-backend: where operational state is."""
+
+    def remember(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+        ctx.meta["recovery.backend"] = value
+
+    text = "Where operational state is: file://, s3://, azure:// or gs://; by default in DIR."
+    option = click.option("--state-backend", envvar=VARIABLE, metavar="URI", help=text, expose_value=False,
+                          callback=remember, is_eager=True)  # fmt: skip
     return option(function)
 
 
+def chosen_backend() -> str | None:
+    """What --state-backend, or its variable, says."""
+    found = click.get_current_context().meta.get("recovery.backend")
+    return found if isinstance(found, str) else None
+
+
 def open_state(directory: str, environment: str = "") -> StateManager:
-    """The operational state of DIR."""
-    return StateManager(directory, environment=environment)
+    """The operational state of DIR, or of the backend that the options name."""
+    return StateManager(directory, backend=chosen_backend(), environment=environment)
 
 
 def directory_and(words: Sequence[str], names: Sequence[str], *, more: bool = False) -> tuple[str, list[str]]:
     """DIR and the arguments called `names`, from the words of the command line; `more`: the last may be repeated.
 
-    DIR may be left out when RECOVERY_DIRECTORY says it.
+    DIR may be left out when RECOVERY_DIRECTORY says it, or a state backend is named.
     """
-    default = os.environ.get("RECOVERY_DIRECTORY")
+    default = os.environ.get("RECOVERY_DIRECTORY") or chosen_backend()
     if default and (len(words) == len(names) or (more and len(words) > len(names) and not _is_store(words[0]))):
         return default, list(words)
     if len(words) <= len(names):

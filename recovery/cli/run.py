@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from recovery.cli.common import DIRECTORY, INTERVAL, json_option, print_json
+from recovery.cli.places import backend_option, chosen_backend
 from recovery.cli.progress import Progress, summary_text
 from recovery.config import RecoveryConfig
 
@@ -36,6 +37,7 @@ from recovery.config import RecoveryConfig
               help="Run to the end of the input, or for ever with this time between micro-batches.")  # fmt: skip
 @click.option("--master", default="local[*]", show_default=True, help="Spark's master.")
 @click.option("--conf", multiple=True, metavar="K=V", help="A setting of Spark.")
+@backend_option
 @json_option
 def run(
     target: str,
@@ -66,6 +68,7 @@ def run(
             drop_steps=drop_step,
             rename_steps=_pairs(rename_step, "--rename-step", "OLD=NEW"),
             keep_steps=keep_step,
+            state_backend=chosen_backend(),
         )
     settings = _pairs(conf, "--conf", "K=V")
     pause = trigger if trigger == "available-now" else INTERVAL.convert(trigger, None, None)

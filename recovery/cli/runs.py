@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from recovery.cli.common import INTERVAL, format_time, json_option, print_json, table
-from recovery.cli.places import directory_and, environment_option, open_state
+from recovery.cli.places import directory_and, open_state, state_options
 from recovery.config import format_interval
 from recovery.state.runs import NODE_STATUSES
 
@@ -33,7 +33,7 @@ def runs() -> None:
 @click.option(
     "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most so many, newest first."
 )
-@environment_option
+@state_options
 @json_option
 def list_(
     words: tuple[str, ...],
@@ -72,7 +72,7 @@ def list_(
 @click.argument("words", metavar="[DIR]", nargs=-1)
 @click.option("--older-than", type=INTERVAL, required=True, help="Forget runs that ended longer ago, like 30d.")
 @click.option("--dry-run", is_flag=True, help="Only say which.")
-@environment_option
+@state_options
 @json_option
 def clean(words: tuple[str, ...], older_than: float, dry_run: bool, environment: str, as_json: bool) -> None:
     """Forget old runs; never the last one of a pipeline, and none that still goes on."""

@@ -13,10 +13,14 @@ import click
 
 from recovery.cli.common import format_time, json_option, print_json, table
 from recovery.cli.hwm import VALUES
-from recovery.cli.places import directory_and, environment_option, open_state
+from recovery.cli.places import directory_and, open_state, state_options
 from recovery.clock import SystemClock
 from recovery.errors import ConfigurationError, CorruptStateError, StateNotFoundError
 from recovery.state.exports import Exported, export_lines, read_export
+from recovery.state.migrate import migrate
+from recovery.state.objects import is_uri
+from recovery.state.open import open_backend
+from recovery.state.retry import RetryPolicy
 from recovery.state.steps import moment
 from recovery.state.targets import REMOVED, Documents, Entry, Name, Steps, Target, Timed, merge, missing
 from recovery.state.values import parse_json
@@ -95,7 +99,7 @@ def force_option(function: F) -> F:
 @step_option
 @epoch_option
 @pattern_option
-@environment_option
+@state_options
 @json_option
 def list_(
     words: tuple[str, ...], step: str | None, epoch: int | None, pattern: str | None, environment: str, as_json: bool
@@ -122,7 +126,7 @@ def list_(
 @step_option
 @key_option
 @epoch_option
-@environment_option
+@state_options
 @json_option
 def get(
     words: tuple[str, ...],
@@ -149,7 +153,7 @@ def get(
 @key_option
 @click.option("--input-file", metavar="FILE|-", help="Read the JSON from a file, or from standard input.")
 @force_option
-@environment_option
+@state_options
 @json_option
 def set_(
     words: tuple[str, ...],
@@ -177,7 +181,7 @@ def set_(
 @key_option
 @click.option("--input-file", metavar="FILE|-", help="Read the JSON from a file, or from standard input.")
 @force_option
-@environment_option
+@state_options
 @json_option
 def merge_(
     words: tuple[str, ...],
@@ -206,7 +210,7 @@ def merge_(
     "--to-step", metavar="STEP", help="With --step: copy to keys of this step; without FROM and TO, all keys."
 )
 @force_option
-@environment_option
+@state_options
 @json_option
 def copy(**options: Any) -> None:
     """Copy a state to another id; with --step, a key to another key, or a whole step. Asks before it overwrites."""
@@ -220,7 +224,7 @@ def copy(**options: Any) -> None:
     "--to-step", metavar="STEP", help="With --step: move to keys of this step; without FROM and TO, all keys."
 )
 @force_option
-@environment_option
+@state_options
 @json_option
 def move(**options: Any) -> None:
     """Move a state to another id; with --step, a key to another key, or a whole step. Asks before it overwrites."""
@@ -233,7 +237,7 @@ def move(**options: Any) -> None:
 @key_option
 @pattern_option
 @force_option
-@environment_option
+@state_options
 @json_option
 def clear(
     words: tuple[str, ...],
@@ -271,7 +275,7 @@ def clear(
 @step_option
 @key_option
 @click.option("--force", is_flag=True, help="Fence a run that holds the directory's lock.")
-@environment_option
+@state_options
 @json_option
 def edit(
     words: tuple[str, ...], step: str | None, key: str | None, force: bool, environment: str, as_json: bool
@@ -296,7 +300,7 @@ def edit(
 @epoch_option
 @pattern_option
 @click.option("--output-file", metavar="FILE|-", default="-", help="Where to; by default standard output.")
-@environment_option
+@state_options
 def export(
     words: tuple[str, ...],
     steps: tuple[str, ...],
@@ -320,7 +324,7 @@ def export(
 @state.command(name="import")
 @click.argument("words", metavar="[DIR] FILE|-", nargs=-1)
 @force_option
-@environment_option
+@state_options
 @json_option
 def import_(words: tuple[str, ...], force: bool, yes: bool, environment: str, as_json: bool) -> None:
     """Read states that `export` wrote: all of them or none. Asks before it overwrites others.
@@ -337,6 +341,18 @@ def import_(words: tuple[str, ...], force: bool, yes: bool, environment: str, as
         target = Where(directory, environment, step, force=force).target()
         said.append(_import_step(target, step, [each for each in found if each.step == step], yes or force))
     _done("; ".join(said) or "nothing to change", as_json)
+
+
+@state.command(name="migrate")
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@click.option("--force", is_flag=True, help="Overwrite states of the same id that the target has.")
+@json_option
+def migrate_(source: str, target: str, force: bool, as_json: bool) -> None:
+    """Copy all operational state from one place to another, and verify the copy. A place is a DIR or a URI."""
+    clock, retry = SystemClock(), RetryPolicy()
+    count = migrate(open_backend(source, clock, retry), open_backend(target, clock, retry), force=force)
+    _done(f"{count} states copied and verified", as_json)
 
 
 def _import_documents(target: Documents, found: list[Exported], yes: bool, force: bool) -> str:
@@ -465,7 +481,7 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def _steps(directory: str) -> list[str]:
-    return moment(Path(directory)).steps()
+    return [] if is_uri(directory) else moment(Path(directory)).steps()
 
 
 def _ask(question: str, sure: bool) -> None:

@@ -106,6 +106,9 @@ class OutputDirectory:
             if found.owner is None:
                 self._disk.replace(self._hidden / "owner.json", encode(owner))
             self._owner = owner
+            # What a killed run has left is seen, and yet a power loss could undo it later.
+            self._disk.sync(self._manifest)
+            self._disk.sync_directory(self._hidden)
             faults.reach("rollback.1")
             # 2
             if plan.cut:
@@ -119,8 +122,7 @@ class OutputDirectory:
             # 4
             for name in plan.remove:
                 self._disk.unlink(self.path / name)
-            if plan.remove:
-                self._disk.sync_directory(self.path)
+            self._disk.sync_directory(self.path)
             faults.reach("rollback.4")
             # 5
             self._disk.remove_tree(self._prepared)

@@ -158,7 +158,7 @@ class Prepared:
     def record_run(self, execution: Execution, clock: Clock) -> None:
         """Note in the run history that the execution began; `release` notes how it ended."""
         if self.temporary is None:
-            self.record = FlowRecord(self.config.path, execution, clock)
+            self.record = FlowRecord(self.config.path, self.config.state_backend, execution, clock)
 
     def release(self, error: BaseException | None = None) -> None:
         """Give everything back; safe to repeat. `error` is what ended the run."""

@@ -28,6 +28,7 @@ from recovery.storage.states import (
     change_states,
     forget_states,
     home,
+    place_states,
     read_prefix,
     read_states,
     writer_of,
@@ -83,6 +84,10 @@ class Backend(Protocol):
         """Remove documents without a tombstone; returns how many there were."""
         ...
 
+    def place(self, documents: Sequence[Document]) -> None:
+        """Put documents of another backend here as they are, generation and time included; atomic as `update` is."""
+        ...
+
     def lock(self, name: str, purpose: str) -> AbstractContextManager[None]:
         """Hold the lock of this name. Raises StateLockedError naming the holder, LeaseLostError when it was lost."""
         ...
@@ -111,8 +116,7 @@ class DirectoryBackend:
 
         def as_text(change: Change) -> Callable[[StoredState | None], str | None]:
             def changed(stored: StoredState | None) -> str | None:
-                content = change(None if stored is None else _document(stored))
-                return None if content is None else json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+                return _text(change(None if stored is None else _document(stored)))
 
             return changed
 
@@ -130,6 +134,11 @@ class DirectoryBackend:
         return self._patiently(
             lambda: forget_states(home(self.directory), ids, busy_ms=round(self._retry.busy_s * 1000))
         )
+
+    def place(self, documents: Sequence[Document]) -> None:
+        """See `Backend.place`. One transaction."""
+        stored = [StoredState(d.state_id, d.generation, _text(d.content), d.changed_ms) for d in documents]
+        self._patiently(lambda: place_states(home(self.directory), stored, busy_ms=round(self._retry.busy_s * 1000)))
 
     @contextmanager
     def lock(self, name: str, purpose: str) -> Iterator[None]:
@@ -161,6 +170,10 @@ class DirectoryBackend:
         if run is not None and (writer is None or writer == run["pid"]):
             return f"process {run['pid']} on {run['host']} ({run['purpose']})"
         return "another process" if writer is None else f"process {writer}"
+
+
+def _text(content: Any) -> str | None:
+    return None if content is None else json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 
 def _document(stored: StoredState) -> Document:

@@ -8,7 +8,7 @@ from pathlib import Path
 from recovery.clock import Clock
 from recovery.errors import RecoveryError
 from recovery.planning.values import Execution
-from recovery.state.backend import DirectoryBackend
+from recovery.state.open import choose, open_backend
 from recovery.state.retry import RetryPolicy
 from recovery.state.runs import FLOW, RunHistory
 
@@ -20,8 +20,8 @@ class FlowRecord:
     on: if its end cannot be noted, the record shows it as dead.
     """
 
-    def __init__(self, directory: Path, execution: Execution, clock: Clock) -> None:
-        history = RunHistory(DirectoryBackend(directory, clock, RetryPolicy()), clock)
+    def __init__(self, directory: Path, backend: str | None, execution: Execution, clock: Clock) -> None:
+        history = RunHistory(open_backend(choose(directory, backend), clock, RetryPolicy()), clock)
         facts = {"execution": execution.number, "resume_epoch": execution.resume_epoch}
         self._recorder = history.begin(execution.flow_id, FLOW, facts)
         self._recorder.beat()

@@ -11,9 +11,10 @@ from typing import Any
 from recovery.clock import Clock, SystemClock
 from recovery.errors import ConfigurationError
 from recovery.state import marks, scopes
-from recovery.state.backend import Backend, DirectoryBackend
+from recovery.state.backend import Backend
 from recovery.state.ids import check, escape, matches, unescape
 from recovery.state.marks import Mark
+from recovery.state.open import Location, choose, open_backend
 from recovery.state.retry import RetryPolicy
 from recovery.state.runs import EDIT, SAVED, Run, RunHistory, parse_nodes
 from recovery.state.scopes import ScopedState
@@ -22,25 +23,29 @@ from recovery.state.scopes import ScopedState
 class StateManager:
     """The operational state of a recovery directory.
 
-    directory: made by `python -m recovery init DIR N`.
+    directory: made by `python -m recovery init DIR N`; or the URI of a backend.
+    backend: the URI of a backend outside the directory: file://, s3://, azure:// or gs://; None: what the environment
+        variable RECOVERY_STATE_BACKEND names, by default the directory itself.
     environment: keeps what belongs to "dev" from what belongs to "prod"; the same key in two environments are two.
     retry: how long a write waits for other writers.
 
     What it writes is durable when the call returns, and no rewind of a flow takes it back. Many processes may write
     at once, while a flow runs too. Raises NoPartitionsError, MissingPartitionsError, CorruptPartitionError,
-    StateLockedError or StorageError.
+    StateLockedError or StorageError; of other backends
+    CorruptStateError, StateBackendError and LeaseLostError.
     """
 
     def __init__(
         self,
-        directory: str | os.PathLike[str],
+        directory: Location | None = None,
         *,
+        backend: str | None = None,
         environment: str = "",
         retry: RetryPolicy | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
-        self.backend: Backend = DirectoryBackend(directory, self._clock, retry or RetryPolicy())
+        self.backend: Backend = open_backend(choose(directory, backend), self._clock, retry or RetryPolicy())
         self.environment = check(environment, "name of an environment", empty=True)
         # How the ids of this environment begin.
         self.prefix = f"@{escape(environment)}/" if environment else ""
@@ -223,12 +228,5 @@ def task_instance_state(
     return StateManager(_default(directory)).task_instance_state(dag_id, task_id, run_or_execution_date, map_index)
 
 
-def _default(directory: str | os.PathLike[str] | None) -> str | os.PathLike[str]:
-    found = directory or os.environ.get("RECOVERY_DIRECTORY")
-    if not found:
-        raise ConfigurationError(
-            "no recovery directory was named",
-            cause="Neither directory= nor the environment variable RECOVERY_DIRECTORY is given.",
-            remedy="Give one of them.",
-        )
-    return found
+def _default(directory: str | os.PathLike[str] | None) -> str | os.PathLike[str] | None:
+    return directory or os.environ.get("RECOVERY_DIRECTORY")

@@ -20,7 +20,7 @@ from recovery.keys import partition_of
 from recovery.planning.resume import Cut, ResumePlan, common_cuts, plan_resume
 from recovery.planning.retention import collection_floor, shared_history
 from recovery.planning.values import Execution
-from recovery.state.backend import DirectoryBackend
+from recovery.state.open import choose, open_backend
 from recovery.state.retry import RetryPolicy
 from recovery.state.runs import EDIT, RunHistory
 from recovery.storage.files import SCRATCH_NAME, FilePartitions, scan
@@ -127,7 +127,7 @@ def edit_states(
 
 def _apply(directory: Path, plan: ResumePlan, what: str, changes: Mapping[StepKey, Edited], clock: Clock) -> Epoch:
     execution = _execution(plan, clock)
-    history = RunHistory(DirectoryBackend(directory, clock, RetryPolicy()), clock)
+    history = RunHistory(open_backend(choose(directory, None), clock, RetryPolicy()), clock)
     by = {"execution": execution.number, "epoch": plan.resume_epoch, "what": what, "keys": len(changes), "by": _user()}
     record = history.begin(execution.flow_id, EDIT, by)
     store = FilePartitions([d.path for d in plan.partitions], directory / SCRATCH_NAME)

@@ -113,40 +113,36 @@ def change_states(
     Waits at most `busy_ms` for other writers. Raises BusyPartition, CorruptPartitionError or StorageError, and
     whatever a change raises.
     """
-    connection = open_partition(path, "rw")
-    try:
-        with _busy_is_no_error(connection, path), translated(path):
-            connection.set_busy_timeout(busy_ms)
-            connection.pragma("synchronous", "FULL")
-            apsw.sqlite_extra.load(connection, "sha1")
-            with transaction(connection):
-                _check_home(connection, path)
-                return _change(connection, path, changes, now_ms)
-    finally:
-        connection.close()
+    with _writing(path, busy_ms) as connection:
+        before = _read(connection, path, list(changes))
+        wanted = {state_id: change(before.get(state_id)) for state_id, change in changes.items()}
+        changed = [
+            _successor(state_id, before.get(state_id), content, now_ms)
+            for state_id, content in wanted.items()
+            if content != (before[state_id].content if state_id in before else None)
+        ]
+        _write(connection, path, before, changed)
+        return {**before, **{state.state_id: state for state in changed}}
 
 
 def forget_states(path: Path, ids: Sequence[str], *, busy_ms: int) -> int:
     """Remove documents without a trace, in one transaction; returns how many there were. Raises as `change_states`."""
-    connection = open_partition(path, "rw")
-    try:
-        with _busy_is_no_error(connection, path), translated(path):
-            connection.set_busy_timeout(busy_ms)
-            connection.pragma("synchronous", "FULL")
-            apsw.sqlite_extra.load(connection, "sha1")
-            with transaction(connection):
-                _check_home(connection, path)
-                _check_table(connection, path)
-                count, total = _totals(connection) or (0, 0)
-                gone = [
-                    digest
-                    for each in ids
-                    for (digest,) in rows(connection, "DELETE FROM states WHERE state_id = ? RETURNING digest", (each,))
-                ]
-                _set_totals(connection, count - len(gone), total - sum(gone))
-                return len(gone)
-    finally:
-        connection.close()
+    with _writing(path, busy_ms) as connection:
+        _check_table(connection, path)
+        count, total = _known_totals(connection, path)
+        gone = [
+            digest
+            for each in ids
+            for (digest,) in rows(connection, "DELETE FROM states WHERE state_id = ? RETURNING digest", (each,))
+        ]
+        _set_totals(connection, count - len(gone), total - sum(gone))
+        return len(gone)
+
+
+def place_states(path: Path, states: Sequence[StoredState], *, busy_ms: int) -> None:
+    """Write documents as they are, generation and time included, in one transaction. Raises as `change_states`."""
+    with _writing(path, busy_ms) as connection:
+        _write(connection, path, _read(connection, path, [each.state_id for each in states]), states)
 
 
 def check_states(connection: apsw.Connection) -> list[str]:
@@ -183,36 +179,33 @@ def writer_of(path: Path) -> int | None:
     return None
 
 
-def _change(
-    connection: apsw.Connection, path: Path, changes: Mapping[str, Change], now_ms: int
-) -> dict[str, StoredState]:
+def _successor(state_id: str, old: StoredState | None, content: str | None, now_ms: int) -> StoredState:
+    """A clock that went back must not make a change look older than the one before."""
+    if old is None:
+        return StoredState(state_id, 1, content, now_ms)
+    return StoredState(state_id, old.generation + 1, content, max(now_ms, old.changed_ms))
+
+
+def _write(
+    connection: apsw.Connection, path: Path, before: Mapping[str, StoredState], states: Sequence[StoredState]
+) -> None:
+    count, total = _known_totals(connection, path)
+    for state in states:
+        if state.state_id in before:
+            total -= value(connection, "SELECT digest FROM states WHERE state_id = ?", (state.state_id,))
+        else:
+            count += 1
+        connection.execute(WRITE, (state.state_id, state.generation, state.content, state.changed_ms))
+        total += value(connection, SIGN, (state.state_id,))
+    if states:
+        _set_totals(connection, count, total)
+
+
+def _known_totals(connection: apsw.Connection, path: Path) -> tuple[int, int]:
     known = _totals(connection)
     if known is None:
         raise CorruptPartitionError(NO_TOTALS, path=path)
-    count, total = known
-    before = _read(connection, path, list(changes))
-    wanted = {each: change(before.get(each)) for each, change in changes.items()}
-    after: dict[str, StoredState] = {}
-    added, digests = 0, 0
-    for state_id, content in wanted.items():
-        old = before.get(state_id)
-        if (old.content if old else None) == content:
-            if old:
-                after[state_id] = old
-            continue
-        # A clock that went back must not make a change look older than the one before.
-        changed_ms = max(now_ms, old.changed_ms if old else 0)
-        new = StoredState(state_id, old.generation + 1 if old else 1, content, changed_ms)
-        if old:
-            digests -= value(connection, "SELECT digest FROM states WHERE state_id = ?", (state_id,))
-        else:
-            added += 1
-        connection.execute(WRITE, (state_id, new.generation, content, changed_ms)).fetchall()
-        digests += value(connection, SIGN, (state_id,))
-        after[state_id] = new
-    if after != before:
-        _set_totals(connection, count + added, total + digests)
-    return after
+    return known
 
 
 def _set_totals(connection: apsw.Connection, count: int, digests: int) -> None:
@@ -272,8 +265,23 @@ def _ready(connection: apsw.Connection, path: Path) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def _busy_is_no_error(connection: apsw.Connection, path: Path) -> Iterator[None]:
-    """Being kept waiting is told apart from every other refusal."""
+def _writing(path: Path, busy_ms: int) -> Iterator[apsw.Connection]:
+    """One write transaction, synced to disk. Being kept waiting is told apart from every other refusal."""
+    connection = open_partition(path, "rw")
+    try:
+        with _busy_is_no_error(), translated(path):
+            connection.set_busy_timeout(busy_ms)
+            connection.pragma("synchronous", "FULL")
+            apsw.sqlite_extra.load(connection, "sha1")
+            with transaction(connection):
+                _check_home(connection, path)
+                yield connection
+    finally:
+        connection.close()
+
+
+@contextlib.contextmanager
+def _busy_is_no_error() -> Iterator[None]:
     try:
         yield
     except Exception as error:

@@ -330,12 +330,14 @@ def test_all_failures_of_every_operation(template, case_type, kind, lasting):
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
 @pytest.mark.parametrize("kind", ["io", "full"])
-def test_init_is_all_or_nothing(tmp_path, kind, lasting):
+def test_init_is_all_or_nothing(template, kind, lasting):
     """Wherever the disk fails, there are all partitions or none, and init can be repeated."""
-    disk = Broken(tmp_path)
+    root = template.with_name(f"init-{kind}-{lasting}")
+    root.mkdir()
+    disk = Broken(root)
     with in_use(disk):
         for at in range(1, 10_000):
-            directory = tmp_path / f"db-{at}"
+            directory = root / f"db-{at}"
             disk.fail_at(at, kind, lasting)
             try:
                 init_partitions(directory, 2)

@@ -139,7 +139,7 @@ def test_every_operation_fails(name, lasting):
     "states",
     [
         pytest.param(400, id="a few"),
-        pytest.param(int(os.environ.get("RECOVERY_TEST_STATES", "20000")), id="many", marks=pytest.mark.long),
+        pytest.param(int(os.environ.get("RECOVERY_TEST_OUTPUT_STATES", "10000")), id="many", marks=pytest.mark.long),
     ],
 )
 def test_power_losses(states):
@@ -157,6 +157,58 @@ def test_power_losses(states):
         disk = disk.after_power_loss(generator)
         Run(store, disk)
         is_exact(store, disk)
+
+
+@pytest.mark.parametrize(
+    "histories",
+    [
+        pytest.param(60, id="a few"),
+        pytest.param(int(os.environ.get("RECOVERY_TEST_OUTPUT_HISTORIES", "10000")), id="many", marks=pytest.mark.long),
+    ],
+)
+def test_random_histories(histories):
+    """Runs, kills, rewinds, and partitions put back from copies: always exact, or refused when the copy's past was
+    taken back from the output since."""
+    seed = int(os.environ.get("RECOVERY_TEST_SEED", time.time_ns() % 1_000_000))
+    print(f"replay with: RECOVERY_TEST_SEED={seed} python -m pytest tests/sinks/test_output.py -k histories")
+    generator = random.Random(seed)
+    refused = 0
+    for _ in range(histories):
+        store, disk = Store(), MemoryDisk()
+        copies = [list(store.closed)]
+        for _ in range(generator.randrange(2, 8)):
+            disk.healthy().kill_at = generator.choice([0, generator.randrange(1, 120)])
+            with contextlib.suppress(Killed):
+                back = generator.randrange(1, len(store.closed) + 2) if generator.random() < 0.3 else None
+                live_a_little(Run(store, disk, resume_epoch=back), generator)
+            if generator.random() < 0.3:
+                disk = disk.after_power_loss(generator)
+            disk.healthy()
+            copies.append(list(store.closed))
+            if generator.random() < 0.3:
+                newest, store.closed = store.closed, list(generator.choice(copies))
+                try:
+                    Run(store, disk)
+                except OutputMismatchError:
+                    assert store.closed, "the beginning can always be gone back to"
+                    assert store.closed[-1] not in newest
+                    refused += 1
+                    store.closed = newest
+            Run(store, disk)
+            is_exact(store, disk)
+    assert refused > 0 or histories < 20
+
+
+def live_a_little(run: Run, generator: random.Random) -> None:
+    """Some micro-batches, and some epochs, as of the last one or the one before."""
+    batch = run.closed_batch
+    for _ in range(generator.randrange(6)):
+        batch += 1
+        run.write(batch, files=generator.randrange(3))
+        if generator.random() < 0.5:
+            upto = generator.choice([batch, batch - 1])
+            if upto > run.closed_batch:
+                run.close(upto)
 
 
 def test_nothing_durable_is_assumed_of_what_was_not_synced():
