@@ -18,7 +18,7 @@ from pathlib import Path
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.sources import Source
 from recovery.clock import Clock
-from recovery.errors import BackupDamagedError, CorruptPartitionError, RecoveryError
+from recovery.errors import AlreadyInitializedError, BackupDamagedError, CorruptPartitionError, RecoveryError
 from recovery.planning.backups import Copy, RestorePlan, plan_restore
 from recovery.planning.resume import plan_resume
 from recovery.storage.copies import settle
@@ -83,7 +83,15 @@ def restore(
     # Only what was restored completely is placed, so the newest execution of any copy is not less than its.
     newest = max((e.number for copy in source.copies for e in copy.description.executions), default=0)
     started = clock.elapsed_s()
-    paths = place_restored(directory, attempt.fill, newest_execution=newest, random_id=random_id)
+    try:
+        paths = place_restored(directory, attempt.fill, newest_execution=newest, random_id=random_id)
+    except AlreadyInitializedError as error:
+        raise AlreadyInitializedError(
+            error.found,
+            path=error.path,
+            cause="A recovery directory is there already, or the logs of a lost one.",
+            remedy="Move it away, with the -wal and -shm files, or restore to another directory.",
+        ) from None
     spent = clock.elapsed_s() - started
     assert attempt.plan is not None
     return Restored(

@@ -403,8 +403,9 @@ class _FailingFile:
         self._file.close()
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["full", "I/O error"])
-@pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
+@pytest.mark.parametrize(
+    ("lasting", "code"), [(False, errno.EIO), (True, errno.ENOSPC)], ids=["an I/O error once", "a disk that stays full"]
+)
 @pytest.mark.usefixtures("one_at_a_time")
 def test_a_restore_that_fails_at_any_operation_leaves_nothing(store, tmp_path, monkeypatch, lasting, code):
     """At every operation on the disk until one is left untouched: a typed error, and the directory is as before."""

@@ -72,7 +72,7 @@ def test_litestream_and_a_killed_run(feed, tmp_path):
         root = tmp_path / f"{number}"
         directory = root / "db"
         init_partitions(directory, 3)
-        for _ in range(60):
+        for _ in range(80):
             feed.add_random(generator.randrange(10**9), count=40)
         replicating = []
         for path in paths_of(directory):
@@ -83,7 +83,7 @@ def test_litestream_and_a_killed_run(feed, tmp_path):
         try:
             for process in generator.sample(replicating, len(replicating)):
                 last = wait_for_batch(run)
-                while wait_for_batch(run) < last + generator.randrange(2, 12):
+                while wait_for_batch(run) < last + generator.randrange(10, 18):
                     pass
                 process.send_signal(signal.SIGKILL)
                 process.wait()
