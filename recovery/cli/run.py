@@ -86,8 +86,8 @@ def run(
     if isinstance(flow, Pipeline):
         run_nodes(flow, config, resume=resume, environment=environment, master=master, conf=settings, as_json=as_json)
         return
-    if resume or environment:
-        raise click.UsageError("--resume and --environment are for pipelines; a flow resumes by itself.")
+    if resume:
+        raise click.UsageError("--resume is for pipelines; a flow resumes by itself.")
     if config is None and not as_json:
         click.echo("No -r given: running without recovery, state is lost at the end.", err=True)
     with Progress(flow.name, quiet=as_json) as progress:
