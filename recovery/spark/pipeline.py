@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -26,12 +27,14 @@ from recovery.state.epochs import EpochWriter
 from recovery.state.manager import StateManager
 from recovery.state.objects import is_uri
 from recovery.state.open import choose
+from recovery.state.retry import RetryPolicy
 from recovery.state.runs import BLOCKED, EDIT, FAILED, RUNNING, SKIPPED, SUCCEEDED, NodeRun, Run, RunRecorder
 from recovery.storage.files import scan
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.verify import PartitionCheck
 
 PIPELINE = "pipeline"
+TOLD_WITHIN_S = 2.0
 Told = Callable[[str, NodeRun], None]
 
 
@@ -54,6 +57,7 @@ def run_pipeline(
     master: str = "local[*]",
     conf: Mapping[str, str] | None = None,
     observer: Told | None = None,
+    retry: RetryPolicy | None = None,
     clock: Clock | None = None,
 ) -> PipelineSummary:
     """Run the nodes of a pipeline in the order of what they need; returns what each did.
@@ -62,6 +66,7 @@ def run_pipeline(
     Each node that moved marks closes an epoch of the directory after its write; with a state backend elsewhere the
     marks are set there. With `resume` a node is skipped when it succeeded in the last run, its definition is what it
     was, and nothing that it needs runs again. When a node fails, those that need it are blocked and the others go on.
+    One run at a time: by the directory's lock, or by a lease of the state backend.
     Raises FlowFailedError at the end when a node failed, and the RecoveryErrors of the directory before any ran.
     """
     clock = clock or SystemClock()
@@ -69,7 +74,11 @@ def run_pipeline(
     elsewhere = is_uri(choose(config.directory, config.state_backend))
     with ExitStack() as held:
         plan = None if elsewhere else held.enter_context(_planned(pipeline, config, clock))
-        state = StateManager(config.directory, backend=config.state_backend, environment=environment, clock=clock)
+        state = StateManager(
+            config.directory, backend=config.state_backend, environment=environment, retry=retry, clock=clock
+        )
+        if elsewhere:
+            held.enter_context(state.lock(f"pipelines/{pipeline.name}", f"pipeline {pipeline.name}"))
         plans = _plan(pipeline, state, resume)
         session: Any = spark
         if session is None:
@@ -235,8 +244,15 @@ def _last(run: Run) -> dict[str, LastNode]:
 
 
 def _observed(observation: Observation) -> int | None:
-    """The rows that were written, as far as the first action over the frame counted them; None when there was none."""
-    if observation._jo is None:
-        return None
-    found = observation._jo.getOrEmpty()
-    return int(observation.get["rows"]) if not found.isEmpty() else None
+    """The rows that were written, as the first action over the frame counted them; None when there was none.
+
+    Spark tells a moment after the action ended. What cannot be told must not fail a node that has written.
+    """
+    with contextlib.suppress(Exception):
+        told = observation._jo.future()
+        deadline_s = time.monotonic() + TOLD_WITHIN_S
+        while not told.isCompleted() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        if told.isCompleted():
+            return int(observation.get["rows"])
+    return None

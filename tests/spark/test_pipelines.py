@@ -18,6 +18,7 @@ from recovery import (
     Pipeline,
     RecoveryConfig,
     StateBackendError,
+    StateLockedError,
     StateManager,
     incremental,
     init_partitions,
@@ -25,7 +26,7 @@ from recovery import (
 )
 from recovery.state.epochs import EpochWriter
 from tests.spark.support import ROOT
-from tests.state.support import SetClock
+from tests.state.support import IMPATIENT, SetClock
 
 MOMENT = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
@@ -181,6 +182,11 @@ def test_with_a_state_backend_elsewhere(spark, tmp_path):
     assert StateManager(uri, environment="prod").get_hwm("orders") == 1
     assert StateManager(uri).get_hwm("orders") is None
     assert StateManager(uri, environment="prod").get_last_run_status("nightly", "load") is True
+    with (
+        StateManager(uri).lock("pipelines/nightly", "the other run"),
+        pytest.raises(StateLockedError, match="the other"),
+    ):
+        run_pipeline(Pipeline("nightly", [load(table)]), config, spark=spark, retry=IMPATIENT)
 
 
 @pytest.mark.parametrize(
