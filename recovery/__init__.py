@@ -46,6 +46,7 @@ from recovery.errors import (
 )
 from recovery.flow import Flow
 from recovery.group_state import GroupState
+from recovery.pipeline import Node, Pipeline
 from recovery.sinks import (
     BatchContext,
     ConsoleSink,
@@ -65,6 +66,8 @@ from recovery.storage.initialize import init_partitions
 if TYPE_CHECKING:
     from recovery.runner import run
     from recovery.spark.formats import register
+    from recovery.spark.incremental import incremental
+    from recovery.spark.pipeline import PipelineSummary, run_pipeline
     from recovery.spark.query import RecoveryQuery, RunSummary, start
     from recovery.spark.step import stateful, stateful_map
 
@@ -98,7 +101,10 @@ __all__ = [
     "MissingPartitionsError",
     "NoBackupError",
     "NoPartitionsError",
+    "Node",
     "OutputMismatchError",
+    "Pipeline",
+    "PipelineSummary",
     "RecoveryConfig",
     "RecoveryError",
     "RecoveryQuery",
@@ -120,10 +126,12 @@ __all__ = [
     "UnsupportedVersionError",
     "UpsertSink",
     "current_batch",
+    "incremental",
     "init_partitions",
     "process_state",
     "register",
     "run",
+    "run_pipeline",
     "start",
     "stateful",
     "stateful_map",
@@ -136,7 +144,10 @@ _WITH_SPARK = {
     "RecoveryQuery": "recovery.spark.query",
     "RunSummary": "recovery.spark.query",
     "register": "recovery.spark.formats",
+    "PipelineSummary": "recovery.spark.pipeline",
+    "incremental": "recovery.spark.incremental",
     "run": "recovery.runner",
+    "run_pipeline": "recovery.spark.pipeline",
     "start": "recovery.spark.query",
     "stateful": "recovery.spark.step",
     "stateful_map": "recovery.spark.step",

@@ -12,24 +12,36 @@ from typing import Any
 
 from recovery.errors import FlowLoadError, RecoveryError
 from recovery.flow import Flow
+from recovery.pipeline import Pipeline
 
 DEFAULT_NAME = "flow"
+PIPELINE_NAME = "pipeline"
 
 
 def load_flow(target: str) -> Flow:
-    """The flow that `target` names: "wordcount.py", "jobs.wordcount:flow", "jobs/wordcount.py:make('logs', n=2)".
+    """The flow that a command line names; see `load`. Raises FlowLoadError, also when it is a pipeline."""
+    found = load(target)
+    if not isinstance(found, Flow):
+        raise FlowLoadError(f"{target}: that is a pipeline, not a flow", cause="", remedy="Name a Flow.")
+    return found
+
+
+def load(target: str) -> Flow | Pipeline:
+    """What `target` names, a flow or a pipeline: "words.py", "jobs.words:flow", "jobs/words.py:make('logs', n=2)".
 
     A file's directory, or the current one for a module, is put on the import path. Raises FlowLoadError.
     """
     where, expression = _split(target)
     module = _load_file(Path(where)) if _is_file(where) else _load_module(where)
+    if expression == DEFAULT_NAME and not hasattr(module, DEFAULT_NAME) and hasattr(module, PIPELINE_NAME):
+        expression = PIPELINE_NAME
     found = _evaluate(module, expression, target)
     if callable(found) and not isinstance(found, Flow):
         found = _call(found, (), {}, target)
-    if not isinstance(found, Flow):
+    if not isinstance(found, Flow | Pipeline):
         raise FlowLoadError(
             f"{target}: {expression} is a {type(found).__name__}, not a Flow",
-            remedy="Name a Flow, or a function that makes one.",
+            remedy="Name a Flow or a Pipeline, or a function that makes one.",
         )
     return found
 

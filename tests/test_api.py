@@ -14,12 +14,13 @@ PUBLIC = [
     "DiscardSink", "DuplicatePartitionError", "EpochNotHeldError", "EpochOutput", "EpochSink", "FileSink", "Flow",
     "FlowFailedError", "FlowLoadError", "FlowMismatchError", "ForeignPartitionError", "GroupState",
     "HighWaterMarkError", "InconsistentPartitionsError", "InputRewrittenError", "LeaseLostError",
-    "MissingPartitionsError", "NoBackupError", "NoPartitionsError", "OutputMismatchError", "RecoveryConfig",
-    "RecoveryError", "RecoveryQuery", "Resume", "RetryPolicy", "RunSummary", "ScopedState", "SinkFailedError",
-    "SparkUnavailableError", "StateBackendError", "StateLockedError", "StateManager", "StateNotFoundError",
-    "StateValueError", "StepChangedError", "StorageError", "UnknownStepError", "UnsupportedPlanError",
-    "UnsupportedVersionError", "UpsertSink", "current_batch", "init_partitions", "process_state", "register",
-    "run", "start", "stateful", "stateful_map", "task_instance_state", "task_state",
+    "MissingPartitionsError", "NoBackupError", "NoPartitionsError", "Node", "OutputMismatchError", "Pipeline",
+    "PipelineSummary", "RecoveryConfig", "RecoveryError", "RecoveryQuery", "Resume", "RetryPolicy", "RunSummary",
+    "ScopedState", "SinkFailedError", "SparkUnavailableError", "StateBackendError", "StateLockedError",
+    "StateManager", "StateNotFoundError", "StateValueError", "StepChangedError", "StorageError", "UnknownStepError",
+    "UnsupportedPlanError", "UnsupportedVersionError", "UpsertSink", "current_batch", "incremental",
+    "init_partitions", "process_state", "register", "run", "run_pipeline", "start", "stateful", "stateful_map",
+    "task_instance_state", "task_state",
 ]  # fmt: skip
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from recovery.cli.common import DIRECTORY, INTERVAL, json_option, print_json
-from recovery.cli.places import backend_option, chosen_backend
+from recovery.cli.nodes import run_nodes
+from recovery.cli.places import chosen_backend, state_options
 from recovery.cli.progress import Progress, summary_text
 from recovery.config import RecoveryConfig
 
@@ -37,7 +38,8 @@ from recovery.config import RecoveryConfig
               help="Run to the end of the input, or for ever with this time between micro-batches.")  # fmt: skip
 @click.option("--master", default="local[*]", show_default=True, help="Spark's master.")
 @click.option("--conf", multiple=True, metavar="K=V", help="A setting of Spark.")
-@backend_option
+@click.option("--resume", is_flag=True, help="Of a pipeline: skip nodes that succeeded and need not run again.")
+@state_options
 @json_option
 def run(
     target: str,
@@ -51,9 +53,11 @@ def run(
     trigger: str,
     master: str,
     conf: tuple[str, ...],
+    resume: bool,
+    environment: str,
     as_json: bool,
 ) -> None:
-    """Run a flow, resuming from the latest snapshot that is consistent across all partitions.
+    """Run a flow, resuming from the latest snapshot that is consistent across all partitions; or run a pipeline.
 
     FLOW defaults to `flow`; it is a Flow, or a function that makes one, with literal arguments: "jobs.py:make('x')".
     SIGTERM or Ctrl-C finish the running micro-batch and close the epoch; a second one ends at once.
@@ -72,12 +76,18 @@ def run(
         )
     settings = _pairs(conf, "--conf", "K=V")
     pause = trigger if trigger == "available-now" else INTERVAL.convert(trigger, None, None)
-    from recovery.loader import import_paths, load_flow
+    from recovery.loader import import_paths, load
+    from recovery.pipeline import Pipeline
     from recovery.runner import run as run_flow
     from recovery.spark.session import prepare_environment
 
     prepare_environment(*import_paths(target))
-    flow = load_flow(target)
+    flow = load(target)
+    if isinstance(flow, Pipeline):
+        run_nodes(flow, config, resume=resume, environment=environment, master=master, conf=settings, as_json=as_json)
+        return
+    if resume:
+        raise click.UsageError("--resume is for pipelines; a flow resumes by itself.")
     if config is None and not as_json:
         click.echo("No -r given: running without recovery, state is lost at the end.", err=True)
     with Progress(flow.name, quiet=as_json) as progress:

@@ -28,6 +28,9 @@ from recovery.errors import ConfigurationError, CorruptStateError, LeaseLostErro
 from recovery.state.objects import Conflict, Objects, Token, nonce
 from recovery.state.paths import LOCK_FILE, encode_path
 
+REMEMBERED = 100
+"""So many takeovers a lock remembers: a holder whose release got no answer can tell what became of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
@@ -59,6 +62,7 @@ class HeldLease:
         self._wait_s = wait_s
         self._holder = {"pid": os.getpid(), "host": socket.gethostname(), "purpose": purpose, "id": nonce()}
         self._token: Token = None
+        self._taken_over: list[int] = []
         self._renewed_s = 0.0
         self._lost = ""
         self._lock = threading.Lock()
@@ -102,16 +106,23 @@ class HeldLease:
             found = self._read()
             if found["token"] != watched:
                 watched, since_s = found["token"], self._clock.elapsed_s()
+            if found["holder"] == self._holder:
+                # Our own write, whose answer never came.
+                self._token, self._renewed_s = found["token"], asked_s
+                return
             silent = self._clock.elapsed_s() - since_s >= max(self._terms.lock_timeout_s, found["lease_s"])
             if found["holder"] is None or silent:
+                self.fence = found["fence"] + 1
+                self._taken_over = found["taken_over"]
+                if found["holder"] is not None:
+                    self._taken_over = [*self._taken_over, found["fence"]][-REMEMBERED:]
                 try:
-                    self.fence = found["fence"] + 1
                     self._write(self._holder, found["token"])
                     self._renewed_s = asked_s
                     return
                 except Conflict:
-                    # Somebody else was faster: wait as for any holder.
-                    found = self._read()
+                    # Somebody else was faster: look at once who.
+                    continue
             waited_s = self._clock.elapsed_s() - began_s
             if waited_s >= self._wait_s:
                 raise StateLockedError(
@@ -142,9 +153,17 @@ class HeldLease:
             try:
                 self._write(None, self._token)
             except Conflict:
-                self._adopt()
-                self._check()
-                self._write(None, self._token)
+                if not self._was_freed():
+                    self._adopt()
+                    self._check()
+                    self._write(None, self._token)
+
+    def _was_freed(self) -> bool:
+        """Whether the lock was freed by this holder: by a write whose answer never came."""
+        found = self._read()
+        if found["fence"] == self.fence:
+            return found["holder"] is None
+        return self.fence not in found["taken_over"] and self.fence < found["fence"] <= self.fence + REMEMBERED
 
     def _adopt(self) -> None:
         """The object is another one: a renewal of our own whose answer never came, or a successor's."""
@@ -168,17 +187,23 @@ class HeldLease:
             )
 
     def _write(self, holder: dict[str, Any] | None, token: Token) -> None:
-        content = {"fence": self.fence, "holder": holder, "lease_s": self._terms.lock_timeout_s, "nonce": nonce()}
+        content = {"fence": self.fence, "holder": holder, "lease_s": self._terms.lock_timeout_s,
+                   "taken_over": self._taken_over, "nonce": nonce()}  # fmt: skip
         self._token = self._objects.put(self._path, json.dumps({"lock": content}).encode(), token)
 
     def _read(self) -> dict[str, Any]:
         found = self._objects.get(self._path)
         if found is None:
-            return {"fence": 0, "holder": None, "lease_s": 0.0, "token": None}
+            return {"fence": 0, "holder": None, "lease_s": 0.0, "taken_over": [], "token": None}
         try:
             lock = json.loads(found.content)["lock"]
-            fence, lease_s = int(lock["fence"]), float(lock["lease_s"])
-            return {"fence": fence, "holder": lock["holder"], "lease_s": lease_s, "token": found.token}
+            return {
+                "fence": int(lock["fence"]),
+                "holder": lock["holder"],
+                "lease_s": float(lock["lease_s"]),
+                "taken_over": list(lock["taken_over"]),
+                "token": found.token,
+            }
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptStateError(
                 f"the lock {self.name!r:.120} cannot be read", path=f"{self._objects.location}/{self._path}"

@@ -11,7 +11,8 @@ from typing import Any
 from recovery.clock import Clock, SystemClock
 from recovery.errors import ConfigurationError
 from recovery.state import marks, scopes
-from recovery.state.backend import Backend
+from recovery.state.backend import Backend, DirectoryBackend
+from recovery.state.closed_marks import closed_marks
 from recovery.state.ids import check, escape, matches, unescape
 from recovery.state.marks import Mark
 from recovery.state.open import Location, choose, open_backend
@@ -73,7 +74,10 @@ class StateManager:
             marks.check_value(value)
         if wanted:
             now_ms = self._clock.wall_ms()
-            self.backend.update({self._marks_id: lambda d: marks.advance(d and d.content, wanted, now_ms, force=force)})
+            closed = self._closed_marks()
+            self.backend.update(
+                {self._marks_id: lambda d: marks.advance(d and d.content, wanted, now_ms, force=force, closed=closed)}
+            )
 
     def remove_hwm(self, *keys: str) -> int:
         """Remove marks, all at once: the next load begins at the beginning. Returns how many there were."""
@@ -148,6 +152,11 @@ class StateManager:
         ]
         return found[:limit]
 
+    def epoch_row(self, key: str, value: Any) -> dict[str, Any]:
+        """What an epoch holds of a mark that it moves: see `recovery.state.marks`."""
+        document = self.backend.read([self._marks_id]).get(self._marks_id)
+        return marks.epoch_row(document and document.content, key, value, self._clock.wall_ms())
+
     @property
     def history(self) -> RunHistory:
         """The run history itself: to record a run while it goes on, and to clean up."""
@@ -194,7 +203,13 @@ class StateManager:
 
     def _marks(self) -> dict[str, Mark]:
         document = self.backend.read([self._marks_id]).get(self._marks_id)
-        return marks.read(document and document.content)
+        return marks.read(document and document.content, self._closed_marks())
+
+    def _closed_marks(self) -> dict[str, Any]:
+        """The marks that epochs moved, as of the newest one that is closed; only a recovery directory has them."""
+        if not isinstance(self.backend, DirectoryBackend):
+            return {}
+        return closed_marks(self.backend.directory, self.environment)
 
     def _last_run(self, pipeline: str, node: str | None) -> Run | None:
         if not isinstance(pipeline, str):

@@ -2,6 +2,11 @@
 
 All marks of an environment are one document, so several move together or not at all. Each has a version that
 only grows, also over its removal.
+
+A pipeline moves marks with the epoch that holds its loads: those are rows of a reserved step, which go back with a
+rewind. Such a row knows the version that the document's mark had when it was written. It counts as long as that is
+still the version; a mark that was set since counts more. So the last who moved a mark wins, and a rewind takes back
+what belongs to epochs and nothing else.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from recovery.state.ids import check
 from recovery.state.values import from_json, to_json
 
 DOCUMENT = "hwm"
+EPOCH_STEP = "$hwm"
 _NUMBERS = (int, float, Decimal)
 _KINDS = (bool, int, float, Decimal, str, bytes, datetime, date)
 
@@ -47,21 +53,23 @@ def parse_batch(batch: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return wanted
 
 
-def advance(content: Any, wanted: Mapping[str, Any], now_ms: int, *, force: bool) -> dict[str, Any]:
+def advance(
+    content: Any, wanted: Mapping[str, Any], now_ms: int, *, force: bool, closed: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The document with the marks moved to the `wanted` values. Raises HighWaterMarkError or StateValueError.
 
-    A mark that is there already stays as it is, with the time of its last change.
+    A mark that is there already stays as it is, with the time of its last change. `closed` are the rows of epochs.
     """
-    marks = dict(_entries(content))
+    marks, known = dict(_entries(content)), read(content, closed)
     for key, value in wanted.items():
         encoded = check_value(value)
-        before = marks.get(key, {"version": 0})
-        if "value" in before:
-            if before["value"] == encoded and type(before["value"]) is type(encoded):
+        if key in known:
+            before = known[key].value
+            if type(before) is type(value) and before == value:
                 continue
             if not force:
-                check_forward(key, from_json(before["value"]), value)
-        marks[key] = {"value": encoded, "changed_ms": now_ms, "version": before["version"] + 1}
+                check_forward(key, before, value)
+        marks[key] = {"value": encoded, "changed_ms": now_ms, "version": _version(marks, key) + 1}
     return {"marks": marks}
 
 
@@ -69,18 +77,26 @@ def remove(content: Any, keys: Iterable[str], now_ms: int) -> dict[str, Any]:
     """The document without the marks of these keys; their versions stay."""
     marks = dict(_entries(content))
     for key in keys:
-        if "value" in marks.get(key, {}):
-            marks[key] = {"changed_ms": now_ms, "version": marks[key]["version"] + 1}
+        marks[key] = {"changed_ms": now_ms, "version": _version(marks, key) + 1}
     return {"marks": marks}
 
 
-def read(content: Any) -> dict[str, Mark]:
-    """The marks that a document holds, by key."""
+def read(content: Any, closed: Mapping[str, Any] | None = None) -> dict[str, Mark]:
+    """The marks of a document and of the rows of epochs, by key."""
+    entries = _entries(content)
+    for key, row in (closed or {}).items():
+        if row["version"] == _version(entries, key):
+            entries[key] = row
     return {
         key: Mark(key, from_json(entry["value"]), entry["changed_ms"], entry["version"])
-        for key, entry in sorted(_entries(content).items())
+        for key, entry in sorted(entries.items())
         if "value" in entry
     }
+
+
+def epoch_row(content: Any, key: str, value: Any, now_ms: int) -> dict[str, Any]:
+    """What an epoch holds of a mark that it moves, beside the document as it is. Raises StateValueError."""
+    return {"value": check_value(value), "changed_ms": now_ms, "version": _version(_entries(content), key)}
 
 
 def check_value(value: Any) -> Any:
@@ -117,6 +133,10 @@ def _comparable(before: Any, after: Any) -> bool:
     if isinstance(before, datetime) and isinstance(after, datetime):
         return (before.utcoffset() is None) == (after.utcoffset() is None)
     return type(before) is type(after)
+
+
+def _version(entries: Mapping[str, Any], key: str) -> int:
+    return int(entries[key]["version"]) if key in entries else 0
 
 
 def _entries(content: Any) -> dict[str, Any]:

@@ -4,36 +4,26 @@ from __future__ import annotations
 
 import getpass
 import os
-import secrets
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
-from recovery.clock import Clock, RecoveryClock
+from recovery.clock import Clock
 from recovery.errors import ConfigurationError, EpochNotHeldError, FlowMismatchError, RecoveryError
-from recovery.ids import NO_BATCH, Epoch, StepId
+from recovery.ids import Epoch
 from recovery.keys import partition_of
 from recovery.planning.resume import Cut, ResumePlan, common_cuts, plan_resume
-from recovery.planning.retention import collection_floor, shared_history
-from recovery.planning.values import Execution
+from recovery.state.epochs import Edited, EpochWriter, StepKey
 from recovery.state.open import choose, open_backend
 from recovery.state.retry import RetryPolicy
 from recovery.state.runs import EDIT, RunHistory
-from recovery.storage.files import SCRATCH_NAME, FilePartitions, scan
+from recovery.storage.files import scan
 from recovery.storage.history import KeyChange, KeyState, changes_between, states_at, steps_in
 from recovery.storage.lock import DirectoryLock, lock_holder
-from recovery.storage.seam import RESERVED_PREFIX, CloseRequest
+from recovery.storage.seam import RESERVED_PREFIX
 from recovery.storage.verify import PartitionCheck
-
-StepKey = tuple[str, str]
-"""Step id and state key."""
-
-Edited = tuple[str | None, int | None]
-"""A value as it is stored and when it times out, in milliseconds since 1970; a value of None discards the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,66 +116,24 @@ def edit_states(
 
 
 def _apply(directory: Path, plan: ResumePlan, what: str, changes: Mapping[StepKey, Edited], clock: Clock) -> Epoch:
-    execution = _execution(plan, clock)
+    assert plan.flow_id is not None
     history = RunHistory(open_backend(choose(directory, None), clock, RetryPolicy()), clock)
-    by = {"execution": execution.number, "epoch": plan.resume_epoch, "what": what, "keys": len(changes), "by": _user()}
-    record = history.begin(execution.flow_id, EDIT, by)
-    store = FilePartitions([d.path for d in plan.partitions], directory / SCRATCH_NAME)
+    by = {"execution": plan.execution_number, "epoch": plan.resume_epoch, "what": what, "keys": len(changes)}
+    record = history.begin(plan.flow_id, EDIT, {**by, "by": _user()})
+    # An edit keeps what the last run was told to keep.
+    last = max((e for d in plan.partitions for e in d.executions), key=lambda execution: execution.number)
+    writer = None
     try:
-        store.start(execution, [])
-        store.close(execution.lease, _requests(plan, execution, changes, clock))
-        store.checkpoint()
+        writer = EpochWriter(directory, plan, plan.flow_id, clock, backup_interval_s=last.backup_interval_s)
+        epoch = writer.close(changes)
     except BaseException as error:
         _end(record.end, error)
         raise
     finally:
-        store.release()
+        if writer is not None:
+            writer.release()
     _end(record.end, None)
-    return plan.resume_epoch
-
-
-def _requests(
-    plan: ResumePlan, execution: Execution, changes: Mapping[StepKey, Edited], clock: Clock
-) -> list[CloseRequest]:
-    """One for every partition: the keys that are its own."""
-    count = len(plan.partitions)
-    now_ms = RecoveryClock(clock, *plan.last_clock).now_ms()
-    history = shared_history(plan.partitions, [e for e in plan.window if e < plan.resume_epoch])
-    floor = collection_floor(history, now_ms, execution.backup_interval_s * 1000)
-    rows: list[dict[StepId, dict[str, Edited]]] = [{} for _ in range(count)]
-    for (step, key), edited in changes.items():
-        rows[partition_of(key, count)].setdefault(StepId(step), {})[key] = edited
-    return [
-        CloseRequest(
-            epoch=plan.resume_epoch,
-            batch=plan.snapshot.batch_id if plan.snapshot else NO_BATCH,
-            closed_ms=clock.wall_ms(),
-            clock_ms=now_ms,
-            floor=floor,
-            driver_rows={},
-            state_rows=part,
-        )
-        for part in rows
-    ]
-
-
-def _execution(plan: ResumePlan, clock: Clock) -> Execution:
-    """An edit keeps what the last run was told to keep."""
-    runs = [execution for d in plan.partitions for execution in d.executions]
-    last = max(runs, key=lambda execution: execution.number)
-    assert plan.flow_id is not None
-    return Execution(
-        number=plan.execution_number,
-        id=secrets.token_hex(8),
-        flow_id=plan.flow_id,
-        resume_epoch=plan.resume_epoch,
-        started_ms=clock.wall_ms(),
-        snapshot_interval_s=last.snapshot_interval_s,
-        backup_interval_s=last.backup_interval_s,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        version=version("recovery"),
-    )
+    return epoch
 
 
 def _check(plan: ResumePlan) -> None:

@@ -12,9 +12,10 @@ from recovery.clock import Clock
 from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundError, StateValueError
 from recovery.state import marks
 from recovery.state.backend import Backend, Document
+from recovery.state.epochs import Edited, StepKey
 from recovery.state.ids import check, matches
 from recovery.state.runs import read_run
-from recovery.state.steps import Edited, Moment, StepKey, edit_states, moment
+from recovery.state.steps import Moment, edit_states, moment
 from recovery.state.values import from_json
 from recovery.storage.history import KeyState
 

@@ -14,7 +14,7 @@ from recovery.errors import CorruptPartitionError, EpochNotHeldError
 from recovery.ids import NO_EPOCH
 from recovery.planning.resume import BEGINNING, Cut
 from recovery.storage.digests import SNAPS_DIGEST
-from recovery.storage.schema import open_partition, rows, snapshot, translated
+from recovery.storage.schema import open_partition, read_partition, rows, snapshot, translated
 
 # A row that was not replaced after the epoch, or what the first successor after it replaced.
 AT = f"""
@@ -71,6 +71,12 @@ def changes_between(path: Path, step: str, first: Cut, last: Cut) -> Iterator[Ke
             before, after = (_one(connection, path, step, cut, key) for cut in (first, last))
             if _content(before) != _content(after):
                 yield KeyChange(key, before, after)
+
+
+def has_step(path: Path, step: str) -> bool:
+    """Whether a partition has state of a step in the newest snapshot that it holds by itself."""
+    sql = "SELECT 1 FROM snaps WHERE step_id = ? LIMIT 1"
+    return read_partition(path, lambda connection: bool(rows(connection, sql, (step,))))
 
 
 def steps_in(path: Path) -> list[str]:

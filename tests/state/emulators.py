@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+import pyarrow.fs
 import pytest
 
 from tests.backup import emulators
@@ -55,11 +57,28 @@ def files(directory: Path) -> Iterator[Store]:
 
 @contextlib.contextmanager
 def s3(directory: Path) -> Iterator[Store]:
-    """moto."""
+    """moto's server, with one request at a time."""
     pytest.importorskip("obstore", reason="obstore is not installed (the test extra has it)")
-    with emulators.moto() as found:
-        port = found.parameters.partition("127.0.0.1:")[2].partition("&")[0]
-        yield Store(found.address, f"endpoint=http://127.0.0.1:{port}&region=us-east-1", found.environ)
+    pytest.importorskip("moto.server", reason="moto is not installed (the test extra has it)")
+    port = emulators.free_port()
+    environ = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "not-a-real-secret",
+               "AWS_EC2_METADATA_DISABLED": "true"}  # fmt: skip
+    with emulators.running([sys.executable, "-c", ONE_BY_ONE, str(port)], port):
+        filesystem = pyarrow.fs.S3FileSystem(
+            access_key="key", secret_key="not-a-real-secret", endpoint_override=f"127.0.0.1:{port}", scheme="http",
+            region="us-east-1", allow_bucket_creation=True,
+        )  # fmt: skip
+        filesystem.create_dir(emulators.BUCKET)
+        yield Store(f"s3://{emulators.BUCKET}", f"endpoint=http://127.0.0.1:{port}&region=us-east-1", environ)
+
+
+# moto checks a condition and writes in two steps: with requests in threads, two that meet both succeed.
+ONE_BY_ONE = """
+import sys
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import run_simple
+run_simple("127.0.0.1", int(sys.argv[1]), DomainDispatcherApplication(create_backend_app), threaded=False)
+"""
 
 
 @contextlib.contextmanager

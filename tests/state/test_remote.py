@@ -26,6 +26,7 @@ from recovery import (
 from recovery.cli import main
 from recovery.clock import SystemClock
 from recovery.state.migrate import migrate
+from recovery.state.objects import Conflict, FileObjects
 from recovery.state.open import open_backend
 from recovery.state.retry import RetryPolicy
 from tests.state.emulators import store
@@ -439,4 +440,41 @@ def test_a_lease_that_cannot_be_renewed_is_lost(files, monkeypatch):
     with pytest.raises(LeaseLostError, match="could not be renewed"):
         write_on()
     with pytest.raises(LeaseLostError):
+        lock.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("lost", range(1, 5))
+def test_a_write_whose_answer_never_came_is_recognised(files, monkeypatch, lost):
+    """The store took it, and the client takes it for another's: no lock is lost, nothing is counted twice."""
+    state = StateManager(f"{files}?lock_timeout_seconds=1&lock_retry_seconds=0.02")
+    counter = state.process_state("n", "count")
+    real, puts = FileObjects.put, []
+
+    def put(self, path, content, expected):
+        token = real(self, path, content, expected)
+        puts.append(path)
+        if len(puts) == lost:
+            raise Conflict("the answer to an earlier attempt was lost")
+        return token
+
+    monkeypatch.setattr(FileObjects, "put", put)
+    for _ in range(2):
+        with state.lock("orders"):
+            counter.update(lambda n: n + 1, 0)
+    assert counter.get() == 2
+    assert len(puts) >= 6
+    with state.lock("orders"):
+        pass
+
+
+def test_two_that_hold_one_lock_is_told(files):
+    """Where a store grants a lock twice after all, the one that lost it does not end as if nothing had been."""
+    state = StateManager(files)
+    lock = state.lock("orders")
+    lock.__enter__()
+    path = Path(files.removeprefix("file://")) / "orders" / "lock.json"
+    path.write_text(path.read_text().replace('"pid": ', '"pid": 1'))
+    with pytest.raises(LeaseLostError, match="a successor"):
+        state.set_hwm("k", 1)
+    with pytest.raises(LeaseLostError, match="a successor"):
         lock.__exit__(None, None, None)

@@ -1,0 +1,74 @@
+"""What `recovery run` shows of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from recovery.cli.common import print_json
+from recovery.cli.places import chosen_backend
+from recovery.config import RecoveryConfig, format_interval
+from recovery.state.runs import RUNNING, NodeRun
+
+if TYPE_CHECKING:
+    from recovery.pipeline import Pipeline
+
+
+def run_nodes(
+    pipeline: Pipeline,
+    config: RecoveryConfig | None,
+    *,
+    resume: bool,
+    environment: str,
+    master: str,
+    conf: Mapping[str, str],
+    as_json: bool,
+) -> None:
+    """Run a pipeline; a line for every node goes to standard error, or a JSON document to standard output."""
+    from recovery.spark.pipeline import run_pipeline
+
+    place = chosen_backend()
+    if config is None:
+        if place is None:
+            raise click.UsageError("A pipeline needs a recovery directory (-r DIR) or a state backend.")
+        config = RecoveryConfig(place, state_backend=place)
+    if not as_json:
+        click.echo(f"{pipeline.name}: starting Spark …", err=True)
+
+    def told(name: str, node: NodeRun) -> None:
+        if not as_json:
+            click.echo(_line(name, node), err=True)
+
+    summary = run_pipeline(
+        pipeline, config, resume=resume, environment=environment, master=master, conf=conf, observer=told
+    )
+    if as_json:
+        print_json({"pipeline": summary.pipeline, "run_id": summary.run_id, "nodes": {
+            name: _facts(node) for name, node in summary.nodes.items()
+        }})  # fmt: skip
+    else:
+        click.echo(f"{pipeline.name}: {len(summary.nodes)} nodes done", err=True)
+
+
+def _line(name: str, node: NodeRun) -> str:
+    text = f"{name}: {node.status}"
+    if node.status != RUNNING and node.duration_s is not None:
+        text += f", {'?' if node.rows is None else f'{node.rows:,}'} rows in {format_interval(node.duration_s)}"
+    nulls = {key: count for key, count in node.details.get("nulls", {}).items() if count}
+    if nulls:
+        text += "; NULL in the column: " + ", ".join(f"{count:,} rows of {key}" for key, count in nulls.items())
+    return f"{text}: {node.error}" if node.error else f"{text} ({node.why})"
+
+
+def _facts(node: NodeRun) -> dict[str, Any]:
+    return {
+        "status": node.status,
+        "duration_s": node.duration_s,
+        "rows": node.rows,
+        "definition": node.definition,
+        "why": node.why,
+        "error": node.error,
+        **node.details,
+    }

@@ -1,0 +1,124 @@
+"""Pipelines: named nodes with dependencies, each read → transform → write on Spark."""
+
+from __future__ import annotations
+
+import hashlib
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from recovery.errors import ConfigurationError
+from recovery.planning.pipeline import order
+from recovery.state.ids import check
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class Node:
+    """One step of a pipeline.
+
+    read: gives a DataFrame from the SparkSession; or what `incremental` gives.
+    transform: makes another of it; None: as it is.
+    write: writes it. It may come again after a crash, so it had better overwrite or merge by key.
+    needs: the names of the nodes that must have succeeded before.
+    """
+
+    name: str
+    read: Callable[[SparkSession], DataFrame]
+    write: Callable[[DataFrame], Any]
+    transform: Callable[[DataFrame], DataFrame] | None = None
+    needs: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        check(self.name, "name of a node")
+        if isinstance(self.needs, str):
+            raise ConfigurationError(
+                f"node {self.name!r}: needs={self.needs!r} is a text", remedy=f"Write needs=[{self.needs!r}]."
+            )
+        object.__setattr__(self, "needs", tuple(self.needs))
+        for role in ("read", "write", "transform"):
+            function = getattr(self, role)
+            if not callable(function) and not (role == "transform" and function is None):
+                raise ConfigurationError(f"node {self.name!r}: {role}={function!r} is not a function")
+
+    @property
+    def definition(self) -> str:
+        """A hash of what the node does: the code of its functions, of those of their modules that they use, and of
+        values they hold. Not of data, nor of packages."""
+        parts = [self.name, *self.needs]
+        for function in (self.read, self.transform, self.write):
+            parts += _described(function, set())
+        return hashlib.sha256("\x1f".join(parts).encode(errors="replace")).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A named set of nodes. A recovery directory is bound to the name by the first run."""
+
+    name: str
+    nodes: Sequence[Node]
+
+    def __post_init__(self) -> None:
+        check(self.name, "name of a pipeline")
+        object.__setattr__(self, "nodes", tuple(self.nodes))
+        names = [node.name for node in self.nodes]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigurationError(f"pipeline {self.name!r} has {names.count(name)} nodes called {name!r}")
+        order({node.name: node.needs for node in self.nodes})
+
+
+_PLAIN = (bool, int, float, str, bytes, type(None))
+
+
+def _described(value: Any, seen: set[int]) -> Iterator[str]:
+    """What tells one function or value from another, as texts that are the same in every process."""
+    if id(value) in seen:
+        return
+    if isinstance(value, _PLAIN):
+        yield repr(value)
+    elif isinstance(value, types.FunctionType):
+        seen.add(id(value))
+        yield from _code(value.__code__)
+        for held in (*(value.__defaults__ or ()), *(cell.cell_contents for cell in value.__closure__ or ())):
+            yield from _described(held, seen)
+        for name in sorted(_names(value.__code__)):
+            if name in value.__globals__:
+                yield from _global(name, value.__globals__[name], value.__module__, seen)
+    elif isinstance(value, list | tuple | set | frozenset):
+        described = ["\x1e".join(_described(each, seen)) for each in value]
+        yield from sorted(described) if isinstance(value, set | frozenset) else described
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield repr(key)
+            yield from _described(each, seen)
+    elif hasattr(value, "__recovery_definition__"):
+        yield from _described(value.__recovery_definition__(), seen)
+    else:
+        yield type(value).__qualname__
+        yield from _described(getattr(value, "__func__", None), seen)
+
+
+def _global(name: str, value: Any, module: str, seen: set[int]) -> Iterator[str]:
+    """A global that a function uses: functions of its own module and plain values count; else its name."""
+    yield name
+    if isinstance(value, (*_PLAIN, list, tuple, dict)) or getattr(value, "__module__", None) == module:
+        yield from _described(value, seen)
+
+
+def _code(code: types.CodeType) -> Iterator[str]:
+    yield code.co_code.hex()
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _code(constant)
+        else:
+            yield repr(sorted(constant, key=repr)) if isinstance(constant, frozenset) else repr(constant)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))

@@ -1,0 +1,205 @@
+"""Loading what is newer than a high-water mark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, TypeAlias
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from recovery.clock import Clock
+from recovery.config import Interval, parse_interval
+from recovery.errors import ConfigurationError
+from recovery.state.ids import check
+from recovery.state.marks import check_forward, check_value
+
+STATEFUL, ROLLING_WINDOW = "stateful", "rolling_window"
+MODES = (STATEFUL, ROLLING_WINDOW)
+
+Reader: TypeAlias = DataFrame | Callable[[SparkSession], DataFrame]
+
+
+@dataclass
+class Load:
+    """One incremental load of a node: which mark it moves, and to what once the write succeeded.
+
+    mark: None when nothing newer was found, or in a rolling window. nulls: rows whose column is NULL in all the input.
+    """
+
+    key: str
+    before: Any
+    mark: Any
+    nulls: int
+
+
+@dataclass
+class Loading:
+    """What a load needs from whoever runs it, and what it leaves there."""
+
+    spark: SparkSession
+    mark_of: Callable[[str], Any]
+    clock: Clock
+    loads: list[Load] = field(default_factory=list)
+
+
+_current: ContextVar[Loading | None] = ContextVar("recovery_loading", default=None)
+
+
+class Incremental:
+    """An incremental load that was described, and is done when its node runs."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        column: str,
+        key: str,
+        mode: str,
+        lookback: Interval | None,
+        watermark_lag: Interval | None,
+        fallback_column: str | None,
+    ) -> None:
+        check(key, "key of a mark")
+        if mode not in MODES:
+            raise _bad(key, f"there is no mode {mode!r}", f"Use one of {', '.join(MODES)}.")
+        if (mode == ROLLING_WINDOW) != (lookback is not None):
+            raise _bad(
+                key, f"mode {mode!r} with lookback={lookback!r}", "A rolling window has a lookback; others none."
+            )
+        if mode == ROLLING_WINDOW and watermark_lag is not None:
+            raise _bad(key, "a rolling window has no mark to lag behind", "Leave watermark_lag out.")
+        self.reader = reader
+        self.column = column
+        self.key = key
+        self.mode = mode
+        self.lookback = lookback
+        self.watermark_lag = watermark_lag
+        self.fallback_column = fallback_column
+
+    def __call__(self, spark: SparkSession) -> DataFrame:
+        """The rows to load now. Raises ConfigurationError outside a run of a pipeline."""
+        loading = _current.get()
+        if loading is None:
+            raise _bad(self.key, "it was called outside a run", "Give it to a Node as read, or call it in read.")
+        source = self.reader if isinstance(self.reader, DataFrame) else self.reader(spark)
+        value = F.col(self.column)
+        if self.fallback_column is not None:
+            value = F.coalesce(value, F.col(self.fallback_column))
+        if self.mode == ROLLING_WINDOW:
+            return self._window(source, value, loading)
+        return self._newer(source, value, loading)
+
+    def __recovery_definition__(self) -> list[Any]:
+        """What makes this load another one."""
+        reader = None if isinstance(self.reader, DataFrame) else self.reader
+        return [reader, self.column, self.key, self.mode, str(self.lookback), str(self.watermark_lag),
+                self.fallback_column]  # fmt: skip
+
+    def _newer(self, source: DataFrame, value: Column, loading: Loading) -> DataFrame:
+        """All rows the first time; then those above the mark, and not above the highest that is there now.
+
+        Rows that are added while this load goes on are left to the next one, for the mark has to fit what was written.
+        """
+        kind = source.select(value.alias("value")).schema[0].dataType
+        before = loading.mark_of(self.key)
+        newer = F.lit(True) if before is None else value > _literal(self._lagged(before), kind)
+        nulls = F.count_if(value.isNull())
+        [row] = source.agg(_exact(F.max(F.when(newer, value)), kind).alias("top"), nulls.alias("nulls")).collect()
+        top = _python(row.top, kind)
+        mark = top
+        if top is not None:
+            check_value(top)
+            if before is not None:
+                # With a lag what is loaded again may all lie below the mark, which stays then.
+                mark = top if not self._behind(before, top) else before
+        loading.loads.append(Load(self.key, before, mark, row.nulls))
+        if top is None:
+            return source if before is None else source.where(F.lit(False))
+        within = newer & (value <= _literal(top, kind))
+        return source.where(within | value.isNull() if before is None else within)
+
+    def _behind(self, before: Any, top: Any) -> bool:
+        if self.watermark_lag is None:
+            check_forward(self.key, before, top)
+            return False
+        return bool(top < before)
+
+    def _window(self, source: DataFrame, value: Column, loading: Loading) -> DataFrame:
+        kind = source.select(value.alias("value")).schema[0].dataType
+        assert self.lookback is not None
+        if not isinstance(kind, T.TimestampType | T.TimestampNTZType | T.DateType):
+            raise _bad(self.key, f"column {self.column!r} is no time", "A rolling window needs a timestamp or a date.")
+        now = datetime.fromtimestamp(loading.clock.wall_ms() / 1000, tz=UTC)
+        since: Any = now - timedelta(seconds=parse_interval(self.lookback))
+        if isinstance(kind, T.TimestampNTZType):
+            since = since.replace(tzinfo=None)
+        elif isinstance(kind, T.DateType):
+            since = since.date()
+        [row] = source.agg(F.count_if(value.isNull()).alias("nulls")).collect()
+        loading.loads.append(Load(self.key, None, None, row.nulls))
+        return source.where(value >= _literal(since, kind))
+
+    def _lagged(self, before: Any) -> Any:
+        if self.watermark_lag is None:
+            return before
+        if isinstance(before, datetime | date):
+            return before - timedelta(seconds=parse_interval(self.watermark_lag))
+        if isinstance(self.watermark_lag, int | float) and not isinstance(before, str | bytes):
+            return before - type(before)(self.watermark_lag)
+        raise _bad(self.key, f"watermark_lag={self.watermark_lag!r} cannot be taken from {before!r:.40}",
+                   "Give an interval for times, a number for numbers.")  # fmt: skip
+
+
+def incremental(
+    reader: Reader,
+    *,
+    column: str,
+    key: str,
+    mode: str = STATEFUL,
+    lookback: Interval | None = None,
+    watermark_lag: Interval | None = None,
+    fallback_column: str | None = None,
+) -> Any:
+    """The rows of a batch source that are newer than the high-water mark of `key`.
+
+    Called in the `read` of a pipeline's node it gives a DataFrame; elsewhere something to give to a Node as `read`.
+
+    reader: a DataFrame, or a function that makes one from the SparkSession.
+    column: what "newer" is about: a number, text, date or timestamp. Rows where it is NULL are loaded the first time
+        only; how many there are is reported with each run. fallback_column stands in where it is NULL.
+    mode: "stateful": all rows the first time, then those above the mark; the mark becomes the highest value once the
+        node's write succeeded, with the epoch that the run closes for it. "rolling_window": the rows of the last
+        `lookback`, without a mark.
+    watermark_lag: load again what lies this much below the mark, for rows that come late. An interval, or a number.
+
+    Raises ConfigurationError, and StateValueError or HighWaterMarkError before anything is written.
+    """
+    load = Incremental(reader, column, key, mode, lookback, watermark_lag, fallback_column)
+    loading = _current.get()
+    return load if loading is None else load(loading.spark)
+
+
+def _exact(value: Column, kind: T.DataType) -> Column:
+    """A timestamp as microseconds since 1970: what is collected must not depend on any time zone."""
+    return F.unix_micros(value) if isinstance(kind, T.TimestampType) else value
+
+
+def _python(value: Any, kind: T.DataType) -> Any:
+    if value is None or not isinstance(kind, T.TimestampType):
+        return value
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=value)
+
+
+def _literal(value: Any, kind: T.DataType) -> Column:
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        micros = (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+        return F.timestamp_micros(F.lit(micros))
+    return F.lit(value).cast(kind)
+
+
+def _bad(key: str, what: str, remedy: str) -> ConfigurationError:
+    return ConfigurationError(f"the load of {key!r:.80} cannot be done: {what}", cause="", remedy=remedy)

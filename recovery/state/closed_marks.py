@@ -1,0 +1,34 @@
+"""High-water marks that belong to closed epochs of a recovery directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from recovery.state.epochs import Edited, StepKey
+from recovery.state.ids import escape
+from recovery.state.marks import EPOCH_STEP
+from recovery.state.steps import moment
+from recovery.storage.history import has_step, states_at
+from recovery.storage.states import home
+
+
+def closed_marks(directory: Path, environment: str) -> dict[str, Any]:
+    """The rows of an environment, by key of the mark, as of the newest epoch that all partitions hold.
+
+    Raises the errors of planning: while files do not fit together, it is not known which epoch that is.
+    """
+    path = home(directory)
+    if not has_step(path, EPOCH_STEP):
+        return {}
+    prefix = f"{escape(environment)}/"
+    found = states_at(path, EPOCH_STEP, moment(directory).cut)
+    return {s.key.removeprefix(prefix): json.loads(s.value) for s in found if s.key.startswith(prefix)}
+
+
+def changes(environment: str, rows: Mapping[str, Mapping[str, Any]]) -> dict[StepKey, Edited]:
+    """What an epoch has to write to move these marks."""
+    prefix = f"{escape(environment)}/"
+    return {(EPOCH_STEP, prefix + key): (json.dumps(row, ensure_ascii=False), None) for key, row in rows.items()}

@@ -1,0 +1,96 @@
+"""Closing epochs without a stream: what edits of a flow's state and pipelines have in common."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from recovery.clock import Clock, RecoveryClock
+from recovery.ids import NO_BATCH, BatchId, Epoch, StepId
+from recovery.keys import partition_of
+from recovery.planning.resume import ResumePlan
+from recovery.planning.retention import collection_floor, shared_history
+from recovery.planning.values import Execution
+from recovery.state.marks import EPOCH_STEP
+from recovery.storage.files import SCRATCH_NAME, FilePartitions
+from recovery.storage.seam import CloseRequest
+
+StepKey = tuple[str, str]
+"""Step id and state key."""
+
+Edited = tuple[str | None, int | None]
+"""A value as it is stored and when it times out, in milliseconds since 1970; a value of None discards the key."""
+
+
+class EpochWriter:
+    """One execution that closes epochs of states it is given. The caller holds the directory's lock, or fences.
+
+    Beginning abandons everything at or above the plan's resume epoch, in all partitions.
+    """
+
+    def __init__(
+        self, directory: Path, plan: ResumePlan, flow_id: str, clock: Clock, *, backup_interval_s: float
+    ) -> None:
+        self.execution = Execution(
+            number=plan.execution_number,
+            id=secrets.token_hex(8),
+            flow_id=flow_id,
+            resume_epoch=plan.resume_epoch,
+            started_ms=clock.wall_ms(),
+            snapshot_interval_s=0.0,
+            backup_interval_s=float(backup_interval_s),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=version("recovery"),
+        )
+        self.epoch = plan.resume_epoch
+        self._batch = plan.snapshot.batch_id if plan.snapshot else NO_BATCH
+        self._clock = clock
+        self._recovery_clock = RecoveryClock(clock, *plan.last_clock)
+        self._history = shared_history(plan.partitions, [e for e in plan.window if e < plan.resume_epoch])
+        self._store = FilePartitions([d.path for d in plan.partitions], directory / SCRATCH_NAME)
+        try:
+            self._store.start(self.execution, [])
+        except BaseException:
+            self._store.release()
+            raise
+
+    def close(self, changes: Mapping[StepKey, Edited], *, batches: int = 0) -> Epoch:
+        """Close an epoch with these changes; returns it. `batches`: how many micro-batches it stands for.
+
+        When it returns, the epoch is durable in every partition. Raises LeaseLostError, StorageError.
+        """
+        epoch, count = self.epoch, self._store.partition_count
+        now_ms = self._recovery_clock.now_ms()
+        floor = collection_floor(self._history, now_ms, self.execution.backup_interval_s * 1000)
+        self._batch = BatchId(self._batch + batches)
+        rows: list[dict[StepId, dict[str, Edited]]] = [{} for _ in range(count)]
+        for (step, key), edited in changes.items():
+            # Marks are all in one partition, beside the documents that they are read with.
+            index = 0 if step == EPOCH_STEP else partition_of(key, count)
+            rows[index].setdefault(StepId(step), {})[key] = edited
+        requests = [
+            CloseRequest(
+                epoch=epoch,
+                batch=self._batch,
+                closed_ms=self._clock.wall_ms(),
+                clock_ms=now_ms,
+                floor=floor,
+                driver_rows={},
+                state_rows=part,
+            )
+            for part in rows
+        ]
+        self._store.close(self.execution.lease, requests)
+        self._history = [(e, at) for e, at in self._history if e >= floor] + [(epoch, now_ms)]
+        self.epoch = Epoch(epoch + 1)
+        self._store.checkpoint()
+        return epoch
+
+    def release(self) -> None:
+        """Give the files back."""
+        self._store.release()

@@ -1,0 +1,230 @@
+"""Pipelines and incremental loads on Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from recovery import (
+    ConfigurationError,
+    FlowFailedError,
+    Node,
+    Pipeline,
+    RecoveryConfig,
+    StateBackendError,
+    StateLockedError,
+    StateManager,
+    incremental,
+    init_partitions,
+    run_pipeline,
+)
+from recovery.state.epochs import EpochWriter
+from tests.spark.support import ROOT
+from tests.state.support import IMPATIENT, SetClock
+
+MOMENT = datetime(2024, 5, 1, 12, tzinfo=UTC)
+
+
+class Table:
+    """A source table that grows, and what the node wrote of it, load by load."""
+
+    def __init__(self, spark, kind: str) -> None:
+        self.spark = spark
+        self.kind = kind
+        self.rows: list = []
+        self.loads: list[list] = []
+
+    def read(self, spark):
+        return spark.createDataFrame([(n, value) for n, value in enumerate(self.rows)], f"n int, value {self.kind}")
+
+    def write(self, frame) -> None:
+        self.loads.append([row.n for row in frame.orderBy("n").collect()])
+
+
+@pytest.fixture
+def directory(tmp_path):
+    init_partitions(tmp_path / "db", 2)
+    return tmp_path / "db"
+
+
+def run(spark, directory, *nodes, **options):
+    """Run a pipeline of these nodes."""
+    config = RecoveryConfig(directory, backup_interval="1h", resume_epoch=options.pop("resume_epoch", None))
+    return run_pipeline(Pipeline("nightly", nodes), config, spark=spark, **options)
+
+
+def load(table, **options):
+    """A node that loads a table incrementally."""
+    return Node("load", read=incremental(table.read, column="value", key="orders", **options), write=table.write)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [("int", [1, 2, 3]), ("string", ["a", "b", "c"]), ("decimal(9,2)", [Decimal("1.10"), Decimal("2"), Decimal("3")]),
+     ("date", [date(2024, 5, day) for day in (1, 2, 3)]),
+     ("timestamp", [MOMENT + timedelta(microseconds=n) for n in range(3)]),
+     ("timestamp_ntz", [MOMENT.replace(tzinfo=None) + timedelta(hours=n) for n in range(3)])],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_loads_what_is_newer(spark, directory, kind, values):
+    """All the first time, then what lies above the mark; NULLs the first time only, and counted."""
+    table = Table(spark, kind)
+    table.rows = [values[0], None, values[1]]
+    summary = run(spark, directory, load(table))
+    assert (summary.nodes["load"].rows, summary.nodes["load"].details["nulls"]) == (3, {"orders": 1})
+    assert StateManager(directory).get_hwm("orders") == values[1]
+    assert type(StateManager(directory).get_hwm("orders")) is type(values[1])
+    run(spark, directory, load(table))
+    table.rows += [values[2], None]
+    summary = run(spark, directory, load(table))
+    assert table.loads == [[0, 1, 2], [], [3]]
+    assert (summary.nodes["load"].rows, summary.nodes["load"].details["nulls"]) == (1, {"orders": 2})
+
+
+def test_going_back_loads_again(spark, directory):
+    """The mark belongs to the epoch that closed after the write: before it, it is as it was."""
+    table = Table(spark, "int")
+    for value in (1, 2, 3):
+        table.rows.append(value)
+        run(spark, directory, load(table))
+    assert StateManager(directory).get_last_run_info("nightly", "load")["details"]["epoch"] == 3
+    run(spark, directory, load(table), resume_epoch=2)
+    assert table.loads == [[0], [1], [2], [1, 2]]
+    assert [r.kind for r in StateManager(directory).list_runs()] == ["pipeline"] * 4
+
+
+def test_lag_window_and_fallback(spark, directory):
+    """Rows that come late, the last days, and another column where the first is NULL."""
+    table = Table(spark, "timestamp")
+    table.rows = [MOMENT, MOMENT + timedelta(hours=2)]
+    run(spark, directory, load(table, watermark_lag="1h"))
+    table.rows += [MOMENT + timedelta(minutes=90), MOMENT + timedelta(minutes=30)]
+    run(spark, directory, load(table, watermark_lag="1h"))
+    assert table.loads == [[0, 1], [1, 2]]
+    assert StateManager(directory).get_hwm("orders") == MOMENT + timedelta(hours=2)
+    window = incremental(table.read, column="value", key="window", mode="rolling_window", lookback="1h")
+    clock = SetClock(int((MOMENT + timedelta(hours=2)).timestamp() * 1000))
+    run(spark, directory, Node("window", read=window, write=table.write), clock=clock)
+    assert table.loads[-1] == [1, 2]
+    assert StateManager(directory).get_hwm("window") is None
+    table.rows = [MOMENT, None]
+    reader = lambda spark: table.read(spark).selectExpr("n", "value", "timestamp '2024-05-02 00:00:00' AS other")  # noqa: E731
+    fallback = incremental(reader, column="value", key="fallback", fallback_column="other")
+    run(spark, directory, Node("fallback", read=fallback, write=table.write))
+    assert StateManager(directory).get_hwm("fallback") == datetime(2024, 5, 2, tzinfo=UTC)
+
+
+def test_a_failed_write_moves_no_mark(spark, directory):
+    """The next run loads the same again; what needs the node is blocked, the others run."""
+    table, other = Table(spark, "int"), Table(spark, "int")
+    table.rows, other.rows = [1, 2], [1]
+
+    def broken(frame):
+        frame.count()
+        raise ZeroDivisionError("disk on fire")
+
+    nodes = [
+        Node("load", read=incremental(table.read, column="value", key="orders"), write=broken),
+        Node("report", read=other.read, write=other.write, needs=["load"]),
+        Node("other", read=other.read, write=other.write),
+    ]
+    with pytest.raises(FlowFailedError, match=r"node 'load': ZeroDivisionError: disk on fire"):
+        run(spark, directory, *nodes)
+    state = StateManager(directory)
+    assert state.get_hwm("orders") is None
+    statuses = {n: state.get_last_run_info("nightly", n)["status"] for n in ("load", "report", "other")}
+    assert statuses == {"load": "failed", "report": "blocked", "other": "succeeded"}
+    assert state.get_last_run_info("nightly", "load")["details"] == {"data_written": False}
+    summary = run(spark, directory, load(table), *nodes[1:], resume=True)
+    assert table.loads == [[0, 1]]
+    assert {name: node.status for name, node in summary.nodes.items()} == {
+        "load": "succeeded", "report": "succeeded", "other": "skipped",
+    }  # fmt: skip
+    assert summary.nodes["report"].why == "it was blocked in the last run"
+    summary = run(spark, directory, load(table), *nodes[1:], resume=True)
+    assert {node.status for node in summary.nodes.values()} == {"skipped"}
+
+
+def test_a_mark_that_cannot_be_moved_fails_its_node_and_says_that_the_data_were_written(spark, directory, monkeypatch):
+    """The next run loads them again."""
+    table = Table(spark, "int")
+    table.rows = [1]
+
+    def unreachable(*_, **__):
+        raise StateBackendError("cut off")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EpochWriter, "close", unreachable)
+        with pytest.raises(FlowFailedError, match="its data were written, but the high-water mark of 'orders'"):
+            run(spark, directory, load(table))
+    state = StateManager(directory)
+    info = state.get_last_run_info("nightly", "load")
+    assert (info["status"], info["details"]) == ("failed", {"data_written": True})
+    assert state.get_hwm("orders") is None
+    run(spark, directory, load(table), resume=True)
+    assert table.loads == [[0], [0]]
+    assert state.get_hwm("orders") == 1
+
+
+def test_with_a_state_backend_elsewhere(spark, tmp_path):
+    """Marks and history live there, without a recovery directory."""
+    table = Table(spark, "int")
+    table.rows = [1]
+    uri = f"file://{tmp_path}/state"
+    config = RecoveryConfig(uri, state_backend=uri)
+    run_pipeline(Pipeline("nightly", [load(table)]), config, spark=spark, environment="prod")
+    assert StateManager(uri, environment="prod").get_hwm("orders") == 1
+    assert StateManager(uri).get_hwm("orders") is None
+    assert StateManager(uri, environment="prod").get_last_run_status("nightly", "load") is True
+    with (
+        StateManager(uri).lock("pipelines/nightly", "the other run"),
+        pytest.raises(StateLockedError, match="the other"),
+    ):
+        run_pipeline(Pipeline("nightly", [load(table)]), config, spark=spark, retry=IMPATIENT)
+
+
+@pytest.mark.parametrize(
+    "options", [{"mode": "odd"}, {"lookback": "1h"}, {"mode": "rolling_window"},
+                {"mode": "rolling_window", "lookback": 1, "watermark_lag": 1}],
+)  # fmt: skip
+def test_loads_that_make_no_sense(options):
+    """Refused when they are described."""
+    with pytest.raises(ConfigurationError, match="'orders'"):
+        incremental(lambda spark: None, column="value", key="orders", **options)
+
+
+def test_on_the_command_line(tmp_path):
+    """`recovery run` runs a pipeline, and with --resume says of every node why it did or did not run."""
+    init_partitions(tmp_path / "db", 1)
+    (tmp_path / "jobs.py").write_text("""
+from recovery import Node, Pipeline, incremental
+orders = incremental(lambda spark: spark.range(5), column="id", key="orders")
+pipeline = Pipeline("nightly", [
+    Node("load", read=orders, write=lambda frame: frame.write.mode("overwrite").parquet("out")),
+    Node("report", read=lambda spark: spark.read.parquet("out"), write=lambda frame: frame.collect(), needs=["load"]),
+])
+""")
+
+    def recovery(*words: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "recovery", "run", "jobs.py", "-r", "db", "--master", "local[1]", *words]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
+        )
+
+    done = recovery("--json")
+    assert done.returncode == 0, done.stderr
+    nodes = json.loads(done.stdout)["nodes"]
+    assert {name: (node["status"], node["rows"]) for name, node in nodes.items()} == {
+        "load": ("succeeded", 5), "report": ("succeeded", 5),
+    }  # fmt: skip
+    done = recovery("--resume")
+    assert done.returncode == 0, done.stderr
+    assert "load: skipped (it succeeded in the last run, and nothing changed since)" in done.stderr
+    assert StateManager(tmp_path / "db").get_hwm("orders") == 4

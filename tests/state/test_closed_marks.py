@@ -1,0 +1,103 @@
+"""High-water marks that move with an epoch, beside those that are set at once."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from recovery import HighWaterMarkError, StateManager
+from recovery.clock import SystemClock
+from recovery.planning.resume import plan_resume
+from recovery.state.closed_marks import changes
+from recovery.state.epochs import EpochWriter
+from recovery.storage.files import scan
+from tests.stores import problems
+
+
+@contextlib.contextmanager
+def execution(directory, resume_epoch=None):
+    """An execution that closes epochs with marks, as a run of a pipeline does."""
+    plan = plan_resume(scan(directory), resume_epoch=resume_epoch)
+    writer = EpochWriter(directory, plan, "nightly", SystemClock(), backup_interval_s=3600)
+    try:
+        yield writer
+    finally:
+        writer.release()
+
+
+def close(directory, writer, **marks):
+    """Close an epoch that moves marks."""
+    state = StateManager(directory)
+    return writer.close(changes("", {key: state.epoch_row(key, value) for key, value in marks.items()}), batches=1)
+
+
+@pytest.fixture
+def state(store_dir):
+    return StateManager(store_dir)
+
+
+def test_a_mark_is_visible_with_its_epoch_and_goes_back_with_it(store_dir, state):
+    """As the documentation says of its kind."""
+    with execution(store_dir) as writer:
+        close(store_dir, writer, orders=5, other="x")
+        assert (state.get_hwm("orders"), state.get_hwm("other")) == (5, "x")
+        close(store_dir, writer, orders=7)
+        assert state.get_hwm("orders") == 7
+    with execution(store_dir, resume_epoch=2):
+        assert state.get_hwm("orders") == 5
+    with execution(store_dir, resume_epoch=1):
+        assert state.get_hwm("orders") is None
+    assert problems(store_dir) == []
+
+
+def test_the_last_who_moved_a_mark_wins_and_a_rewind_takes_back_epochs_alone(store_dir, state):
+    """A mark that was set at once stays; below it, those of epochs come and go."""
+    state.set_hwm("orders", 1)
+    with execution(store_dir) as writer:
+        close(store_dir, writer, orders=5)
+        assert state.get_hwm("orders") == 5
+        state.set_hwm("orders", 6)
+        assert state.get_hwm("orders") == 6
+        close(store_dir, writer, orders=8)
+        assert state.get_hwm("orders") == 8
+    with execution(store_dir, resume_epoch=2):
+        assert state.get_hwm("orders") == 6
+    with execution(store_dir, resume_epoch=1):
+        assert state.get_hwm("orders") == 6
+
+
+def test_a_mark_of_an_epoch_is_moved_forward_only_and_can_be_removed(store_dir, state):
+    """Also by those who set it at once; a removed one stays removed when the run goes back."""
+    with execution(store_dir) as writer:
+        close(store_dir, writer, orders=5)
+        close(store_dir, writer, orders=7)
+    with pytest.raises(HighWaterMarkError):
+        state.set_hwm("orders", 6)
+    assert [(mark.key, mark.value) for mark in state.list_hwms()] == [("orders", 7)]
+    assert state.remove_hwm("orders") == 1
+    assert state.get_hwm("orders") is None
+    with execution(store_dir, resume_epoch=2):
+        assert state.get_hwm("orders") is None
+
+
+def test_environments_do_not_meet_in_an_epoch(store_dir):
+    """The same key in dev and in prod are two."""
+    dev, prod = (StateManager(store_dir, environment=name) for name in ("dev", "prod"))
+    with execution(store_dir) as writer:
+        writer.close(changes("dev", {"k": dev.epoch_row("k", 5)}), batches=1)
+    assert (dev.get_hwm("k"), prod.get_hwm("k"), StateManager(store_dir).get_hwm("k")) == (5, None, None)
+
+
+def test_an_epoch_that_is_not_closed_everywhere_does_not_count(store_dir, state):
+    """After a crash between two partitions its marks are not there."""
+    with execution(store_dir) as writer:
+        close(store_dir, writer, orders=5)
+        before = {path: path.read_bytes() for path in store_dir.glob("part-1.sqlite3*")}
+    with execution(store_dir) as writer:
+        close(store_dir, writer, orders=9)
+    for path in store_dir.glob("part-1.sqlite3*"):
+        path.unlink()
+    for path, content in before.items():
+        path.write_bytes(content)
+    assert state.get_hwm("orders") in (None, 5)

@@ -1,0 +1,82 @@
+"""Pipelines as they are written down: their form, and the hash of a node's definition."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from recovery import ConfigurationError, Node, Pipeline
+from recovery.errors import FlowLoadError
+from recovery.loader import load, load_flow
+from tests.stores import run_python
+
+SOURCE = """
+from recovery import Node, Pipeline
+TABLE = "orders"
+def helper(frame):
+    return frame.where("n > 1")
+def make(limit):
+    def clean(frame):
+        return helper(frame).limit(limit)
+    return clean
+def read(spark):
+    return spark.table(TABLE)
+def write(frame, into={"a", "b"}):
+    frame.write.saveAsTable("clean")
+pipeline = Pipeline("nightly", [Node("clean", read=read, transform=make(5), write=write)])
+"""
+
+
+def definition(source: str, tmp_path) -> str:
+    """The hash of the node, as another process finds it."""
+    path = tmp_path / "jobs.py"
+    path.write_text(source)
+    code = "import sys; from recovery.loader import load; print(load(sys.argv[1]).nodes[0].definition)"
+    done = run_python(code, path)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_definition_is_the_same_in_every_process(tmp_path):
+    """Also with blank lines, comments and another node's code changed."""
+    first = definition(SOURCE, tmp_path)
+    assert definition("# a comment\n\n" + SOURCE + "\ndef unused(): ...\n", tmp_path) == first
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("n > 1", "n > 2"), ("make(5)", "make(6)"), ('"orders"', '"invoices"'), ('{"a", "b"}', '{"a", "c"}'),
+     ("spark.table", "spark.sql"), ('Node("clean"', 'Node("cleaned"')],
+)  # fmt: skip
+def test_a_change_of_what_a_node_does_changes_its_definition(tmp_path, old, new):
+    """Of its code, of functions and values of its module that it uses, of values it holds."""
+    assert old in SOURCE
+    assert definition(SOURCE.replace(old, new), tmp_path) != definition(SOURCE, tmp_path)
+
+
+def test_what_cannot_be_a_pipeline():
+    """Each says what is wrong."""
+    node = Node("a", read=len, write=len)
+    with pytest.raises(ConfigurationError, match="2 nodes called 'a'"):
+        Pipeline("p", [node, node])
+    with pytest.raises(ConfigurationError, match="needs 'b'"):
+        Pipeline("p", [Node("a", read=len, write=len, needs=["b"])])
+    with pytest.raises(ConfigurationError, match="is a text"):
+        Node("a", read=len, write=len, needs="b")
+    with pytest.raises(ConfigurationError, match="write=None"):
+        Node("a", read=len, write=None)
+    with pytest.raises(ConfigurationError, match="name of a pipeline"):
+        Pipeline("", [])
+
+
+def test_a_pipeline_is_found_by_its_usual_name(tmp_path):
+    """When the file has no flow; where a flow is wanted it is refused."""
+    path = tmp_path / "jobs.py"
+    path.write_text(textwrap.dedent(SOURCE))
+    assert load(str(path)).name == "nightly"
+    assert load(f"{path}:pipeline").name == "nightly"
+    with pytest.raises(FlowLoadError, match="not a flow"):
+        load_flow(str(path))
+    with pytest.raises(FlowLoadError):
+        load(f"{path}:TABLE")
