@@ -64,6 +64,7 @@ from recovery.storage.initialize import init_partitions
 
 if TYPE_CHECKING:
     from recovery.runner import run
+    from recovery.spark.arrow_step import stateful_arrow
     from recovery.spark.formats import register
     from recovery.spark.query import RecoveryQuery, RunSummary, start
     from recovery.spark.step import stateful, stateful_map
@@ -126,6 +127,7 @@ __all__ = [
     "run",
     "start",
     "stateful",
+    "stateful_arrow",
     "stateful_map",
     "task_instance_state",
     "task_state",
@@ -139,6 +141,7 @@ _WITH_SPARK = {
     "run": "recovery.runner",
     "start": "recovery.spark.query",
     "stateful": "recovery.spark.step",
+    "stateful_arrow": "recovery.spark.arrow_step",
     "stateful_map": "recovery.spark.step",
 }
 

@@ -1,0 +1,144 @@
+"""Vectorised steps in Spark: keys and types on their way, retried tasks, resuming, changes of what is declared."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions as F
+
+from recovery import ConfigurationError, StepChangedError, stateful_arrow
+from tests.spark.support import run_to_end, states
+
+STATE = "n bigint, total bigint"
+
+
+def totals_arrow(update, step_id="totals", state_schema=STATE, **options):
+    """Count and sum per key."""
+    options = {"key": "key", "output": "key string, n long, total long", **options}
+    return stateful_arrow(step_id, update=update, state_schema=state_schema, **options)
+
+
+def add_up(rows, states):
+    """Count and sum per key."""
+    totals = np.add.reduceat(rows["value"].to_numpy(), states["_start"])
+    new = pa.table({
+        "key": states["key"],
+        "n": states["n"].fill_null(0).to_numpy() + states["_rows"].to_numpy(),
+        "total": states["total"].fill_null(0).to_numpy() + totals,
+    })  # fmt: skip
+    return new, new
+
+
+def test_exact_through_failed_tasks_and_a_resume(spark, feed, tmp_path):
+    """Tasks that fail after some of their work are run again, and a second run goes on: nothing counts twice."""
+    marks = str(tmp_path / "failed")
+
+    def fails_once(rows, states):
+        result = add_up(rows, states)
+        try:
+            os.close(os.open(f"{marks}-{rows['value'][0].as_py() % 4}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return result
+        raise RuntimeError("once")
+
+    seen = []
+    for seed in range(4):
+        feed.add_random(seed)
+        if seed % 2:
+            frame = feed.frame(spark).transform(totals_arrow(fails_once if seed == 1 else add_up))
+            run_to_end(frame, tmp_path / "db", lambda batch, _: seen.extend(batch.collect()))
+    truth = {key: {"n": n, "total": total} for key, (n, total) in feed.totals().items()}
+    assert states(tmp_path / "db", "totals") == truth
+    assert {row.key: {"n": row.n, "total": row.total} for row in seen} == truth
+    assert list(tmp_path.glob("failed-*"))
+
+
+def test_computed_keys_and_every_type_on_its_way(spark, feed, tmp_path):
+    """A key may be several expressions; states and output hold dates, timestamps of the session's zone, decimals and
+    arrays; what a state held comes back as it was."""
+    feed.add([("a", 1), ("b", 2), ("a", 1)])
+    feed.add([("a", 1)])
+    schema = "day date, at timestamp, price decimal(9,2), tags array<string>, raw binary, local timestamp_ntz"
+    moment = dt.datetime(2024, 5, 1, 12, 30, tzinfo=dt.UTC)
+    values = {
+        "day": dt.date(2024, 5, 1), "at": moment, "price": 150, "tags": ["x", None, 'y"'], "raw": b"\0\xff",
+        "local": moment.replace(tzinfo=None),
+    }  # fmt: skip
+
+    def update(rows, known):
+        assert known.column_names[:2] == ["half", "key"]
+        new = {name: pa.array([value] * len(known)) for name, value in values.items()}
+        table = pa.table({"half": known["half"], "key": known["key"], **new})
+        return table, pa.table({**{n: known[n] for n in ("half", "key", *values)}, "held": known["_exists"]})
+
+    step = stateful_arrow(
+        "types", key=[(F.col("value") / 2).alias("half"), "key"], update=update, state_schema=schema,
+        output=f"half double, key string, {schema}, held boolean",
+    )  # fmt: skip
+    seen = []
+    run_to_end(feed.frame(spark).transform(step), tmp_path / "db", lambda batch, _: seen.extend(batch.collect()))
+    assert sorted((row.half, row.key, row.held) for row in seen) == [
+        (0.5, "a", False), (0.5, "a", True), (1.0, "b", False),
+    ]  # fmt: skip
+    [held] = [row for row in seen if row.held]
+    assert (held.day, str(held.price), held.tags, bytes(held.raw), held.local) == (
+        values["day"], "150.00", values["tags"], values["raw"], values["local"],
+    )  # fmt: skip
+    assert held["at"].astimezone(dt.UTC) == moment
+    assert states(tmp_path / "db", "types")['["0.5","a"]'] == {
+        "day": "2024-05-01", "at": "2024-05-01T12:30:00.000000Z", "price": "150.00", "tags": ["x", None, 'y"'],
+        "raw": "AP8=", "local": "2024-05-01T12:30:00.000000",
+    }  # fmt: skip
+
+
+def test_a_changed_schema_is_told_or_migrated(spark, feed, tmp_path):
+    """A column may be added; another type is refused with the choices; `migrate` gives the new columns."""
+    feed.add([("a", 1), ("b", 2)])
+    run_to_end(feed.frame(spark).transform(totals_arrow(add_up)), tmp_path / "db")
+    feed.add([("a", 3)])
+
+    def mean(rows, known):
+        table = pa.table({"key": known["key"], "n": known["_rows"], "mean": np.ones(len(known))})
+        return table, None
+
+    changed = {"state_schema": "n bigint, mean double", "output": "key string"}
+    with pytest.raises(StepChangedError, match="has no 'total' any more"):
+        run_to_end(feed.frame(spark).transform(totals_arrow(mean, **changed)), tmp_path / "db")
+
+    def migrate(old):
+        return {"n": old["n"], "mean": old["total"] / old["n"]} if old["total"] != 2 else None
+
+    run_to_end(feed.frame(spark).transform(totals_arrow(mean, migrate=migrate, **changed)), tmp_path / "db")
+    assert states(tmp_path / "db", "totals") == {"a": {"n": 1, "mean": 1.0}}
+    feed.add([("c", 3)])
+
+    def added(rows, known):
+        return known.set_column(known.column_names.index("more"), "more", known["n"]).slice(0, 0), None
+
+    grown = totals_arrow(added, state_schema="n bigint, mean double, more bigint", output="key string")
+    run_to_end(feed.frame(spark).transform(grown), tmp_path / "db")
+    assert states(tmp_path / "db", "totals") == {"a": {"n": 1, "mean": 1.0}}
+
+
+BAD = [
+    ({"state_schema": "n bigint, key string"}, "'key', or one has it twice"),
+    ({"state_schema": "_exists boolean"}, "'_exists' names a column that the step adds"),
+    ({"state_schema": "m map<string,int>"}, "'m' is a map.*no form"),
+    ({"state_schema": "nonsense(("}, "is not a schema"),
+    ({"state_schema": ""}, "has no column"),
+    ({"key": "nothing"}, "no column 'nothing'"),
+    ({"step_id": "$x"}, "not a step id"),
+    ({"update": None}, "is not a function"),
+    ({"migrate": 1}, "migrate=1 is not a function"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), BAD)
+def test_wrong_declarations_are_refused_at_once(spark, feed, wrong, message):
+    """Before anything runs."""
+    with pytest.raises(ConfigurationError, match=message):
+        feed.frame(spark).transform(totals_arrow(**{"update": add_up, **wrong}))
