@@ -64,6 +64,7 @@ from recovery.storage.initialize import init_partitions
 
 if TYPE_CHECKING:
     from recovery.runner import run
+    from recovery.spark.aggregate import aggregate
     from recovery.spark.arrow_step import stateful_arrow
     from recovery.spark.formats import register
     from recovery.spark.query import RecoveryQuery, RunSummary, start
@@ -120,6 +121,7 @@ __all__ = [
     "UnsupportedPlanError",
     "UnsupportedVersionError",
     "UpsertSink",
+    "aggregate",
     "current_batch",
     "init_partitions",
     "process_state",
@@ -137,6 +139,7 @@ __all__ = [
 _WITH_SPARK = {
     "RecoveryQuery": "recovery.spark.query",
     "RunSummary": "recovery.spark.query",
+    "aggregate": "recovery.spark.aggregate",
     "register": "recovery.spark.formats",
     "run": "recovery.runner",
     "start": "recovery.spark.query",

@@ -9,7 +9,6 @@ from recovery.errors import all_errors
 from tests.stores import run_python
 
 PUBLIC = [
-<<<<<<< HEAD
     "AlreadyInitializedError", "BackupDamagedError", "BackupTargetError", "BackupTooOldError", "BatchContext",
     "ConfigurationError", "ConsoleSink", "CorruptPartitionError", "CorruptStateError", "DirectoryLockedError",
     "DiscardSink", "DuplicatePartitionError", "EpochNotHeldError", "EpochOutput", "EpochSink", "FileSink", "Flow",
@@ -19,21 +18,9 @@ PUBLIC = [
     "RecoveryError", "RecoveryQuery", "Resume", "RetryPolicy", "RunSummary", "ScopedState", "SinkFailedError",
     "SparkUnavailableError", "StateBackendError", "StateLockedError", "StateManager", "StateNotFoundError",
     "StateValueError", "StepChangedError", "StorageError", "UnknownStepError", "UnsupportedPlanError",
-    "UnsupportedVersionError", "UpsertSink", "current_batch", "init_partitions", "process_state", "register",
-    "run", "start", "stateful", "stateful_map", "task_instance_state", "task_state",
-=======
-    "AlreadyInitializedError", "BackupDamagedError", "BackupTargetError", "BatchContext", "ConfigurationError",
-    "ConsoleSink", "CorruptPartitionError", "CorruptStateError", "DirectoryLockedError", "DiscardSink",
-    "DuplicatePartitionError", "EpochNotHeldError", "EpochOutput", "EpochSink", "FileSink", "Flow", "FlowFailedError",
-    "FlowLoadError", "FlowMismatchError", "ForeignPartitionError", "GroupState", "HighWaterMarkError",
-    "InconsistentPartitionsError", "InputRewrittenError", "LeaseLostError", "MissingPartitionsError", "NoBackupError",
-    "NoPartitionsError", "OutputMismatchError", "RecoveryConfig", "RecoveryError", "RecoveryQuery", "Resume",
-    "RetryPolicy", "RunSummary", "ScopedState", "SinkFailedError", "SparkUnavailableError", "StateBackendError",
-    "StateLockedError", "StateManager", "StateNotFoundError", "StateValueError", "StepChangedError", "StorageError",
-    "UnknownStepError", "UnsupportedPlanError", "UnsupportedVersionError", "UpsertSink", "current_batch",
-    "init_partitions", "process_state", "run", "start", "stateful", "stateful_arrow", "stateful_map",
-    "task_instance_state", "task_state",
->>>>>>> 0d5672d (Vectorised steps: update sees the rows and states of many keys as Arrow tables; declared aggregation on them)
+    "UnsupportedVersionError", "UpsertSink", "aggregate", "current_batch", "init_partitions", "process_state",
+    "register", "run", "start", "stateful", "stateful_arrow", "stateful_map", "task_instance_state",
+    "task_state",
 ]  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Vectorised steps in Spark: keys and types on their way, retried tasks, resuming, changes of what is declared."""
+"""Vectorised steps and declared aggregates in Spark: keys and types on their way, retried tasks, resuming, changes of
+what is declared."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from recovery import ConfigurationError, StepChangedError, stateful_arrow
+from recovery import ConfigurationError, StepChangedError, aggregate, stateful_arrow
+from recovery.aggregates import approx_distinct, collect, count, last, max_, mean, min_, sum_, top_k, variance
 from tests.spark.support import run_to_end, states
 
 STATE = "n bigint, total bigint"
@@ -142,3 +144,77 @@ def test_wrong_declarations_are_refused_at_once(spark, feed, wrong, message):
     """Before anything runs."""
     with pytest.raises(ConfigurationError, match=message):
         feed.frame(spark).transform(totals_arrow(**{"update": add_up, **wrong}))
+
+
+def test_aggregates_equal_those_of_spark(spark, feed, tmp_path):
+    """Over two runs, by a computed key, of columns and expressions, the running figures end as Spark's batch ones."""
+    v = F.col("value")
+    columns = {
+        "n": count(), "some": count(F.when(v > 20, v)), "total": sum_("value"), "half": sum_(v / 2),
+        "exact": sum_(v.cast("decimal(9,2)")), "low": min_("value"), "high": max_(-v),
+        "mean": mean("value"), "var": variance("value"), "different": approx_distinct("value"),
+        "name": max_("key"), "latest": last("key", by="value"), "top": top_k("value", 3), "few": collect("key", 2),
+    }  # fmt: skip
+    seen = {}
+
+    def keep(batch, _):
+        seen.update({row.bucket: row.asDict() for row in batch.collect()})
+
+    for seed in range(4):
+        feed.add_random(seed)
+        if seed % 2:
+            step = aggregate("figures", key=F.substring("key", 2, 1).alias("bucket"), **columns)
+            run_to_end(feed.frame(spark).transform(step), tmp_path / "db", keep)
+    rows = spark.createDataFrame(feed.rows, "key string, value long")
+    bucketed = rows.groupBy(F.substring("key", 2, 1).alias("bucket"))
+    truth = bucketed.agg(
+        F.count("*").alias("n"), F.count(F.when(v > 20, v)).alias("some"), F.sum("value").alias("total"),
+        F.sum(v / 2).alias("half"), F.sum(v.cast("decimal(9,2)")).alias("exact"), F.min("value").alias("low"),
+        F.max(-v).alias("high"), F.avg("value").alias("mean"), F.var_samp("value").alias("var"),
+        F.countDistinct("value").alias("different"), F.max("key").alias("name"),
+        F.max(F.struct("value", "key")).key.alias("latest"),
+        F.slice(F.sort_array(F.collect_list("value"), asc=False), 1, 3).alias("top"),
+        F.slice(F.sort_array(F.collect_list("key")), 1, 2).alias("few"),
+    ).collect()  # fmt: skip
+    for row in truth:
+        found, wanted = seen.pop(row.bucket), row.asDict()
+        assert found.pop("var") == pytest.approx(wanted.pop("var"), rel=1e-12)
+        assert found == wanted
+    assert seen == {}
+    held = states(tmp_path / "db", "figures")
+    assert {bucket: state["total"] for bucket, state in held.items()} == {row.bucket: row.total for row in truth}
+
+
+def test_a_changed_aggregate_is_told(spark, feed, tmp_path):
+    """Under the same name another one, one more, one less: it would go on from what the other one kept."""
+    feed.add([("a", 1), ("b", 2)])
+    step = aggregate("s", key="key", n=count(), total=sum_("value"))
+    run_to_end(feed.frame(spark).transform(step), tmp_path / "db")
+    feed.add([("a", 3)])
+    for columns, message in (
+        ({"n": count(), "total": max_("value")}, "'total' of the state was sum.value. as bigint and is max.value. as"),
+        ({"n": count(), "total": sum_("value"), "low": min_("value")}, "'low' of the state is new and has no default"),
+        ({"n": count()}, "no 'total' any more"),
+    ):
+        with pytest.raises(StepChangedError, match=message):
+            run_to_end(feed.frame(spark).transform(aggregate("s", key="key", **columns)), tmp_path / "db")
+    more = aggregate("s", key="key", n=count(), total=sum_("value"), low=min_("value"))
+    run_to_end(feed.frame(spark).transform(more), tmp_path / "db", keep_steps=("s",))
+    assert states(tmp_path / "db", "s")["a"] == {"n": 2, "total": 4, "low": 3}
+
+
+BAD_AGGREGATES = [
+    ({}, "aggregates nothing"),
+    ({"n": 5}, "n=5 is no aggregate"),
+    ({"n": sum_("nothing")}, "which its input does not have"),
+    ({"n": sum_("key")}, "of a column of type string"),
+    ({"key": "value", "value": count()}, "both have 'value'"),
+    ({"_exists": count()}, "'_exists' names a column"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), BAD_AGGREGATES)
+def test_wrong_aggregates_are_refused_at_once(spark, feed, wrong, message):
+    """Before anything runs."""
+    with pytest.raises(ConfigurationError, match=message):
+        feed.frame(spark).transform(aggregate("s", **{"key": "key", **wrong}))
