@@ -47,6 +47,7 @@ from recovery.errors import (
 from recovery.flow import Flow
 from recovery.group_state import GroupState
 from recovery.sinks import (
+    AllKeysSink,
     BatchContext,
     ConsoleSink,
     DiscardSink,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from recovery.spark.step import stateful, stateful_map
 
 __all__ = [
+    "AllKeysSink",
     "AlreadyInitializedError",
     "BackupDamagedError",
     "BackupTargetError",

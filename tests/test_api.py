@@ -9,7 +9,8 @@ from recovery.errors import all_errors
 from tests.stores import run_python
 
 PUBLIC = [
-    "AlreadyInitializedError", "BackupDamagedError", "BackupTargetError", "BackupTooOldError", "BatchContext",
+    "AllKeysSink", "AlreadyInitializedError", "BackupDamagedError", "BackupTargetError", "BackupTooOldError",
+    "BatchContext",
     "ConfigurationError", "ConsoleSink", "CorruptPartitionError", "CorruptStateError", "DirectoryLockedError",
     "DiscardSink", "DuplicatePartitionError", "EpochNotHeldError", "EpochOutput", "EpochSink", "FileSink", "Flow",
     "FlowFailedError", "FlowLoadError", "FlowMismatchError", "ForeignPartitionError", "GroupState",

@@ -7,12 +7,13 @@ stand below a step: in a streaming plan it becomes a stateful operator, with a s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
@@ -21,8 +22,11 @@ from recovery.aggregates import Aggregate
 from recovery.errors import ConfigurationError, StateValueError
 from recovery.kernels import Count, Distinct, Extreme, Groups, Kernel, Mean, OverflowAt, Ranked, Sum, Variance
 from recovery.migration import Migrate
-from recovery.spark.arrow_step import GROUP, ROWS, START, apply_arrow
-from recovery.spark.step import Keys, Transform, check_step, locate_key
+from recovery.spark.arrow_step import GROUP, ROWS, START, apply_arrow, arrow_schema
+from recovery.spark.formats import register
+from recovery.spark.step import Keys, check_step, locate_key, time_zone
+from recovery.spark.worker import parse_keys
+from recovery.state_table import StateTable
 
 _COMPARED = (T.NumericType, T.DateType, T.TimestampType, T.TimestampNTZType)
 _ORDERED = (*_COMPARED, T.StringType, T.BooleanType, T.BinaryType)
@@ -70,11 +74,72 @@ class Aggregation:
         return pa.table(new), pa.table(output)
 
 
-def aggregate(step_id: str, *, key: Keys, migrate: Migrate | None = None, **columns: Aggregate) -> Transform:
+class AggregateStep:
+    """What `aggregate` gives: a function for `DataFrame.transform` that can also read what the step holds."""
+
+    def __init__(self, step_id: str, key: Keys, migrate: Migrate | None, columns: dict[str, Aggregate]) -> None:
+        self._step_id = step_id
+        self._key = key
+        self._migrate = migrate
+        self._columns = columns
+        self._applied: AppliedAggregation | None = None
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        result, self._applied = _apply(frame, self._step_id, self._key, self._columns, self._migrate)
+        return result
+
+    def all_keys(self, spark: SparkSession, directory: str | Path, epoch: int | None = None) -> DataFrame:
+        """The aggregates of all keys as of the newest closed epoch, or of `epoch`, which has to be held; none as of
+        epoch 0. A batch frame with the columns of the step's output.
+
+        Raises ConfigurationError before the step was applied to a frame: its types come from there.
+        """
+        applied = self._applied
+        if applied is None:
+            raise ConfigurationError(
+                f"step {self._step_id!r} was not applied to a frame yet, so its types are not known",
+                cause="",
+                remedy="Build the flow first: frame.transform(step).",
+            )
+        if epoch == 0:
+            return spark.createDataFrame([], applied.output)
+        register(spark)
+        reader = spark.read.format("recovery").option("step", self._step_id)
+        states = (reader if epoch is None else reader.option("epoch", epoch)).load(str(directory))
+        return states.select("key", "state").mapInArrow(applied.finish, applied.output)
+
+
+@dataclass(frozen=True)
+class AppliedAggregation:
+    """An aggregation over a frame: what the states of its keys need to become output."""
+
+    aggregation: Aggregation
+    key_types: tuple[T.DataType, ...]
+    states: T.StructType
+    output: T.StructType
+    time_zone: str
+
+    def finish(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """From state keys and states to the columns of the output."""
+        table = StateTable(arrow_schema(self.states, self.time_zone))
+        schema = arrow_schema(self.output, self.time_zone)
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            keys = parse_keys(batch.column("key").to_pylist(), self.key_types, self.time_zone)
+            held = dict(zip(self.states.names, table.decode(batch.column("state").to_pylist()), strict=True))
+            results = [
+                each.kernel.result([held[field.name] for field in each.states]) for each in self.aggregation.columns
+            ]
+            yield pa.RecordBatch.from_arrays([*keys, *results], schema=schema)
+
+
+def aggregate(step_id: str, *, key: Keys, migrate: Migrate | None = None, **columns: Aggregate) -> AggregateStep:
     """Running aggregates per key, for `DataFrame.transform`: `aggregate("spent", key="user", total=sum_("price"))`.
 
     columns: what to compute, by the name of the output column, of the functions in `recovery.aggregates`. The output
-    has the key's columns and these, one row for each key that had rows in the micro-batch.
+    has the key's columns and these, one row for each key that had rows in the micro-batch. For all keys each time an
+    epoch is closed there is `AllKeysSink`.
 
     The state of a key is a JSON object of plain values, with the guarantees of any step. Another aggregate under the
     same name, one more or one less is told at the next start; `migrate`, as in `stateful_arrow`, converts the
@@ -90,15 +155,12 @@ def aggregate(step_id: str, *, key: Keys, migrate: Migrate | None = None, **colu
                 remedy="Use the functions of recovery.aggregates, as in n=count(), total=sum_('price').",
             )
 
-    def transform(frame: DataFrame) -> DataFrame:
-        return _apply(frame, step_id, key, columns, migrate)
-
-    return transform
+    return AggregateStep(step_id, key, migrate, columns)
 
 
 def _apply(
     frame: DataFrame, step_id: str, key: Keys, columns: dict[str, Aggregate], migrate: Migrate | None
-) -> DataFrame:
+) -> tuple[DataFrame, AppliedAggregation]:
     _, keyed = locate_key(frame, step_id, key)
     keys = [key] if isinstance(key, str | Column) else list(key)
     taken = [
@@ -126,20 +188,16 @@ def _apply(
     twice = sorted({name for name in output.names if output.names.count(name) > 1})
     if twice:
         raise ConfigurationError(f"step {step_id!r}: {', '.join(map(repr, twice))} names a key and an aggregate")
-    fields = [field for each in planned for field in each.states]
+    states = T.StructType([field for each in planned for field in each.states])
+    described = [(str(columns[each.name]), field) for each in planned for field in each.states]
     form = {
         "struct": "aggregates",
-        "fields": [
-            [field.name, f"{columns[each.name]} as {field.dataType.simpleString()}", True]
-            for each in planned
-            for field in each.states
-        ],
+        "fields": [[field.name, f"{what} as {field.dataType.simpleString()}", True] for what, field in described],
     }
     aggregation = Aggregation(keyed.names, tuple(planned))
-    return apply_arrow(
-        frame.select(*taken), step_id, list(keyed.names) if len(keyed.names) > 1 else keyed.names[0], aggregation,
-        T.StructType(fields), output, None, migrate, form,
-    )  # fmt: skip
+    chosen = keyed.names[0] if len(keyed.names) == 1 else keyed.names
+    result = apply_arrow(frame.select(*taken), step_id, chosen, aggregation, states, output, None, migrate, form)
+    return result, AppliedAggregation(aggregation, keyed.types, states, output, time_zone(frame))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
+from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
 from recovery.codec import StateCodec
@@ -251,18 +252,8 @@ class StepTask:
 
     def _parse_keys(self, texts: list[str]) -> Sequence[Any]:
         """The same from state keys, for keys without rows."""
-        definition = self._definition
-        types = [to_arrow_type(kind, timezone=definition.time_zone) for kind in definition.key_types]
-        if len(types) == 1:
-            parts: list[list[str | None]] = [[decode_key(text) for text in texts]]
-        else:
-            parts = [list(part) for part in zip(*map(msgspec.json.decode, texts), strict=True)]
-        values = []
-        for part, kind in zip(parts, types, strict=True):
-            column = pa.array(part, pa.string())
-            if pa.types.is_timestamp(kind) and kind.tz is not None:
-                column = column.cast(pa.int64())  # written as microseconds since 1970
-            values.append(column.cast(kind).to_pylist())
+        parts = parse_keys(texts, self._definition.key_types, self._definition.time_zone)
+        values = [part.to_pylist() for part in parts]
         return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
     def _to_arrow(self, output: list[tuple[Any, ...]]) -> pa.RecordBatch:
@@ -291,6 +282,22 @@ class StepTask:
         return StateValueError(
             f"step {self._definition.step_id!r}, key {key!r}: {error.found}", cause=error.cause, remedy=error.remedy
         )
+
+
+def parse_keys(texts: list[str], kinds: Sequence[T.DataType], time_zone: str) -> list[pa.Array]:
+    """The key's columns from state keys."""
+    types = [to_arrow_type(kind, timezone=time_zone) for kind in kinds]
+    if len(types) == 1:
+        parts: list[list[str | None]] = [[decode_key(text) for text in texts]]
+    else:
+        parts = [list(part) for part in zip(*map(msgspec.json.decode, texts), strict=True)] or [[] for _ in types]
+    columns = []
+    for part, kind in zip(parts, types, strict=True):
+        column = pa.array(part, pa.string())
+        if pa.types.is_timestamp(kind) and kind.tz is not None:
+            column = column.cast(pa.int64())  # written as microseconds since 1970
+        columns.append(column.cast(kind))
+    return columns
 
 
 class _Spool:

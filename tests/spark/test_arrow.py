@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from recovery import ConfigurationError, StepChangedError, aggregate, stateful_arrow
+from recovery import AllKeysSink, ConfigurationError, StepChangedError, aggregate, stateful_arrow
 from recovery.aggregates import approx_distinct, collect, count, last, max_, mean, min_, sum_, top_k, variance
 from tests.spark.support import run_to_end, states
 
@@ -201,6 +201,31 @@ def test_a_changed_aggregate_is_told(spark, feed, tmp_path):
     more = aggregate("s", key="key", n=count(), total=sum_("value"), low=min_("value"))
     run_to_end(feed.frame(spark).transform(more), tmp_path / "db", keep_steps=("s",))
     assert states(tmp_path / "db", "s")["a"] == {"n": 2, "total": 4, "low": 3}
+
+
+def test_all_keys_each_time_an_epoch_is_closed(spark, feed, tmp_path):
+    """The sink's function gets the whole state of every closed epoch, of the resumed one, and after going back of the
+    older one."""
+    feed.add([("a", 1), ("b", 2)])
+    feed.add([("b", 3), ("", 4)])
+    shown = []
+
+    def run(**config):
+        step = aggregate("s", key=["key"], n=count(), mean=mean("value"), late=last("value", by="value"))
+        sink = AllKeysSink(step, tmp_path / "db", lambda frame, epoch: shown.append((epoch, frame.collect())))
+        with pytest.raises(ConfigurationError, match="not applied"):
+            step.all_keys(spark, tmp_path / "db")
+        run_to_end(feed.frame(spark).transform(step), tmp_path / "db", sink, backup_interval=3600, **config)
+        found = [(epoch, sorted(map(tuple, rows))) for epoch, rows in shown]
+        shown.clear()
+        return found
+
+    first, second = [("a", 1, 1.0, 1), ("b", 1, 2.0, 2)], [("", 1, 4.0, 4), ("a", 1, 1.0, 1), ("b", 2, 2.5, 3)]
+    assert run() == [(0, []), (1, first), (2, second)]
+    feed.add([("b", 1)])
+    third = [*second[:2], ("b", 3, 2.0, 3)]
+    assert run() == [(2, second), (3, third)]
+    assert run(resume_epoch=2) == [(1, first), (2, second), (3, third)]
 
 
 BAD_AGGREGATES = [
