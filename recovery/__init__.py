@@ -48,6 +48,7 @@ from recovery.flow import Flow
 from recovery.group_state import GroupState
 from recovery.pipeline import Node, Pipeline
 from recovery.sinks import (
+    AllKeysSink,
     BatchContext,
     ConsoleSink,
     DiscardSink,
@@ -65,6 +66,8 @@ from recovery.storage.initialize import init_partitions
 
 if TYPE_CHECKING:
     from recovery.runner import run
+    from recovery.spark.aggregate import aggregate
+    from recovery.spark.arrow_step import stateful_arrow
     from recovery.spark.formats import register
     from recovery.spark.incremental import incremental
     from recovery.spark.pipeline import PipelineSummary, run_pipeline
@@ -72,6 +75,7 @@ if TYPE_CHECKING:
     from recovery.spark.step import stateful, stateful_map
 
 __all__ = [
+    "AllKeysSink",
     "AlreadyInitializedError",
     "BackupDamagedError",
     "BackupTargetError",
@@ -125,6 +129,7 @@ __all__ = [
     "UnsupportedPlanError",
     "UnsupportedVersionError",
     "UpsertSink",
+    "aggregate",
     "current_batch",
     "incremental",
     "init_partitions",
@@ -134,6 +139,7 @@ __all__ = [
     "run_pipeline",
     "start",
     "stateful",
+    "stateful_arrow",
     "stateful_map",
     "task_instance_state",
     "task_state",
@@ -143,6 +149,7 @@ __all__ = [
 _WITH_SPARK = {
     "RecoveryQuery": "recovery.spark.query",
     "RunSummary": "recovery.spark.query",
+    "aggregate": "recovery.spark.aggregate",
     "register": "recovery.spark.formats",
     "PipelineSummary": "recovery.spark.pipeline",
     "incremental": "recovery.spark.incremental",
@@ -150,6 +157,7 @@ _WITH_SPARK = {
     "run_pipeline": "recovery.spark.pipeline",
     "start": "recovery.spark.query",
     "stateful": "recovery.spark.step",
+    "stateful_arrow": "recovery.spark.arrow_step",
     "stateful_map": "recovery.spark.step",
 }
 

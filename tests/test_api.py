@@ -9,18 +9,18 @@ from recovery.errors import all_errors
 from tests.stores import run_python
 
 PUBLIC = [
-    "AlreadyInitializedError", "BackupDamagedError", "BackupTargetError", "BackupTooOldError", "BatchContext",
-    "ConfigurationError", "ConsoleSink", "CorruptPartitionError", "CorruptStateError", "DirectoryLockedError",
-    "DiscardSink", "DuplicatePartitionError", "EpochNotHeldError", "EpochOutput", "EpochSink", "FileSink", "Flow",
-    "FlowFailedError", "FlowLoadError", "FlowMismatchError", "ForeignPartitionError", "GroupState",
-    "HighWaterMarkError", "InconsistentPartitionsError", "InputRewrittenError", "LeaseLostError",
+    "AllKeysSink", "AlreadyInitializedError", "BackupDamagedError", "BackupTargetError", "BackupTooOldError",
+    "BatchContext", "ConfigurationError", "ConsoleSink", "CorruptPartitionError", "CorruptStateError",
+    "DirectoryLockedError", "DiscardSink", "DuplicatePartitionError", "EpochNotHeldError", "EpochOutput", "EpochSink",
+    "FileSink", "Flow", "FlowFailedError", "FlowLoadError", "FlowMismatchError", "ForeignPartitionError",
+    "GroupState", "HighWaterMarkError", "InconsistentPartitionsError", "InputRewrittenError", "LeaseLostError",
     "MissingPartitionsError", "NoBackupError", "NoPartitionsError", "Node", "OutputMismatchError", "Pipeline",
     "PipelineSummary", "RecoveryConfig", "RecoveryError", "RecoveryQuery", "Resume", "RetryPolicy", "RunSummary",
     "ScopedState", "SinkFailedError", "SparkUnavailableError", "StateBackendError", "StateLockedError",
     "StateManager", "StateNotFoundError", "StateValueError", "StepChangedError", "StorageError", "UnknownStepError",
-    "UnsupportedPlanError", "UnsupportedVersionError", "UpsertSink", "current_batch", "incremental",
-    "init_partitions", "process_state", "register", "run", "run_pipeline", "start", "stateful", "stateful_map",
-    "task_instance_state", "task_state",
+    "UnsupportedPlanError", "UnsupportedVersionError", "UpsertSink", "aggregate", "current_batch", "incremental",
+    "init_partitions", "process_state", "register", "run", "run_pipeline", "start", "stateful", "stateful_arrow",
+    "stateful_map", "task_instance_state", "task_state",
 ]  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Our totals per key: a `stateful` step with a plain Python function, on recovery partitions."""
+"""Our totals per key, on recovery partitions: a `stateful` step with a plain Python function, a `stateful_arrow` step
+with one of Arrow and NumPy, or declared with `aggregate`."""
 
 from __future__ import annotations
 
@@ -11,8 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import apsw
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from recovery import DiscardSink, Flow, GroupState, RecoveryConfig, init_partitions, run, stateful
+from recovery import (
+    DiscardSink,
+    Flow,
+    GroupState,
+    RecoveryConfig,
+    aggregate,
+    init_partitions,
+    run,
+    stateful,
+    stateful_arrow,
+)
+from recovery.aggregates import count, sum_
 from recovery.spark.session import create_session
 
 if TYPE_CHECKING:
@@ -32,20 +47,38 @@ def totals(key: str, rows: list[Any], state: GroupState) -> Iterator[tuple[str, 
     yield key, n, total
 
 
-def step(lines: DataFrame) -> DataFrame:
-    """Lines `key,value` to running totals per key."""
+def totals_arrow(rows: pa.Table, states: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """The function of the vectorised step."""
+    sums = np.add.reduceat(rows["value"].to_numpy(), states["_start"])
+    new = pa.table({
+        "key": states["key"],
+        "n": pc.add(states["n"].fill_null(0), states["_rows"]),
+        "total": pc.add(states["total"].fill_null(0), pa.array(sums)),
+    })  # fmt: skip
+    return new, new
+
+
+STEPS = {
+    "python": stateful(STEP, key="key", update=totals, output=OUTPUT),
+    "arrow": stateful_arrow(STEP, key="key", update=totals_arrow, state_schema="n long, total long", output=OUTPUT),
+    "aggregate": aggregate(STEP, key="key", n=count(), total=sum_("value")),
+}
+
+
+def step(lines: DataFrame, kind: str = "python") -> DataFrame:
+    """Lines `key,value` to running totals per key, by one of STEPS."""
     from pyspark.sql import functions as F
 
     events = lines.select(
         F.substring_index("value", ",", 1).alias("key"), F.substring_index("value", ",", -1).cast("long").alias("value")
     )
-    return events.transform(stateful(STEP, key="key", update=totals, output=OUTPUT))
+    return events.transform(STEPS[kind])
 
 
-def files_flow(files: str) -> Flow:
+def files_flow(files: str, kind: str = "python") -> Flow:
     """The flow over Spark's file source, one file a micro-batch."""
     return Flow(
-        "keyed", lambda spark: step(spark.readStream.option("maxFilesPerTrigger", 1).text(files)), DiscardSink()
+        "keyed", lambda spark: step(spark.readStream.option("maxFilesPerTrigger", 1).text(files), kind), DiscardSink()
     )
 
 
@@ -65,7 +98,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     if arguments["appended"]:
         flow = appended_flow(arguments["one_file"], arguments["batch_bytes"])
     else:
-        flow = files_flow(arguments["files"])
+        flow = files_flow(arguments["files"], arguments["step"])
     spark = create_session(flow.name, master=arguments["master"], conf=arguments["conf"])
 
     started_s = time.perf_counter()
@@ -104,6 +137,7 @@ def write_totals(directory: Path, target: Path) -> None:
         for path in sorted(directory.glob("part-*.sqlite3")):
             connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
             for key, value in connection.execute("SELECT state_key, ser_change FROM snaps WHERE step_id = ?", (STEP,)):
-                n, total = json.loads(value)
+                state = json.loads(value)
+                n, total = (state["n"], state["total"]) if isinstance(state, dict) else state
                 file.write(f"{key},{n},{total}\n")
             connection.close()

@@ -1,9 +1,9 @@
 """Totals per key over a large input: ours, Spark's own aggregation, Bytewax; all keep their state.
 
 Every contender reads the same lines `key,value` and keeps count and sum per key in state that survives a
-crash: ours and Bytewax with a Python function and a snapshot every --interval seconds, Spark with compiled
-code and a checkpoint every micro-batch. Contenders on Spark read equal micro-batches. What each kept is
-compared with the truth before its time counts.
+crash: ours and Bytewax with a Python function and a snapshot every --interval seconds (ours-arrow with a function of
+Arrow tables, ours-aggregate declared), Spark with compiled code and a checkpoint every micro-batch. Contenders on
+Spark read equal micro-batches. What each kept is compared with the truth before its time counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,16 @@ from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
 
 BASELINE = "ours"
-NAMES = ("ours", "ours-appended", "spark-rocksdb", "spark-hdfs", "bytewax-processes", "bytewax-threads")
+NAMES = (
+    "ours",
+    "ours-appended",
+    "ours-arrow",
+    "ours-aggregate",
+    "spark-rocksdb",
+    "spark-hdfs",
+    "bytewax-processes",
+    "bytewax-threads",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -145,6 +154,7 @@ def _contender(name: str, shape: keyed_lines.Shape, arguments: argparse.Namespac
         "batch_bytes": shape.file_bytes,
         "totals": "totals",
         "appended": variant == "appended",
+        "step": variant if variant in ("arrow", "aggregate") else "python",
         "rocksdb": variant == "rocksdb",
         "processes": variant == "processes",
     }

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from recovery.codec import StateCodec, StateType, forget_type
-from recovery.declaration import Declaration, form_of
+from recovery.declaration import Declaration, Form, form_of
 from recovery.errors import ConfigurationError
 from recovery.group_state import GroupState
 from recovery.ids import StepId
@@ -40,6 +40,7 @@ PARTITION_BITS = 16
 Spark partition below."""
 
 Update: TypeAlias = Callable[[Any, list[Any], GroupState], Iterable[tuple[Any, ...]] | None]
+TableUpdate: TypeAlias = Callable[[pa.Table, pa.Table], tuple[Any, Any]]
 Mapper: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 Keys: TypeAlias = "str | Column | Sequence[str | Column]"
 Transform: TypeAlias = Callable[[DataFrame], DataFrame]
@@ -67,18 +68,21 @@ class StepDefinition:
     """What the tasks of a step know: picklable, and the same in every run of the plan.
 
     columns: the input's columns, in order. key_columns: positions of the key's columns among them.
-    key_in_place: the key is one string column, so its text is that column. time_zone: the session's, which Arrow's
+    key_in_place: the key is one string column, so its text is that column. state_schema: the columns of the states of
+    a step whose `update` sees tables; None for one that is called key by key. time_zone: the session's, which Arrow's
     timestamps carry.
     """
 
     step_id: StepId
     token: str
-    update: Update
+    update: Update | TableUpdate
     state_type: StateType
+    state_schema: T.StructType | None
     timeouts: bool
     needs_time: bool
     columns: tuple[str, ...]
     key_columns: tuple[int, ...]
+    key_names: tuple[str, ...]
     key_types: tuple[T.DataType, ...]
     key_in_place: bool
     output: T.StructType
@@ -141,10 +145,7 @@ def stateful(
 
     The step id names the state in the recovery partitions: keep it when the code changes. Raises ConfigurationError.
     """
-    _check_step_id(step_id)
-    if not callable(update):
-        raise ConfigurationError(f"step {step_id!r}: update={update!r} is not a function")
-    _check_migrate(step_id, migrate)
+    check_step(step_id, update, migrate)
     StateCodec(state)
 
     def transform(frame: DataFrame) -> DataFrame:
@@ -169,15 +170,15 @@ def stateful_map(
     `value` is the column given to the mapper, a tuple for several. The output has the key's columns first, then what
     `out` gives: one value for one column, a tuple for several. Returning None as state discards the key.
     """
-    if not callable(mapper):
-        raise ConfigurationError(f"step {step_id!r}: mapper={mapper!r} is not a function")
+    check_step(step_id, mapper, migrate, "mapper")
+    StateCodec(state)
     single = isinstance(value, str)
     names = (value,) if isinstance(value, str) else tuple(value)
     composite = not isinstance(key, str | Column)
 
     def transform(frame: DataFrame) -> DataFrame:
         positions = [_position(frame, step_id, name) for name in names]
-        width = len(_struct(step_id, output)) - (1 if isinstance(key, str | Column) else len(key))
+        width = len(struct(step_id, output)) - (1 if isinstance(key, str | Column) else len(key))
 
         def update(key: Any, rows: list[Any], state: GroupState) -> Iterator[tuple[Any, ...]]:
             current = state.getOption
@@ -193,9 +194,6 @@ def stateful_map(
 
         return _apply(frame, step_id, key, update, output, state, order_by, False, migrate)
 
-    _check_step_id(step_id)
-    _check_migrate(step_id, migrate)
-    StateCodec(state)
     return transform
 
 
@@ -210,6 +208,40 @@ def _apply(
     timeout: bool | None,
     migrate: Migrate | None,
 ) -> DataFrame:
+    timeouts = _names_any(update, _TIMEOUT_MEMBERS) if timeout is None else timeout
+    frame, keyed = locate_key(frame, step_id, key)
+    definition = StepDefinition(
+        step_id=StepId(step_id),
+        token=secrets.token_hex(8),
+        update=update,
+        state_type=state,
+        state_schema=None,
+        timeouts=timeouts,
+        needs_time=timeouts or _names_any(update, _TIME_MEMBERS),
+        columns=keyed.columns,
+        key_columns=keyed.positions,
+        key_names=keyed.names,
+        key_types=keyed.types,
+        key_in_place=keyed.in_place and not timeouts,
+        output=struct(step_id, output),
+        time_zone=time_zone(frame),
+    )
+    return register(frame, definition, order_by, form_of(state), migrate)
+
+
+@dataclass(frozen=True)
+class KeyedInput:
+    """Where a step's key is: the input's own columns, and positions, names and types of the key's columns."""
+
+    columns: tuple[str, ...]
+    positions: tuple[int, ...]
+    names: tuple[str, ...]
+    types: tuple[T.DataType, ...]
+    in_place: bool
+
+
+def locate_key(frame: DataFrame, step_id: str, key: Keys) -> tuple[DataFrame, KeyedInput]:
+    """The frame with a column for each part of the key, and where those are. Raises ConfigurationError."""
     columns = tuple(frame.columns)
     if len(set(columns)) != len(columns) or any(name.startswith(PREFIX) for name in columns):
         raise ConfigurationError(
@@ -217,40 +249,43 @@ def _apply(
             remedy="Rename them with select or withColumnRenamed before the step.",
         )
     keys = [key] if isinstance(key, str | Column) else list(key)
-    key_fields = _key_fields(frame, step_id, keys)
-    key_types = tuple(field.dataType for field in key_fields)
-    timeouts = _names_any(update, _TIMEOUT_MEMBERS) if timeout is None else timeout
-    in_place = len(keys) == 1 and isinstance(keys[0], str) and key_types == (T.StringType(),) and not timeouts
-    key_columns = []
+    fields = _key_fields(frame, step_id, keys)
+    types = tuple(field.dataType for field in fields)
+    in_place = len(keys) == 1 and isinstance(keys[0], str) and types == (T.StringType(),)
+    positions = []
     for number, one in enumerate(keys):
         if not isinstance(one, str):
             name = f"{PREFIX}key_{number}"
             frame = frame.withColumn(name, one)
             keys[number] = name
-        key_columns.append(frame.columns.index(str(keys[number])))
-    definition = StepDefinition(
-        step_id=StepId(step_id),
-        token=secrets.token_hex(8),
-        update=update,
-        state_type=state,
-        timeouts=timeouts,
-        needs_time=timeouts or _names_any(update, _TIME_MEMBERS),
-        columns=columns,
-        key_columns=tuple(key_columns),
-        key_types=key_types,
-        key_in_place=in_place,
-        output=_struct(step_id, output),
-        time_zone=str(frame.sparkSession.conf.get("spark.sql.session.timeZone")),
-    )
+        positions.append(frame.columns.index(str(keys[number])))
+    names = tuple(field.name for field in fields)
+    return frame, KeyedInput(columns, tuple(positions), names, types, in_place)
+
+
+def register(
+    frame: DataFrame,
+    definition: StepDefinition,
+    order_by: str | Column | Sequence[str | Column] | None,
+    form: Form,
+    migrate: Migrate | None,
+) -> DataFrame:
+    """The frame behind the step, which is known from now on under its token."""
     ordering = [] if order_by is None else [order_by] if isinstance(order_by, str | Column) else list(order_by)
+    key = zip(definition.key_names, definition.key_types, strict=True)
     registered[definition.token] = RegisteredStep(
         definition,
         tuple(F.col(c) if isinstance(c, str) else c for c in ordering),
-        Declaration(tuple((field.name, field.dataType.simpleString()) for field in key_fields), form_of(state)),
+        Declaration(tuple((name, kind.simpleString()) for name, kind in key), form),
         migrate,
     )
-    text = _key_text([F.col(f"`{name}`") for name in keys], key_types)
-    return _plan(frame, definition, text)
+    names = [F.col(f"`{frame.columns[position]}`") for position in definition.key_columns]
+    return _plan(frame, definition, _key_text(names, definition.key_types))
+
+
+def time_zone(frame: DataFrame) -> str:
+    """The session's."""
+    return str(frame.sparkSession.conf.get("spark.sql.session.timeZone"))
 
 
 def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFrame:
@@ -282,6 +317,11 @@ def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFra
     placed = exchanged.select(*passed, packed.alias(BATCH))
 
     def step(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if definition.state_schema is not None:
+            from recovery.spark.arrow_worker import ArrowStepTask
+            from recovery.spark.worker import run_step
+
+            return run_step(definition, batches, ArrowStepTask)
         from recovery.spark.worker import run_step
 
         return run_step(definition, batches)
@@ -338,25 +378,26 @@ def _position(frame: DataFrame, step_id: str, name: str) -> int:
     return int(frame.columns.index(name))
 
 
-def _struct(step_id: str, output: str | T.StructType) -> T.StructType:
+def struct(step_id: str, output: str | T.StructType, what: str = "output") -> T.StructType:
+    """The schema that `output` is or spells out. Raises ConfigurationError."""
     if isinstance(output, T.StructType):
         return output
     try:
         parsed = T.StructType.fromDDL(output)
     except Exception as error:
-        raise ConfigurationError(f"step {step_id!r}: output={output!r} is not a schema: {error}") from error
+        raise ConfigurationError(f"step {step_id!r}: {what}={output!r} is not a schema: {error}") from error
     assert isinstance(parsed, T.StructType)
     return parsed
 
 
-def _check_step_id(step_id: str) -> None:
+def check_step(step_id: str, function: object, migrate: object, name: str = "update") -> None:
+    """Raises ConfigurationError for what is no step id, or no function."""
     if not isinstance(step_id, str) or not step_id or step_id.startswith("$") or "\0" in step_id:
         raise ConfigurationError(
             f"{step_id!r} is not a step id", remedy="Use a name that does not begin with $, like 'count'."
         )
-
-
-def _check_migrate(step_id: str, migrate: object) -> None:
+    if not callable(function):
+        raise ConfigurationError(f"step {step_id!r}: {name}={function!r} is not a function")
     if migrate is not None and not callable(migrate):
         raise ConfigurationError(f"step {step_id!r}: migrate={migrate!r} is not a function")
 

@@ -13,12 +13,13 @@ import tempfile
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
-from typing import IO, Any
+from typing import IO, Any, NamedTuple, cast
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
+from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
 from recovery.codec import StateCodec
@@ -26,7 +27,7 @@ from recovery.errors import RecoveryError, StateValueError, UnsupportedPlanError
 from recovery.group_state import GroupState
 from recovery.ids import BatchId, PartitionIndex
 from recovery.keys import ESCAPE, decode_key, encode_key, partition_of
-from recovery.spark.step import KEY, PARTITION_BITS, StepDefinition
+from recovery.spark.step import KEY, PARTITION_BITS, StepDefinition, Update
 from recovery.storage.files import connect_task
 from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, TaskStore
 
@@ -36,8 +37,10 @@ CHUNK_ROWS = 32_768
 SPOOL_BYTES = 64 << 20
 
 
-def run_step(definition: StepDefinition, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Run a step over one Spark partition of one micro-batch.
+def run_step(
+    definition: StepDefinition, batches: Iterator[pa.RecordBatch], kind: type[StepTask] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Run a step over one Spark partition of one micro-batch, as a task of `kind` (StepTask).
 
     Nothing of it is kept unless the whole input was processed and its output taken.
     """
@@ -52,13 +55,25 @@ def run_step(definition: StepDefinition, batches: Iterator[pa.RecordBatch]) -> I
         )
     store, partition_count = connect_task(address)
     try:
-        yield from StepTask(definition, store, partition_count, BatchId(int(batch_id))).run(batches)
+        yield from (kind or StepTask)(definition, store, partition_count, BatchId(int(batch_id))).run(batches)
     finally:
         store.release()
 
 
+class Runs(NamedTuple):
+    """A chunk's rows by key: which are whose. `texts` are the state keys, `raw` the same before they are escaped;
+    key number i has the rows from ends[i - 1] up to ends[i]."""
+
+    chunk: pa.RecordBatch
+    texts: list[str]
+    raw: list[str | None]
+    ends: pa.Array
+
+
 class StepTask:
     """One task: the state of its loop over chunks."""
+
+    chunk_rows = CHUNK_ROWS
 
     def __init__(self, definition: StepDefinition, store: TaskStore, partition_count: int, batch: BatchId) -> None:
         self._definition = definition
@@ -79,23 +94,38 @@ class StepTask:
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Process everything, yielding output as it comes; the changes are applied at the end, in one transaction."""
         with _paused_collector():
-            for chunk in _chunks(batches, self._definition):
+            for chunk in _chunks(batches, self._definition, self.chunk_rows):
                 output = self._process(chunk)
-                if output:
-                    yield self._to_arrow(output)
+                if output is not None:
+                    yield output
                 del chunk, output
                 gc.collect(0)
         if self._due:
-            output = self._time_out(list(self._due))
-            if output:
-                yield self._to_arrow(output)
+            late = self._time_out(list(self._due))
+            if late:
+                yield self._to_arrow(late)
         if self._partition is not None:
             count = BatchCount(self._rows, self._keys)
             self._store.apply(self._definition.step_id, self._partition, self._batch, self._spool, count)
         self._spool.close()
 
-    def _process(self, chunk: pa.RecordBatch) -> list[tuple[Any, ...]]:
+    def _process(self, chunk: pa.RecordBatch) -> pa.RecordBatch | None:
         """Call update for every key of a chunk that holds whole keys, sorted."""
+        runs = self._runs(chunk)
+        if runs is None:
+            return None
+        texts, ends = runs.texts, runs.ends.to_pylist()
+        keys = runs.raw if self._definition.key_in_place else self._keys_of(runs.chunk, ends)
+        columns = [_to_python(runs.chunk.column(index)) for index in range(len(self._definition.columns))]
+        rows: list[Any] = list(map(tuple.__new__, repeat(self._row), zip(*columns, strict=True)))
+        for text in texts if self._due else ():
+            self._due.pop(text, None)
+        self._rows += len(rows)
+        output = self._call(keys, texts, rows, ends)
+        return self._to_arrow(output) if output else None
+
+    def _runs(self, chunk: pa.RecordBatch) -> Runs | None:
+        """The chunk by key, checked; None when it holds nothing but ticks."""
         definition = self._definition
         self._locate(chunk)
         text_column = chunk.column(definition.key_columns[0] if definition.key_in_place else KEY)
@@ -104,22 +134,15 @@ class StepTask:
             ticks = text_column.null_count
             chunk, text_column = chunk.slice(ticks), text_column.slice(ticks)
             if not len(chunk):
-                return []
+                return None
         runs = pc.run_end_encode(text_column)
         self._check_sorted(runs.values)
-        ends: list[int] = runs.run_ends.to_pylist()
-        texts = runs.values.to_pylist()
-        keys = self._keys_of(chunk, ends, texts)
+        texts = raw = runs.values.to_pylist()
         if definition.key_in_place and (runs.values.null_count or _holds_special(runs.values)):
             texts = [encode_key(text) for text in texts]
         for edge in (texts[0], texts[-1]):
             self._check_partition(edge)
-        columns = [_to_python(chunk.column(index)) for index in range(len(definition.columns))]
-        rows: list[Any] = list(map(tuple.__new__, repeat(self._row), zip(*columns, strict=True)))
-        for text in texts if self._due else ():
-            self._due.pop(text, None)
-        self._rows += len(rows)
-        return self._call(keys, texts, rows, ends)
+        return Runs(chunk, texts, raw, runs.run_ends)
 
     def _call(
         self, keys: Sequence[Any], texts: list[str], rows: list[Any], ends: list[int], timed_out: bool = False
@@ -130,7 +153,8 @@ class StepTask:
         output: list[tuple[Any, ...]] = []
         packed: list[str] = []
         pack = self._pack_with_timeout if definition.timeouts else self._pack
-        update, decode, now_ms, extend = definition.update, self._codec.decode, self._now_ms, output.extend
+        update, decode = cast(Update, definition.update), self._codec.decode
+        now_ms, extend = self._now_ms, output.extend
         start = 0
         key: Any = None
         try:
@@ -220,29 +244,16 @@ class StepTask:
         if len(given):
             self._last_key = given[-1]
 
-    def _keys_of(self, chunk: pa.RecordBatch, ends: list[int], texts: list[Any]) -> Sequence[Any]:
+    def _keys_of(self, chunk: pa.RecordBatch, ends: list[int]) -> Sequence[Any]:
         """What update gets as key: the value of the key column, a tuple for several."""
-        positions = self._definition.key_columns
-        if self._definition.key_in_place:
-            return texts
         first = pa.array([0, *ends[:-1]], pa.int64())
-        values = [chunk.column(position).take(first).to_pylist() for position in positions]
+        values = [chunk.column(position).take(first).to_pylist() for position in self._definition.key_columns]
         return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
     def _parse_keys(self, texts: list[str]) -> Sequence[Any]:
         """The same from state keys, for keys without rows."""
-        definition = self._definition
-        types = [to_arrow_type(kind, timezone=definition.time_zone) for kind in definition.key_types]
-        if len(types) == 1:
-            parts: list[list[str | None]] = [[decode_key(text) for text in texts]]
-        else:
-            parts = [list(part) for part in zip(*map(msgspec.json.decode, texts), strict=True)]
-        values = []
-        for part, kind in zip(parts, types, strict=True):
-            column = pa.array(part, pa.string())
-            if pa.types.is_timestamp(kind) and kind.tz is not None:
-                column = column.cast(pa.int64())  # written as microseconds since 1970
-            values.append(column.cast(kind).to_pylist())
+        parts = parse_keys(texts, self._definition.key_types, self._definition.time_zone)
+        values = [part.to_pylist() for part in parts]
         return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
     def _to_arrow(self, output: list[tuple[Any, ...]]) -> pa.RecordBatch:
@@ -271,6 +282,22 @@ class StepTask:
         return StateValueError(
             f"step {self._definition.step_id!r}, key {key!r}: {error.found}", cause=error.cause, remedy=error.remedy
         )
+
+
+def parse_keys(texts: list[str], kinds: Sequence[T.DataType], time_zone: str) -> list[pa.Array]:
+    """The key's columns from state keys."""
+    types = [to_arrow_type(kind, timezone=time_zone) for kind in kinds]
+    if len(types) == 1:
+        parts: list[list[str | None]] = [[decode_key(text) for text in texts]]
+    else:
+        parts = [list(part) for part in zip(*map(msgspec.json.decode, texts), strict=True)] or [[] for _ in types]
+    columns = []
+    for part, kind in zip(parts, types, strict=True):
+        column = pa.array(part, pa.string())
+        if pa.types.is_timestamp(kind) and kind.tz is not None:
+            column = column.cast(pa.int64())  # written as microseconds since 1970
+        columns.append(column.cast(kind))
+    return columns
 
 
 class _Spool:
@@ -317,7 +344,7 @@ def _paused_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _chunks(batches: Iterator[pa.RecordBatch], definition: StepDefinition) -> Iterator[pa.RecordBatch]:
+def _chunks(batches: Iterator[pa.RecordBatch], definition: StepDefinition, chunk_rows: int) -> Iterator[pa.RecordBatch]:
     """Regroup sorted batches into chunks of whole keys."""
     name: int | str = definition.key_columns[0] if definition.key_in_place else KEY
     held: list[pa.RecordBatch] = []
@@ -327,7 +354,7 @@ def _chunks(batches: Iterator[pa.RecordBatch], definition: StepDefinition) -> It
             continue
         held.append(batch)
         count += batch.num_rows
-        if count < CHUNK_ROWS:
+        if count < chunk_rows:
             continue
         last = batch.column(name)
         final = last[-1]

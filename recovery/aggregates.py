@@ -1,0 +1,143 @@
+"""What `recovery.aggregate` can compute of a key's rows: functions that name it, for its keyword arguments.
+
+    from recovery import aggregate
+    from recovery.aggregates import count, max_, sum_
+
+    orders.transform(aggregate("spent", key="user", n=count(), total=sum_("price"), highest=max_("price")))
+
+A column is given by name, or as a Spark `Column`, which Spark computes. NULL is passed over, as in SQL, unless it says
+otherwise. No result depends on the order in which rows arrive, except for the last digits of floating-point sums.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from recovery.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+Input: TypeAlias = "str | Column"
+
+__all__ = [
+    "Aggregate",
+    "approx_distinct",
+    "collect",
+    "count",
+    "first",
+    "last",
+    "max_",
+    "mean",
+    "min_",
+    "stddev",
+    "sum_",
+    "top_k",
+    "variance",
+]
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """One column to aggregate: made by the functions of this module, given to `recovery.aggregate`.
+
+    inputs: the columns it is computed of. limit: how many values it keeps of a key. newest: it keeps those that come
+    last in order instead of first.
+    """
+
+    function: str
+    inputs: tuple[Input, ...] = ()
+    limit: int = 0
+    newest: bool = False
+
+    def __str__(self) -> str:
+        parts = [each if isinstance(each, str) else str(each) for each in self.inputs]
+        if self.limit:
+            parts.append(str(self.limit))
+        return f"{self.function}({', '.join(parts)})"
+
+
+def count(value: Input | None = None) -> Aggregate:
+    """How many rows the key has had; with a column, how many in which it is not NULL. A bigint."""
+    return Aggregate("count", _given(value))
+
+
+def sum_(value: Input) -> Aggregate:
+    """The sum. Of integers a bigint, and an error where that overflows, so cast to decimal(38,0) what may become
+    larger; of a decimal(p,s) a decimal(p+10,s); of float and double a double, whose last digits depend on the order of
+    the rows."""
+    return Aggregate("sum", (value,))
+
+
+def min_(value: Input) -> Aggregate:
+    """The least value of a column that has an order."""
+    return Aggregate("min", (value,))
+
+
+def max_(value: Input) -> Aggregate:
+    """The greatest value of a column that has an order."""
+    return Aggregate("max", (value,))
+
+
+def mean(value: Input) -> Aggregate:
+    """The arithmetic mean, a double. Kept as sum and count: of integers it is exact until the division."""
+    return Aggregate("mean", (value,))
+
+
+def variance(value: Input, *, population: bool = False) -> Aggregate:
+    """The variance of a sample, or of the whole population; a double. Kept as count, mean and the sum of squared
+    differences, merged as Chan, Golub and LeVeque do it. NULL for a sample of one."""
+    return Aggregate("var_pop" if population else "var_samp", (value,))
+
+
+def stddev(value: Input, *, population: bool = False) -> Aggregate:
+    """The standard deviation: the square root of `variance`."""
+    return Aggregate("stddev_pop" if population else "stddev_samp", (value,))
+
+
+def first(value: Input, by: Input) -> Aggregate:
+    """The value in the row with the least `by`, NULL too; of rows with the same the least value."""
+    return Aggregate("first", (value, by))
+
+
+def last(value: Input, by: Input) -> Aggregate:
+    """The value in the row with the greatest `by`, NULL too; of rows with the same the greatest value."""
+    return Aggregate("last", (value, by))
+
+
+def top_k(value: Input, k: int, *, by: Input | None = None) -> Aggregate:
+    """An array of the `k` greatest values, or of the values in the rows with the `k` greatest `by`; greatest first."""
+    return Aggregate("top_k", (value, *_given(by)), _limit("top_k", "k", k))
+
+
+def collect(value: Input, limit: int, *, by: Input | None = None, keep: str = "first") -> Aggregate:
+    """An array of at most `limit` values, in the order of `by`, or of the values themselves.
+
+    keep: which values stay when there are more, those that come "first" in order or "last".
+    """
+    if keep not in ("first", "last"):
+        raise ConfigurationError(f"collect(keep={keep!r}): it is 'first' or 'last'")
+    return Aggregate(f"collect_{keep}", (value, *_given(by)), _limit("collect", "limit", limit), keep == "last")
+
+
+def approx_distinct(value: Input, *, error: float = 0.05) -> Aggregate:
+    """About how many different values there were, a bigint.
+
+    The state is the least hashes that occurred, about 1/error² of them (a bottom-k sketch): exact up to that many
+    values, with a standard error of `error` beyond.
+    """
+    if not 0.005 <= error <= 0.5:
+        raise ConfigurationError(f"approx_distinct(error={error!r}): it is a number from 0.005 to 0.5")
+    return Aggregate("approx_distinct", (value,), math.ceil(1 / error**2) + 2)
+
+
+def _given(value: Input | None) -> tuple[Input, ...]:
+    return () if value is None else (value,)
+
+
+def _limit(function: str, name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100_000:
+        raise ConfigurationError(f"{function}({name}={value!r}): it is a number from 1 to 100000")
+    return value

@@ -1,0 +1,54 @@
+"""All keys of an aggregate, each time an epoch is closed: what Spark calls the complete output mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from recovery.sinks.plain import DiscardSink
+from recovery.sinks.protocol import EpochOutput, Resume
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class HoldsKeys(Protocol):
+    """A step whose state can be read: what `recovery.aggregate` gives."""
+
+    def all_keys(self, spark: SparkSession, directory: str | Path, epoch: int | None = None) -> DataFrame:
+        """The rows of all keys as of an epoch."""
+        ...
+
+
+class AllKeysSink(DiscardSink):
+    """Gives `write(frame, epoch)` the aggregates of all keys, each time an epoch is closed and when a run starts.
+
+    step: what `recovery.aggregate` gave, the one in the flow. directory: the recovery directory of the run.
+
+    `write` replaces what it wrote before: it is called again for an epoch after a crash, and for an older one after
+    going back, so what it wrote last is always the state of the newest closed epoch. Epoch 0, with no rows, is the time
+    before the first. What the flow itself puts out is discarded.
+    """
+
+    def __init__(self, step: HoldsKeys, directory: str | Path, write: Callable[[DataFrame, int], Any]) -> None:
+        self._step = step
+        self._directory = Path(directory)
+        self._replace = write
+
+    def rollback(self, resume: Resume) -> None:
+        """Put the state that the run starts from in place of whatever was written."""
+        self._show(resume.epoch - 1)
+
+    def prepare(self, output: EpochOutput) -> str:
+        """There is nothing to prepare: the epoch itself is what will be shown."""
+        return ""
+
+    def publish(self, output: EpochOutput) -> None:
+        """Show the closed epoch."""
+        self._show(output.epoch)
+
+    def _show(self, epoch: int) -> None:
+        from pyspark.sql import SparkSession
+
+        self._replace(self._step.all_keys(SparkSession.builder.getOrCreate(), self._directory, epoch), epoch)

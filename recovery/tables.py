@@ -1,0 +1,98 @@
+"""Tables from a user's function: anything that Arrow can read, with the columns and types that were declared."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import pyarrow as pa
+
+
+def as_table(given: Any) -> pa.Table:
+    """The table that `given` is: of Arrow, Polars, pandas, DuckDB, or a dict of columns. Raises ValueError."""
+    if isinstance(given, pa.Table):
+        return given
+    if isinstance(given, pa.RecordBatch):
+        return pa.Table.from_batches([given])
+    if isinstance(given, dict) or hasattr(given, "__arrow_c_stream__"):
+        try:
+            return pa.table(given)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise ValueError(f"a {type(given).__name__} that is no table: {error}") from error
+    raise ValueError(f"a {type(given).__name__}, which is no table")
+
+
+def columns_of(table: pa.Table, schema: pa.Schema, ignored: Collection[str] = ()) -> list[pa.Array]:
+    """The table's columns in the order and with the types of `schema`. Raises ValueError for one that is missing, too
+    much, there twice, of a type whose values might not stay what they are, or NULL where it may not be."""
+    names = table.column_names
+    missing = [name for name in schema.names if name not in names]
+    unknown = [name for name in names if name not in schema.names and name not in ignored]
+    twice = [name for name in schema.names if names.count(name) > 1]
+    for what, found in (("lacks the columns", missing), ("has unknown columns", unknown), ("has twice", twice)):
+        if found:
+            raise ValueError(f"a table that {what} {', '.join(map(repr, found))}; wanted: {', '.join(schema.names)}")
+    return [_fitted(table.column(field.name), field) for field in schema]
+
+
+def _fitted(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
+    given = column.type
+    if given != field.type:
+        if not _fits(given, field.type):
+            raise ValueError(f"{field.name!r} as {given}, where {field.type} is declared")
+        try:
+            # Dictionaries and views are unpacked first: not every type can be reached from them in one step.
+            plain = _plain(given)
+            column = (column if plain == given else column.cast(plain)).cast(field.type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise ValueError(f"{field.name!r} with values that do not fit {field.type}: {error}") from error
+    if column.null_count and not field.nullable:
+        raise ValueError(f"NULL in {field.name!r}, which is declared NOT NULL")
+    combined = column.combine_chunks()
+    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    return pa.string() if pa.types.is_string_view(kind) else pa.binary() if pa.types.is_binary_view(kind) else kind
+
+
+def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of one type are ones of the other, as far as they are in its range, which the cast checks."""
+    given, wanted = _plain(given), _plain(wanted)
+    if given == wanted or pa.types.is_null(given):
+        return True
+    if pa.types.is_timestamp(given) and pa.types.is_timestamp(wanted):
+        return (given.tz is None) == (wanted.tz is None)
+    if _is_list(given) and _is_list(wanted):
+        return _fits(given.value_type, wanted.value_type)
+    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
+        pairs = [(given.field(index), wanted.field(index)) for index in range(min(len(given), len(wanted)))]
+        return len(given) == len(wanted) and all(a.name == b.name and _fits(a.type, b.type) for a, b in pairs)
+    if pa.types.is_integer(given) and (pa.types.is_floating(wanted) or pa.types.is_decimal(wanted)):
+        return True
+    return any(test(given) and test(wanted) for test in _FAMILIES)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+_FAMILIES = (
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_decimal,
+    pa.types.is_date,
+    _is_text,
+    _is_bytes,
+)
