@@ -18,7 +18,7 @@ from recovery.storage.files import scan
 from tests.backup.emulators import script
 from tests.backup.support import back_up, bring_back
 from tests.backup.test_tools import litestream_config
-from tests.spark.support import ROOT, run_to_end, states, totals_step
+from tests.spark.support import ROOT, Feed, run_to_end, states, totals_step
 from tests.spark.test_crashes import finish, recovery_run, wait_for_batch
 from tests.stores import paths_of
 
@@ -56,7 +56,7 @@ def test_a_backup_of_a_run_resumes_to_the_same_result(spark, feed, tmp_path):
 
 
 @pytest.mark.long
-def test_litestream_and_a_killed_run(feed, tmp_path):
+def test_litestream_and_a_killed_run(tmp_path):
     """Litestream replicates a live run; both die by SIGKILL and the disk is lost; each partition is restored.
 
     RECOVERY_TEST_LITESTREAM_RUNS says how often. The replicas end at different moments, within the backup interval.
@@ -72,6 +72,7 @@ def test_litestream_and_a_killed_run(feed, tmp_path):
         root = tmp_path / f"{number}"
         directory = root / "db"
         init_partitions(directory, 3)
+        feed = Feed(root / "input")
         for _ in range(80):
             feed.add_random(generator.randrange(10**9), count=40)
         replicating = []
