@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JError
+
 from recovery.clock import Clock, SystemClock
 from recovery.config import Interval, RecoveryConfig
 from recovery.flow import Flow
@@ -53,7 +55,9 @@ def run(
         return query.summary
     finally:
         if own:
-            session.stop()
+            # A JVM that is gone needs no stopping, and what it died of has been told.
+            with contextlib.suppress(OSError, Py4JError):
+                session.stop()
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import apsw
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 AVAILABLE_NOW = "available-now"
 NEVER = float("inf")
 CHECK_NICENESS = 10
+_JVM_GONE = (Py4JNetworkError, ConnectionError)
 _SETTINGS = {
     # With it, stages of a micro-batch run before foreachBatch is called, and empty partitions lose their tasks.
     "spark.sql.adaptive.streaming.stateless.enabled": "false",
@@ -311,7 +312,7 @@ class RecoveryQuery:
             try:
                 if self._query.awaitTermination(max(left, 0.001)):
                     break
-            except StreamingQueryException as error:
+            except (StreamingQueryException, *_JVM_GONE) as error:
                 self._note(error)
                 break
             if deadline is not None and self._clock.elapsed_s() >= deadline:
@@ -409,7 +410,7 @@ class RecoveryQuery:
                 if self._closer.due() and self._closer.lock.acquire(blocking=False):
                     try:
                         if not self._parked.is_set() and self._closer.due():
-                            self._closer.end_epoch(lambda: bool(self._query.isActive))
+                            self._closer.end_epoch(self._is_alive)
                     finally:
                         self._closer.lock.release()
             except BaseException as error:
@@ -433,7 +434,7 @@ class RecoveryQuery:
             try:
                 with self._closer.lock:
                     if not self._prepared.temporary and _may_still_close(self._error):
-                        self._closer.close(lambda: bool(self._query.isActive))
+                        self._closer.close(self._is_alive)
                         self._check_all_closed()
             except BaseException as error:
                 self._note(error)
@@ -456,6 +457,12 @@ class RecoveryQuery:
             for mailbox in self._mailboxes:
                 mailbox.unlink(missing_ok=True)
             self.summary.elapsed_s = self._clock.elapsed_s() - self._started_s
+
+    def _is_alive(self) -> bool:
+        """Whether Spark still runs the query; without its JVM it does not."""
+        with contextlib.suppress(*_JVM_GONE):
+            return bool(self._query.isActive)
+        return False
 
     def _check_all_closed(self) -> None:
         """A run that ends well has closed an epoch over every micro-batch it finished."""
@@ -637,6 +644,12 @@ def _as_recovery_error(error: BaseException) -> BaseException:
     """The typed error behind an exception that came through Spark as text, or FlowFailedError."""
     if isinstance(error, RecoveryError) or not isinstance(error, Exception):
         return error
+    if isinstance(error, _JVM_GONE):
+        return FlowFailedError(
+            f"Spark's JVM has ended: {error}",
+            cause="It was killed, for instance for lack of memory, or it crashed.",
+            remedy="Run the same command again: it continues from the last closed epoch.",
+        )
     if isinstance(error, OSError):
         return StorageError(str(error))
     text = str(error)
