@@ -12,7 +12,7 @@ from pathlib import Path
 from recovery import faults
 from recovery.clock import Clock, RecoveryClock
 from recovery.errors import RecoveryError
-from recovery.ids import NO_BATCH, BatchId, Epoch, Lease, StepId
+from recovery.ids import NO_BATCH, BatchId, Epoch, Lease, PartitionIndex, StepId
 from recovery.keys import partition_of
 from recovery.planning.resume import ResumePlan
 from recovery.planning.retention import collection_floor, shared_history
@@ -20,6 +20,8 @@ from recovery.planning.steps import StepPlan
 from recovery.planning.values import StepEdit
 from recovery.sinks.delivery import Delivery
 from recovery.spark.checkpoint import CHECKPOINT_STEP, Content, Position, wait_for_commit
+from recovery.spark.incremental import FlowLoads
+from recovery.state.marks import EPOCH_STEP
 from recovery.storage.seam import CloseRequest, PartitionStore
 
 DECLARATIONS_STEP = StepId("$steps")
@@ -63,6 +65,7 @@ class EpochCloser:
         plan: ResumePlan,
         checkpoint: Path,
         delivery: Delivery,
+        loads: FlowLoads,
         *,
         clock: Clock,
         snapshot_interval_s: float,
@@ -80,6 +83,7 @@ class EpochCloser:
         self._lease = lease
         self._checkpoint = checkpoint
         self._delivery = delivery
+        self._loads = loads
         self._position = Position(checkpoint, {})
         self._declarations: Mapping[str, Content | None] = {}
         self._clock = clock
@@ -176,7 +180,7 @@ class EpochCloser:
         now_ms = self._recovery_clock.now_ms()
         floor = collection_floor(self._history, now_ms, self._backup_ms)
         count = self._store.partition_count
-        values = {**values, **self._delivery.prepare(epoch, batch, floor)}
+        values = {**values, **self._loads.rows(batch), **self._delivery.prepare(epoch, batch, floor)}
         requests = [
             CloseRequest(
                 epoch=epoch,
@@ -185,7 +189,7 @@ class EpochCloser:
                 clock_ms=now_ms,
                 floor=floor,
                 driver_rows={
-                    step: {key: value for key, value in rows.items() if partition_of(key, count) == index}
+                    step: {key: value for key, value in rows.items() if _home(step, key, count) == index}
                     for step, rows in values.items()
                 },
                 edits=edits,
@@ -196,6 +200,7 @@ class EpochCloser:
         states = sum(self._store.close(self._lease, requests))
         self._history = [(e, at) for e, at in self._history if e >= floor] + [(epoch, now_ms)]
         self.closed_batch = batch
+        self._loads.closed(batch)
         try:
             self._delivery.publish(epoch, batch, floor)
         finally:
@@ -206,3 +211,8 @@ class EpochCloser:
         with contextlib.suppress(RecoveryError):
             self._store.checkpoint()
         faults.reach("close.5")
+
+
+def _home(step: StepId, key: str, count: int) -> PartitionIndex:
+    """Marks are all in one partition, beside the documents that they are read with."""
+    return PartitionIndex(0) if step == EPOCH_STEP else partition_of(key, count)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -15,8 +18,12 @@ from pyspark.sql import types as T
 from recovery.clock import Clock
 from recovery.config import Interval, parse_interval
 from recovery.errors import ConfigurationError
+from recovery.ids import BatchId, StepId
+from recovery.state.closed_marks import changes
 from recovery.state.ids import check
-from recovery.state.marks import check_forward, check_value
+from recovery.state.manager import StateManager
+from recovery.state.marks import EPOCH_STEP, check_forward, check_value
+from recovery.state.open import DIRECTORY
 
 STATEFUL, ROLLING_WINDOW = "stateful", "rolling_window"
 MODES = (STATEFUL, ROLLING_WINDOW)
@@ -45,6 +52,63 @@ class Loading:
     mark_of: Callable[[str], Any]
     clock: Clock
     loads: list[Load] = field(default_factory=list)
+
+
+class FlowLoads:
+    """The loads of a flow's sink: their marks move with the epoch that holds their micro-batch.
+
+    Micro-batches are loaded on one thread, and epochs written on another. `directory` None: without recovery there are
+    no marks.
+    """
+
+    def __init__(self, directory: Path | None, clock: Clock) -> None:
+        self._state = None if directory is None else StateManager(directory, backend=DIRECTORY, clock=clock)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._moved: dict[BatchId, dict[str, Any]] = {}
+
+    @contextlib.contextmanager
+    def during(self, spark: SparkSession, batch: BatchId) -> Iterator[None]:
+        """Loads are a part of this micro-batch; when it fails, they move no mark."""
+        if self._state is None:
+            yield
+            return
+        loading = Loading(spark, self._mark_of, self._clock)
+        token = _current.set(loading)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+        with self._lock:
+            self._moved[batch] = moved(loading.loads)
+
+    def rows(self, batch: BatchId) -> dict[StepId, dict[str, str | bytes | None]]:
+        """What the epoch that ends with `batch` holds of marks."""
+        with self._lock:
+            marks = {
+                key: mark for each in sorted(self._moved) if each <= batch for key, mark in self._moved[each].items()
+            }
+        if not marks:
+            return {}
+        assert self._state is not None
+        rows = {key: self._state.epoch_row(key, mark) for key, mark in marks.items()}
+        return {StepId(EPOCH_STEP): {key: text for (_, key), (text, _) in changes("", rows).items()}}
+
+    def closed(self, batch: BatchId) -> None:
+        """The epoch that ends with `batch` is closed: its marks are what everybody sees."""
+        with self._lock:
+            self._moved = {each: marks for each, marks in self._moved.items() if each > batch}
+
+    def _mark_of(self, key: str) -> Any:
+        assert self._state is not None
+        with self._lock:
+            found = [marks[key] for _, marks in sorted(self._moved.items()) if key in marks]
+        return found[-1] if found else self._state.get_hwm(key)
+
+
+def moved(loads: Sequence[Load]) -> dict[str, Any]:
+    """The marks that loads move, and where to."""
+    return {load.key: load.mark for load in loads if load.mark is not None and load.mark != load.before}
 
 
 _current: ContextVar[Loading | None] = ContextVar("recovery_loading", default=None)
@@ -84,7 +148,11 @@ class Incremental:
         """The rows to load now. Raises ConfigurationError outside a run of a pipeline."""
         loading = _current.get()
         if loading is None:
-            raise _bad(self.key, "it was called outside a run", "Give it to a Node as read, or call it in read.")
+            raise _bad(
+                self.key,
+                "it was called outside a run",
+                "Give it to a Node as read, or call it in read, or in a flow's sink.",
+            )
         source = self.reader if isinstance(self.reader, DataFrame) else self.reader(spark)
         value = F.col(self.column)
         if self.fallback_column is not None:
@@ -166,7 +234,9 @@ def incremental(
 ) -> Any:
     """The rows of a batch source that are newer than the high-water mark of `key`.
 
-    Called in the `read` of a pipeline's node it gives a DataFrame; elsewhere something to give to a Node as `read`.
+    Called in the `read` of a pipeline's node, or in the sink of a flow on the thread that Spark calls it on, it gives a
+    DataFrame; elsewhere something to give to a Node as `read`. In a flow the mark moves with the epoch that holds the
+    micro-batch.
 
     reader: a DataFrame, or a function that makes one from the SparkSession.
     column: what "newer" is about: a number, text, date or timestamp. Rows where it is NULL are loaded the first time
@@ -198,6 +268,9 @@ def _literal(value: Any, kind: T.DataType) -> Column:
     if isinstance(value, datetime) and value.tzinfo is not None:
         micros = (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
         return F.timestamp_micros(F.lit(micros))
+    if isinstance(value, date):
+        # As text: handed over as such, a time without a zone would be taken for one of this process's zone.
+        return F.lit(value.isoformat()).cast(kind)
     return F.lit(value).cast(kind)
 
 

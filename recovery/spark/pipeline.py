@@ -20,7 +20,7 @@ from recovery.pipeline import Node, Pipeline
 from recovery.planning.pipeline import LastNode, NodePlan, plan_nodes
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.spark.formats import register
-from recovery.spark.incremental import Load, Loading, _current
+from recovery.spark.incremental import Load, Loading, _current, moved
 from recovery.spark.session import check_master, create_session
 from recovery.state.closed_marks import changes
 from recovery.state.epochs import EpochWriter
@@ -191,17 +191,17 @@ class _PipelineRun:
 
     def _commit(self, loads: list[Load]) -> dict[str, Any]:
         """Move the marks: the data are written. Raises _MarksNotMovedError."""
-        moved = {load.key: load.mark for load in loads if load.mark is not None and load.mark != load.before}
+        marks = moved(loads)
         details: dict[str, Any] = {"nulls": {load.key: load.nulls for load in loads}} if loads else {}
-        if moved:
+        if marks:
             try:
                 if self._writer is None:
-                    self._state.set_hwm_batch([{"key": key, "value": value} for key, value in moved.items()])
+                    self._state.set_hwm_batch([{"key": key, "value": value} for key, value in marks.items()])
                 else:
-                    rows = {key: self._state.epoch_row(key, value) for key, value in moved.items()}
+                    rows = {key: self._state.epoch_row(key, value) for key, value in marks.items()}
                     details["epoch"] = self._writer.close(changes(self._state.environment, rows), batches=1)
             except RecoveryError as error:
-                names = ", ".join(map(repr, moved))
+                names = ", ".join(map(repr, marks))
                 raise _MarksNotMovedError(
                     f"its data were written, but the high-water mark of {names} could not be moved: "
                     f"{type(error).__name__}: {error.found}. The next run loads them again."

@@ -45,6 +45,7 @@ from recovery.sinks.delivery import NOTE_KEY, SINK_STEP, Delivery
 from recovery.spark.checkpoint import CHECKPOINT_STEP, seed
 from recovery.spark.closing import DECLARATIONS_STEP, EpochClosed, EpochCloser
 from recovery.spark.formats import register
+from recovery.spark.incremental import FlowLoads
 from recovery.spark.plan import BoundPlan, bind
 from recovery.spark.session import check_master
 from recovery.spark.ticks import write_mailbox
@@ -254,6 +255,7 @@ class RecoveryQuery:
         self._delivery = Delivery(
             sink, _resume_of_sink(plan, execution, self._store), recoverable=prepared.temporary is None
         )
+        self._loads = FlowLoads(None if prepared.temporary else config.path, clock)
         self._store.start(execution, [s.definition.step_id for s in bound.steps])
         prepared.record_run(execution, clock)
         self._delivery.rollback()
@@ -265,6 +267,7 @@ class RecoveryQuery:
             plan,
             checkpoint,
             self._delivery,
+            self._loads,
             clock=clock,
             snapshot_interval_s=NEVER if prepared.temporary else config.snapshot_interval_s,
             backup_interval_s=config.backup_interval_s,
@@ -368,7 +371,8 @@ class RecoveryQuery:
         self._count_input()
         started_s = self._clock.elapsed_s()
         self._store.open(self.lease, batch_id)
-        with contextlib.nullcontext(batch) if self._delivery.single_action else _materialised(batch) as frame:
+        materialised = contextlib.nullcontext(batch) if self._delivery.single_action else _materialised(batch)
+        with materialised as frame, self._loads.during(batch.sparkSession, batch_id):
             self._delivery.write(frame, batch_id, self._closer.epoch)
         self._closer.finished = batch_id
         counts = self._store.counts(self.lease, batch_id)

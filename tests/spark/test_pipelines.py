@@ -25,7 +25,7 @@ from recovery import (
     run_pipeline,
 )
 from recovery.state.epochs import EpochWriter
-from tests.spark.support import ROOT
+from tests.spark.support import ROOT, run_to_end, totals_step
 from tests.state.support import IMPATIENT, SetClock
 
 MOMENT = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -187,6 +187,34 @@ def test_with_a_state_backend_elsewhere(spark, tmp_path):
         pytest.raises(StateLockedError, match="the other"),
     ):
         run_pipeline(Pipeline("nightly", [load(table)]), config, spark=spark, retry=IMPATIENT)
+
+
+def test_in_the_sink_of_a_flow(spark, feed, tmp_path):
+    """Each micro-batch loads what is newer than the one before it; the mark goes back with the epoch that has it."""
+    table = Table(spark, "int")
+    seen: list[list] = []
+
+    def write(batch, batch_id):
+        table.rows.append(len(table.rows))
+        newer = incremental(table.read, column="value", key="orders")
+        seen.append([row.n for row in newer.orderBy("n").collect()])
+        if len(seen) == 3:
+            raise ZeroDivisionError
+
+    frame = feed.frame(spark).transform(totals_step())
+    for seed in range(4):
+        feed.add_random(seed, count=5)
+    with pytest.raises(FlowFailedError):
+        run_to_end(frame, tmp_path / "db", write, snapshot_interval=1000, backup_interval="1h")
+    assert seen == [[0], [1], [2]]
+    assert StateManager(tmp_path / "db").get_hwm("orders") == 1
+    run_to_end(frame, tmp_path / "db", write, backup_interval="1h")
+    assert seen[3:] == [[2, 3], [4]]
+    assert StateManager(tmp_path / "db").get_hwm("orders") == 4
+    del seen[:]
+    seen.append([])
+    run_to_end(frame, tmp_path / "db", resume_epoch=2, backup_interval="1h")
+    assert StateManager(tmp_path / "db").get_hwm("orders") == 1
 
 
 @pytest.mark.parametrize(
