@@ -13,6 +13,7 @@ import click
 import pytest
 
 import recovery
+from recovery import aggregates
 from recovery.cli import main
 from recovery.errors import all_errors
 from recovery.storage.schema import CREATE_STATES, CREATE_TABLES
@@ -130,12 +131,18 @@ def test_public_members_are_documented(name: str) -> None:
 
 
 def test_parameters_are_documented() -> None:
-    """Every parameter of the two step functions is named where the function is described."""
+    """Every parameter of the step functions is named where the function is described."""
     text = page("flow-api.md")
-    for function in (recovery.stateful, recovery.stateful_map):
+    for function in (recovery.stateful, recovery.stateful_map, recovery.stateful_arrow, recovery.aggregate):
         described = section(text, function.__name__)
         for parameter in inspect.signature(function).parameters:
             assert re.search(rf"\b{parameter}\b", described), f"{parameter} of {function.__name__}"
+
+
+def test_aggregates_are_documented() -> None:
+    """Every function of recovery.aggregates stands in the table."""
+    described = section(page("flow-api.md"), "aggregate")
+    assert not [name for name in set(aggregates.__all__) - {"Aggregate"} if f"`{name}(" not in described]
 
 
 def test_tables_and_columns_are_documented() -> None:

@@ -149,6 +149,19 @@ def test_sessions_end_on_an_idle_stream_and_between_runs(shell: Any) -> None:
     assert states("session") == {}
 
 
+def test_odd_readings_are_told(shell: Any) -> None:
+    """The second run compares with the means of the first; the figures are those of all readings."""
+    printed = shell(commands_of("sensors.py"))
+    told = re.findall(r"^\w+: \d readings.*$", printed, re.MULTILINE)
+    assert told == [
+        "attic: 1 readings, mean 30.0, latest 30.0, odd: none",
+        "cellar: 2 readings, mean 12.5, latest 13.0, odd: none",
+        "attic: 2 readings, mean 30.5, latest 31.0, odd: none",
+        "cellar: 3 readings, mean 21.7, latest 40.0, odd: 40.0",
+    ]
+    assert states("mean") == {"attic": {"n": 2, "mean": 30.5}, "cellar": {"n": 3, "mean": 65 / 3}}
+
+
 def test_the_job_moved_over_gives_the_same(shell: Any) -> None:
     """applyInPandasWithState and stateful agree; the example itself compares them, and fails when they differ."""
     printed = shell(commands_of("from_apply_in_pandas.py"))
