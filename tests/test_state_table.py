@@ -17,6 +17,7 @@ from recovery.errors import StateValueError
 from recovery.state_table import StateTable
 
 TIME = st.datetimes(*(dt.datetime.fromisoformat(at) for at in ("0001-01-02", "9999-12-30")))
+ODD_TEXT = st.text() | st.text('\\"/\n\x00\x1f{}:,u0é😀', max_size=8)
 KINDS = {
     "bool": (pa.bool_(), st.booleans()),
     "byte": (pa.int8(), st.integers(-(2**7), 2**7 - 1)),
@@ -24,7 +25,7 @@ KINDS = {
     "bigint": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
     "float": (pa.float32(), st.floats(width=32, allow_nan=False, allow_infinity=False)),
     "double": (pa.float64(), st.floats(allow_nan=False, allow_infinity=False)),
-    "string": (pa.string(), st.text()),
+    "string": (pa.string(), ODD_TEXT),
     "binary": (pa.binary(), st.binary()),
     "date": (pa.date32(), st.dates()),
     "timestamp": (pa.timestamp("us", "Europe/Berlin"), TIME.map(lambda at: at.replace(tzinfo=dt.UTC))),
@@ -38,7 +39,7 @@ KINDS = {
 KINDS["array"] = (pa.list_(pa.field("element", pa.int64())), st.lists(st.none() | KINDS["bigint"][1], max_size=4))
 KINDS["arrays"] = (
     pa.list_(pa.field("element", pa.list_(pa.field("element", pa.string())))),
-    st.lists(st.none() | st.lists(st.none() | st.text(), max_size=3), max_size=3),
+    st.lists(st.none() | st.lists(st.none() | ODD_TEXT, max_size=3), max_size=3),
 )
 KINDS["dates"] = (pa.list_(pa.field("element", pa.date32())), st.lists(st.none() | st.dates(), max_size=3))
 

@@ -1,0 +1,82 @@
+"""Tables from a user's function: what is taken for a declared type, and what is not."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pyarrow as pa
+import pytest
+
+from recovery.tables import as_table, columns_of
+
+AT = dt.datetime.fromisoformat("2024-05-01T12:00:00")
+TAKEN = [
+    (pa.array(["a", None]).dictionary_encode(), pa.string()),
+    (pa.array(["a"], pa.large_string()), pa.string()),
+    (pa.array(["a"], pa.string_view()), pa.string()),
+    (pa.array([b"a"], pa.binary(1)), pa.binary()),
+    (pa.array([1], pa.int8()), pa.int64()),
+    (pa.array([7], pa.uint64()), pa.int32()),
+    (pa.array([1], pa.int32()), pa.float64()),
+    (pa.array([1], pa.int32()), pa.decimal128(12, 2)),
+    (pa.array([None]), pa.date32()),
+    (pa.array([AT], pa.timestamp("s")), pa.timestamp("us")),
+    (pa.array([AT], pa.timestamp("ns", "UTC")), pa.timestamp("us", "Europe/Berlin")),
+    (pa.array([["a"], None], pa.large_list(pa.large_string())), pa.list_(pa.field("element", pa.string()))),
+    (pa.array([{"a": 1}], pa.struct([("a", pa.int32())])), pa.struct([("a", pa.int64())])),
+]
+REFUSED = [
+    (pa.array([1.0]), pa.int64()),
+    (pa.array(["1"]), pa.int64()),
+    (pa.array([1]), pa.bool_()),
+    (pa.array([1]), pa.timestamp("us")),
+    (pa.array([AT], pa.timestamp("us")), pa.timestamp("us", "UTC")),
+    (pa.array([AT], pa.timestamp("us", "UTC")), pa.timestamp("us")),
+    (pa.array([AT], pa.timestamp("us")), pa.date32()),
+    (pa.array([300]), pa.int8()),
+    (pa.array([2**60 + 1]), pa.float64()),
+    (pa.array([1], pa.timestamp("ns")), pa.timestamp("us")),
+    (pa.array([[1.5]]), pa.list_(pa.int64())),
+    (pa.array([{"b": 1}]), pa.struct([("a", pa.int64())])),
+]
+
+
+@pytest.mark.parametrize(("given", "wanted"), TAKEN, ids=str)
+def test_types_that_hold_the_same_values_are_taken(given, wanted):
+    """They become the declared type, with equal values."""
+    [found] = columns_of(pa.table({"x": given}), pa.schema([("x", wanted)]))
+    assert found.type == wanted
+    values = given.to_pylist()
+    assert found.to_pylist() == values
+
+
+@pytest.mark.parametrize(("given", "wanted"), REFUSED, ids=str)
+def test_values_that_might_change_are_refused(given, wanted):
+    """Nothing is rounded, parsed, cut off, or moved to another time zone."""
+    with pytest.raises(ValueError, match=r"'x' (as|with values)"):
+        columns_of(pa.table({"x": given}), pa.schema([("x", wanted)]))
+
+
+def test_null_where_none_may_be():
+    """A column that is declared NOT NULL holds none."""
+    with pytest.raises(ValueError, match="NULL in 'x'"):
+        columns_of(pa.table({"x": [1, None]}), pa.schema([pa.field("x", pa.int64(), nullable=False)]))
+
+
+def test_columns_by_name_and_in_pieces():
+    """Any order, several chunks, ignored ones beside them; the same name twice is not guessed about."""
+    table = pa.concat_tables([pa.table({"b": [1], "a": [2], "_x": [0]})] * 2)
+    schema = pa.schema([("a", pa.int64()), ("b", pa.int64())])
+    assert [column.to_pylist() for column in columns_of(table, schema, ["_x"])] == [[2, 2], [1, 1]]
+    with pytest.raises(ValueError, match="unknown columns '_x'"):
+        columns_of(table, schema)
+    with pytest.raises(ValueError, match="has twice 'a'"):
+        columns_of(pa.table([[1], [1], [1]], names=["a", "a", "b"]), schema)
+
+
+def test_a_record_batch_is_a_table():
+    """And what is none is told by its type."""
+    assert as_table(pa.record_batch({"x": [1]})) == pa.table({"x": [1]})
+    for wrong in (None, [1], "x", pa.array([1])):
+        with pytest.raises(ValueError, match=f"a {type(wrong).__name__}"):
+            as_table(wrong)
