@@ -127,6 +127,17 @@ def test_states_in_any_order_with_the_helper_columns_left_in(driver):
     assert {key: value["n"] for key, value in stored(driver).items()} == {"a": 2, "␀": 1, "b": 1, "c": 1}
 
 
+def test_empty_tables_change_nothing(driver):
+    """Of whatever type their columns are, in both places; the helper columns may stay in the output as well."""
+    run_batch(driver, step(), 0, ROWS)
+    empty = pa.table({"key": [], "n": [], "total": []})
+    assert run_batch(driver, step(lambda rows, states: (empty, empty)), 1, ROWS) == []
+    found = run_batch(driver, step(lambda rows, states: (states.slice(0, 0), states)), 2, ROWS)
+    assert sorted(row["total"] for row in found) == [2, 4]
+    assert all(set(row) == {"key", "n", "total"} for row in found)
+    assert driver.read(3, ["a", "b"]) == {"a": '{"n":2,"total":4}', "b": '{"n":1,"total":2}'}
+
+
 def test_several_key_columns(driver):
     """They are columns of `states`, of their own types, and states come back by all of them."""
     rows = pa.table({

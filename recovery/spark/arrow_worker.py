@@ -129,7 +129,7 @@ class ArrowStepTask(StepTask):
     def _output(self, given: Any) -> pa.RecordBatch | None:
         table = self._checked(given, "output")
         with _told("output"):
-            columns = columns_of(table, self._schema)
+            columns = columns_of(table, self._schema, HELPERS)
         return pa.RecordBatch.from_arrays(columns, schema=self._schema) if len(table) else None
 
     def _checked(self, given: Any, what: str) -> pa.Table:
