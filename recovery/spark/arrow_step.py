@@ -54,9 +54,10 @@ def stateful_arrow(
     `_exists` (whether the key has a state; if not, its columns are NULL), `_start` (its first row in `rows`) and
     `_rows` (how many it has).
 
-    new_states: a table of the key's columns and those of `state_schema`, in any order of rows. A key that is left out keeps its state; one with true in a column `_discard` is discarded. None changes
-    nothing. output: a table of the columns of `output`, or None. Tables may be of Arrow, Polars, pandas, DuckDB, or a
-    dict of columns; the columns that the step added may be left in.
+    new_states: a table of the key's columns and those of `state_schema`, in any order of rows. A key that is left out
+    keeps its state; one with true in a column `_discard` is discarded. None changes nothing. output: a table of the
+    columns of `output`, or None. Tables may be of Arrow, Polars, pandas, DuckDB, or a dict of columns; the columns that
+    the step added may be left in.
 
     state_schema: booleans, numbers, decimals, strings, binary, dates, timestamps, and arrays of those. Columns that
     are added later are NULL in the states that lack them. order_by, migrate: as in `stateful`; `migrate` gives a dict
