@@ -35,7 +35,7 @@ from tests.stores import run_python
 
 KINDS = ["file", "s3", "azure", "gs"]
 # Processes, updates and acquisitions of each; RECOVERY_TEST_CONTENTION=full takes as many everywhere.
-SIZES = {"file": (8, 20, 25), "remote": (4, 5, 8)}
+SIZES = {"file": (8, 20, 10), "remote": (3, 4, 5)}
 if os.environ.get("RECOVERY_TEST_CONTENTION") == "full":
     SIZES = dict.fromkeys(SIZES, (8, 20, 100))
 ODD = ["a/b", "*", "..", "a/../b", "'\"", "🙂", "x" * 10_000, "state.json", " ", "A", "a", "%2F", "=2F", "!"]

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import numpy
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recovery.errors import StateValueError
@@ -26,6 +26,7 @@ values = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(values)
 def test_a_value_comes_back_equal_and_of_its_type(value):
     """Whatever it is made of; a moment with its zone."""
