@@ -69,14 +69,23 @@ def finish(process: subprocess.Popen, timeout_s: float = 240) -> str:
         process.kill()
 
 
-def test_every_numbered_step(feed, tmp_path):
-    """Killed at the end of each step of starting and of closing, one after the other, nothing is lost or doubled."""
+# The first visits of a point may come before there is anything to lose, so some are killed at a later one.
+EVERY_POINT = [*START_POINTS, *(f"{point}:{2 + n % 4}" for n, point in enumerate(CLOSE_POINTS))]
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param(["start.3.partition", "close.1:2", "close.2.committed:4", "close.4:2"], id="some"),
+        pytest.param(EVERY_POINT, id="every", marks=pytest.mark.long),
+    ],
+)
+def test_kills_at_numbered_steps(feed, tmp_path, points):
+    """Killed at the end of steps of starting and of closing, one after the other, nothing is lost or doubled."""
     for seed in range(24):
         feed.add_random(seed, count=60)
     directory = tmp_path / "db"
     init_partitions(directory, 3)
-    # The first visits of a point may come before there is anything to lose, so some are killed at a later one.
-    points = [*START_POINTS, *(f"{point}:{2 + n % 4}" for n, point in enumerate(CLOSE_POINTS))]
     for point in points:
         process = recovery_run(directory, feed, "-s", "0", crash_at=point)
         output = finish(process)
