@@ -41,15 +41,24 @@ def _fitted(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
         if not _fits(given, field.type):
             raise ValueError(f"{field.name!r} as {given}, where {field.type} is declared")
         try:
-            # Dictionaries and views are unpacked first: not every type can be reached from them in one step.
-            plain = _plain(given)
-            column = (column if plain == given else column.cast(plain)).cast(field.type)
+            # Not every type can be reached in one step: dictionaries and views are unpacked first.
+            for step in _way(given, field.type):
+                column = column.cast(step)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise ValueError(f"{field.name!r} with values that do not fit {field.type}: {error}") from error
     if column.null_count and not field.nullable:
         raise ValueError(f"NULL in {field.name!r}, which is declared NOT NULL")
     combined = column.combine_chunks()
     return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
+
+
+def _way(given: pa.DataType, wanted: pa.DataType) -> list[pa.DataType]:
+    """The types to cast to, one after the other."""
+    plain = _plain(given)
+    if pa.types.is_integer(plain) and pa.types.is_decimal(wanted):
+        # Into a decimal that any integer fits; the values then decide whether they fit the declared one.
+        return [plain, pa.decimal128(38, min(wanted.scale, 18)), wanted]
+    return [plain, wanted]
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

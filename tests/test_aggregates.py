@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import decimal
 import math
 import random
@@ -168,6 +169,31 @@ def test_every_function_equals_plain_python(driver, seed, monkeypatch):
         if generator.random() < 0.3:
             driver.close(batch)
     assert problems(driver.directory) == []
+
+
+OF_A_KIND = {
+    "date": (pa.date32(), [dt.date(2024, 5, day) for day in (3, 1, 2)]),
+    "timestamp": (pa.timestamp("us", "UTC"), [dt.datetime(2024, 5, 1, h, tzinfo=dt.UTC) for h in (3, 1, 2)]),
+    "boolean": (pa.bool_(), [True, False, True]),
+    "binary": (pa.binary(), [b"\xff", b"", b"\x00"]),
+    "int": (pa.int32(), [3, -1, 2]),
+    "float": (pa.float32(), [3.5, -1.5, 2.5]),
+    "decimal": (pa.decimal128(38, 18), [decimal.Decimal(n) / 8 for n in (3, -1, 2)]),
+}
+
+
+@pytest.mark.parametrize("kind", OF_A_KIND)
+def test_every_type_that_has_an_order(driver, kind):
+    """Least, greatest, last by it and an array of it, over two micro-batches, keep their type."""
+    declared, values = OF_A_KIND[kind]
+    schema = pa.schema([("key", pa.string()), ("v", declared), ("n", pa.int64())])
+    columns = {"low": min_("v"), "high": max_("v"), "at": last("n", by="v"), "all": collect("v", 9), "c": count("v")}
+    made, prepare = step(columns, schema)
+    for batch, part in enumerate((values[:2], [*values[2:], None])):
+        rows = [{"key": "a", "v": value, "n": 7 if value == max(values) else 0} for value in part]
+        [row] = run_batch(driver, made, batch, prepare(pa.Table.from_pylist(rows, schema)))
+    wanted = {"low": min(values), "high": max(values), "at": 7, "all": sorted(values), "c": 3}
+    assert {name: row[name] for name in wanted} == wanted
 
 
 def test_states_are_readable(driver):

@@ -28,6 +28,8 @@ from recovery.spark.step import Keys, check_step, locate_key, time_zone
 from recovery.spark.worker import parse_keys
 from recovery.state_table import StateTable
 
+_INPUT = "_input_"
+"""What the columns are named that Spark computes for the aggregates."""
 _COMPARED = (T.NumericType, T.DateType, T.TimestampType, T.TimestampNTZType)
 _ORDERED = (*_COMPARED, T.StringType, T.BooleanType, T.BinaryType)
 
@@ -167,13 +169,15 @@ def _apply(
         (F.col(f"`{one}`") if isinstance(one, str) else one).alias(name)
         for one, name in zip(keys, keyed.names, strict=True)
     ]
+    if any(name.startswith(_INPUT) for name in keyed.names):
+        raise ConfigurationError(f"step {step_id!r}: a key is named {_INPUT}…", remedy="Rename it before the step.")
     planned: list[PlannedAggregate] = []
     for name, each in columns.items():
         inputs = [F.col(f"`{one}`") if isinstance(one, str) else one for one in each.inputs]
         _check_inputs(frame, step_id, name, each)
         kinds = [field.dataType for field in frame.select(*inputs).schema] if inputs else []
         cast, made = plan_aggregate(step_id, name, each, kinds)
-        names = tuple(f"{name}.{number}" for number in range(len(inputs)))
+        names = tuple(f"{_INPUT}{len(taken) + number}" for number in range(len(inputs)))
         if each.function == "approx_distinct":
             inputs = [F.when(inputs[0].isNotNull(), F.xxhash64(inputs[0]))]
         taken += [

@@ -233,7 +233,8 @@ BAD_AGGREGATES = [
     ({"n": 5}, "n=5 is no aggregate"),
     ({"n": sum_("nothing")}, "which its input does not have"),
     ({"n": sum_("key")}, "of a column of type string"),
-    ({"key": "value", "value": count()}, "both have 'value'"),
+    ({"key": "value", "value": count()}, "'value' names a key and an aggregate"),
+    ({"key": F.col("key").alias("_input_0"), "n": count()}, "a key is named _input_"),
     ({"_exists": count()}, "'_exists' names a column"),
 ]
 
