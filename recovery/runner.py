@@ -14,7 +14,8 @@ from py4j.protocol import Py4JError
 from recovery.clock import Clock, SystemClock
 from recovery.config import Interval, RecoveryConfig
 from recovery.flow import Flow
-from recovery.spark.query import AVAILABLE_NOW, Observer, Prepared, RecoveryQuery, RunSummary, start_prepared
+from recovery.spark.preparing import Prepared
+from recovery.spark.query import AVAILABLE_NOW, Observer, RecoveryQuery, RunSummary, start_prepared
 from recovery.spark.session import check_master, create_session
 
 if TYPE_CHECKING:

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
-import shutil
 import socket
-import sys
-import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import apsw
-from py4j.protocol import Py4JJavaError, Py4JNetworkError
-from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from recovery import faults
@@ -31,12 +23,10 @@ from recovery.errors import (
     ConfigurationError,
     FlowFailedError,
     RecoveryError,
-    StorageError,
-    error_named,
 )
 from recovery.flow import Flow
 from recovery.ids import BatchId, Epoch
-from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.planning.resume import ResumePlan
 from recovery.planning.steps import StepChoices, StepPlan, plan_steps
 from recovery.planning.timeline import timeline
 from recovery.planning.values import Execution
@@ -44,26 +34,22 @@ from recovery.sinks import DiscardSink, Resume
 from recovery.sinks.delivery import NOTE_KEY, SINK_STEP, Delivery
 from recovery.spark.checkpoint import CHECKPOINT_STEP, seed
 from recovery.spark.closing import DECLARATIONS_STEP, EpochClosed, EpochCloser
+from recovery.spark.failures import JVM_GONE, as_recovery_error, may_still_close
 from recovery.spark.formats import register
 from recovery.spark.incremental import FlowLoads
 from recovery.spark.plan import BoundPlan, bind
+from recovery.spark.preparing import Prepared
 from recovery.spark.session import check_master
 from recovery.spark.ticks import write_mailbox
 from recovery.spark.worker import ADDRESS_PROPERTY
-from recovery.state.flows import FlowRecord
-from recovery.storage.files import SCRATCH_NAME, FilePartitions, scan
-from recovery.storage.initialize import init_partitions
-from recovery.storage.lock import DirectoryLock
+from recovery.storage.files import FilePartitions
 from recovery.storage.seam import RESERVED_PREFIX
-from recovery.storage.verify import PartitionCheck
 
 if TYPE_CHECKING:
     from recovery.flow import SinkLike
 
 AVAILABLE_NOW = "available-now"
 NEVER = float("inf")
-CHECK_NICENESS = 10
-_JVM_GONE = (Py4JNetworkError, ConnectionError)
 _SETTINGS = {
     # With it, stages of a micro-batch run before foreachBatch is called, and empty partitions lose their tasks.
     "spark.sql.adaptive.streaming.stateless.enabled": "false",
@@ -72,7 +58,6 @@ _UNCHECKED = {
     # recovery.spark.plan ran Spark's check already, on the plan without the sort of our steps.
     "spark.sql.streaming.unsupportedOperationCheck": "false",
 }
-_WORKER_ERROR = re.compile(r"(?:recovery\.errors\.)?(\w+Error): (.*?)(?:\n\s*\n|\n\tat |\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,97 +99,6 @@ class RunSummary:
     states: int = 0
     snapshot_s: float = 0.0
     elapsed_s: float = 0.0
-
-
-class Prepared:
-    """A recovery directory that is locked, planned and being checked: everything that can go on before Spark is there.
-
-    The steps of starting, which are also the names of crash points:
-
-    start.1  Take the directory's lock.
-    start.2  Read every partition and plan; nothing was written before this succeeded.
-    start.3  Begin the execution in every partition, one transaction each, abandoning what lies beyond the plan. Then
-             the sink does the same.
-    start.4  Seed a fresh scratch checkpoint with the saved position.
-    """
-
-    def __init__(self, config: RecoveryConfig | None, flow_id: str, clock: Clock) -> None:
-        self.temporary: Path | None = None
-        if config is None:
-            self.temporary = Path(tempfile.mkdtemp(prefix="recovery-none-"))
-            init_partitions(self.temporary, os.cpu_count() or 2, clock=clock)
-            config = RecoveryConfig(self.temporary)
-        self.config = config
-        self.flow_id = flow_id
-        self.lock = DirectoryLock(config.path, clock, f"flow {flow_id}")
-        self.store: FilePartitions | None = None
-        self.check: BackgroundCheck | None = None
-        self.record: FlowRecord | None = None
-        if config.path.is_dir():
-            self.lock.acquire()
-        try:
-            faults.reach("start.1")
-            self.plan = plan_resume(scan(config.path), flow_id=flow_id, resume_epoch=config.resume_epoch)
-            faults.reach("start.2")
-            self.check = BackgroundCheck([d.path for d in self.plan.partitions])
-        except BaseException:
-            self.release()
-            raise
-
-    def open_store(self) -> FilePartitions:
-        """The partitions, for writing."""
-        scratch = self.config.scratch_directory or self.config.path / SCRATCH_NAME
-        self.store = FilePartitions([d.path for d in self.plan.partitions], Path(scratch))
-        return self.store
-
-    def record_run(self, execution: Execution, clock: Clock) -> None:
-        """Note in the run history that the execution began; `release` notes how it ended."""
-        if self.temporary is None:
-            self.record = FlowRecord(self.config.path, self.config.state_backend, execution, clock)
-
-    def release(self, error: BaseException | None = None) -> None:
-        """Give everything back; safe to repeat. `error` is what ended the run."""
-        if self.check is not None:
-            self.check.cancel()
-        if self.record is not None:
-            self.record.end(error)
-        if self.store is not None:
-            self.store.release()
-        self.lock.release()
-        if self.temporary is not None:
-            shutil.rmtree(self.temporary, ignore_errors=True)
-
-
-class BackgroundCheck:
-    """A full check of all partitions that goes on beside the run; it must pass before the first epoch is closed.
-
-    It gives way to the stream: the first micro-batch after a resume should not wait for it.
-    """
-
-    def __init__(self, paths: list[Path]) -> None:
-        self._checks = [PartitionCheck(path) for path in paths]
-        self._pool = ThreadPoolExecutor(min(4, len(paths)), thread_name_prefix="check", initializer=_step_back)
-        self._futures = [self._pool.submit(check.run) for check in self._checks]
-
-    def wait(self) -> None:
-        """Wait for the result. Raises CorruptPartitionError naming the first damaged file."""
-        for future in self._futures:
-            future.result().raise_if_damaged()
-
-    def cancel(self) -> None:
-        """Stop what still runs; harmless when it is done."""
-        for future, check in zip(self._futures, self._checks, strict=True):
-            if not future.done() and not future.cancel():
-                with contextlib.suppress(apsw.ConnectionClosedError):
-                    check.cancel()
-        self._pool.shutdown()
-
-
-def _step_back() -> None:
-    """Lower the calling thread's share of the processor, where threads have one of their own, as on Linux."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), CHECK_NICENESS)
 
 
 class RecoveryQuery:
@@ -315,7 +209,7 @@ class RecoveryQuery:
             try:
                 if self._query.awaitTermination(max(left, 0.001)):
                     break
-            except (StreamingQueryException, *_JVM_GONE) as error:
+            except (StreamingQueryException, *JVM_GONE) as error:
                 self._note(error)
                 break
             if deadline is not None and self._clock.elapsed_s() >= deadline:
@@ -437,7 +331,7 @@ class RecoveryQuery:
             self._parked.set()
             try:
                 with self._closer.lock:
-                    if not self._prepared.temporary and _may_still_close(self._error):
+                    if not self._prepared.temporary and may_still_close(self._error):
                         self._closer.close(self._is_alive)
                         self._check_all_closed()
             except BaseException as error:
@@ -464,7 +358,7 @@ class RecoveryQuery:
 
     def _is_alive(self) -> bool:
         """Whether Spark still runs the query; without its JVM it does not."""
-        with contextlib.suppress(*_JVM_GONE):
+        with contextlib.suppress(*JVM_GONE):
             return bool(self._query.isActive)
         return False
 
@@ -481,7 +375,7 @@ class RecoveryQuery:
     def _note(self, error: BaseException) -> None:
         """Keep the first error, in the form in which it is raised to the user."""
         if self._error is None:
-            self._error = _as_recovery_error(error)
+            self._error = as_recovery_error(error)
 
     def _notify(self, event: Event) -> None:
         if self._observer is not None:
@@ -541,7 +435,7 @@ def start_prepared(
         prepared.release(error)
         if isinstance(error, RecoveryError) or not isinstance(error, Exception):
             raise
-        raise _as_recovery_error(error) from error
+        raise as_recovery_error(error) from error
 
 
 def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:
@@ -552,7 +446,7 @@ def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:
     except RecoveryError:
         raise
     except Exception as error:
-        told = _as_recovery_error(error)
+        told = as_recovery_error(error)
         if isinstance(told, RecoveryError) and not isinstance(told, FlowFailedError):
             raise told from error
         raise FlowFailedError(
@@ -637,51 +531,3 @@ def _active_session(name: str) -> SparkSession:
 
     active = SparkSession.getActiveSession()
     return active if active is not None else create_session(name)
-
-
-def _may_still_close(error: BaseException | None) -> bool:
-    """An error of the flow's code leaves the finished micro-batches good; one of storage or of the lease does not."""
-    return error is None or getattr(error, "closes_epoch", True)
-
-
-def _as_recovery_error(error: BaseException) -> BaseException:
-    """The typed error behind an exception that came through Spark as text, or FlowFailedError."""
-    if isinstance(error, RecoveryError) or not isinstance(error, Exception):
-        return error
-    if isinstance(error, _JVM_GONE):
-        return FlowFailedError(
-            f"Spark's JVM has ended: {error}",
-            cause="It was killed, for instance for lack of memory, or it crashed.",
-            remedy="Run the same command again: it continues from the last closed epoch.",
-        )
-    if isinstance(error, OSError):
-        return StorageError(str(error))
-    text = str(error)
-    for match in _WORKER_ERROR.finditer(text):
-        kind = error_named(match[1])
-        if kind is not None:
-            return _from_text(kind, match[2])
-    if isinstance(error, StreamingQueryException | PySparkException):
-        return FlowFailedError(_essence(text))
-    if isinstance(error, Py4JJavaError):
-        return FlowFailedError(str(error.java_exception.toString()))
-    return FlowFailedError("".join(traceback.format_exception(error)[-4:]).strip())
-
-
-def _from_text(kind: type[RecoveryError], text: str) -> RecoveryError:
-    """A RecoveryError from its own text: found, probable cause and what to do are on lines of their own."""
-    found, _, rest = text.strip().partition("\nProbable cause: ")
-    cause, _, remedy = rest.partition("\nWhat to do: ")
-    if not rest:
-        found, _, remedy = found.partition("\nWhat to do: ")
-    return kind(found.strip(), cause=cause.strip(), remedy=remedy.strip())
-
-
-def _essence(text: str) -> str:
-    """The part of Spark's long message that says what happened: the Python traceback, or the first line."""
-    start = text.find("Traceback (most recent call last)")
-    if start >= 0:
-        shown = text[start:].split("\n\n")[0].split("\n\tat ")[0]
-        lines = [line for line in shown.splitlines() if line.strip()]
-        return "\n".join(lines[-12:])
-    return text.strip().split("\n")[0][:2000]

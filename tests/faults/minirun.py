@@ -26,7 +26,9 @@ from recovery.sinks import DiscardSink
 from recovery.sinks.delivery import Delivery
 from recovery.spark.checkpoint import CHECKPOINT_STEP, seed
 from recovery.spark.closing import DECLARATIONS_STEP, EpochCloser
-from recovery.spark.query import Prepared, _new_execution, _resume_of_sink
+from recovery.spark.incremental import FlowLoads
+from recovery.spark.preparing import Prepared
+from recovery.spark.query import _new_execution, _resume_of_sink
 from recovery.storage.files import connect_task
 from recovery.storage.seam import BatchCount, Changes
 
@@ -90,6 +92,7 @@ class MiniRun:
             plan,
             self.checkpoint,
             delivery,
+            FlowLoads(None, clock),
             clock=clock,
             snapshot_interval_s=config.snapshot_interval_s,
             backup_interval_s=config.backup_interval_s,

@@ -183,13 +183,13 @@ def test_late_tasks_are_refused(spark, feed, tmp_path):
     """A task that still runs when its query has been stopped leaves nothing in the next run's state."""
     from recovery import LeaseLostError
     from recovery.ids import BatchId, PartitionIndex, StepId
-    from recovery.spark import query as query_module
+    from recovery.storage import files as files_module
     from recovery.storage.files import connect_task
     from recovery.storage.seam import BatchCount, Changes
 
     addresses = []
-    original = query_module.FilePartitions.address
-    query_module.FilePartitions.address = lambda self, lease: addresses.append(original(self, lease)) or addresses[-1]
+    original = files_module.FilePartitions.address
+    files_module.FilePartitions.address = lambda self, lease: addresses.append(original(self, lease)) or addresses[-1]
     try:
         feed.add_random(1)
         running = []
@@ -201,7 +201,7 @@ def test_late_tasks_are_refused(spark, feed, tmp_path):
 
         run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", sink)
     finally:
-        query_module.FilePartitions.address = original
+        files_module.FilePartitions.address = original
     with pytest.raises(LeaseLostError):
         running[0].apply(
             StepId("totals"), PartitionIndex(0), BatchId(0), [Changes(("[9,9]\x1fk1",), False)], BatchCount(1, 1)

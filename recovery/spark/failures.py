@@ -1,0 +1,62 @@
+"""What goes wrong in Spark, in the words of this package: the typed error behind a long text of the JVM."""
+
+from __future__ import annotations
+
+import re
+import traceback
+
+from py4j.protocol import Py4JJavaError, Py4JNetworkError
+from pyspark.errors import PySparkException, StreamingQueryException
+
+from recovery.errors import FlowFailedError, RecoveryError, StorageError, error_named
+
+JVM_GONE = (Py4JNetworkError, ConnectionError)
+_WORKER_ERROR = re.compile(r"(?:recovery\.errors\.)?(\w+Error): (.*?)(?:\n\s*\n|\n\tat |\Z)", re.DOTALL)
+
+
+def may_still_close(error: BaseException | None) -> bool:
+    """An error of the flow's code leaves the finished micro-batches good; one of storage or of the lease does not."""
+    return error is None or getattr(error, "closes_epoch", True)
+
+
+def as_recovery_error(error: BaseException) -> BaseException:
+    """The typed error behind an exception that came through Spark as text, or FlowFailedError."""
+    if isinstance(error, RecoveryError) or not isinstance(error, Exception):
+        return error
+    if isinstance(error, JVM_GONE):
+        return FlowFailedError(
+            f"Spark's JVM has ended: {error}",
+            cause="It was killed, for instance for lack of memory, or it crashed.",
+            remedy="Run the same command again: it continues from the last closed epoch.",
+        )
+    if isinstance(error, OSError):
+        return StorageError(str(error))
+    text = str(error)
+    for match in _WORKER_ERROR.finditer(text):
+        kind = error_named(match[1])
+        if kind is not None:
+            return _from_text(kind, match[2])
+    if isinstance(error, StreamingQueryException | PySparkException):
+        return FlowFailedError(_essence(text))
+    if isinstance(error, Py4JJavaError):
+        return FlowFailedError(str(error.java_exception.toString()))
+    return FlowFailedError("".join(traceback.format_exception(error)[-4:]).strip())
+
+
+def _from_text(kind: type[RecoveryError], text: str) -> RecoveryError:
+    """A RecoveryError from its own text: found, probable cause and what to do are on lines of their own."""
+    found, _, rest = text.strip().partition("\nProbable cause: ")
+    cause, _, remedy = rest.partition("\nWhat to do: ")
+    if not rest:
+        found, _, remedy = found.partition("\nWhat to do: ")
+    return kind(found.strip(), cause=cause.strip(), remedy=remedy.strip())
+
+
+def _essence(text: str) -> str:
+    """The part of Spark's long message that says what happened: the Python traceback, or the first line."""
+    start = text.find("Traceback (most recent call last)")
+    if start >= 0:
+        shown = text[start:].split("\n\n")[0].split("\n\tat ")[0]
+        lines = [line for line in shown.splitlines() if line.strip()]
+        return "\n".join(lines[-12:])
+    return text.strip().split("\n")[0][:2000]

@@ -1,0 +1,118 @@
+"""What goes on before Spark is there: a recovery directory is locked, planned, and checked in the background."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import apsw
+
+from recovery import faults
+from recovery.clock import Clock
+from recovery.config import RecoveryConfig
+from recovery.planning.resume import plan_resume
+from recovery.planning.values import Execution
+from recovery.state.flows import FlowRecord
+from recovery.storage.files import SCRATCH_NAME, FilePartitions, scan
+from recovery.storage.initialize import init_partitions
+from recovery.storage.lock import DirectoryLock
+from recovery.storage.verify import PartitionCheck
+
+CHECK_NICENESS = 10
+
+
+class Prepared:
+    """A recovery directory that is locked, planned and being checked: everything that can go on before Spark is there.
+
+    The steps of starting, which are also the names of crash points:
+
+    start.1  Take the directory's lock.
+    start.2  Read every partition and plan; nothing was written before this succeeded.
+    start.3  Begin the execution in every partition, one transaction each, abandoning what lies beyond the plan. Then
+             the sink does the same.
+    start.4  Seed a fresh scratch checkpoint with the saved position.
+    """
+
+    def __init__(self, config: RecoveryConfig | None, flow_id: str, clock: Clock) -> None:
+        self.temporary: Path | None = None
+        if config is None:
+            self.temporary = Path(tempfile.mkdtemp(prefix="recovery-none-"))
+            init_partitions(self.temporary, os.cpu_count() or 2, clock=clock)
+            config = RecoveryConfig(self.temporary)
+        self.config = config
+        self.flow_id = flow_id
+        self.lock = DirectoryLock(config.path, clock, f"flow {flow_id}")
+        self.store: FilePartitions | None = None
+        self.check: BackgroundCheck | None = None
+        self.record: FlowRecord | None = None
+        if config.path.is_dir():
+            self.lock.acquire()
+        try:
+            faults.reach("start.1")
+            self.plan = plan_resume(scan(config.path), flow_id=flow_id, resume_epoch=config.resume_epoch)
+            faults.reach("start.2")
+            self.check = BackgroundCheck([d.path for d in self.plan.partitions])
+        except BaseException:
+            self.release()
+            raise
+
+    def open_store(self) -> FilePartitions:
+        """The partitions, for writing."""
+        scratch = self.config.scratch_directory or self.config.path / SCRATCH_NAME
+        self.store = FilePartitions([d.path for d in self.plan.partitions], Path(scratch))
+        return self.store
+
+    def record_run(self, execution: Execution, clock: Clock) -> None:
+        """Note in the run history that the execution began; `release` notes how it ended."""
+        if self.temporary is None:
+            self.record = FlowRecord(self.config.path, self.config.state_backend, execution, clock)
+
+    def release(self, error: BaseException | None = None) -> None:
+        """Give everything back; safe to repeat. `error` is what ended the run."""
+        if self.check is not None:
+            self.check.cancel()
+        if self.record is not None:
+            self.record.end(error)
+        if self.store is not None:
+            self.store.release()
+        self.lock.release()
+        if self.temporary is not None:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+class BackgroundCheck:
+    """A full check of all partitions that goes on beside the run; it must pass before the first epoch is closed.
+
+    It gives way to the stream: the first micro-batch after a resume should not wait for it.
+    """
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._checks = [PartitionCheck(path) for path in paths]
+        self._pool = ThreadPoolExecutor(min(4, len(paths)), thread_name_prefix="check", initializer=_step_back)
+        self._futures = [self._pool.submit(check.run) for check in self._checks]
+
+    def wait(self) -> None:
+        """Wait for the result. Raises CorruptPartitionError naming the first damaged file."""
+        for future in self._futures:
+            future.result().raise_if_damaged()
+
+    def cancel(self) -> None:
+        """Stop what still runs; harmless when it is done."""
+        for future, check in zip(self._futures, self._checks, strict=True):
+            if not future.done() and not future.cancel():
+                with contextlib.suppress(apsw.ConnectionClosedError):
+                    check.cancel()
+        self._pool.shutdown()
+
+
+def _step_back() -> None:
+    """Lower the calling thread's share of the processor, where threads have one of their own, as on Linux."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), CHECK_NICENESS)
