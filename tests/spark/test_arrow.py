@@ -234,9 +234,14 @@ BAD_AGGREGATES = [
     ({"n": sum_("nothing")}, "which its input does not have"),
     ({"n": sum_("key")}, "of a column of type string"),
     ({"key": "value", "value": count()}, "'value' names a key and an aggregate"),
-    ({"key": F.col("key").alias("_input_0"), "n": count()}, "a key is named _input_"),
     ({"_exists": count()}, "'_exists' names a column"),
 ]
+
+
+def test_a_key_named_as_an_input_is_refused(spark, feed):
+    """Those names are the step's own."""
+    with pytest.raises(ConfigurationError, match="a key is named _input_"):
+        feed.frame(spark).transform(aggregate("s", key=F.col("key").alias("_input_1"), n=count()))
 
 
 @pytest.mark.parametrize(("wrong", "message"), BAD_AGGREGATES)
