@@ -24,6 +24,8 @@ import pyarrow.json
 
 from recovery.errors import StateValueError
 
+BLOCK_BYTES = 1 << 30
+"""What the JSON reader is given at a time: it counts in 32 bits."""
 _CONTROL = "[\\x00-\\x1f]"
 _NULL = "null"
 _YEARS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
@@ -61,6 +63,10 @@ class StateTable:
         of this schema."""
         # The reader takes no NULL for its first value: it crashes (pyarrow 26).
         lines = "\n".join(["{}", *[text or "{}" for text in texts]]).encode()
+        if len(lines) > BLOCK_BYTES and len(texts) > 1:
+            middle = len(texts) // 2
+            halves = self.decode(texts[:middle]), self.decode(texts[middle:])
+            return [pa.concat_arrays(both) for both in zip(*halves, strict=True)]
         found = pyarrow.json.read_json(
             pa.BufferReader(lines),
             read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1),

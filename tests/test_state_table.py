@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recovery import state_table
 from recovery.codec import StateCodec
 from recovery.errors import StateValueError
 from recovery.state_table import StateTable
@@ -84,6 +85,16 @@ def test_it_is_what_people_read():
         '{"n":3,"mean":0.5,"last":"2024-05-01T12:00:00.000000Z","price":"1.50","day":"2024-05-01",'
         '"tags":["a",null],"note":null}'
     )
+
+
+def test_states_larger_than_the_reader_takes_at_once(monkeypatch):
+    """They are read in parts."""
+    monkeypatch.setattr(state_table, "BLOCK_BYTES", 40)
+    table = StateTable(pa.schema([("n", pa.int64()), ("tags", pa.list_(pa.string()))]))
+    texts = [f'{{"n":{number},"tags":["{"x" * number}",null]}}' for number in range(30)]
+    n, tags = table.decode([None, *texts])
+    assert n.to_pylist() == [None, *range(30)]
+    assert tags.to_pylist() == [None, *(["x" * number, None] for number in range(30))]
 
 
 def test_keys_without_state_and_columns_that_were_not_stored():
