@@ -248,6 +248,12 @@ def locate_key(frame: DataFrame, step_id: str, key: Keys) -> tuple[DataFrame, Ke
             f"step {step_id!r}: its input has columns of the same name, or named {PREFIX}…: {columns}",
             remedy="Rename them with select or withColumnRenamed before the step.",
         )
+    if any("." in name or "`" in name for name in columns):
+        raise ConfigurationError(
+            f"step {step_id!r}: its input has columns with a dot or a backtick in their names: {columns}",
+            cause="PySpark's mapInArrow, which runs the step, takes such a name apart.",
+            remedy="Rename them with toDF or withColumnRenamed before the step.",
+        )
     keys = [key] if isinstance(key, str | Column) else list(key)
     fields = _key_fields(frame, step_id, keys)
     types = tuple(field.dataType for field in fields)

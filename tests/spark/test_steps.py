@@ -309,6 +309,8 @@ def test_batch_frames_and_unknown_columns(spark, feed):
     """Mistakes in building a plan are told at once."""
     with pytest.raises(ConfigurationError, match="no column 'nope'"):
         feed.frame(spark).transform(stateful("s", key="nope", update=add_up, output="key string"))
+    with pytest.raises(ConfigurationError, match="a dot or a backtick"):
+        feed.frame(spark).withColumnRenamed("value", "a.value").transform(totals_step())
     with pytest.raises(ConfigurationError, match="is a map<string,string>"):
         feed.frame(spark).selectExpr("map('a', key) AS key").transform(totals_step())
     with pytest.raises(ConfigurationError, match="not a schema"):
