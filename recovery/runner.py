@@ -49,16 +49,26 @@ def run(
     except BaseException:
         prepared.release()
         raise
+    ours = session if own else None
     try:
         query = start_prepared(prepared, flow, session, flow.sink, trigger, observer, clock)
-        with _signals(query):
+    except BaseException:
+        _stop_session(ours)
+        raise
+    with _signals(query):
+        try:
             query.await_termination()
-        return query.summary
-    finally:
-        if own:
-            # A JVM that is gone needs no stopping, and what it died of has been told.
-            with contextlib.suppress(OSError, Py4JError):
-                session.stop()
+        finally:
+            _stop_session(ours)
+    return query.summary
+
+
+def _stop_session(session: Any | None) -> None:
+    if session is None:
+        return
+    # A JVM that is gone needs no stopping, and what it died of has been told.
+    with contextlib.suppress(OSError, Py4JError):
+        session.stop()
 
 
 @contextlib.contextmanager

@@ -215,7 +215,8 @@ def test_signals_at_random_times(feed, tmp_path):
 
 
 def twice(process: subprocess.Popen, generator: random.Random) -> None:
-    """Two signals, with a random time between; the run ends well if it was quick, and at once otherwise."""
+    """Two signals, with a random time between; the run ends well if it was quick, and at once otherwise. The second one
+    may also meet a process that has done everything and is about to exit."""
     first, second = (generator.choice([signal.SIGTERM, signal.SIGINT]) for _ in range(2))
     time.sleep(generator.uniform(0, 1.0))
     os.killpg(process.pid, first)
@@ -224,7 +225,7 @@ def twice(process: subprocess.Popen, generator: random.Random) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, second)
     output = finish(process, 60)
-    assert process.returncode in (0, 128 + second), output
+    assert process.returncode in (0, 128 + second, -second), output
     assert time.monotonic() - sent < 10 or process.returncode == 0
 
 
