@@ -17,6 +17,7 @@ import pyspark
 import pytest
 
 from recovery import FlowFailedError, init_partitions
+from recovery.spark.session import prepare_environment
 from recovery.storage.files import scan
 from tests.spark.support import ROOT, Feed, add_up, run_to_end, states, totals_step
 from tests.spark.test_crashes import finish, recovery_command, recovery_run, wait_for_batch
@@ -103,6 +104,7 @@ def standalone(logs: Path) -> Iterator[str]:
         port = str(probe.getsockname()[1])
     master = f"spark://127.0.0.1:{port}"
     quiet = ["--webui-port", "0"]
+    prepare_environment()  # Java may have to come from the wheel
     common = {**os.environ, "SPARK_HOME": str(home), "SPARK_WORKER_DIR": str(logs / "work")}
     started: list[subprocess.Popen] = []
 
