@@ -179,6 +179,16 @@ def test_output_appears_once(shell: Any) -> None:
     assert found == [("be", "2"), ("not", "1"), ("or", "1"), ("to", "2")] * 2
 
 
+def test_a_pipeline_loads_what_is_new(shell: Any) -> None:
+    """The first run loads two orders, the second only the one that came since; both reports are of all."""
+    printed = shell(commands_of("pipeline.py"))
+    first, second = printed.split("\n2\n")  # the mark between the two runs
+    assert re.findall(r"loaded order (\d)", first) == ["1", "2"]
+    assert re.findall(r"^(ann|bob): (\d+)$", first, re.MULTILINE) == [("ann", "10"), ("bob", "5")]
+    assert re.findall(r"loaded order (\d)", second) == ["3"]
+    assert re.findall(r"^(ann|bob): (\d+)$", second, re.MULTILINE) == [("ann", "17"), ("bob", "5")]
+
+
 def test_a_remote_job_is_submitted_once(shell: Any) -> None:
     """Two tries crash, before and after noting its id; the tries after them get the result of the one job."""
     printed = shell(commands_of("remote_job.py"))
