@@ -36,7 +36,7 @@ CREATE TABLE meta (
     open_batch    INTEGER NOT NULL,
     closed_batch  INTEGER NOT NULL,
     applied_batch INTEGER NOT NULL,
-    active        INTEGER NOT NULL,
+    turn          INTEGER NOT NULL,
     sealed        INTEGER NOT NULL
 ) STRICT;
 
@@ -46,6 +46,8 @@ CREATE TABLE batches (
     key_count INTEGER NOT NULL
 ) STRICT;
 """
+
+META = "SELECT ex_num, ex_id, open_batch, closed_batch, applied_batch, turn, sealed FROM meta"
 
 CREATE_TOUCHED = """
 CREATE TABLE {table} (
@@ -79,7 +81,7 @@ SELECT CASE
 END
 FROM carray(:keys) AS k
 LEFT JOIN {active} AS t ON t.state_key = k.value
-LEFT JOIN {sealed} AS e ON e.state_key = k.value
+LEFT JOIN {other} AS e ON e.state_key = k.value
 """
 
 UPSERT = """
@@ -137,13 +139,13 @@ SPLIT = (
 DUE = """
 SELECT state_key FROM {active} WHERE after_timeout <= :up_to AND batch <> :batch
 UNION ALL
-SELECT e.state_key FROM {sealed} AS e
+SELECT e.state_key FROM {other} AS e
 LEFT JOIN {active} AS t ON t.state_key = e.state_key
 WHERE e.after_timeout <= :up_to AND (t.state_key IS NULL OR (t.batch = :batch AND NOT t.had))
 UNION ALL
 SELECT s.state_key FROM base.snaps AS s
 LEFT JOIN {active} AS t ON t.state_key = s.state_key
-LEFT JOIN {sealed} AS e ON e.state_key = s.state_key
+LEFT JOIN {other} AS e ON e.state_key = s.state_key
 WHERE s.step_id = :step AND s.timeout_ms <= :up_to AND e.state_key IS NULL
   AND (t.state_key IS NULL OR (t.batch = :batch AND NOT t.had))
 """
@@ -155,14 +157,14 @@ NEXT_DUE = """
 SELECT min(at) FROM (
     SELECT min(after_timeout) AS at FROM {active} WHERE after_timeout IS NOT NULL
     UNION ALL
-    SELECT min(e.after_timeout) FROM {sealed} AS e
+    SELECT min(e.after_timeout) FROM {other} AS e
     WHERE e.after_timeout IS NOT NULL
       AND NOT EXISTS (SELECT 1 FROM {active} AS t WHERE t.state_key = e.state_key)
     UNION ALL
     SELECT min(s.timeout_ms) FROM base.snaps AS s
     WHERE s.step_id = :step AND s.timeout_ms IS NOT NULL
       AND NOT EXISTS (SELECT 1 FROM {active} AS t WHERE t.state_key = s.state_key)
-      AND NOT EXISTS (SELECT 1 FROM {sealed} AS e WHERE e.state_key = s.state_key)
+      AND NOT EXISTS (SELECT 1 FROM {other} AS e WHERE e.state_key = s.state_key)
 )
 """
 
@@ -178,17 +180,30 @@ def create_delta(path: Path, lease: Lease) -> None:
         connection.execute("INSERT INTO meta VALUES (?, ?, -1, -1, -1, 0, 0)", (lease.number, lease.id))
 
 
-class Turn(NamedTuple):
-    """Which table of a delta is which: the one that tasks write to, and the other, which may hold a sealed epoch."""
+class Meta(NamedTuple):
+    """The one row that says whose the delta is, how far it is, and which of its tables is which."""
 
-    active: str
-    other: str
+    ex_num: int
+    ex_id: str
+    open_batch: BatchId
+    closed_batch: BatchId
+    applied_batch: BatchId
+    turn: int
     sealed: bool
-    applied: BatchId
+
+    @property
+    def active(self) -> str:
+        """The table that tasks write to."""
+        return TABLES[self.turn]
+
+    @property
+    def other(self) -> str:
+        """The table that holds a sealed epoch, if there is one, and is empty otherwise."""
+        return TABLES[1 - self.turn]
 
     def sql(self, statement: str) -> str:
         """The statement with the names of the tables."""
-        return statement.format(active=self.active, other=self.other, sealed=self.other)
+        return statement.format(active=self.active, other=self.other)
 
 
 class Delta:
@@ -228,23 +243,23 @@ class Delta:
         commits to the partition before it clears the delta, so a value is seen in one of them at least.
         """
         with translated(self._partition), snapshot(self._connection):
-            turn = self._check(batch)
+            meta = self._check(batch)
             if not keys:
                 return []
             bindings = {"batch": batch, "step": self._step, "keys": apsw.carray(keys)}
-            statement = turn.sql(READ_OVER_SEALED if turn.sealed else READ)
+            statement = meta.sql(READ_OVER_SEALED if meta.sealed else READ)
             return [row[0] for row in rows(self._connection, statement, bindings)]
 
     def apply(self, batch: BatchId, changes: Iterable[Changes], count: BatchCount) -> None:
         """See `TaskStore.apply`."""
         with translated(self.path), transaction(self._connection):
-            turn = self._check(batch)
-            if turn.applied == batch:
+            meta = self._check(batch)
+            if meta.applied_batch == batch:
                 for statement in UNDO:
-                    self._connection.execute(turn.sql(statement), {"batch": batch})
+                    self._connection.execute(meta.sql(statement), {"batch": batch})
             for chunk in changes:
                 if chunk.packed:
-                    statement = turn.sql(APPLY_WITH_TIMEOUTS if chunk.timeouts else APPLY_PLAIN)
+                    statement = meta.sql(APPLY_WITH_TIMEOUTS if chunk.timeouts else APPLY_PLAIN)
                     self._connection.execute(statement, {"batch": batch, "packed": apsw.carray(chunk.packed)})
             self._connection.execute("UPDATE meta SET applied_batch = ?", (batch,))
             self._connection.execute("INSERT OR REPLACE INTO batches VALUES (?, ?, ?)", (batch, *count))
@@ -252,8 +267,8 @@ class Delta:
     def due(self, batch: BatchId, up_to_ms: int) -> list[str]:
         """See `TaskStore.due`."""
         with translated(self._partition), snapshot(self._connection):
-            turn = self._check(batch)
-            statement = turn.sql(f"{DUE} UNION ALL {DUE_BEFORE}" if turn.applied == batch else DUE)
+            meta = self._check(batch)
+            statement = meta.sql(f"{DUE} UNION ALL {DUE_BEFORE}" if meta.applied_batch == batch else DUE)
             bindings = {"batch": batch, "step": self._step, "up_to": up_to_ms}
             # Sorted here: an order asked of SQLite makes it scan by key instead of searching by time.
             return sorted(row[0] for row in rows(self._connection, statement, bindings))
@@ -262,7 +277,7 @@ class Delta:
         """The earliest timeout of this step in this partition."""
         with self._lock, translated(self._partition), snapshot(self._connection):
             # The delta's snapshot before the partition's, as in `read`.
-            statement = self._turn().sql(NEXT_DUE)
+            statement = self._meta().sql(NEXT_DUE)
             due: int | None = value(self._connection, statement, {"step": self._step})
             return due
 
@@ -279,25 +294,25 @@ class Delta:
         Sealing at the same batch again changes nothing; when that was cleared since, the table is empty.
         """
         with self._lock, translated(self.path), transaction(self._connection):
-            turn = self._turn()
-            closed = value(self._connection, "SELECT closed_batch FROM meta")
-            if turn.sealed or batch <= closed:
-                assert not turn.sealed or closed == batch, f"{closed} is sealed and not cleared, so {batch} cannot be"
-                return turn.other
-            assert turn.applied <= batch + 1, f"{turn.applied} was applied: what {batch} left is not known any more"
-            if turn.applied > batch:
+            meta = self._meta()
+            closed, applied = meta.closed_batch, meta.applied_batch
+            if meta.sealed or batch <= closed:
+                assert not meta.sealed or closed == batch, f"{closed} is sealed and not cleared, so {batch} cannot be"
+                return meta.other
+            assert applied <= batch + 1, f"{applied} was applied: what {batch} left is not known any more"
+            if applied > batch:
                 for statement in SPLIT:
-                    self._connection.execute(turn.sql(statement), {"batch": batch})
-            self._connection.execute("UPDATE meta SET closed_batch = ?, active = 1 - active, sealed = 1", (batch,))
-            return turn.active
+                    self._connection.execute(meta.sql(statement), {"batch": batch})
+            self._connection.execute("UPDATE meta SET closed_batch = ?, turn = 1 - turn, sealed = 1", (batch,))
+            return meta.active
 
     def clear(self) -> None:
         """Forget what was sealed: it is in the partition now."""
         with self._lock, translated(self.path), transaction(self._connection):
-            turn = self._turn()
-            if turn.sealed:
+            meta = self._meta()
+            if meta.sealed:
                 # Without a condition SQLite drops whole pages instead of rows.
-                self._connection.execute(f"DELETE FROM {turn.other}")
+                self._connection.execute(f"DELETE FROM {meta.other}")
                 self._connection.execute("UPDATE meta SET sealed = 0")
 
     def count(self, batch: BatchId) -> BatchCount:
@@ -306,25 +321,23 @@ class Delta:
             found = rows(self._connection, "SELECT row_count, key_count FROM batches WHERE batch = ?", (batch,))
         return BatchCount(*found[0]) if found else BatchCount(0, 0)
 
-    def _turn(self) -> Turn:
-        [(active, sealed, applied)] = rows(self._connection, "SELECT active, sealed, applied_batch FROM meta")
-        return Turn(TABLES[active], TABLES[1 - active], bool(sealed), applied)
+    def _meta(self) -> Meta:
+        [found] = rows(self._connection, META)
+        return Meta(*found)
 
-    def _check(self, batch: BatchId) -> Turn:
+    def _check(self, batch: BatchId) -> Meta:
         """Refuse a task of another execution or of a batch that is over."""
-        [(ex_num, ex_id, open_batch, closed_batch)] = rows(
-            self._connection, "SELECT ex_num, ex_id, open_batch, closed_batch FROM meta"
-        )
-        turn = self._turn()
-        if (ex_num, ex_id) != (self._lease.number, self._lease.id):
+        meta = self._meta()
+        if (meta.ex_num, meta.ex_id) != (self._lease.number, self._lease.id):
             raise LeaseLostError(
-                f"execution {self._lease.number} may not write any more: {ex_num} began", path=self.path
+                f"execution {self._lease.number} may not write any more: {meta.ex_num} began", path=self.path
             )
-        if batch < open_batch or batch <= closed_batch or batch < turn.applied:
+        if batch < meta.open_batch or batch <= meta.closed_batch or batch < meta.applied_batch:
             raise LeaseLostError(
-                f"micro-batch {batch} is over (open: {open_batch}, closed: {closed_batch}, applied: {turn.applied})",
+                f"micro-batch {batch} is over "
+                f"(open: {meta.open_batch}, closed: {meta.closed_batch}, applied: {meta.applied_batch})",
                 path=self.path,
                 cause="A task was still running after its micro-batch had ended.",
                 remedy="Nothing: the late task was refused and its work is already accounted for.",
             )
-        return turn
+        return meta
