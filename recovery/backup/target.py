@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 import pyarrow
 import pyarrow.fs
 
+from recovery.durable import sync
 from recovery.errors import BackupDamagedError, BackupTargetError
 
 CHUNK_BYTES = 4 << 20
@@ -85,7 +86,7 @@ class DirectoryTarget:
                     draft.unlink(missing_ok=True)
                 raise
             for directory in (path.parent, *path.parent.parents):
-                _sync_directory(directory)
+                sync(directory)
                 if directory == self.root.parent:
                     break
         return size
@@ -283,11 +284,3 @@ class _Chunks:
 
     def close(self) -> None:
         self.closed = True
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

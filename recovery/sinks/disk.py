@@ -9,6 +9,8 @@ import shutil
 import stat
 from pathlib import Path
 
+from recovery.durable import sync
+
 
 class Disk:
     """Operations on real files. Every one may raise OSError; tests replace the object to make each of them do so."""
@@ -78,11 +80,11 @@ class Disk:
 
     def sync(self, path: Path) -> None:
         """Make a file's content durable, whoever wrote it."""
-        _sync(path)
+        sync(path)
 
     def sync_directory(self, path: Path) -> None:
         """Make the names in a directory durable."""
-        _sync(path)
+        sync(path)
 
     def replace(self, path: Path, data: bytes) -> None:
         """Give a file this content: atomic and durable."""
@@ -90,11 +92,3 @@ class Disk:
         self.write(draft, data)
         self.rename(draft, path)
         self.sync_directory(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

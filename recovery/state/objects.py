@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from recovery.config import parse_interval
+from recovery.durable import sync
 from recovery.errors import ConfigurationError, RecoveryError, StateBackendError
 
 T = TypeVar("T")
@@ -157,7 +158,7 @@ class FileObjects:
                 finally:
                     os.close(descriptor)
                 draft.replace(target)
-                _sync(target.parent)
+                sync(target.parent)
         return hashlib.sha256(content).hexdigest()
 
     def paths(self, prefix: str) -> list[str]:
@@ -174,13 +175,13 @@ class FileObjects:
                 return
             with self._writing():
                 target.unlink(missing_ok=True)
-                _sync(target.parent)
+                sync(target.parent)
 
     def _make(self, directory: Path) -> None:
         missing = [each for each in (directory, *directory.parents) if not each.exists()]
         directory.mkdir(parents=True, exist_ok=True)
         for each in missing:
-            _sync(each.parent)
+            sync(each.parent)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -316,11 +317,3 @@ def _bad(what: str) -> ConfigurationError:
         cause="The URI given by --state-backend or RECOVERY_STATE_BACKEND.",
         remedy="Write it like file:///srv/state, s3://bucket/prefix, azure://container/prefix or gs://bucket/prefix.",
     )
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,6 @@ meanwhile. While it lasts, SQLite's log beside the file cannot be emptied, so it
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ from pathlib import Path
 import apsw
 import apsw.sqlite_extra
 
+from recovery.durable import sync
 from recovery.errors import CorruptPartitionError
 from recovery.ids import Epoch
 from recovery.planning.values import PartitionDescription
@@ -141,7 +141,8 @@ def settle(path: Path, newest: Epoch) -> PartitionDescription:
     finally:
         # The last connection removes the log, which is empty now.
         connection.close()
-    sync_file(path)
+    with translated(path):
+        sync(path)
     return described
 
 
@@ -165,13 +166,3 @@ def copy_with_log(source: Path, target: Path) -> None:
     log = source.with_name(f"{source.name}-wal")
     if log.exists():
         shutil.copyfile(log, target.with_name(f"{target.name}-wal"))
-
-
-def sync_file(path: Path) -> None:
-    """Force the file's content to the disk. Only for a file that no SQLite connection of this process has open."""
-    with translated(path):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

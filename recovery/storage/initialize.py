@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from recovery.clock import Clock, SystemClock
+from recovery.durable import sync
 from recovery.errors import AlreadyInitializedError, ConfigurationError, DirectoryLockedError, StorageError
 from recovery.ids import PartitionIndex
 from recovery.storage.partition import insert_parts
@@ -123,7 +124,7 @@ def _link(target: Path, staging: Path, fill: Callable[[Path], int], durable: Seq
             final.hardlink_to(partition_path(staging, index))
             placed.append(final)
         for directory in durable:
-            _sync_directory(directory)
+            sync(directory)
     except BaseException:
         for path in placed:
             path.unlink(missing_ok=True)
@@ -191,11 +192,3 @@ def _was_used(path: Path, executions: int) -> bool:
     newer = "SELECT 1 FROM exs WHERE ex_num > ? LIMIT 1"
     with translated(path):
         return read_partition(path, lambda connection: bool(rows(connection, newer, (executions,))))
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -173,7 +173,7 @@ class Failing:
             (initialize, "connect"),
             (initialize, "use_log"),
             (initialize, "insert_parts"),
-            (initialize, "_sync_directory"),
+            (initialize, "sync"),
             (Path, "mkdir"),
             (Path, "hardlink_to"),
         ):
@@ -284,7 +284,7 @@ def deadly(operation):
             os.kill(os.getpid(), signal.SIGKILL)
         return operation(*arguments, **options)
     return called
-for name in ("connect", "insert_parts", "_sync_directory"):
+for name in ("connect", "insert_parts", "sync"):
     setattr(initialize, name, deadly(getattr(initialize, name)))
 Path.hardlink_to = deadly(Path.hardlink_to)
 initialize.shutil.rmtree = deadly(initialize.shutil.rmtree)
