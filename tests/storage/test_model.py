@@ -73,6 +73,8 @@ class Histories(RuleBasedStateMachine):
         self.ids = {0: 0}
         self.told = {0: Told({}, -1, set())}
         self.copies: list[Copy] = []
+        # What a partition that was put back holds from before the window of all partitions.
+        self.older: list[dict[int, int]] = [{} for _ in range(COUNT)]
         self.start()
 
     def start(self, resume_epoch: int | None = None):
@@ -190,8 +192,13 @@ class Histories(RuleBasedStateMachine):
         return state
 
     def forget(self, floor: int):
+        self.older = [{epoch: name for epoch, name in older.items() if epoch >= floor} for older in self.older]
         self.collected = max(self.collected, floor)
         self.snapshots = {epoch: state for epoch, state in self.snapshots.items() if epoch >= self.collected}
+
+    def held(self, index: int) -> dict[int, int]:
+        """The epochs that one partition holds."""
+        return self.older[index] | {epoch: self.ids[epoch] for epoch in self.snapshots}
 
     @rule(back=st.integers(0, 3))
     def collect(self, back):
@@ -235,8 +242,7 @@ class Histories(RuleBasedStateMachine):
             backup.step()
         source.close()
         target.close()
-        held = {epoch: self.ids[epoch] for epoch in self.snapshots}
-        self.copies.append(Copy(index, path, held))
+        self.copies.append(Copy(index, path, self.held(index)))
 
     @precondition(lambda self: self.copies)
     @rule(data=st.data(), killed=st.booleans())
@@ -250,10 +256,11 @@ class Histories(RuleBasedStateMachine):
             for suffix in ("", "-wal", "-shm"):
                 (self.directory / f"part-{copy.index}.sqlite3{suffix}").unlink(missing_ok=True)
             shutil.copy(copy.path, self.directory / f"part-{copy.index}.sqlite3")
-        now = {epoch: self.ids[epoch] for epoch in self.snapshots}
-        held = [copy.held for copy in chosen] + ([now] if len(chosen) < COUNT else [])
+        put_back = {copy.index: copy.held for copy in chosen}
+        held = [put_back[index] if index in put_back else self.held(index) for index in range(COUNT)]
         shared = {epoch: name for epoch, name in held[0].items() if all(each.get(epoch) == name for each in held)}
         if shared:
+            self.older = [{epoch: name for epoch, name in each.items() if epoch < min(shared)} for each in held]
             self.ids = shared
             self.snapshots = {epoch: self.told[name].state for epoch, name in shared.items()}
             self.batches = {epoch: self.told[name].batch for epoch, name in shared.items()}
@@ -310,8 +317,7 @@ class Histories(RuleBasedStateMachine):
             assert state_at(self.directory, epoch) == state, f"epoch {epoch}"
         for each in self.run.store.describe():
             held = {closed.epoch for closed in each.epochs} | ({0} if each.collected == 0 else set())
-            # A partition that was put back may reach further back than the others.
-            assert {epoch for epoch in held if epoch >= self.collected} == set(self.snapshots)
+            assert held == set(self.held(each.index))
             counts = query(each.path, "SELECT until_epoch, count(*) FROM superseded GROUP BY 1")
             for epoch, count in counts:
                 assert epoch > each.collected
