@@ -26,7 +26,6 @@ DAY_MS = 86_400_000
 RUNNING, SUCCEEDED, FAILED, SKIPPED, BLOCKED, DEAD = "running", "succeeded", "failed", "skipped", "blocked", "dead"
 FLOW, SAVED, EDIT = "flow", "saved", "edit"
 """Kinds of runs. An edit of a flow's state is recorded as one, but is never what `last run` means."""
-STATUSES = (RUNNING, SUCCEEDED, FAILED, DEAD)
 NODE_STATUSES = (RUNNING, SUCCEEDED, FAILED, SKIPPED, BLOCKED, DEAD)
 _OUTCOME = {SUCCEEDED: True, SKIPPED: True, FAILED: False, BLOCKED: False, DEAD: False}
 
@@ -47,6 +46,17 @@ class NodeRun:
     def succeeded(self) -> bool | None:
         """Whether what it makes is there; None while it runs. One that was skipped had made it before."""
         return _OUTCOME.get(self.status)
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of every node, as JSON: all but `details`."""
+        return {
+            "status": self.status,
+            "duration_s": self.duration_s,
+            "rows": self.rows,
+            "definition": self.definition,
+            "why": self.why,
+            "error": self.error,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,18 +292,7 @@ def _content(run: Run) -> dict[str, Any]:
         "process": run.process,
         "error": run.error,
         "details": dict(run.details),
-        "nodes": {
-            name: {
-                "status": node.status,
-                "duration_s": node.duration_s,
-                "rows": node.rows,
-                "definition": node.definition,
-                "why": node.why,
-                "error": node.error,
-                "details": dict(node.details),
-            }
-            for name, node in run.nodes.items()
-        },
+        "nodes": {name: {**node.facts(), "details": dict(node.details)} for name, node in run.nodes.items()},
     }
 
 
