@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from recovery.clock import Clock
+from recovery.clock import Clock, boot_id
 from recovery.errors import ConfigurationError, RecoveryError
 from recovery.state.backend import Backend, Document
 from recovery.state.ids import StateId, join
@@ -241,7 +241,7 @@ def parse_nodes(nodes: Mapping[str, Any]) -> dict[str, NodeRun]:
 def identity(pid: int) -> str | None:
     """What tells a process from a later one of the same number: this boot, and when it began. None: it is gone."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = boot_id()
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
