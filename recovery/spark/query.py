@@ -17,6 +17,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from recovery import faults
+from recovery.checkpoint.restore import restore
+from recovery.checkpoint.rows import CHECKPOINT_STEP
 from recovery.clock import Clock, SystemClock
 from recovery.config import Interval, RecoveryConfig, parse_interval
 from recovery.errors import (
@@ -32,7 +34,6 @@ from recovery.planning.timeline import timeline
 from recovery.planning.values import Execution
 from recovery.sinks import DiscardSink, Resume
 from recovery.sinks.delivery import NOTE_KEY, SINK_STEP, Delivery
-from recovery.spark.checkpoint import CHECKPOINT_STEP, seed
 from recovery.spark.closing import DECLARATIONS_STEP, EpochClosed, EpochCloser
 from recovery.spark.failures import JVM_GONE, as_recovery_error, may_still_close
 from recovery.spark.formats import register
@@ -169,9 +170,7 @@ class RecoveryQuery:
             on_closed=self._on_closed,
         )
         self._closer.begin(steps)
-        saved = self._store.driver_values(CHECKPOINT_STEP)
-        seed(checkpoint, saved)
-        self._closer.seeded(saved)
+        self._closer.seeded(restore(self._store.driver_rows(CHECKPOINT_STEP), checkpoint))
         faults.reach("start.4")
         self._notify(Resumed(execution.number, plan.resume_epoch, plan))
         self._update_mailboxes()
