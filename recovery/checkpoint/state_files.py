@@ -52,6 +52,12 @@ class StateFiles:
     _partitions: dict[str, _Partition] = field(default_factory=dict)
     _shared: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # A snapshot that is held may be removed from the checkpoint at any time: what it names is looked up before.
+        for path in self.held:
+            if path.startswith("state/") and path.endswith(".zip") and is_version(path.rpartition("/")[2]):
+                self._shared_files(path)
+
     def needed(self, batch: BatchId) -> set[str]:
         """The paths of the files that are needed to go on after `batch`.
 

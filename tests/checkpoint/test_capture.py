@@ -201,6 +201,26 @@ def test_a_file_that_changes_is_an_error(query):
         query.capture.take(BatchId(1))
 
 
+def test_a_snapshot_that_is_held_may_be_removed(query, tmp_path):
+    """Spark's maintenance removes it and what it names; an epoch that still needs it takes the changes after it."""
+    store = "state/0/0"
+    log(query.checkpoint, 0)
+    write(query.checkpoint, f"{store}/SSTs/1-a.sst", "a")
+    write(query.checkpoint, f"{store}/1.zip", snapshot_zip(("1-a.sst",)))
+    query.close(0)
+    made = restore(query.rows.items(), tmp_path / "anew")
+    query.checkpoint = tmp_path / "anew"
+    query.capture = Capture(query.checkpoint, query.staging, made.held)
+    for batch in (1, 2):
+        log(query.checkpoint, batch)
+        write(query.checkpoint, f"{store}/{batch + 1}.changelog", "c")
+        shutil.rmtree(query.checkpoint / store / "SSTs", ignore_errors=True)
+        (query.checkpoint / store / "1.zip").unlink(missing_ok=True)
+        changes = query.close(batch)
+        assert {key for key in changes if key.startswith(store)} == {f"{store}/{batch + 1}.changelog"}
+    assert query.restored(tmp_path / "again") >= {f"{store}/1.zip", f"{store}/SSTs/1-a.sst", f"{store}/3.changelog"}
+
+
 def test_a_missing_file_is_told_when_a_checkpoint_is_made(query, tmp_path):
     """Better now than by Spark in the middle of a micro-batch."""
     for batch in range(3):

@@ -166,7 +166,7 @@ def test_changed_operators_are_told(spark, tmp_path):
 def test_random_kills(spark, tmp_path, name):
     """SIGKILL at random moments, Spark's maintenance busy meanwhile: the files hold what plain Spark gives. So they do
     after going back to any epoch."""
-    kills = int(os.environ.get("RECOVERY_TEST_NATIVE_KILLS", "2"))
+    kills = int(os.environ.get("RECOVERY_TEST_NATIVE_KILLS", "5"))
     seed = int(os.environ.get("RECOVERY_TEST_SEED", time.time_ns() % 1_000_000))
     print(f"replay with: RECOVERY_TEST_SEED={seed} python -m pytest -m long {__file__} -k random_kills[{name}]")
     generator = random.Random(seed)
