@@ -13,7 +13,7 @@ import pytest
 from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.restore import restore
 from recovery.checkpoint.rows import CHUNK_BYTES, HeldFile, file_of, held_file, row_keys
-from recovery.errors import CorruptPartitionError, SparkCheckpointError
+from recovery.errors import CorruptPartitionError, SparkCheckpointError, UnsupportedPlanError
 from recovery.ids import BatchId
 from tests.checkpoint.support import files, log, snapshot_zip, write
 
@@ -250,6 +250,14 @@ def test_a_restored_checkpoint_is_continued(query, tmp_path):
     assert {key for key, content in query.close(2).items() if content is None and key.startswith("state")} == {
         "state/0/0/1.delta#00001", "state/0/0/1.delta#00002", "state/0/0/2.delta"
     }  # fmt: skip
+
+
+def test_other_state_stores_are_refused(query):
+    """State that would be left out is not left out silently."""
+    log(query.checkpoint, 0)
+    write(query.checkpoint, "state/0/0/00001.ldb", "x")
+    with pytest.raises(UnsupportedPlanError, match=r"state/0/0/00001\.ldb"):
+        query.capture.take(BatchId(0))
 
 
 def test_nothing_saved_is_a_fresh_checkpoint(tmp_path):
