@@ -4,6 +4,7 @@ Spark on one checkpoint, micro-batch by micro-batch."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -125,11 +126,11 @@ def test_output_modes(spark, tmp_path):
     counts = lambda: events(spark, path).groupBy("key").count()  # noqa: E731
     truth = Counter(line.split(",")[0] for file in path.iterdir() for line in file.read_text().splitlines())
     for mode in ("update", "complete"):
-        seen: list[dict[str, int]] = []
-        run_to_end(
-            counts(), tmp_path / mode, lambda batch, _: seen.append(dict(map(tuple, batch.collect()))), output_mode=mode
-        )
-        assert ({**seen[0], **seen[1], **seen[2]} if mode == "update" else seen[2]) == truth
+        seen = Outputs()
+        run_to_end(counts(), tmp_path / mode, seen, output_mode=mode)
+        batches = [[json.loads(row) for row in seen.batches[batch]] for batch in range(3)]
+        rows = sum(batches, []) if mode == "update" else batches[2]
+        assert {row["key"]: row["count"] for row in rows} == truth
     with pytest.raises(Exception, match="watermark"):
         run_to_end(spark.readStream.schema(EVENTS).csv(str(path)).groupBy("key").count(), tmp_path / "append")
     with pytest.raises(ConfigurationError, match="'merge' is not an output mode"):
