@@ -252,6 +252,21 @@ def test_a_restored_checkpoint_is_continued(query, tmp_path):
     }  # fmt: skip
 
 
+def test_absolute_paths_are_those_of_the_new_place(query, tmp_path):
+    """What `transformWithState` notes of its schemas names its checkpoint."""
+    named = '{"stateStoreInfo":[{"stateSchemaFilePaths":["file:/old/state/0/_stateSchema/default/0_a"]}]}'
+    write(query.checkpoint, "state/0/_metadata/v2/0", f"v2\n{named}")
+    write(query.checkpoint, "state/0/_metadata/v2/1", "of the micro-batch that has begun")
+    write(query.checkpoint, "state/0/_stateSchema/default/0_a", "v3")
+    log(query.checkpoint, 0)
+    delta(query, 1)
+    query.close(0)
+    restore(query.rows.items(), tmp_path / "anew")
+    text = (tmp_path / "anew/state/0/_metadata/v2/0").read_text()
+    assert text == "v2\n" + named.replace("file:/old", f"file:{tmp_path}/anew")
+    assert not (tmp_path / "anew/state/0/_metadata/v2/1").exists()
+
+
 def test_other_state_stores_are_refused(query):
     """State that would be left out is not left out silently."""
     log(query.checkpoint, 0)
