@@ -221,6 +221,19 @@ def test_a_snapshot_that_is_held_may_be_removed(query, tmp_path):
     assert query.restored(tmp_path / "again") >= {f"{store}/1.zip", f"{store}/SSTs/1-a.sst", f"{store}/3.changelog"}
 
 
+def test_state_that_disappears_is_an_error(query):
+    """It is not taken for state that is not needed any more."""
+    log(query.checkpoint, 0)
+    for partition in range(2):
+        delta(query, 1, store=f"state/0/{partition}")
+    query.close(0)
+    shutil.rmtree(query.checkpoint / "state/0/1")
+    log(query.checkpoint, 1)
+    delta(query, 2)
+    with pytest.raises(SparkCheckpointError, match=r"state/0/1: the directory is missing"):
+        query.close(1)
+
+
 def test_a_missing_file_is_told_when_a_checkpoint_is_made(query, tmp_path):
     """Better now than by Spark in the middle of a micro-batch."""
     for batch in range(3):
