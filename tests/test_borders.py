@@ -105,6 +105,12 @@ def test_the_appended_source_stands_alone(module):
     assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.storage", "recovery.planning") == set()
 
 
+@pytest.mark.parametrize("module", below("recovery.checkpoint"))
+def test_checkpoints_are_files_and_rows(module):
+    """Taking a Spark checkpoint and making it anew knows neither Spark nor SQLite, nor where rows are kept."""
+    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.storage", "recovery.cli") == set()
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_one_sqlite_library_alone(module):
     """A second SQLite library in the process would drop the locks of the first."""
