@@ -11,7 +11,7 @@ from pathlib import Path
 
 from recovery.clock import Clock, RecoveryClock
 from recovery.ids import NO_BATCH, BatchId, Epoch, StepId
-from recovery.keys import partition_of
+from recovery.keys import partition_of, shares
 from recovery.planning.resume import ResumePlan
 from recovery.planning.retention import collection_floor, shared_history
 from recovery.planning.values import Execution
@@ -59,9 +59,16 @@ class EpochWriter:
             self._store.release()
             raise
 
-    def close(self, changes: Mapping[StepKey, Edited], *, batches: int = 0) -> Epoch:
+    def close(
+        self,
+        changes: Mapping[StepKey, Edited],
+        *,
+        batches: int = 0,
+        driver_rows: Mapping[StepId, Mapping[str, str | bytes]] | None = None,
+    ) -> Epoch:
         """Close an epoch with these changes; returns it. `batches`: how many micro-batches it stands for.
 
+        driver_rows: values of the driver's own, per step and key, each read when it is written.
         When it returns, the epoch is durable in every partition. Raises LeaseLostError, StorageError.
         """
         epoch, count = self.epoch, self._store.partition_count
@@ -73,6 +80,10 @@ class EpochWriter:
             # Marks are all in one partition, beside the documents that they are read with.
             index = 0 if step == EPOCH_STEP else partition_of(key, count)
             rows[index].setdefault(StepId(step), {})[key] = edited
+        divided = {
+            step: shares(values, lambda key: partition_of(key, count), count)
+            for step, values in (driver_rows or {}).items()
+        }
         requests = [
             CloseRequest(
                 epoch=epoch,
@@ -80,10 +91,10 @@ class EpochWriter:
                 closed_ms=self._clock.wall_ms(),
                 clock_ms=now_ms,
                 floor=floor,
-                driver_rows={},
+                driver_rows={step: share[index] for step, share in divided.items()},
                 state_rows=part,
             )
-            for part in rows
+            for index, part in enumerate(rows)
         ]
         self._store.close(self.execution.lease, requests)
         self._history = [(e, at) for e, at in self._history if e >= floor] + [(epoch, now_ms)]
