@@ -18,9 +18,9 @@ PUBLIC = [
     "PipelineSummary", "RecoveryConfig", "RecoveryError", "RecoveryQuery", "Resume", "RetryPolicy", "RunSummary",
     "ScopedState", "SinkFailedError", "SparkCheckpointError", "SparkUnavailableError", "StateBackendError",
     "StateLockedError", "StateManager", "StateNotFoundError", "StateValueError", "StepChangedError", "StorageError",
-    "UnknownStepError", "UnsupportedPlanError", "UnsupportedVersionError", "UpsertSink", "aggregate", "current_batch", "incremental",
-    "init_partitions", "process_state", "register", "run", "run_pipeline", "start", "stateful", "stateful_arrow",
-    "stateful_map", "task_instance_state", "task_state",
+    "UnknownStepError", "UnsupportedPlanError", "UnsupportedVersionError", "UpsertSink", "aggregate", "current_batch",
+    "incremental", "init_partitions", "process_state", "register", "run", "run_pipeline", "start", "stateful",
+    "stateful_arrow", "stateful_map", "task_instance_state", "task_state",
 ]  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from recovery.errors import (
     FlowFailedError,
     RecoveryError,
 )
-from recovery.flow import Flow
+from recovery.flow import Flow, check_output_mode
 from recovery.ids import BatchId, Epoch
 from recovery.planning.resume import ResumePlan
 from recovery.planning.steps import StepChoices, StepPlan, plan_steps
@@ -54,6 +54,9 @@ NEVER = float("inf")
 _SETTINGS = {
     # With it, stages of a micro-batch run before foreachBatch is called, and empty partitions lose their tasks.
     "spark.sql.adaptive.streaming.stateless.enabled": "false",
+    # Spark's check that a micro-batch wrote all state would fail the one that is left to the next run. Every epoch
+    # checks the same: the files of each store must lead to the version of its micro-batch.
+    "spark.sql.streaming.stateStore.commitValidation.enabled": "false",
 }
 _UNCHECKED = {
     # recovery.spark.plan ran Spark's check already, on the plan without the sort of our steps.
@@ -233,7 +236,7 @@ class RecoveryQuery:
         spark.sparkContext.setLocalProperty(ADDRESS_PROPERTY, self._store.address(self.lease))
         try:
             with _session_settings(spark, settings):
-                writer = frame.writeStream.foreachBatch(self._process)
+                writer = frame.writeStream.foreachBatch(self._process).outputMode(self._bound.output_mode)
                 # Hadoop takes the path as it stands: escaped, it would work in a directory of another name.
                 writer = writer.option("checkpointLocation", f"file:{checkpoint.absolute()}")
                 self._query = _triggered(writer, trigger).queryName(_free_name(spark, self._prepared.flow_id)).start()
@@ -337,11 +340,9 @@ class RecoveryQuery:
                 self._note(error)
             self._finished = True
             self._over.set()
-            self._released.set()
             with contextlib.suppress(Exception):
                 self._count_input()
-            with contextlib.suppress(Exception):
-                self._query.stop()
+            self._stop_query()
             with contextlib.suppress(Exception):
                 self._count_input()
             if self._timer is not None and self._timer is not threading.current_thread():
@@ -354,6 +355,21 @@ class RecoveryQuery:
             for mailbox in self._mailboxes:
                 mailbox.unlink(missing_ok=True)
             self.summary.elapsed_s = self._clock.elapsed_s() - self._started_s
+
+    def _stop_query(self) -> None:
+        """Stop Spark's query. A parked micro-batch returns only when Spark has been told: it would take one that ends
+        before as done, and miss the state that was not written."""
+
+        def stop() -> None:
+            with contextlib.suppress(Exception):
+                self._query.stop()
+
+        stopping = threading.Thread(target=stop, name="stop-query", daemon=True)
+        stopping.start()
+        while stopping.is_alive() and self._is_alive():
+            stopping.join(0.005)
+        self._released.set()
+        stopping.join()
 
     def _is_alive(self) -> bool:
         """Whether Spark still runs the query; without its JVM it does not."""
@@ -389,6 +405,7 @@ def start(
     spark: SparkSession | None = None,
     sink: SinkLike | None = None,
     name: str | None = None,
+    output_mode: str | None = None,
     trigger: str | Interval | None = None,
     observer: Observer | None = None,
     clock: Clock | None = None,
@@ -397,12 +414,14 @@ def start(
 
     A flow brings its own name and sink; for a frame give `name` and `sink`. `config` None runs without recovery.
     spark: the session to build the flow on; None: the active one, or a new local one.
+    output_mode: "append", "update" or "complete", as Spark's own stateful operators allow it; None: that of the flow,
+    "append" for a frame.
     trigger: "available-now", an interval between micro-batches, or None for as fast as they come.
     Raises the RecoveryErrors of planning; nothing was written then.
     """
     clock = clock or SystemClock()
     if isinstance(flow, Flow):
-        flow_id, sink = flow.name, sink or flow.sink
+        flow_id, sink, output_mode = flow.name, sink or flow.sink, output_mode or flow.output_mode
     elif name is None:
         raise ConfigurationError(
             "a streaming frame was given without a name",
@@ -410,7 +429,9 @@ def start(
         )
     else:
         flow_id = name
-    return start_prepared(Prepared(config, flow_id, clock), flow, spark, sink, trigger, observer, clock)
+    output_mode = "append" if output_mode is None else output_mode
+    check_output_mode(output_mode)
+    return start_prepared(Prepared(config, flow_id, clock), flow, spark, sink, output_mode, trigger, observer, clock)
 
 
 def start_prepared(
@@ -418,6 +439,7 @@ def start_prepared(
     flow: Flow | DataFrame,
     spark: SparkSession | None,
     sink: SinkLike | None,
+    output_mode: str,
     trigger: str | Interval | None,
     observer: Observer | None,
     clock: Clock,
@@ -427,7 +449,7 @@ def start_prepared(
     try:
         frame = build_flow(flow, spark or _active_session(flow_id)) if isinstance(flow, Flow) else flow
         check_master(frame.sparkSession.sparkContext.master)
-        bound = bind(frame, prepared.plan.partitions[0].count)
+        bound = bind(frame, prepared.plan.partitions[0].count, output_mode)
         prepared.open_store()
         return RecoveryQuery(prepared, bound, sink or DiscardSink(), trigger, observer, clock)
     except BaseException as error:
