@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,12 +24,14 @@ class NativeOperator:
 
     number: as Spark counts them in the plan. name: Spark's name for its kind, "" when the checkpoint does not say.
     stores: the names of its state stores, "default" where it has but one. partitions: how many it was divided into.
+    variables: of transformWithState, the names of its state variables.
     oldest_version, newest_version: of the versioned files; micro-batch b leaves version b+1.
     """
 
     number: int
     name: str
     stores: tuple[str, ...]
+    variables: tuple[str, ...]
     partitions: int
     files: int
     size_bytes: int
@@ -42,6 +44,7 @@ class NativeOperator:
             "operator": self.number,
             "name": self.name,
             "stores": list(self.stores),
+            "variables": list(self.variables),
             "partitions": self.partitions,
             "files": self.files,
             "bytes": self.size_bytes,
@@ -84,16 +87,16 @@ def operators_of(sizes: Mapping[str, int], read: Callable[[str], str | bytes]) -
 
 
 def _operator(number: int, counted: _Counted, read: Callable[[str], str | bytes]) -> NativeOperator:
-    name, stores, partitions = "", tuple(sorted(counted.stores)), len(counted.partitions)
+    described = _Described("", (), len(counted.partitions), ())
     if counted.metadata is not None:
-        name, declared, partitions = _described(read(counted.metadata[1]), partitions)
-        # Several stores may share the files of one.
-        stores = declared or stores
+        described = _described(read(counted.metadata[1])) or described
     return NativeOperator(
         number=number,
-        name=name,
-        stores=stores,
-        partitions=partitions,
+        name=described.name,
+        # Several stores may share the files of one.
+        stores=described.stores or tuple(sorted(counted.stores)),
+        variables=described.variables,
+        partitions=described.partitions,
         files=counted.files,
         size_bytes=counted.size_bytes,
         oldest_version=min(counted.versions, default=None),
@@ -101,14 +104,25 @@ def _operator(number: int, counted: _Counted, read: Callable[[str], str | bytes]
     )
 
 
-def _described(content: str | bytes, partitions: int) -> tuple[str, tuple[str, ...], int]:
-    """The name, the stores and the partitions, from a file whose first line is a version and whose second is JSON."""
+class _Described(NamedTuple):
+    name: str
+    stores: tuple[str, ...]
+    partitions: int
+    variables: tuple[str, ...]
+
+
+def _described(content: str | bytes) -> _Described | None:
+    """What an operator's own file says: its first line is a version, its second JSON. None: it has another form."""
     lines = (content.decode(errors="replace") if isinstance(content, bytes) else content).splitlines()
     try:
         described = msgspec.json.decode(lines[1])
         stores = described["stateStoreInfo"]
-        names = tuple(str(store["storeName"]) for store in stores)
-        count = max((int(store["numPartitions"]) for store in stores), default=partitions)
-        return str(described["operatorInfo"]["operatorName"]), names, count
-    except (msgspec.DecodeError, LookupError, TypeError, ValueError):
-        return "", (), partitions
+        properties = msgspec.json.decode(described.get("operatorPropertiesJson") or "{}")
+        return _Described(
+            str(described["operatorInfo"]["operatorName"]),
+            tuple(str(store["storeName"]) for store in stores),
+            max(int(store["numPartitions"]) for store in stores),
+            tuple(str(variable["stateName"]) for variable in properties.get("stateVariables", ())),
+        )
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError):
+        return None

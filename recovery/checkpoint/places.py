@@ -44,6 +44,8 @@ class CheckpointPlace(Protocol):
     """A directory that holds a checkpoint, or shall hold one. Raises StorageError when it cannot be reached."""
 
     shown: str
+    location: str
+    """Its URI, as Spark names files in it."""
 
     def sizes(self) -> dict[str, int]:
         """The size in bytes of each file; nothing when there is no such directory."""
@@ -69,6 +71,7 @@ class LocalPlace:
     def __init__(self, path: Path, random_id: Callable[[], str]) -> None:
         self.path = path
         self.shown = str(path)
+        self.location = f"file:{path.absolute()}"
         self._random_id = random_id
 
     def sizes(self) -> dict[str, int]:

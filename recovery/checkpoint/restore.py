@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from recovery.checkpoint.relocate import names_places, relocated
 from recovery.checkpoint.rows import CHUNK_BYTES, Content, HeldFile, as_bytes, file_of
 from recovery.checkpoint.state_files import StateFiles
 from recovery.errors import CorruptPartitionError
@@ -20,10 +21,11 @@ class Restored:
     held: dict[str, HeldFile]
 
 
-def restore(rows: Iterable[tuple[str, Content]], directory: Path) -> Restored:
+def restore(rows: Iterable[tuple[str, Content]], directory: Path, location: str | None = None) -> Restored:
     """Write the files that the rows hold into a fresh directory; the rows may come in any order, and one is in memory
     at a time.
 
+    location: the URI where the directory will stand when Spark is started on it; by default where it is made.
     Raises CorruptPartitionError when rows of a file are missing, and SparkCheckpointError when files are.
     """
     directory.mkdir(parents=True)
@@ -40,6 +42,9 @@ def restore(rows: Iterable[tuple[str, Content]], directory: Path) -> Restored:
     for path, count in chunks.items():
         if count != last[path] or (directory / path).stat().st_size != sizes[path]:
             raise CorruptPartitionError(f"rows of file {path!r} of Spark's checkpoint are missing")
+    for path in filter(names_places, chunks):
+        file = directory / path
+        file.write_bytes(relocated(path, file.read_bytes(), location or f"file:{directory.absolute()}"))
     held = {path: HeldFile(size, chunks[path]) for path, size in sizes.items()}
     batch = _last_batch(held)
     if batch is not None:

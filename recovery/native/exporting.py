@@ -49,7 +49,7 @@ def export(
             verdict.raise_if_damaged()
     with place.writing(observe) as draft:
         # export.2
-        restored = materialise(directory, at, draft, observe)
+        restored = materialise(directory, at, draft, observe, place.location)
         sizes = {path: file.size_bytes for path, file in restored.held.items()}
         operators = operators_of(sizes, lambda path: (draft / path).read_bytes())
     # export.3

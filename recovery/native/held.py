@@ -32,8 +32,12 @@ def held_operators(at: Moment) -> tuple[NativeOperator, ...]:
     return operators_of(held_files(at), read)
 
 
-def materialise(directory: Path, at: Moment, target: Path, observe: Observer = ignore) -> Restored:
+def materialise(
+    directory: Path, at: Moment, target: Path, observe: Observer = ignore, location: str | None = None
+) -> Restored:
     """Write the checkpoint of a moment into `target`, which is made.
+
+    location: the URI where it will stand when Spark is started on it, if not there.
 
     Raises EpochNotHeldError when no micro-batch was done then, SparkCheckpointError when the partitions hold no
     checkpoint, CorruptPartitionError.
@@ -41,7 +45,7 @@ def materialise(directory: Path, at: Moment, target: Path, observe: Observer = i
     total = sum(held_files(at).values())
     if not total:
         raise _nothing(directory, at)
-    return restore(_observed(_rows(at), total, observe), target)
+    return restore(_observed(_rows(at), total, observe), target, location)
 
 
 def _rows(at: Moment) -> Iterator[tuple[str, Content]]:

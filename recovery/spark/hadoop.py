@@ -35,6 +35,7 @@ class HadoopPlace:
             root = self._new_path(uri)
             self._fs = root.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
             self._root = self._fs.makeQualified(root)
+            self.location = str(self._root)
 
     def sizes(self) -> dict[str, int]:
         """See `CheckpointPlace.sizes`."""

@@ -7,6 +7,7 @@ directory of this process; the same epoch is made once.
 from __future__ import annotations
 
 import atexit
+import json
 import shutil
 import tempfile
 import threading
@@ -18,14 +19,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from recovery.checkpoint.operators import NativeOperator
-from recovery.errors import ConfigurationError, StateNotFoundError, StateValueError
+from recovery.errors import ConfigurationError, StateValueError
+from recovery.native.choose import JOIN_SIDES, choose_operator
 from recovery.native.held import held_operators, materialise
 from recovery.spark.session import check_master
 from recovery.state.steps import Moment, moment
-
-JOIN_SIDES = ("left", "right")
-_ONE_STORE = "default"
 
 
 def native_state(
@@ -75,30 +73,42 @@ def native_operators(spark: SparkSession, directory: str | Path, *, epoch: int |
     return spark.read.format("state-metadata").load(f"file:{made}")
 
 
-def choose_operator(found: tuple[NativeOperator, ...], number: int, store: str | None, epoch: int) -> NativeOperator:
-    """The operator of this number. Raises StateNotFoundError when it is not there, or has no such store, and
-    ConfigurationError when a store must be named."""
-    chosen = next((each for each in found if each.number == number), None)
-    if chosen is None:
-        listed = ", ".join(f"{each.number} ({each.name})" for each in found)
-        raise StateNotFoundError(
-            f"Spark's operator {number} has no state at epoch {epoch}",
-            cause=f"The operators with state are {listed}." if found else "No operator of Spark's own has state.",
-            remedy="See which there are: python -m recovery checkpoint show DIR",
-        )
-    sides = JOIN_SIDES if any(name.startswith(JOIN_SIDES) for name in chosen.stores) else ()
-    names = (*sides, *chosen.stores)
-    if store is not None and store not in names:
-        raise StateNotFoundError(
-            f"operator {number} has no store {store!r:.80}", cause="", remedy=f"It has {', '.join(names)}."
-        )
-    if store is None and _ONE_STORE not in chosen.stores and chosen.stores:
+def of_key(frame: DataFrame, key: str) -> DataFrame:
+    """The rows of a state frame whose key is `key`: its columns as a JSON object, or, of a key of one text column, the
+    text. Raises ConfigurationError when it is neither."""
+    schema = frame.schema["key"].dataType
+    fields = schema.fields if isinstance(schema, StructType) else []
+    if not key.lstrip().startswith("{") and len(fields) == 1:
+        key = json.dumps({fields[0].name: key})
+    try:
+        given = json.loads(key)
+        if not isinstance(given, dict) or set(given) != {field.name for field in fields}:
+            raise ValueError("other columns")
+        wanted = F.from_json(F.lit(key), schema, {"mode": "FAILFAST"})
+        return frame.where(F.col("key").eqNullSafe(wanted))
+    except ValueError as error:
         raise ConfigurationError(
-            f"operator {number} ({chosen.name}) has several stores",
-            cause="A join keeps the rows of its two sides apart.",
-            remedy=f"Name one of them (--store, or store=): {', '.join(names)}.",
-        )
-    return chosen
+            f"{key!r:.120} is not a key of this state",
+            cause="A key is a JSON object of its columns.",
+            remedy=f"Give all of {', '.join(field.name for field in fields)}, as `state list --operator` shows them.",
+        ) from error
+
+
+def rows_as_json(frame: DataFrame, limit: int | None) -> tuple[list[dict[str, Any]], bool]:
+    """The first rows of a frame in the order of their JSON, and whether there are more than `limit`.
+
+    Raises StateValueError when Spark cannot compute them.
+    """
+    texts = frame.select(F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).alias("row")).orderBy("row")
+    try:
+        found = [row.row for row in (texts if limit is None else texts.limit(limit + 1)).collect()]
+    except PySparkException as error:
+        raise StateValueError(
+            f"Spark cannot read this state: {_first_line(error)}",
+            cause="The key has another type, or the state is of a newer version of Spark.",
+            remedy="See keys as they are: python -m recovery checkpoint show DIR --operator N",
+        ) from error
+    return [json.loads(text) for text in found[:limit]], limit is not None and len(found) > limit
 
 
 def _read(
@@ -112,7 +122,7 @@ def _read(
     by_key: bool = False,
 ) -> DataFrame:
     """`by_key`: one row a key, also where Spark would give one for each element of a list or each row of a join."""
-    choose_operator(held_operators(at), operator, store, at.epoch)
+    choose_operator(held_operators(at), operator, store, variable, at.epoch)
     reader = spark.read.format("statestore").option("operatorId", operator)
     if store in JOIN_SIDES and by_key:
         store = f"{store}-keyWithIndexToValue"
@@ -125,12 +135,11 @@ def _read(
     try:
         return reader.load(f"file:{_checkpoints.of(directory, at)}")
     except PySparkException as error:
-        needed = "transformWithState needs the name of a state variable: --variable, or variable=."
         raise StateValueError(
             f"Spark cannot read the state of operator {operator}: {_first_line(error)}",
             path=directory,
             cause="",
-            remedy=needed if variable is None else "Check the names of store and variable.",
+            remedy="Check --store and --variable; its files may be of a newer version of Spark.",
         ) from error
 
 
@@ -156,7 +165,7 @@ def _same(left: DataFrame, one: str, right: DataFrame, other: str) -> Any:
 
 
 def _json(column: str) -> Any:
-    return F.to_json(F.struct(column), {"ignoreNullFields": "false"}).substr(len(column) + 4, 1 << 30)
+    return F.to_json(F.struct(F.col(column).alias("value")), {"ignoreNullFields": "false"})
 
 
 def _has_map(kind: DataType) -> bool:
