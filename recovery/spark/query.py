@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -54,9 +55,6 @@ NEVER = float("inf")
 _SETTINGS = {
     # With it, stages of a micro-batch run before foreachBatch is called, and empty partitions lose their tasks.
     "spark.sql.adaptive.streaming.stateless.enabled": "false",
-    # Spark's check that a micro-batch wrote all state would fail the one that is left to the next run. Every epoch
-    # checks the same: the files of each store must lead to the version of its micro-batch.
-    "spark.sql.streaming.stateStore.commitValidation.enabled": "false",
 }
 _UNCHECKED = {
     # recovery.spark.plan ran Spark's check already, on the plan without the sort of our steps.
@@ -357,8 +355,8 @@ class RecoveryQuery:
             self.summary.elapsed_s = self._clock.elapsed_s() - self._started_s
 
     def _stop_query(self) -> None:
-        """Stop Spark's query. A parked micro-batch returns only when Spark has been told: it would take one that ends
-        before as done, and miss the state that was not written."""
+        """Stop Spark's query. A parked micro-batch returns only when Spark has interrupted the thread that waits for
+        it: otherwise it would be taken as done, and the state that it did not write be missed."""
 
         def stop() -> None:
             with contextlib.suppress(Exception):
@@ -366,10 +364,18 @@ class RecoveryQuery:
 
         stopping = threading.Thread(target=stop, name="stop-query", daemon=True)
         stopping.start()
-        while stopping.is_alive() and self._is_alive():
+        while stopping.is_alive() and not self._is_interrupted():
             stopping.join(0.005)
         self._released.set()
         stopping.join()
+
+    def _is_interrupted(self) -> bool:
+        """Whether Spark has told the query's thread to end; without its JVM it has."""
+        try:
+            thread = self._query._jsq.streamingQuery().queryExecutionThread()
+            return bool(thread.isInterrupted() or not thread.isAlive())
+        except (Py4JError, *JVM_GONE):
+            return True
 
     def _is_alive(self) -> bool:
         """Whether Spark still runs the query; without its JVM it does not."""
