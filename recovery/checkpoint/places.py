@@ -129,7 +129,8 @@ class LocalPlace:
 def as_local(place: CheckpointPlace, batch: BatchId, scratch: Path, observe: Observer = ignore) -> Iterator[Path]:
     """A directory of this machine with every file that the checkpoint at `place` needs to go on after `batch`.
 
-    A place of this machine is that itself; of another one the files are copied to `scratch`, which is removed again.
+    A place of this machine is that itself; of another one the files are copied to `scratch`, which is removed again,
+    and the directory above with it when nothing else is there.
     Raises SparkCheckpointError when one is missing.
     """
     if isinstance(place, LocalPlace):
@@ -138,6 +139,8 @@ def as_local(place: CheckpointPlace, batch: BatchId, scratch: Path, observe: Obs
     sizes = place.sizes()
     wanted = may_be_needed(sizes, batch)
     total, done = sum(sizes[path] for path in wanted), 0
+    # What a killed attempt left there is not to be mixed with this one.
+    shutil.rmtree(scratch, ignore_errors=True)
     try:
         for path in wanted:
             target = scratch / path
@@ -149,6 +152,8 @@ def as_local(place: CheckpointPlace, batch: BatchId, scratch: Path, observe: Obs
         yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            scratch.parent.rmdir()
 
 
 def newest_batch(paths: Collection[str], shown: str) -> BatchId:

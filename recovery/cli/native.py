@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from recovery.cli.common import format_size, print_json, table
-from recovery.errors import ConfigurationError
+from recovery.errors import ConfigurationError, StateNotFoundError
 from recovery.native.choose import choose_operator
 from recovery.native.held import held_operators
 from recovery.state.steps import moment
@@ -112,9 +112,11 @@ def print_state(
     since: int | None = None,
     limit: int | None = None,
     key: str | None = None,
-) -> int:
-    """Print the rows of an operator's state, sorted; returns how many there were. What cannot be read is told before
-    Spark is started. key: only those of this key."""
+) -> None:
+    """Print the rows of an operator's state, sorted. What cannot be read is told before Spark is started.
+
+    key: print the value of this key alone; raises StateNotFoundError when it has none.
+    """
     at = moment(directory, epoch)
     if since is not None:
         moment(directory, since)
@@ -127,17 +129,25 @@ def print_state(
         )
         columns = [name for name in frame.columns if name != "partition_id"]
         rows, more = rows_as_json(frame if key is None else of_key(frame, key), limit)
+    if key is not None and not rows:
+        raise StateNotFoundError(f"operator {operator} has no state of key {key!r:.200} at epoch {at.epoch}")
     if as_json:
         print_json({"directory": str(directory), "epoch": at.epoch, "operator": operator, "store": store,
                     "variable": variable, "changes_since": since, "rows": rows, "more": more})  # fmt: skip
-        return len(rows)
+        return
+    if key is not None:
+        for row in rows:
+            values = {name: row[name] for name in columns if name != "key"}
+            click.echo(_text(values["value"] if list(values) == ["value"] else values))
+        return
     click.echo(table(columns, ([_cell(row[name]) for name in columns] for row in rows)))
     if more:
         click.echo(f"there are more; --limit shows more than {limit}")
-    return len(rows)
 
 
 def _cell(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
+    return value if value is None or isinstance(value, str) else _text(value)
+
+
+def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -175,10 +175,9 @@ def get(
         if step is not None or key is None:
             raise click.UsageError("--operator needs --key, and goes without --step.")
         directory, _ = directory_and(words, ())
-        if not print_state(
+        print_state(
             Path(directory), operator, epoch=epoch, store=store, variable=variable, conf=conf, as_json=as_json, key=key
-        ):
-            raise StateNotFoundError(f"operator {operator} has no state of key {key!r:.200}")
+        )
         return
     directory, name = _named(words, step, key)
     entry = Where(directory, environment, step, epoch).target().find(name)

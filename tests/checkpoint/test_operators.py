@@ -102,14 +102,13 @@ def test_what_is_a_uri():
 
 def test_what_may_be_needed_of_a_listing():
     """One chain of each store, every log of sources, nothing of later versions or other micro-batches."""
-    paths = [
-        "metadata", "offsets/1", "offsets/2", "commits/1", "commits/2", "offsets/3", "sources/0/0", "sources/0/9.compact",
-        *(f"state/0/0/{version}.delta" for version in range(1, 5)), "state/0/0/2.snapshot", "state/0/_metadata/metadata",
-    ]  # fmt: skip
+    versions = [f"state/0/0/{version}.delta" for version in range(1, 5)]
+    logs = ["offsets/1", "offsets/2", "offsets/3", "commits/1", "commits/2", "sources/0/0", "sources/0/9.compact"]
+    paths = ["metadata", *logs, *versions, "state/0/0/2.snapshot", "state/0/_metadata/metadata"]
     assert newest_batch(paths, "here") == 2
     assert may_be_needed(paths, 2) == sorted([
         "metadata", "offsets/2", "commits/2", "sources/0/0", "sources/0/9.compact", "state/0/0/2.snapshot",
         "state/0/0/3.delta", "state/0/_metadata/metadata",
     ])  # fmt: skip
-    with pytest.raises(SparkCheckpointError, match="3.delta is missing"):
+    with pytest.raises(SparkCheckpointError, match=r"3\.delta is missing"):
         may_be_needed([path for path in paths if path != "state/0/0/3.delta"], 2)
