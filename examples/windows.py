@@ -1,9 +1,9 @@
 """Departures a day, with Spark's own windows, watermark and deduplication: their state is in the recovery partitions.
 
-    python examples/windows.py flights.csv 3000                # write the first 3,000 flights to a file
+    python examples/windows.py flights.csv 4000                # write the first 4,000 flights to a file
     python -m recovery init db/ 2
     python -m recovery run examples/windows.py -r db/ -s 1s
-    python examples/windows.py flights.csv 6000                # more flights: append the next 3,000
+    python examples/windows.py flights.csv 8000                # more flights: append the next 4,000
     python -m recovery run examples/windows.py -r db/ -s 1s
 
 A day is told once, when the watermark has passed its end: no flight of it is expected any more. The second run goes
@@ -39,7 +39,7 @@ def make(path: str = "flights.csv") -> Flow:
             F.concat_ws(" ", field[9], field[10], field[0], field[1], field[2]).alias("flight"),
             F.when(field[3] == "NA", 1).otherwise(0).alias("cancelled"),
         ).where("departure IS NOT NULL")
-        once = flights.withWatermark("departure", "6 hours").dropDuplicatesWithinWatermark(["flight", "origin"])
+        once = flights.withWatermark("departure", "1 day").dropDuplicatesWithinWatermark(["flight", "origin"])
         days = once.groupBy(F.window("departure", "1 day"), "origin")
         return days.agg(F.count("*").alias("flights"), F.sum("cancelled").alias("cancelled"))
 
