@@ -1,6 +1,6 @@
 """A windowed query as plain Spark runs it, without this project: run as a script, or built by a test's own flow.
 
-    python windows.py INPUT CHECKPOINT OUTPUT [--store hdfs|rocksdb] [--kill BATCH]
+    python windows.py INPUT CHECKPOINT OUTPUT [--store hdfs|rocksdb] [--kill BATCH] [--query windows|variables]
 
 Writes the rows of micro-batch b to OUTPUT/<b>.json. --kill: dies within this micro-batch, which Spark has logged as
 begun by then.
@@ -15,7 +15,9 @@ import signal
 import sys
 from pathlib import Path
 
+import pandas as pd
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
 
 STORES = {
     "hdfs": {},
@@ -44,11 +46,37 @@ def write_events(directory: Path, first: int, count: int) -> None:
 
 
 def build(spark, directory):
-    """Counts and sums of distinct events per key and window of 30 seconds; two stateful operators."""
+    """Count and sum of distinct events per key and window of 30 seconds; two stateful operators."""
     lines = spark.readStream.option("maxFilesPerTrigger", 1).schema("key string, second long, value long")
     events = lines.csv(str(directory)).withColumn("at", F.timestamp_seconds("second"))
     distinct = events.withWatermark("at", "20 seconds").dropDuplicatesWithinWatermark(["key", "value"])
     return distinct.groupBy(F.window("at", "30 seconds"), "key").agg(F.count("*").alias("n"), F.sum("value").alias("v"))
+
+
+class Counter(StatefulProcessor):
+    """Counts rows, and keeps their values in a list."""
+
+    def init(self, handle):
+        self._count = handle.getValueState("count", "n long")
+        self._values = handle.getListState("values", "value long")
+
+    def handleInputRows(self, key, rows, timerValues):  # noqa: N802, N803 - Spark's names
+        count = self._count.get()[0] if self._count.exists() else 0
+        for frame in rows:
+            count += len(frame)
+            self._values.appendList([(int(value),) for value in frame["value"]])
+        self._count.update((count,))
+        yield pd.DataFrame({"key": [key[0]], "n": [count]})
+
+    def close(self):
+        """Nothing is held."""
+
+
+def build_variables(spark, directory):
+    """The rows of each key so far, by an operator with state variables."""
+    lines = spark.readStream.option("maxFilesPerTrigger", 1).schema("key string, second long, value long")
+    counted = lines.csv(str(directory)).groupBy("key")
+    return counted.transformWithStateInPandas(Counter(), "key string, n long", "append", "none")
 
 
 def writer(output: Path, kill: int | None = None):
@@ -56,7 +84,7 @@ def writer(output: Path, kill: int | None = None):
     output.mkdir(parents=True, exist_ok=True)
 
     def write(batch, batch_id):
-        rows = sorted([str(row.window.start), row.key, row.n, row.v] for row in batch.collect())
+        rows = sorted([str(value) for value in row] for row in batch.collect())
         if batch_id == kill:
             os.kill(os.getpid(), signal.SIGKILL)
         (output / f"{batch_id}.json").write_text(json.dumps(rows))
@@ -81,6 +109,7 @@ def main() -> None:
     parser.add_argument("paths", nargs=3, type=Path)
     parser.add_argument("--store", default="hdfs")
     parser.add_argument("--kill", type=int)
+    parser.add_argument("--query", default="windows")
     arguments = parser.parse_args()
     source, checkpoint, output = arguments.paths
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
@@ -93,9 +122,9 @@ def main() -> None:
     for key, value in settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    stream = build(spark, source).writeStream.foreachBatch(writer(output, arguments.kill))
-    query = stream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-    query.awaitTermination()
+    query = build if arguments.query == "windows" else build_variables
+    stream = query(spark, source).writeStream.foreachBatch(writer(output, arguments.kill))
+    stream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
     spark.stop()
 
 
