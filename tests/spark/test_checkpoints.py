@@ -135,10 +135,10 @@ def test_plain_spark_goes_on_from_an_exported_epoch(spark, source, expected, tmp
         assert frame.columns == ["key", "value", "partition_id"]
         return {(str(row.key.window.start), row.key.key): row.value for row in frame.collect()}
 
-    was, now = state(CUT), state(CUT + 1)
+    was, now = state(CUT), state(CUT + 2)
     assert was
     assert now
-    changes = recovery.native_state(spark, directory, operator=0, epoch=CUT + 1, since=CUT).collect()
+    changes = recovery.native_state(spark, directory, operator=0, epoch=CUT + 2, since=CUT).collect()
     found = {(str(row.key.window.start), row.key.key): (row.change, row.before, row.after) for row in changes}
     assert found == {
         key: ("added" if key not in was else "removed" if key not in now else "changed", was.get(key), now.get(key))
