@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from importlib.metadata import files
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,8 @@ def write_days(first: int, end: int) -> None:
 
 
 def write(name: str, first: int, end: int, rows: Iterable[tuple[str, str, str]]) -> None:
-    """One file for each quarter of a day, in order of time; a row is in the one that its hour falls in."""
+    """One file for each quarter of a day that has rows. Spark takes files by their time of change, so that is the
+    quarter's."""
     days = {str(date(2013, 1, 1) + timedelta(number)) for number in range(first, end)}
     quarters: dict[str, list[tuple[str, str, str]]] = {}
     for row in rows:
@@ -83,8 +85,11 @@ def write(name: str, first: int, end: int, rows: Iterable[tuple[str, str, str]])
             quarters.setdefault(f"{row[0][:10]}-{int(row[0][11:13]) // 6}", []).append(row)
     Path(name).mkdir(exist_ok=True)
     for quarter in sorted(quarters):
-        with Path(name, f"{quarter}.csv").open("w", newline="") as out:
+        path = Path(name, f"{quarter}.csv")
+        with path.open("w", newline="") as out:
             csv.writer(out).writerows(sorted(quarters[quarter]))
+        changed = min(datetime.fromisoformat(row[0]).timestamp() for row in quarters[quarter])
+        os.utime(path, (changed, changed))
 
 
 flow = Flow("delays-by-weather", build, sink=show)

@@ -197,6 +197,7 @@ class SparkCheckpointError(RecoveryError):
     """A Spark checkpoint lacks a file that is needed to go on from it, or a file in it was altered."""
 
     exit_code = 29
+    closes_epoch = False
     default_cause = "Something other than Spark deleted or wrote files there, or only a part of it was copied."
     default_remedy = "Run the same command again: it continues from the last closed epoch, in a checkpoint of its own."
 

@@ -123,17 +123,17 @@ class Capture:
         found: dict[str, bytes | Path] = {}
         for number, path in enumerate(paths):
             source = self._checkpoint / path
-            self._seen[path] = _mark(source)
-            if self._seen[path][0] <= _SMALL_BYTES and not path.startswith("state/"):
+            if not path.startswith("state/") and source.stat().st_size <= _SMALL_BYTES:
                 found[path] = source.read_bytes()
                 continue
+            self._seen[path] = _mark(source)
             home.mkdir(parents=True, exist_ok=True)
             found[path] = home / str(number)
             _link(source, home / str(number))
         return found
 
     def _check_unchanged(self, wanted: set[str]) -> None:
-        """Files of a checkpoint are written once: one that is held already must be as it was."""
+        """Files of state are written once: one that is held already must be as it was."""
         for path, mark in self._seen.items():
             if path in wanted and path in self._held:
                 with contextlib.suppress(FileNotFoundError):

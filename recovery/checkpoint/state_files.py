@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recovery.checkpoint.needed import is_version, needed_chain, store_files
+from recovery.checkpoint.needed import Chain, StoreFiles, is_version, needed_chain, store_files
 from recovery.checkpoint.rows import HeldFile
 from recovery.errors import SparkCheckpointError
 from recovery.ids import BatchId
@@ -25,16 +25,31 @@ from recovery.ids import BatchId
 SHARED = ("SSTs", "logs")
 """Directories of a RocksDB store whose files are named in its .zip files."""
 
+KINDS = (("snapshot", "delta"), ("zip", "changelog"))
+"""What bases and changes are called, by kind of store."""
+
+MOST_PROBED = 200
+"""Versions after the base that is held; where there are more, a listing is quicker."""
+
 _SHARED_NAME = re.compile(rb'"dfs(Sst|Log)FileName"\s*:\s*"([^"/]+)"')
 _BY_BATCH = re.compile(r"(\d+)(_.*)?")
 
 
+@dataclass(frozen=True, slots=True)
+class _Partition:
+    """The directories below one partition of an operator: of stores, and of files without versions."""
+
+    stores: tuple[str, ...]
+    unversioned: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class StateFiles:
-    """What is needed of `state/`, and how much of it is read from the checkpoint to find out."""
+    """What is needed of `state/`. What was looked up once of a query's layout is kept."""
 
     checkpoint: Path
     held: Mapping[str, HeldFile]
+    _partitions: dict[str, _Partition] = field(default_factory=dict)
     _shared: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def needed(self, batch: BatchId) -> set[str]:
@@ -45,31 +60,68 @@ class StateFiles:
         """
         held = _by_directory(self.held)
         wanted: set[str] = set()
-        for directory, names in _stores(self.checkpoint):
-            if names is None:
-                wanted.update(_unversioned(self.checkpoint, directory, batch))
-            else:
-                wanted.update(self._store(directory, names, held.get(directory, []), batch))
+        for operator in _listing(self.checkpoint, "state")[0]:
+            for name in _listing(self.checkpoint, f"state/{operator}")[0]:
+                directory = f"state/{operator}/{name}"
+                found = self._partition(directory) if name.isdecimal() else _Partition((), (directory,))
+                for store in found.stores:
+                    wanted.update(self._store(store, held.get(store, []), batch))
+                for unversioned in found.unversioned:
+                    wanted.update(_unversioned(self.checkpoint, unversioned, batch))
         self._shared = {path: shared for path, shared in self._shared.items() if path in wanted}
         return wanted
 
-    def _store(self, directory: str, names: list[str], held: list[str], batch: BatchId) -> Iterator[str]:
-        version = batch + 1
-        present = store_files(names, directory)
-        if not present.bases and not present.changes and not held:
-            return
-        chain = needed_chain(
-            directory,
-            present,
-            store_files(held, directory),
-            version,
-            cost=lambda name: self._cost(f"{directory}/{name}"),
-            gain=lambda name: self._size(f"{directory}/{name}"),
-        )
+    def _partition(self, directory: str) -> _Partition:
+        if directory not in self._partitions:
+            stores, unversioned = [directory], []
+            for store in stores:
+                for name in _listing(self.checkpoint, store)[0]:
+                    if name.startswith("_"):
+                        unversioned.append(f"{store}/{name}")
+                    elif name not in SHARED:
+                        stores.append(f"{store}/{name}")
+            self._partitions[directory] = _Partition(tuple(stores), tuple(unversioned))
+        return self._partitions[directory]
+
+    def _store(self, directory: str, held: list[str], batch: BatchId) -> Iterator[str]:
+        known, version = store_files(held, directory), batch + 1
+        try:
+            chain = self._chain(directory, self._probe(directory, known, version), known, version)
+        except SparkCheckpointError:
+            present = store_files(_listing(self.checkpoint, directory)[1], directory)
+            if not present.bases and not present.changes and not held:
+                return
+            chain = self._chain(directory, present, known, version)
         for name in chain.names:
             yield f"{directory}/{name}"
         if chain.base is not None and chain.base.endswith(".zip"):
             yield from self._shared_files(f"{directory}/{chain.base}")
+
+    def _chain(self, directory: str, present: StoreFiles, held: StoreFiles, version: int) -> Chain:
+        return needed_chain(
+            directory,
+            present,
+            held,
+            version,
+            cost=lambda name: self._cost(f"{directory}/{name}"),
+            gain=lambda name: self._size(f"{directory}/{name}"),
+        )
+
+    def _probe(self, directory: str, held: StoreFiles, version: int) -> StoreFiles:
+        """What came since, by asking for it: Spark keeps many old versions, which a listing would go through."""
+        names = {*held.bases.values(), *held.changes.values()}
+        kinds = next((kinds for kinds in KINDS if any(name.endswith(kinds) for name in names)), None)
+        base, newest = max(held.bases, default=0), max([0, *held.bases, *held.changes])
+        if kinds is None or version - base > MOST_PROBED:
+            return StoreFiles({}, {})
+        root = f"{self.checkpoint}/{directory}"
+        bases = {number: f"{number}.{kinds[0]}" for number in range(base + 1, version + 1)}
+        changes = {number: f"{number}.{kinds[1]}" for number in range(newest + 1, version + 1)}
+        exists = os.path.exists
+        return StoreFiles(
+            {number: name for number, name in bases.items() if exists(f"{root}/{name}")},
+            {number: name for number, name in changes.items() if exists(f"{root}/{name}")},
+        )
 
     def _cost(self, base: str) -> int:
         """The bytes that the partitions do not hold yet of a base and what it names."""
@@ -87,55 +139,29 @@ class StateFiles:
         return self._shared[zip_path]
 
 
-def _stores(checkpoint: Path) -> Iterator[tuple[str, list[str] | None]]:
-    """Every directory of a store with the names in it; those without versions with None."""
-    for operator, directories, _ in _listing(checkpoint, "state"):
-        for name in directories if operator == "state" else ():
-            yield from _operator(checkpoint, f"state/{name}")
-
-
-def _operator(checkpoint: Path, operator: str) -> Iterator[tuple[str, list[str] | None]]:
-    for _, directories, _ in _listing(checkpoint, operator):
-        for name in directories:
-            if name.isdecimal():
-                yield from _partition(checkpoint, f"{operator}/{name}")
-            else:
-                yield f"{operator}/{name}", None
-
-
-def _partition(checkpoint: Path, directory: str) -> Iterator[tuple[str, list[str] | None]]:
-    for _, directories, files in _listing(checkpoint, directory):
-        yield directory, files
-        for name in directories:
-            if name.startswith("_"):
-                yield f"{directory}/{name}", None
-            elif name not in SHARED:
-                yield from _partition(checkpoint, f"{directory}/{name}")
-
-
-def _listing(checkpoint: Path, directory: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """The directories and the files of one directory, without hidden ones; nothing when there is no such directory."""
+def _listing(checkpoint: Path, directory: str) -> tuple[list[str], list[str]]:
+    """The directories and the files in a directory, without hidden ones; none when there is no such directory."""
+    directories: list[str] = []
+    files: list[str] = []
     try:
         with os.scandir(checkpoint / directory) as found:
-            directories: list[str] = []
-            files: list[str] = []
             for entry in found:
                 if not entry.name.startswith("."):
                     (directories if entry.is_dir() else files).append(entry.name)
     except FileNotFoundError:
-        return
-    yield directory, directories, files
+        return [], []
+    return directories, files
 
 
 def _unversioned(checkpoint: Path, directory: str, batch: BatchId) -> Iterator[str]:
     """Everything below; what is numbered by micro-batch up to this one."""
-    for _, directories, files in _listing(checkpoint, directory):
-        for name in files:
-            numbered = _BY_BATCH.fullmatch(name)
-            if numbered is None or int(numbered[1]) <= batch:
-                yield f"{directory}/{name}"
-        for name in directories:
-            yield from _unversioned(checkpoint, f"{directory}/{name}", batch)
+    directories, files = _listing(checkpoint, directory)
+    for name in files:
+        numbered = _BY_BATCH.fullmatch(name)
+        if numbered is None or int(numbered[1]) <= batch:
+            yield f"{directory}/{name}"
+    for name in directories:
+        yield from _unversioned(checkpoint, f"{directory}/{name}", batch)
 
 
 def _by_directory(held: Mapping[str, HeldFile]) -> dict[str, list[str]]:

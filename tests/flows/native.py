@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import time
@@ -254,4 +255,4 @@ def make(name, path, output, pause_s=0.0):
 def rows_of(output: Path) -> Counter:
     """How often each record is in the files of a FileSink."""
     lines = (line for file in Path(output).glob("*.json") for line in file.read_text().splitlines())
-    return Counter(lines)
+    return Counter(json.loads(line)["row"] for line in lines)
