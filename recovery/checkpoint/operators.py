@@ -6,7 +6,7 @@ An operator's name stands in a file of its own, `state/<operator>/_metadata/meta
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -84,6 +84,28 @@ def operators_of(sizes: Mapping[str, int], read: Callable[[str], str | bytes]) -
                 operator.stores.add(store or "default")
                 operator.versions.add(int(re.split(r"[._]", name)[0]))
     return tuple(_operator(number, counted[number], read) for number in sorted(counted))
+
+
+def missing_store(sizes: Mapping[str, int], operators: Sequence[NativeOperator]) -> str | None:
+    """The directory of a store that should be among the files and is not, None when there is none.
+
+    Spark writes every store of every partition in every micro-batch, also one that is empty.
+    """
+    found: dict[int, set[tuple[int, str]]] = {}
+    for path in sizes:
+        match = _FILE.fullmatch(path)
+        if match is not None and match[2] is not None:
+            store, _, name = match[3].rpartition("/")
+            if is_version(name):
+                found.setdefault(int(match[1]), set()).add((int(match[2]), store))
+    for operator in operators:
+        present = found.get(operator.number, set())
+        stores = sorted({store for _, store in present}) or [""]
+        for partition in range(operator.partitions):
+            for store in stores:
+                if (partition, store) not in present:
+                    return f"state/{operator.number}/{partition}/{store}".rstrip("/")
+    return None
 
 
 def _operator(number: int, counted: _Counted, read: Callable[[str], str | bytes]) -> NativeOperator:

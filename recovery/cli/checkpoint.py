@@ -21,6 +21,7 @@ from recovery.cli.native import (
     store_option,
     variable_option,
 )
+from recovery.cli.places import directory_and
 from recovery.clock import SystemClock
 from recovery.native.exporting import Exported, export
 from recovery.native.held import held_files, held_operators
@@ -39,20 +40,20 @@ def checkpoint() -> None:
 
 
 @checkpoint.command(name="export")
-@directory_argument
-@click.argument("target", metavar="TO")
+@click.argument("words", metavar="[DIR] TO", nargs=-1)
 @click.option("--epoch", type=click.IntRange(min=0), help="The epoch to export; by default the newest.")
 @conf_option
 @json_option
-def export_(directory: Path, target: str, epoch: int | None, conf: tuple[str, ...], as_json: bool) -> None:
+def export_(words: tuple[str, ...], epoch: int | None, conf: tuple[str, ...], as_json: bool) -> None:
     """Write an epoch that is held as an ordinary Spark checkpoint at TO, which plain Spark starts from.
 
     All of it is written or nothing. Only reads DIR; a run may be going on.
     """
+    directory, [target] = directory_and(words, ("TO",))
     with opened(target, conf) as place, CheckpointProgress(quiet=as_json) as progress:
-        done = export(directory, place, epoch=epoch, observe=progress.observe)
+        done = export(Path(directory), place, epoch=epoch, observe=progress.observe)
     if as_json:
-        print_json({"directory": str(directory), "to": target, **_export_facts(done)})
+        print_json({"directory": directory, "to": target, **_export_facts(done)})
     else:
         click.echo(_export_text(done, target))
 
@@ -125,9 +126,8 @@ def show(
             }
         )
         return
-    click.echo(
-        f"epoch {at.epoch}, after micro-batch {at.cut[2]}: {len(files):,} files, {format_size(sum(files.values()))}"
-    )
+    when = f"after micro-batch {at.cut[2]}" if at.epoch else "before the first micro-batch"
+    click.echo(f"epoch {at.epoch}, {when}: {len(files):,} files, {format_size(sum(files.values()))}")
     click.echo(
         operators_text([each.as_json() for each in operators]) if operators else "no operator of Spark's own has state"
     )

@@ -9,18 +9,18 @@ A crash within import.3 leaves the epoch in some partitions only: it does not co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.checkpoint.capture import Captured
-from recovery.checkpoint.operators import NativeOperator, operators_of
+from recovery.checkpoint.operators import NativeOperator, missing_store, operators_of
 from recovery.checkpoint.places import CheckpointPlace, Observer, Progressed, as_local, ignore, newest_batch, vanished
 from recovery.checkpoint.position import position_files
 from recovery.checkpoint.rows import CHECKPOINT_STEP, Content, held_file
 from recovery.checkpoint.state_files import StateFiles
 from recovery.clock import Clock
-from recovery.errors import AlreadyInitializedError, ConfigurationError, StorageError
+from recovery.errors import AlreadyInitializedError, ConfigurationError, SparkCheckpointError, StorageError
 from recovery.ids import BatchId, Epoch
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.state.steps import check_whole, close_audited
@@ -67,6 +67,7 @@ def import_checkpoint(
         with as_local(place, batch, directory / SCRATCH_NAME / "import", observe) as checkpoint:
             rows, sizes = _rows(place, checkpoint, batch)
             operators = operators_of(sizes, lambda path: (checkpoint / path).read_bytes())
+            _check_stores(place, sizes, operators)
             observed = _Observed(place, rows, sum(sizes.values()), observe)
             # import.3
             epoch = close_audited(
@@ -129,6 +130,17 @@ def _rows(place: CheckpointPlace, checkpoint: Path, batch: BatchId) -> tuple[Cap
         return Captured(held, staged, iter(()), checkpoint), {path: file.size_bytes for path, file in held.items()}
     except FileNotFoundError as error:
         raise vanished(place.shown, str(Path(error.filename).relative_to(checkpoint))) from error
+
+
+def _check_stores(place: CheckpointPlace, sizes: Mapping[str, int], operators: Sequence[NativeOperator]) -> None:
+    missing = missing_store(sizes, operators)
+    if missing is not None:
+        raise SparkCheckpointError(
+            f"{missing} is missing, or has no version of its state",
+            path=place.shown,
+            cause="Only a part of the checkpoint was copied, or something deleted files in it.",
+            remedy="Copy the whole checkpoint.",
+        )
 
 
 def _is_offset(path: str) -> bool:

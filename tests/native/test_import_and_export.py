@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from click.testing import CliRunner
@@ -102,10 +103,26 @@ def test_long_files_are_taken_in_chunks(source, store_dir, tmp_path):
         (lambda job: (job / "offsets" / "4").unlink(), SparkCheckpointError, "offsets/4 is missing"),
         (lambda job: (job / "state/0/1/3.delta").unlink(), SparkCheckpointError, "3.delta is missing"),
         (lambda job: (job / "state/0/0/5.delta").unlink(), SparkCheckpointError, "5.delta is missing"),
+        (lambda job: shutil.rmtree(job / "state/0/1"), SparkCheckpointError, "state/0/1 is missing"),
+        (
+            lambda job: [path.unlink() for path in (job / "state/0/1").iterdir()],
+            SparkCheckpointError,
+            "state/0/1 is mis",
+        ),
         (lambda job: job.rename(job.with_name("moved")), SparkCheckpointError, "there is nothing"),
         (lambda job: write(job, "state/0/0/5_a1b2.delta"), UnsupportedPlanError, "format 2"),
     ],
-    ids=["no metadata", "nothing done", "no offsets", "gap", "newest missing", "not there", "format 2"],
+    ids=[
+        "no metadata",
+        "nothing done",
+        "no offsets",
+        "gap",
+        "newest missing",
+        "partition missing",
+        "store empty",
+        "not there",
+        "format 2",
+    ],
 )
 def test_what_cannot_be_taken_is_refused(source, store_dir, spoil, error, message):
     """The partitions are as fresh as before, and can still be bound to any flow."""
