@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 
 import pytest
 from click.testing import CliRunner
 
-from recovery.checkpoint.places import Progressed
+from recovery.checkpoint.places import LocalPlace, Progressed
 from recovery.cli import main
 from recovery.clock import SystemClock
 from recovery.errors import (
@@ -30,6 +32,7 @@ from recovery.state.steps import edit_states, moment
 from recovery.storage.files import scan
 from recovery.storage.lock import DirectoryLock
 from tests.checkpoint.support import write
+from tests.faults.minirun import child, die_at, wait
 from tests.native.support import held, job, place, write_job
 from tests.stores import Driver, alter, paths_of, problems, query
 
@@ -179,6 +182,40 @@ def test_an_import_that_fails_halfway_can_be_repeated(source, store_dir, tmp_pat
         write(source, path, content)
     assert taken(source, store_dir).epoch == 1
     export(store_dir, place(tmp_path / "out"))
+    assert held(tmp_path / "out") == job(4)
+
+
+IMPORT_POINTS = [
+    "start.3.partition", "close.2.checked", "close.2.snaps", "close.2.driver", "close.2.epochs", "close.2.collected",
+    "close.2.committed", "close.3", "close.4",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("visit", [1, 2])
+@pytest.mark.parametrize("point", IMPORT_POINTS)
+def test_an_import_that_is_killed_can_be_repeated(source, store_dir, tmp_path, point, visit):
+    """At every step, in the first and in the second partition: all of the epoch is there, or importing begins anew."""
+
+    def work():
+        die_at(point, visit)
+        taken(source, store_dir)
+
+    code = wait(child(work))
+    assert code == (0 if visit == 2 and point in ("close.3", "close.4") else -signal.SIGKILL)
+    if moment(store_dir).epoch == 0:
+        assert taken(source, store_dir).epoch == 1
+    assert problems(store_dir) == []
+    export(store_dir, place(tmp_path / "out"))
+    assert held(tmp_path / "out") == job(4)
+
+
+def test_an_export_that_is_killed_leaves_a_draft_at_most(source, store_dir, tmp_path):
+    """Nothing stands at the place, so the next attempt finds it free."""
+    taken(source, store_dir)
+    code = wait(child(lambda: export(store_dir, place(tmp_path / "out"), observe=lambda _: os.kill(os.getpid(), 9))))
+    assert code == -signal.SIGKILL
+    assert [path.name for path in tmp_path.glob("*out*")] == [".out.draft-test"]
+    export(store_dir, LocalPlace(tmp_path / "out", lambda: "next"))
     assert held(tmp_path / "out") == job(4)
 
 
