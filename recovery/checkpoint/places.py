@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -51,8 +51,11 @@ class CheckpointPlace(Protocol):
         """The size in bytes of each file; nothing when there is no such directory."""
         ...
 
-    def fetch(self, path: str, target: Path) -> None:
-        """Copy one file to `target`. Raises SparkCheckpointError when it is not there."""
+    def here(
+        self, batch: BatchId, scratch: Path, observe: Observer = ignore
+    ) -> contextlib.AbstractContextManager[Path]:
+        """A directory of this machine with every file that is needed to go on after `batch`: the place itself, or,
+        until the block ends, a copy at `scratch`. Raises SparkCheckpointError when one is missing."""
         ...
 
     def check_vacant(self) -> None:
@@ -71,7 +74,7 @@ class LocalPlace:
     def __init__(self, path: Path, random_id: Callable[[], str]) -> None:
         self.path = path
         self.shown = str(path)
-        self.location = f"file:{path.absolute()}"
+        self.location = f"file:{path.resolve()}"
         self._random_id = random_id
 
     def sizes(self) -> dict[str, int]:
@@ -88,13 +91,10 @@ class LocalPlace:
                             found[file.relative_to(self.path).as_posix()] = file.stat().st_size
         return found
 
-    def fetch(self, path: str, target: Path) -> None:
-        """See `CheckpointPlace.fetch`."""
-        with _storage_errors(self.path):
-            try:
-                shutil.copyfile(self.path / path, target)
-            except FileNotFoundError as error:
-                raise vanished(self.shown, path) from error
+    @contextlib.contextmanager
+    def here(self, batch: BatchId, scratch: Path, observe: Observer = ignore) -> Iterator[Path]:
+        """See `CheckpointPlace.here`."""
+        yield self.path
 
     def check_vacant(self) -> None:
         """See `CheckpointPlace.check_vacant`."""
@@ -108,10 +108,10 @@ class LocalPlace:
     def writing(self, observe: Observer = ignore) -> Iterator[Path]:
         """See `CheckpointPlace.writing`."""
         self.check_vacant()
-        home = self.path.absolute().parent
-        draft = home / f".{self.path.name}.draft-{self._random_id()}"
+        target = self.path.resolve()
+        draft = target.with_name(f".{target.name}.draft-{self._random_id()}")
         with _storage_errors(self.path):
-            home.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 yield draft
                 for directory, _, files in os.walk(draft):
@@ -119,24 +119,25 @@ class LocalPlace:
                         sync(Path(directory, name))
                     sync(Path(directory))
                 # Replaces an empty directory, and nothing else.
-                draft.rename(self.path)
-                sync(home)
+                draft.rename(target)
+                sync(target.parent)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def as_local(place: CheckpointPlace, batch: BatchId, scratch: Path, observe: Observer = ignore) -> Iterator[Path]:
-    """A directory of this machine with every file that the checkpoint at `place` needs to go on after `batch`.
+def copied(
+    sizes: Mapping[str, int],
+    fetch: Callable[[str, Path], None],
+    batch: BatchId,
+    scratch: Path,
+    observe: Observer,
+) -> Iterator[Path]:
+    """Until the block ends, a copy at `scratch` of what a checkpoint with files of these sizes needs after `batch`.
 
-    A place of this machine is that itself; of another one the files are copied to `scratch`, which is removed again,
-    and the directory above with it when nothing else is there.
-    Raises SparkCheckpointError when one is missing.
+    `fetch` copies one file to a path. The directory above goes with the copy when nothing else is in it.
+    Raises SparkCheckpointError when a file is missing.
     """
-    if isinstance(place, LocalPlace):
-        yield place.path
-        return
-    sizes = place.sizes()
     wanted = may_be_needed(sizes, batch)
     total, done = sum(sizes[path] for path in wanted), 0
     # What a killed attempt left there is not to be mixed with this one.
@@ -146,7 +147,7 @@ def as_local(place: CheckpointPlace, batch: BatchId, scratch: Path, observe: Obs
             target = scratch / path
             with _storage_errors(scratch):
                 target.parent.mkdir(parents=True, exist_ok=True)
-            place.fetch(path, target)
+            fetch(path, target)
             done += sizes[path]
             observe(Progressed("reading", done, total))
         yield scratch

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from recovery.checkpoint.capture import Captured
 from recovery.checkpoint.operators import NativeOperator, missing_store, operators_of
-from recovery.checkpoint.places import CheckpointPlace, Observer, Progressed, as_local, ignore, newest_batch, vanished
+from recovery.checkpoint.places import CheckpointPlace, Observer, Progressed, ignore, newest_batch, vanished
 from recovery.checkpoint.position import position_files
 from recovery.checkpoint.rows import CHECKPOINT_STEP, Content, held_file
 from recovery.checkpoint.state_files import StateFiles
@@ -64,7 +64,7 @@ def import_checkpoint(
         # import.2
         paths = place.sizes()
         batch = newest_batch(paths, place.shown)
-        with as_local(place, batch, directory / SCRATCH_NAME / "import", observe) as checkpoint:
+        with place.here(batch, directory / SCRATCH_NAME / "import", observe) as checkpoint:
             rows, sizes = _rows(place, checkpoint, batch)
             operators = operators_of(sizes, lambda path: (checkpoint / path).read_bytes())
             _check_stores(place, sizes, operators)

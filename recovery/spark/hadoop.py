@@ -15,8 +15,9 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from recovery.checkpoint.places import Observer, Progressed, ignore, not_vacant, vanished
+from recovery.checkpoint.places import Observer, Progressed, copied, ignore, not_vacant, vanished
 from recovery.errors import RecoveryError, StorageError
+from recovery.ids import BatchId
 
 
 class HadoopPlace:
@@ -52,8 +53,13 @@ class HadoopPlace:
                     found[path] = status.getLen()
         return found
 
-    def fetch(self, path: str, target: Path) -> None:
-        """See `CheckpointPlace.fetch`."""
+    @contextlib.contextmanager
+    def here(self, batch: BatchId, scratch: Path, observe: Observer = ignore) -> Iterator[Path]:
+        """See `CheckpointPlace.here`."""
+        with copied(self.sizes(), self._fetch, batch, scratch, observe) as copy:
+            yield copy
+
+    def _fetch(self, path: str, target: Path) -> None:
         with self._reaching():
             source = self._new_path(f"{self._root}/{path}")
             if not self._fs.exists(source):
