@@ -19,7 +19,7 @@ from pathlib import Path
 
 from recovery.checkpoint.needed import Chain, StoreFiles, is_version, needed_chain, store_files
 from recovery.checkpoint.rows import HeldFile
-from recovery.errors import SparkCheckpointError
+from recovery.errors import SparkCheckpointError, UnsupportedPlanError
 from recovery.ids import BatchId
 
 SHARED = ("SSTs", "logs")
@@ -51,6 +51,12 @@ class StateFiles:
     held: Mapping[str, HeldFile]
     _partitions: dict[str, _Partition] = field(default_factory=dict)
     _shared: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # A snapshot that is held may be removed from the checkpoint at any time: what it names is looked up before.
+        for path in self.held:
+            if path.startswith("state/") and path.endswith(".zip") and is_version(path.rpartition("/")[2]):
+                self._shared_files(path)
 
     def needed(self, batch: BatchId) -> set[str]:
         """The paths of the files that are needed to go on after `batch`.
@@ -88,8 +94,10 @@ class StateFiles:
         try:
             chain = self._chain(directory, self._probe(directory, known, version), known, version)
         except SparkCheckpointError:
-            present = store_files(_listing(self.checkpoint, directory)[1], directory)
+            names = _listing(self.checkpoint, directory)[1]
+            present = store_files(names, directory)
             if not present.bases and not present.changes and not held:
+                _check_empty(directory, names)
                 return
             chain = self._chain(directory, present, known, version)
         for name in chain.names:
@@ -151,6 +159,16 @@ def _listing(checkpoint: Path, directory: str) -> tuple[list[str], list[str]]:
     except FileNotFoundError:
         return [], []
     return directories, files
+
+
+def _check_empty(directory: str, names: list[str]) -> None:
+    """A directory of files of which none is a version belongs to a state store of another make."""
+    if names:
+        raise UnsupportedPlanError(
+            f"{directory}/{min(names)} is not a file of one of Spark's own state stores",
+            cause="spark.sql.streaming.stateStore.providerClass names another one.",
+            remedy="Use HDFSBackedStateStoreProvider, the default, or RocksDBStateStoreProvider.",
+        )
 
 
 def _unversioned(checkpoint: Path, directory: str, batch: BatchId) -> Iterator[str]:

@@ -13,7 +13,7 @@ import pytest
 from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.restore import restore
 from recovery.checkpoint.rows import CHUNK_BYTES, HeldFile, file_of, held_file, row_keys
-from recovery.errors import CorruptPartitionError, SparkCheckpointError
+from recovery.errors import CorruptPartitionError, SparkCheckpointError, UnsupportedPlanError
 from recovery.ids import BatchId
 from tests.checkpoint.support import files, log, snapshot_zip, write
 
@@ -201,6 +201,26 @@ def test_a_file_that_changes_is_an_error(query):
         query.capture.take(BatchId(1))
 
 
+def test_a_snapshot_that_is_held_may_be_removed(query, tmp_path):
+    """Spark's maintenance removes it and what it names; an epoch that still needs it takes the changes after it."""
+    store = "state/0/0"
+    log(query.checkpoint, 0)
+    write(query.checkpoint, f"{store}/SSTs/1-a.sst", "a")
+    write(query.checkpoint, f"{store}/1.zip", snapshot_zip(("1-a.sst",)))
+    query.close(0)
+    made = restore(query.rows.items(), tmp_path / "anew")
+    query.checkpoint = tmp_path / "anew"
+    query.capture = Capture(query.checkpoint, query.staging, made.held)
+    for batch in (1, 2):
+        log(query.checkpoint, batch)
+        write(query.checkpoint, f"{store}/{batch + 1}.changelog", "c")
+        shutil.rmtree(query.checkpoint / store / "SSTs", ignore_errors=True)
+        (query.checkpoint / store / "1.zip").unlink(missing_ok=True)
+        changes = query.close(batch)
+        assert {key for key in changes if key.startswith(store)} == {f"{store}/{batch + 1}.changelog"}
+    assert query.restored(tmp_path / "again") >= {f"{store}/1.zip", f"{store}/SSTs/1-a.sst", f"{store}/3.changelog"}
+
+
 def test_a_missing_file_is_told_when_a_checkpoint_is_made(query, tmp_path):
     """Better now than by Spark in the middle of a micro-batch."""
     for batch in range(3):
@@ -230,6 +250,14 @@ def test_a_restored_checkpoint_is_continued(query, tmp_path):
     assert {key for key, content in query.close(2).items() if content is None and key.startswith("state")} == {
         "state/0/0/1.delta#00001", "state/0/0/1.delta#00002", "state/0/0/2.delta"
     }  # fmt: skip
+
+
+def test_other_state_stores_are_refused(query):
+    """State that would be left out is not left out silently."""
+    log(query.checkpoint, 0)
+    write(query.checkpoint, "state/0/0/00001.ldb", "x")
+    with pytest.raises(UnsupportedPlanError, match=r"state/0/0/00001\.ldb"):
+        query.capture.take(BatchId(0))
 
 
 def test_nothing_saved_is_a_fresh_checkpoint(tmp_path):

@@ -4,6 +4,7 @@ Spark on one checkpoint, micro-batch by micro-batch."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -92,11 +93,9 @@ def test_stopped_and_rewound_it_is_as_plain_spark(spark, tmp_path, store, capfd)
         assert seen.batches.keys() == set(range(6))
         run_to_end(windows_without_duplicates(spark, path), directory, seen, backup_interval="1h")
         assert seen.batches == truth
-        for epoch in (3, 7):
-            again = Outputs()
-            frame = windows_without_duplicates(spark, path)
-            run_to_end(frame, directory, again, backup_interval="1h", resume_epoch=epoch)
-            assert again.batches == {batch: rows for batch, rows in truth.items() if batch >= epoch - 1}
+        again = Outputs()
+        run_to_end(windows_without_duplicates(spark, path), directory, again, backup_interval="1h", resume_epoch=3)
+        assert again.batches == {batch: rows for batch, rows in truth.items() if batch >= 2}
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -125,10 +124,13 @@ def test_output_modes(spark, tmp_path):
     path = tmp_path / "events"
     write_events(path, 2, 3)
     counts = lambda: events(spark, path).groupBy("key").count()  # noqa: E731
+    truth = Counter(line.split(",")[0] for file in path.iterdir() for line in file.read_text().splitlines())
     for mode in ("update", "complete"):
         seen = Outputs()
         run_to_end(counts(), tmp_path / mode, seen, output_mode=mode)
-        assert seen.batches == plainly(spark, counts(), tmp_path / f"plain-{mode}", mode).batches
+        batches = [[json.loads(row) for row in seen.batches[batch]] for batch in range(3)]
+        rows = sum(batches, []) if mode == "update" else batches[2]
+        assert {row["key"]: row["count"] for row in rows} == truth
     with pytest.raises(Exception, match="watermark"):
         run_to_end(spark.readStream.schema(EVENTS).csv(str(path)).groupBy("key").count(), tmp_path / "append")
     with pytest.raises(ConfigurationError, match="'merge' is not an output mode"):
@@ -166,7 +168,7 @@ def test_changed_operators_are_told(spark, tmp_path):
 def test_random_kills(spark, tmp_path, name):
     """SIGKILL at random moments, Spark's maintenance busy meanwhile: the files hold what plain Spark gives. So they do
     after going back to any epoch."""
-    kills = int(os.environ.get("RECOVERY_TEST_NATIVE_KILLS", "2"))
+    kills = int(os.environ.get("RECOVERY_TEST_NATIVE_KILLS", "5"))
     seed = int(os.environ.get("RECOVERY_TEST_SEED", time.time_ns() % 1_000_000))
     print(f"replay with: RECOVERY_TEST_SEED={seed} python -m pytest -m long {__file__} -k random_kills[{name}]")
     generator = random.Random(seed)
