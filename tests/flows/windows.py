@@ -53,6 +53,20 @@ def build(spark, directory):
     return distinct.groupBy(F.window("at", "30 seconds"), "key").agg(F.count("*").alias("n"), F.sum("value").alias("v"))
 
 
+def build_join(spark, directory):
+    """Events of one key that came within ten seconds of each other."""
+
+    def events(side):
+        lines = spark.readStream.option("maxFilesPerTrigger", 1).schema("key string, second long, value long")
+        named = (
+            lines.csv(str(directory)).withColumn("at", F.timestamp_seconds("second")).withWatermark("at", "20 seconds")
+        )
+        return named.select(*(F.col(name).alias(f"{side}_{name}") for name in ("key", "at", "value")))
+
+    near = "left_at BETWEEN right_at - INTERVAL 10 SECONDS AND right_at"
+    return events("left").join(events("right"), F.expr(f"left_key = right_key AND {near}"))
+
+
 class Counter(StatefulProcessor):
     """Counts rows, and keeps their values in a list."""
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,32 @@ def test_state_variables_and_the_commands(spark, tmp_path):
     assert plain(source, tmp_path / "exported", tmp_path / "again", *options) == 0
     assert windows.outputs(tmp_path / "again") == later(known, 3)
     assert len(known) == 6
+
+
+@pytest.mark.long
+def test_the_stores_of_a_join(spark, tmp_path):
+    """Each side's waiting rows, each store by its name, and what changed in a side; one must be named."""
+    source, directory = tmp_path / "input", tmp_path / "db"
+    windows.write_events(source, 0, 3)
+    under_recovery(spark, source, directory, tmp_path / "output", "hdfs", windows.build_join)
+
+    def state(store, **options):
+        return recovery.native_state(spark, directory, store=store, **options)
+
+    left = state("left", epoch=2)
+    assert left.select("value.*").columns == ["left_key", "left_at", "left_value"]
+    rows = {(row.key.field0, row.key.index): row.value for row in state("left-keyWithIndexToValue", epoch=2).collect()}
+    assert len(rows) == left.count() > 0
+    numbers = {row.key.field0: row.value.value for row in state("left-keyToNumValues", epoch=2).collect()}
+    assert numbers == Counter(key for key, _ in rows)
+    before = {
+        (row.key.field0, row.key.index): row.value for row in state("left-keyWithIndexToValue", epoch=1).collect()
+    }
+    changes = {(row.key.field0, row.key.index): row for row in state("left", epoch=2, since=1).collect()}
+    assert changes.keys() == {key for key in rows.keys() | before.keys() if rows.get(key) != before.get(key)}
+    assert {row.change for row in changes.values()} >= {"added"}
+    with pytest.raises(recovery.ConfigurationError, match="several stores"):
+        recovery.native_state(spark, directory)
 
 
 def command(*arguments):
