@@ -80,7 +80,7 @@ class LocalPlace:
     def sizes(self) -> dict[str, int]:
         """See `CheckpointPlace.sizes`."""
         found: dict[str, int] = {}
-        with _storage_errors(self.path):
+        with storage_errors(self.path):
             for directory, directories, files in os.walk(self.path, onerror=_raise):
                 directories[:] = [name for name in directories if not name.startswith(".")]
                 for name in files:
@@ -98,7 +98,7 @@ class LocalPlace:
 
     def check_vacant(self) -> None:
         """See `CheckpointPlace.check_vacant`."""
-        with _storage_errors(self.path):
+        with storage_errors(self.path):
             if self.path.is_dir() and not any(self.path.iterdir()):
                 return
             if self.path.exists() or self.path.is_symlink():
@@ -110,7 +110,7 @@ class LocalPlace:
         self.check_vacant()
         target = self.path.resolve()
         draft = target.with_name(f".{target.name}.draft-{self._random_id()}")
-        with _storage_errors(self.path):
+        with storage_errors(self.path):
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 yield draft
@@ -145,7 +145,7 @@ def copied(
     try:
         for path in wanted:
             target = scratch / path
-            with _storage_errors(scratch):
+            with storage_errors(scratch):
                 target.parent.mkdir(parents=True, exist_ok=True)
             fetch(path, target)
             done += sizes[path]
@@ -235,7 +235,8 @@ def _raise(error: OSError) -> None:
 
 
 @contextlib.contextmanager
-def _storage_errors(path: Path) -> Iterator[None]:
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn the operating system's errors into StorageError; `path` is named where they name none."""
     try:
         yield
     except OSError as error:

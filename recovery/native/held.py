@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recovery.checkpoint.operators import NativeOperator, operators_of
-from recovery.checkpoint.places import Observer, Progressed, ignore
+from recovery.checkpoint.places import Observer, Progressed, ignore, storage_errors
 from recovery.checkpoint.restore import Restored, restore
 from recovery.checkpoint.rows import CHECKPOINT_STEP, Content, file_of
 from recovery.errors import EpochNotHeldError, SparkCheckpointError
@@ -40,12 +40,13 @@ def materialise(
     location: the URI where it will stand when Spark is started on it, if not there.
 
     Raises EpochNotHeldError when no micro-batch was done then, SparkCheckpointError when the partitions hold no
-    checkpoint, CorruptPartitionError.
+    checkpoint, CorruptPartitionError, StorageError.
     """
     total = sum(held_files(at).values())
     if not total:
         raise _nothing(directory, at)
-    return restore(_observed(_rows(at), total, observe), target, location)
+    with storage_errors(target):
+        return restore(_observed(_rows(at), total, observe), target, location)
 
 
 def _rows(at: Moment) -> Iterator[tuple[str, Content]]:

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from recovery.checkpoint.places import Observer, Progressed, copied, ignore, not_vacant, vanished
+from recovery.checkpoint.places import Observer, Progressed, copied, ignore, not_vacant, storage_errors, vanished
 from recovery.errors import RecoveryError, StorageError
 from recovery.ids import BatchId
 
@@ -76,7 +76,8 @@ class HadoopPlace:
     def writing(self, observe: Observer = ignore) -> Iterator[Path]:
         """See `CheckpointPlace.writing`. What is made here is copied there when the block ends."""
         self.check_vacant()
-        with tempfile.TemporaryDirectory(prefix="recovery-checkpoint-") as home:
+        scratch = Path(tempfile.gettempdir())
+        with storage_errors(scratch), tempfile.TemporaryDirectory(prefix="recovery-checkpoint-", dir=scratch) as home:
             made = Path(home) / "checkpoint"
             yield made
             with self._reaching():

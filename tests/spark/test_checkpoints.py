@@ -264,11 +264,18 @@ def test_another_file_system(spark, tmp_path):
     init_partitions(tmp_path / "db", 2)
     there = HadoopPlace(spark, (tmp_path / "job").as_uri(), lambda: "test")
     assert import_checkpoint(there, tmp_path / "db", "windows", clock=SystemClock()).batch == 3
-    target = HadoopPlace(spark, (tmp_path / "made here" / "exported").as_uri().replace("%20", " "), lambda: "test")
+    target = HadoopPlace(spark, f"file:{tmp_path}/made here/exported", lambda: "test")
     export(tmp_path / "db", target)
     assert held(tmp_path / "made here" / "exported") == job(3)
     with pytest.raises(recovery.ConfigurationError, match="not empty"):
         export(tmp_path / "db", target)
+
+    def fail(event):
+        if event.what == "copying":
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(recovery.StorageError, match="No space"):
+        export(tmp_path / "db", HadoopPlace(spark, f"file:{tmp_path}/made here/other", lambda: "test"), observe=fail)
     assert [path.name for path in (tmp_path / "made here").iterdir()] == ["exported"]
     with pytest.raises(recovery.StorageError, match="nowhere"):
         HadoopPlace(spark, "nowhere://host/path", lambda: "test")
