@@ -15,7 +15,15 @@ from pathlib import Path
 
 from recovery.checkpoint.capture import Captured
 from recovery.checkpoint.operators import NativeOperator, missing_store, operators_of
-from recovery.checkpoint.places import CheckpointPlace, Observer, Progressed, ignore, newest_batch, vanished
+from recovery.checkpoint.places import (
+    CheckpointPlace,
+    Observer,
+    Progressed,
+    ignore,
+    newest_batch,
+    storage_errors,
+    vanished,
+)
 from recovery.checkpoint.position import position_files
 from recovery.checkpoint.rows import CHECKPOINT_STEP, Content, held_file
 from recovery.checkpoint.state_files import StateFiles
@@ -123,13 +131,16 @@ class _Observed(Mapping[str, Content]):
 
 def _rows(place: CheckpointPlace, checkpoint: Path, batch: BatchId) -> tuple[Captured, dict[str, int]]:
     """The rows of what is needed to go on after `batch`, read from where they are, and the size of each file."""
-    try:
-        wanted = position_files(checkpoint, batch) | StateFiles(checkpoint, {}).needed(batch)
-        held = {path: held_file((checkpoint / path).stat().st_size) for path in wanted}
-        staged = {path: checkpoint / path for path in sorted(wanted)}
-        return Captured(held, staged, iter(()), checkpoint), {path: file.size_bytes for path, file in held.items()}
-    except FileNotFoundError as error:
-        raise vanished(place.shown, str(Path(error.filename).relative_to(checkpoint))) from error
+    with storage_errors(checkpoint):
+        try:
+            wanted = position_files(checkpoint, batch) | StateFiles(checkpoint, {}).needed(batch)
+            held = {path: held_file((checkpoint / path).stat().st_size) for path in wanted}
+        except FileNotFoundError as error:
+            raise vanished(place.shown, str(Path(error.filename).relative_to(checkpoint))) from error
+        except UnicodeDecodeError as error:
+            raise SparkCheckpointError(f"offsets/{batch} is not a text as Spark writes it", path=place.shown) from error
+    staged = {path: checkpoint / path for path in sorted(wanted)}
+    return Captured(held, staged, iter(()), checkpoint), {path: file.size_bytes for path, file in held.items()}
 
 
 def _check_stores(place: CheckpointPlace, sizes: Mapping[str, int], operators: Sequence[NativeOperator]) -> None:

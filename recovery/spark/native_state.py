@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
+from recovery.checkpoint.places import storage_errors
 from recovery.errors import ConfigurationError, StateValueError
 from recovery.native.choose import JOIN_SIDES, choose_operator
 from recovery.native.held import held_operators, materialise
@@ -192,7 +193,8 @@ class _Checkpoints:
             if known is not None:
                 return known
             if self._home is None:
-                self._home = Path(tempfile.mkdtemp(prefix="recovery-native-"))
+                with storage_errors(Path(tempfile.gettempdir())):
+                    self._home = Path(tempfile.mkdtemp(prefix="recovery-native-"))
                 atexit.register(shutil.rmtree, self._home, ignore_errors=True)
             target = self._home / str(len(self._made) + 1)
             try:

@@ -113,6 +113,7 @@ def test_long_files_are_taken_in_chunks(source, store_dir, tmp_path):
             "state/0/1 is mis",
         ),
         (lambda job: job.rename(job.with_name("moved")), SparkCheckpointError, "there is nothing"),
+        (lambda job: write(job, "offsets/4", b"\xff\xfe\n\n"), SparkCheckpointError, "not a text"),
         (lambda job: write(job, "state/0/0/5_a1b2.delta"), UnsupportedPlanError, "format 2"),
     ],
     ids=[
@@ -124,6 +125,7 @@ def test_long_files_are_taken_in_chunks(source, store_dir, tmp_path):
         "partition missing",
         "store empty",
         "not there",
+        "no text",
         "format 2",
     ],
 )
