@@ -71,9 +71,11 @@ class StateFiles:
                 directory = f"state/{operator}/{name}"
                 found = self._partition(directory) if name.isdecimal() else _Partition((), (directory,))
                 for store in found.stores:
-                    wanted.update(self._store(store, held.get(store, []), batch))
+                    wanted.update(self._store(store, held.pop(store, []), batch))
                 for unversioned in found.unversioned:
                     wanted.update(_unversioned(self.checkpoint, unversioned, batch))
+        if held:
+            raise SparkCheckpointError("the directory is missing, with the state in it", path=min(held))
         self._shared = {path: shared for path, shared in self._shared.items() if path in wanted}
         return wanted
 

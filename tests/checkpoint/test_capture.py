@@ -221,6 +221,19 @@ def test_a_snapshot_that_is_held_may_be_removed(query, tmp_path):
     assert query.restored(tmp_path / "again") >= {f"{store}/1.zip", f"{store}/SSTs/1-a.sst", f"{store}/3.changelog"}
 
 
+def test_state_that_disappears_is_an_error(query):
+    """It is not taken for state that is not needed any more."""
+    log(query.checkpoint, 0)
+    for partition in range(2):
+        delta(query, 1, store=f"state/0/{partition}")
+    query.close(0)
+    shutil.rmtree(query.checkpoint / "state/0/1")
+    log(query.checkpoint, 1)
+    delta(query, 2)
+    with pytest.raises(SparkCheckpointError, match=r"state/0/1: the directory is missing"):
+        query.close(1)
+
+
 def test_a_missing_file_is_told_when_a_checkpoint_is_made(query, tmp_path):
     """Better now than by Spark in the middle of a micro-batch."""
     for batch in range(3):
@@ -250,6 +263,21 @@ def test_a_restored_checkpoint_is_continued(query, tmp_path):
     assert {key for key, content in query.close(2).items() if content is None and key.startswith("state")} == {
         "state/0/0/1.delta#00001", "state/0/0/1.delta#00002", "state/0/0/2.delta"
     }  # fmt: skip
+
+
+def test_absolute_paths_are_those_of_the_new_place(query, tmp_path):
+    """What `transformWithState` notes of its schemas names its checkpoint."""
+    named = '{"stateStoreInfo":[{"stateSchemaFilePaths":["file:/old/state/0/_stateSchema/default/0_a"]}]}'
+    write(query.checkpoint, "state/0/_metadata/v2/0", f"v2\n{named}")
+    write(query.checkpoint, "state/0/_metadata/v2/1", "of the micro-batch that has begun")
+    write(query.checkpoint, "state/0/_stateSchema/default/0_a", "v3")
+    log(query.checkpoint, 0)
+    delta(query, 1)
+    query.close(0)
+    restore(query.rows.items(), tmp_path / "anew")
+    text = (tmp_path / "anew/state/0/_metadata/v2/0").read_text()
+    assert text == "v2\n" + named.replace("file:/old", f"file:{tmp_path}/anew")
+    assert not (tmp_path / "anew/state/0/_metadata/v2/1").exists()
 
 
 def test_other_state_stores_are_refused(query):

@@ -129,7 +129,7 @@ def test_output_modes(spark, tmp_path):
         seen = Outputs()
         run_to_end(counts(), tmp_path / mode, seen, output_mode=mode)
         batches = [[json.loads(row) for row in seen.batches[batch]] for batch in range(3)]
-        rows = sum(batches, []) if mode == "update" else batches[2]
+        rows = [*batches[0], *batches[1], *batches[2]] if mode == "update" else batches[2]
         assert {row["key"]: row["count"] for row in rows} == truth
     with pytest.raises(Exception, match="watermark"):
         run_to_end(spark.readStream.schema(EVENTS).csv(str(path)).groupBy("key").count(), tmp_path / "append")
