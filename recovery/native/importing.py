@@ -135,12 +135,13 @@ def _rows(place: CheckpointPlace, checkpoint: Path, batch: BatchId) -> tuple[Cap
         try:
             wanted = position_files(checkpoint, batch) | StateFiles(checkpoint, {}).needed(batch)
             held = {path: held_file((checkpoint / path).stat().st_size) for path in wanted}
+            staged = {path: checkpoint / path for path in sorted(wanted)}
+            rows = Captured(held, staged, iter(()), checkpoint)
         except FileNotFoundError as error:
             raise vanished(place.shown, str(Path(error.filename).relative_to(checkpoint))) from error
         except UnicodeDecodeError as error:
             raise SparkCheckpointError(f"offsets/{batch} is not a text as Spark writes it", path=place.shown) from error
-    staged = {path: checkpoint / path for path in sorted(wanted)}
-    return Captured(held, staged, iter(()), checkpoint), {path: file.size_bytes for path, file in held.items()}
+    return rows, {path: file.size_bytes for path, file in held.items()}
 
 
 def _check_stores(place: CheckpointPlace, sizes: Mapping[str, int], operators: Sequence[NativeOperator]) -> None:
