@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from recovery.spark.arrow_step import stateful_arrow
     from recovery.spark.formats import register
     from recovery.spark.incremental import incremental
+    from recovery.spark.native_state import native_operators, native_state
     from recovery.spark.pipeline import PipelineSummary, run_pipeline
     from recovery.spark.query import RecoveryQuery, RunSummary, start
     from recovery.spark.step import stateful, stateful_map
@@ -135,6 +136,8 @@ __all__ = [
     "current_batch",
     "incremental",
     "init_partitions",
+    "native_operators",
+    "native_state",
     "process_state",
     "register",
     "run",
@@ -155,6 +158,8 @@ _WITH_SPARK = {
     "register": "recovery.spark.formats",
     "PipelineSummary": "recovery.spark.pipeline",
     "incremental": "recovery.spark.incremental",
+    "native_operators": "recovery.spark.native_state",
+    "native_state": "recovery.spark.native_state",
     "run": "recovery.runner",
     "run_pipeline": "recovery.spark.pipeline",
     "start": "recovery.spark.query",

@@ -19,7 +19,8 @@ PUBLIC = [
     "ScopedState", "SinkFailedError", "SparkCheckpointError", "SparkUnavailableError", "StateBackendError",
     "StateLockedError", "StateManager", "StateNotFoundError", "StateValueError", "StepChangedError", "StorageError",
     "UnknownStepError", "UnsupportedPlanError", "UnsupportedVersionError", "UpsertSink", "aggregate", "current_batch",
-    "incremental", "init_partitions", "process_state", "register", "run", "run_pipeline", "start", "stateful",
+    "incremental", "init_partitions", "native_operators", "native_state",
+    "process_state", "register", "run", "run_pipeline", "start", "stateful",
     "stateful_arrow", "stateful_map", "task_instance_state", "task_state",
 ]  # fmt: skip
 

@@ -99,6 +99,15 @@ def test_backups_take_time_and_chance_as_arguments(module):
     assert reaching(module, "time", "random", "secrets") == set()
 
 
+@pytest.mark.parametrize("module", below("recovery.native"))
+def test_native_state_is_looked_at_without_spark(module):
+    """What is held is told, exported and imported without Spark, and storage known by its public names."""
+    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.cli", "recovery.runner") == set()
+    used = reaching(module, "recovery.storage")
+    assert {name.rpartition(".")[0] for name in used} <= STORAGE_FOR_STATE
+    assert [name for name in used if name.rpartition(".")[2].startswith("_")] == []
+
+
 @pytest.mark.parametrize("module", below("recovery.appended"))
 def test_the_appended_source_stands_alone(module):
     """Reading growing files knows neither Spark nor partitions."""

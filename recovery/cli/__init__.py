@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from recovery.cli.backup import backup
+from recovery.cli.checkpoint import checkpoint
 from recovery.cli.common import Commands
 from recovery.cli.demo import demo
 from recovery.cli.drill import drill
@@ -33,5 +34,5 @@ def main(debug: bool) -> None:
     """
 
 
-for command in (init, run, status, plan, verify, gc, backup, restore, drill, hwm, runs, state, demo):
+for command in (init, run, status, plan, verify, gc, backup, restore, drill, checkpoint, hwm, runs, state, demo):
     main.add_command(command)

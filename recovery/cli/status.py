@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import click
 
 from recovery.cli.common import directory_argument, format_size, format_time, json_option, print_json, table
-from recovery.errors import RecoveryError
+from recovery.cli.native import operators_text
+from recovery.errors import EpochNotHeldError, RecoveryError
+from recovery.native.held import held_operators
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
+from recovery.state.steps import moment
 from recovery.storage.files import scan, step_names
 from recovery.storage.lock import lock_holder
+
+READ_ATTEMPTS = 5
 
 
 @click.command()
@@ -52,6 +58,9 @@ def status(directory: Path, as_json: bool) -> None:
             f"a run resumes at epoch {facts['resume_epoch']}; --resume-epoch {window[0] + 1} to {window[-1] + 1}"
         )
     click.echo(f"steps: {', '.join(facts['steps']) or 'none yet'}")
+    if facts["operators"]:
+        click.echo()
+        click.echo(operators_text(facts["operators"]))
     if facts["executions"]:
         click.echo()
         click.echo(
@@ -84,15 +93,25 @@ def collect_status(directory: Path, found: list[FoundFile]) -> dict[str, Any]:
         "resume_epoch": None,
         "window": [],
         "steps": step_names([d.path for d in described]),
+        "operators": [],
         "executions": _executions(found),
         "problem": None,
     }
     try:
         plan = plan_resume(found)
         facts["resume_epoch"], facts["window"] = plan.resume_epoch, list(plan.window)
+        facts["operators"] = _operators(directory)
     except RecoveryError as error:
         facts["problem"] = error.as_json()
     return facts
+
+
+def _operators(directory: Path) -> list[dict[str, Any]]:
+    """The native operators at the newest epoch. A run may collect it while we look: then the next one counts."""
+    for _ in range(READ_ATTEMPTS):
+        with contextlib.suppress(EpochNotHeldError):
+            return [each.as_json() for each in held_operators(moment(directory))]
+    return []
 
 
 def _partition(file: FoundFile) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from recovery.checkpoint.rows import CHECKPOINT_STEP, Content
 from recovery.clock import CLOCK_STEP, Clock, RecoveryClock
 from recovery.errors import RecoveryError
 from recovery.ids import NO_BATCH, BatchId, Epoch, Lease, PartitionIndex, StepId
-from recovery.keys import partition_of
+from recovery.keys import partition_of, shares
 from recovery.planning.resume import ResumePlan
 from recovery.planning.retention import collection_floor, shared_history
 from recovery.planning.steps import StepPlan
@@ -189,7 +189,7 @@ class EpochCloser:
             **self._delivery.prepare(epoch, batch, floor),
             CLOCK_STEP: self._recovery_clock.row(now_ms),
         }
-        shares = {step: _shares(step, rows, count) for step, rows in values.items() if rows}
+        divided = {step: shares(rows, _homes(step, count), count) for step, rows in values.items() if rows}
         requests = [
             CloseRequest(
                 epoch=epoch,
@@ -197,7 +197,7 @@ class EpochCloser:
                 closed_ms=self._clock.wall_ms(),
                 clock_ms=now_ms,
                 floor=floor,
-                driver_rows={step: share[index] for step, share in shares.items()},
+                driver_rows={step: share[index] for step, share in divided.items()},
                 edits=edits,
             )
             for index in range(count)
@@ -221,31 +221,6 @@ class EpochCloser:
         faults.reach("close.5")
 
 
-def _home(step: StepId, key: str, count: int) -> PartitionIndex:
-    """Marks are all in one partition, beside the documents that they are read with."""
-    return PartitionIndex(0) if step == EPOCH_STEP else partition_of(key, count)
-
-
-class _Share(Mapping[str, Content | None]):
-    """Some of the rows, whose values are still only read when they are asked for."""
-
-    def __init__(self, rows: Mapping[str, Content | None], keys: list[str]) -> None:
-        self._rows = rows
-        self._keys = keys
-
-    def __getitem__(self, key: str) -> Content | None:
-        return self._rows[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-
-def _shares(step: StepId, rows: Mapping[str, Content | None], count: int) -> list[_Share]:
-    """What each of `count` partitions holds of the rows."""
-    shares = [_Share(rows, []) for _ in range(count)]
-    for key in rows:
-        shares[_home(step, key, count)]._keys.append(key)
-    return shares
+def _homes(step: StepId, count: int) -> Callable[[str], PartitionIndex]:
+    """Which of `count` partitions holds a key. Marks are all in one, beside the documents that they are read with."""
+    return lambda key: PartitionIndex(0) if step == EPOCH_STEP else partition_of(key, count)
