@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from recovery.spark.arrow_step import stateful_arrow
     from recovery.spark.formats import register
     from recovery.spark.incremental import incremental
+    from recovery.spark.listener import MetricsListener, query_metrics
     from recovery.spark.pipeline import PipelineSummary, run_pipeline
     from recovery.spark.query import RecoveryQuery, RunSummary, start
     from recovery.spark.step import stateful, stateful_map
@@ -102,6 +103,7 @@ __all__ = [
     "InconsistentPartitionsError",
     "InputRewrittenError",
     "LeaseLostError",
+    "MetricsListener",
     "MissingPartitionsError",
     "NoBackupError",
     "NoPartitionsError",
@@ -134,6 +136,7 @@ __all__ = [
     "incremental",
     "init_partitions",
     "process_state",
+    "query_metrics",
     "register",
     "run",
     "run_pipeline",
@@ -148,8 +151,10 @@ __all__ = [
 # What needs Spark is imported when it is first asked for, so that looking at a directory starts at once.
 _WITH_SPARK = {
     "RecoveryQuery": "recovery.spark.query",
+    "MetricsListener": "recovery.spark.listener",
     "RunSummary": "recovery.spark.query",
     "aggregate": "recovery.spark.aggregate",
+    "query_metrics": "recovery.spark.listener",
     "register": "recovery.spark.formats",
     "PipelineSummary": "recovery.spark.pipeline",
     "incremental": "recovery.spark.incremental",

@@ -128,7 +128,7 @@ class Driver:
         """Close the epoch as of `batch`; the next one begins."""
         written = self.store.close(self.lease, self.requests(batch, **settings))
         self.epoch += 1
-        return written
+        return [each.written for each in written]
 
 
 def new_execution(plan: ResumePlan, flow_id: str = "flow") -> Execution:

@@ -14,12 +14,12 @@ PUBLIC = [
     "DirectoryLockedError", "DiscardSink", "DuplicatePartitionError", "EpochNotHeldError", "EpochOutput", "EpochSink",
     "FileSink", "Flow", "FlowFailedError", "FlowLoadError", "FlowMismatchError", "ForeignPartitionError",
     "GroupState", "HighWaterMarkError", "InconsistentPartitionsError", "InputRewrittenError", "LeaseLostError",
-    "MissingPartitionsError", "NoBackupError", "NoPartitionsError", "Node", "OutputMismatchError", "Pipeline",
+    "MetricsListener", "MissingPartitionsError", "NoBackupError", "NoPartitionsError", "Node", "OutputMismatchError", "Pipeline",
     "PipelineSummary", "RecoveryConfig", "RecoveryError", "RecoveryQuery", "Resume", "RetryPolicy", "RunSummary",
     "ScopedState", "SinkFailedError", "SparkUnavailableError", "StateBackendError", "StateLockedError",
     "StateManager", "StateNotFoundError", "StateValueError", "StepChangedError", "StorageError", "UnknownStepError",
     "UnsupportedPlanError", "UnsupportedVersionError", "UpsertSink", "aggregate", "current_batch", "incremental",
-    "init_partitions", "process_state", "register", "run", "run_pipeline", "start", "stateful", "stateful_arrow",
+    "init_partitions", "process_state", "query_metrics", "register", "run", "run_pipeline", "start", "stateful", "stateful_arrow",
     "stateful_map", "task_instance_state", "task_state",
 ]  # fmt: skip
 

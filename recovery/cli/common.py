@@ -14,6 +14,7 @@ import click
 
 from recovery.config import parse_interval
 from recovery.errors import ConfigurationError, RecoveryError
+from recovery.planning.health import parse_targets
 
 F = TypeVar("F", bound=Any)
 
@@ -70,6 +71,28 @@ def json_option(function: F) -> F:
         return value
 
     option = click.option("--json", "as_json", is_flag=True, callback=remember, help="Print JSON for programs.")
+    return option(function)
+
+
+def threshold_option(function: F) -> F:
+    """--threshold TARGET=WARNING/CRITICAL, several times, or the variable RECOVERY_THRESHOLD, separated by spaces."""
+
+    def parse(_ctx: click.Context, _: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+        levels = {}
+        for text in given:
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise click.BadParameter(f"{text!r} is not TARGET=WARNING/CRITICAL")
+            levels[name] = value
+        try:
+            parse_targets(levels)
+        except ConfigurationError as error:
+            raise click.BadParameter(f"{error.found}. {error.remedy}") from error
+        return levels
+
+    option = click.option("--threshold", "thresholds", multiple=True, metavar="TARGET=WARNING/CRITICAL", callback=parse,
+                          envvar="RECOVERY_THRESHOLD",
+                          help="Levels of a target in place of its defaults: snapshot-duration=5s/20s, or =off.")  # fmt: skip
     return option(function)
 
 
