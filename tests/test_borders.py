@@ -18,8 +18,7 @@ MODULES = {
 SPARK = {"pyspark", "py4j"}
 STORAGE_FOR_STATE = {f"recovery.storage.{name}" for name in ("states", "history", "lock", "files", "seam", "verify")}
 STORAGE_FOR_BACKUPS = {
-    f"recovery.storage.{name}"
-    for name in ("copies", "digests", "files", "initialize", "lock", "measures", "schema", "verify")
+    f"recovery.storage.{name}" for name in ("copies", "digests", "files", "initialize", "lock", "schema", "verify")
 }
 STORAGE_FOR_SPARK = {
     f"recovery.storage.{name}" for name in ("seam", "files", "history", "initialize", "lock", "measures", "verify")

@@ -16,18 +16,17 @@ from pathlib import Path
 import pyarrow
 
 from recovery.backup.manifest import Manifest, StoredCopy, backup_id, fingerprint, object_name
+from recovery.backup.note import LastBackup, note_backup
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.repository import begin, check_store, finish, give_up, list_backups
 from recovery.backup.target import CHUNK_BYTES, Target
 from recovery.clock import Clock
 from recovery.errors import BackupDamagedError, RecoveryError, StorageError
 from recovery.ids import PartitionIndex
-from recovery.planning.measures import LastBackup
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.storage.copies import PinnedPartition, pin
 from recovery.storage.files import allow_open_files, scan
-from recovery.storage.measures import note_backup
 from recovery.storage.verify import PartitionCheck
 
 AT_ONCE = 4
@@ -101,7 +100,8 @@ def make_backup(
             copies=tuple(results),
         )
         finish(target, manifest)
-        _note(planned.partitions[0].path, manifest, target)
+        epoch = min(copy.description.newest_epoch for copy in manifest.copies)
+        note_backup(directory, LastBackup(manifest.finished_ms, epoch, target.shown))
     except BaseException:
         with contextlib.suppress(RecoveryError, FileNotFoundError):
             give_up(target, identity)
@@ -114,13 +114,6 @@ def make_backup(
         read_bytes=sum(copy.size_bytes for copy in new),
         elapsed_s=clock.elapsed_s() - started,
     )
-
-
-def _note(path: Path, manifest: Manifest, target: Target) -> None:
-    """Let the directory know when it was backed up; a backup counts whether or not that succeeds."""
-    epoch = min(copy.description.newest_epoch for copy in manifest.copies)
-    with contextlib.suppress(RecoveryError):
-        note_backup(path, LastBackup(manifest.finished_ms, epoch, target.shown))
 
 
 def _reused(pinned: PinnedPartition, known: dict[tuple[PartitionIndex, int], StoredCopy]) -> StoredCopy | None:

@@ -90,9 +90,15 @@ def threshold_option(function: F) -> F:
             raise click.BadParameter(f"{error.found}. {error.remedy}") from error
         return levels
 
-    option = click.option("--threshold", "thresholds", multiple=True, metavar="TARGET=WARNING/CRITICAL", callback=parse,
-                          envvar="RECOVERY_THRESHOLD",
-                          help="Levels of a target in place of its defaults: snapshot-duration=5s/20s, or =off.")  # fmt: skip
+    option = click.option(
+        "--threshold",
+        "thresholds",
+        multiple=True,
+        metavar="TARGET=WARNING/CRITICAL",
+        callback=parse,
+        envvar="RECOVERY_THRESHOLD",
+        help="Levels of a target in place of its defaults: snapshot-duration=5s/20s, or =off.",
+    )
     return option(function)
 
 

@@ -40,7 +40,7 @@ from recovery.config import RecoveryConfig
 @click.option("--conf", multiple=True, metavar="K=V", help="A setting of Spark.")
 @threshold_option
 @click.option("--metrics-port", type=click.IntRange(0, 65535), envvar="RECOVERY_METRICS_PORT",
-              help="Serve metrics for Prometheus at this port while the run goes on; 0: at one that is free.")  # fmt: skip
+              help="Serve metrics for Prometheus at this port while the run goes on; 0: a free one.")  # fmt: skip
 @click.option("--metrics-host", default="127.0.0.1", show_default=True, envvar="RECOVERY_METRICS_HOST",
               help="The address that metrics are served at.")  # fmt: skip
 @click.option("--resume", is_flag=True, help="Of a pipeline: skip nodes that succeeded and need not run again.")

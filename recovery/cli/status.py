@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from recovery.cli.common import directory_argument, format_size, format_time, json_option, print_json, table
+from recovery.cli.common import (
+    directory_argument,
+    format_size,
+    format_time,
+    json_option,
+    print_json,
+    table,
+    threshold_option,
+)
+from recovery.clock import SystemClock
 from recovery.errors import RecoveryError
+from recovery.planning.health import Finding, Level, parse_targets, worst
+from recovery.planning.measures import measure_json
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
-from recovery.storage.files import scan, step_names
+from recovery.report.facts import Facts, gather
+from recovery.storage.files import step_names
 from recovery.storage.lock import lock_holder
 
 
 @click.command()
 @directory_argument
+@threshold_option
 @json_option
-def status(directory: Path, as_json: bool) -> None:
+def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
     """Show partitions, closed epochs, the window that can be resumed, executions and sizes.
 
     Only reads; a run may be going on.
     """
-    facts = collect_status(directory, scan(directory))
+    gathered = gather(directory, parse_targets(thresholds), SystemClock().wall_ms())
+    facts = {**collect_status(directory, list(gathered.found)), **collect_health(gathered)}
     if as_json:
         print_json(facts)
         return
@@ -52,6 +67,7 @@ def status(directory: Path, as_json: bool) -> None:
             f"a run resumes at epoch {facts['resume_epoch']}; --resume-epoch {window[0] + 1} to {window[-1] + 1}"
         )
     click.echo(f"steps: {', '.join(facts['steps']) or 'none yet'}")
+    click.echo(health_text(gathered.health))
     if facts["executions"]:
         click.echo()
         click.echo(
@@ -93,6 +109,31 @@ def collect_status(directory: Path, found: list[FoundFile]) -> dict[str, Any]:
     except RecoveryError as error:
         facts["problem"] = error.as_json()
     return facts
+
+
+def collect_health(facts: Facts) -> dict[str, Any]:
+    """What was measured, and how it stands to its targets."""
+    last = facts.epochs[-1] if facts.epochs else None
+    return {
+        "level": str(worst(facts.health)),
+        "health": [each.as_json() for each in facts.health],
+        "state_bytes": facts.state_bytes,
+        "sizes": {step: {"rows": size.rows, "bytes": size.size_bytes} for step, size in facts.steps.items()},
+        "last_backup": None if facts.backup is None else facts.backup._asdict(),
+        "measured_epochs": len(facts.epochs),
+        "last_epoch": None if last is None else measure_json(last),
+        "unreadable": list(facts.problems),
+    }
+
+
+def health_text(found: Sequence[Finding]) -> str:
+    """One line: the level of all, and each target."""
+    level = worst(found)
+    colour = {Level.OK: "green", Level.WARNING: "yellow", Level.CRITICAL: "red"}.get(level, "white")
+    shown = [str(each) for each in found if each.value is not None]
+    return f"health: {click.style(str(level), fg=colour)}" + (
+        f": {' · '.join(shown)}" if shown else ", nothing measured"
+    )
 
 
 def _partition(file: FoundFile) -> dict[str, Any]:

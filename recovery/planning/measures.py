@@ -19,14 +19,6 @@ class StepSize(NamedTuple):
     size_bytes: int
 
 
-class LastBackup(NamedTuple):
-    """The newest backup that `recovery backup` finished: when, of which epoch, to where."""
-
-    finished_ms: int
-    epoch: int
-    destination: str
-
-
 class ClosedPartition(NamedTuple):
     """What closing an epoch did in one partition.
 

@@ -17,6 +17,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from recovery import faults
+from recovery.backup.note import last_backup
 from recovery.clock import Clock, SystemClock
 from recovery.config import Interval, RecoveryConfig, parse_interval
 from recovery.errors import (
@@ -48,7 +49,6 @@ from recovery.spark.session import check_master
 from recovery.spark.ticks import write_mailbox
 from recovery.spark.worker import ADDRESS_PROPERTY
 from recovery.storage.files import FilePartitions
-from recovery.storage.measures import last_backup
 from recovery.storage.seam import RESERVED_PREFIX
 
 if TYPE_CHECKING:
@@ -341,9 +341,7 @@ class RecoveryQuery:
 
     def _families(self, about: About) -> Iterator[Family]:
         """The metrics now."""
-        totals, backup = self.meter.totals, None
-        with contextlib.suppress(RecoveryError):
-            backup = last_backup(self._prepared.plan.partitions[0].path)
+        totals, backup = self.meter.totals, last_backup(self._prepared.config.path)
         closed_s = totals.last_closed_s
         return families(
             about,

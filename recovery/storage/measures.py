@@ -17,15 +17,12 @@ from typing import Any
 import apsw
 
 from recovery.errors import CorruptPartitionError
-from recovery.planning.measures import LastBackup, Measure, StepSize, from_text, outdated, to_text
+from recovery.planning.measures import Measure, StepSize, from_text, outdated, to_text
 from recovery.storage.digests import record_digest
-from recovery.storage.schema import ROW_BYTES, connect, read_partition, rows, snapshot, transaction, translated, value
+from recovery.storage.schema import ROW_BYTES, read_partition, rows, snapshot, transaction, translated, value
 
 SIZES = "SELECT step_id, live_rows, live_bytes FROM sizes"
-BACKUPS = "SELECT one, finished_ms, epoch, destination, digest FROM backups"
 MEASURES = "SELECT measure_id, ex_num, epoch, measured_ms, content, digest FROM measures ORDER BY measure_id"
-
-NOTE_BUSY_MS = 5_000
 
 CHANGE_SIZE = """
 INSERT INTO sizes VALUES (?, ?, ?)
@@ -70,8 +67,8 @@ def check_measures(connection: apsw.Connection) -> list[str]:
     """What is wrong with `measures`, a sentence each. A read transaction is open."""
     if not _exists(connection):
         return []
-    damaged = {name: _damaged(rows(connection, sql)) for name, sql in (("measures", MEASURES), ("backups", BACKUPS))}
-    return [f"{count} rows of {name} do not match their digest" for name, count in damaged.items() if count]
+    damaged = _damaged(rows(connection, MEASURES))
+    return [f"{damaged} rows of measures do not match their digest"] if damaged else []
 
 
 def add_measure(connection: apsw.Connection, path: Path, measure: Measure) -> None:
@@ -104,40 +101,6 @@ def read_measures(path: Path) -> list[Measure]:
         if _damaged(found):
             raise CorruptPartitionError("a row of table measures does not match its digest", path=path)
         return [from_text(row[4]) for row in found]
-
-    return read_partition(path, read)
-
-
-def note_backup(path: Path, backup: LastBackup) -> bool:
-    """Keep when the newest backup was finished; whether that was possible: a file of an older version has no place.
-
-    One transaction, which waits for others no longer than `NOTE_BUSY_MS`. Raises StorageError, CorruptPartitionError.
-    """
-    connection = connect(path, "rw")
-    try:
-        with translated(path):
-            connection.set_busy_timeout(NOTE_BUSY_MS)
-            if not _exists(connection):
-                return False
-            fields = (1, backup.finished_ms, backup.epoch, backup.destination)
-            with transaction(connection):
-                connection.execute(
-                    "INSERT OR REPLACE INTO backups VALUES (?, ?, ?, ?, ?)", (*fields, record_digest(*fields))
-                )
-            return True
-    finally:
-        connection.close()
-
-
-def last_backup(path: Path) -> LastBackup | None:
-    """The newest backup that `recovery backup` finished, as part-0 knows it. Raises CorruptPartitionError."""
-
-    def read(connection: apsw.Connection) -> LastBackup | None:
-        with translated(path):
-            found = rows(connection, BACKUPS) if _exists(connection) else []
-        if _damaged(found):
-            raise CorruptPartitionError("the row of table backups does not match its digest", path=path)
-        return LastBackup(*found[0][1:4]) if found else None
 
     return read_partition(path, read)
 

@@ -13,7 +13,6 @@ states      operational state: documents by id, durable at once, untouched by re
 totals      one row: how many rows `states` has, and the sum of their digests
 sizes       one row per step in `snaps`: its rows, and the bytes of their keys and values
 measures    what runs measured, a row per epoch and per start; untouched by rewinds; only part-0 has rows
-backups     at most one row, in part-0: when `recovery backup` finished last, and what it copied
 
 Tables of others (Litestream keeps two) are tolerated and never touched.
 """
@@ -148,13 +147,6 @@ CREATE TABLE measures (
     digest      INTEGER NOT NULL
 ) STRICT;
 
-CREATE TABLE backups (
-    one         INTEGER PRIMARY KEY,
-    finished_ms INTEGER NOT NULL,
-    epoch       INTEGER NOT NULL,
-    destination TEXT NOT NULL,
-    digest      INTEGER NOT NULL
-) STRICT;
 """
 
 ROW_BYTES = "octet_length(state_key) + octet_length(ser_change)"

@@ -1,0 +1,118 @@
+"""Everything that is known of a directory, read once: what status, advise and report are about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recovery.backup.note import LastBackup, last_backup
+from recovery.errors import RecoveryError
+from recovery.planning.health import Finding, Target, findings
+from recovery.planning.measures import Measure, StepSize, summed
+from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.planning.values import FoundFile, PartitionDescription
+from recovery.storage.files import scan
+from recovery.storage.lock import lock_holder
+from recovery.storage.measures import largest_states, read_measures, sizes_in
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A directory as it was found. What could not be read is missing, and said in `problems`.
+
+    plan: None when the files cannot be resumed from, which `problem` explains.
+    sizes: per partition index, the steps in its newest snapshot; None: of a file that does not know.
+    """
+
+    directory: Path
+    now_ms: int
+    found: tuple[FoundFile, ...]
+    plan: ResumePlan | None
+    problem: RecoveryError | None
+    measures: tuple[Measure, ...]
+    sizes: Mapping[str, Mapping[str, StepSize] | None]
+    backup: LastBackup | None
+    holder: Mapping[str, Any] | None
+    health: tuple[Finding, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def described(self) -> list[PartitionDescription]:
+        """The partitions that could be read."""
+        return [file.description for file in self.found if file.description is not None]
+
+    @property
+    def steps(self) -> dict[str, StepSize]:
+        """The size of each step's state over the partitions that know it."""
+        return summed(sizes for sizes in self.sizes.values() if sizes is not None)
+
+    @property
+    def state_bytes(self) -> int | None:
+        """Keys and values of all live rows; None when a partition does not know."""
+        if not self.sizes or any(sizes is None for sizes in self.sizes.values()):
+            return None
+        return sum(size.size_bytes for size in self.steps.values())
+
+    @property
+    def epochs(self) -> list[Measure]:
+        """What was measured of closed epochs, oldest first."""
+        return [measure for measure in self.measures if measure.epoch]
+
+
+def gather(directory: Path, targets: Sequence[Target], now_ms: int) -> Facts:
+    """Read what is known, also when a part of it is damaged. Raises NoPartitionsError, StorageError."""
+    found = scan(directory)
+    problems: list[str] = []
+    plan, problem = None, None
+    try:
+        plan = plan_resume(found)
+    except RecoveryError as error:
+        problem = error
+    sizes: dict[str, Mapping[str, StepSize] | None] = {}
+    measures: list[Measure] = []
+    for file in found:
+        if file.description is None:
+            problems.append(f"{file.path.name}: {file.error.found if file.error else 'it cannot be read'}")
+            continue
+        if file.path.name != f"part-{file.description.index}.sqlite3":
+            continue
+        try:
+            sizes[file.path.name] = sizes_in(file.path)
+            if file.description.index == 0:
+                measures = read_measures(file.path)
+        except (RecoveryError, ValueError) as error:
+            sizes.setdefault(file.path.name, None)
+            problems.append(f"{file.path.name}: {error.found if isinstance(error, RecoveryError) else error}")
+    backup = last_backup(directory)
+    known = bool(sizes) and all(each is not None for each in sizes.values())
+    state_bytes = sum(size.size_bytes for each in sizes.values() for size in (each or {}).values()) if known else None
+    lag_s = None if backup is None else max(0, now_ms - backup.finished_ms) / 1000
+    return Facts(
+        directory=directory,
+        now_ms=now_ms,
+        found=tuple(found),
+        plan=plan,
+        problem=problem,
+        measures=tuple(measures),
+        sizes=sizes,
+        backup=backup,
+        holder=lock_holder(directory),
+        health=findings(measures, targets, state_bytes=state_bytes, backup_lag_s=lag_s),
+        problems=tuple(problems),
+    )
+
+
+def largest(facts: Facts, limit: int) -> list[tuple[str, str, int]]:
+    """The states that take most bytes, of all partitions: step, key, bytes; those of the run itself too.
+
+    Reads every key of the newest snapshot. What cannot be read is left out.
+    """
+    states: list[tuple[str, str, int]] = []
+    for description in facts.described:
+        try:
+            states += largest_states(description.path, limit)
+        except RecoveryError:
+            continue
+    return sorted(states, key=lambda state: (-state[2], state[0], state[1]))[:limit]
