@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from recovery.cli.advise import advise_command
 from recovery.cli.backup import backup
 from recovery.cli.common import Commands
 from recovery.cli.demo import demo
@@ -12,6 +13,7 @@ from recovery.cli.gc import gc
 from recovery.cli.hwm import hwm
 from recovery.cli.init import init
 from recovery.cli.plan import plan
+from recovery.cli.report import report
 from recovery.cli.restore import restore
 from recovery.cli.run import run
 from recovery.cli.runs import runs
@@ -33,5 +35,21 @@ def main(debug: bool) -> None:
     """
 
 
-for command in (init, run, status, plan, verify, gc, backup, restore, drill, hwm, runs, state, demo):
+for command in (
+    init,
+    run,
+    status,
+    plan,
+    verify,
+    advise_command,
+    report,
+    gc,
+    backup,
+    restore,
+    drill,
+    hwm,
+    runs,
+    state,
+    demo,
+):
     main.add_command(command)

@@ -9,6 +9,7 @@ from typing import Any
 
 from recovery.backup.note import LastBackup, last_backup
 from recovery.errors import RecoveryError
+from recovery.planning.advice import Known
 from recovery.planning.health import Finding, Target, findings
 from recovery.planning.measures import Measure, StepSize, summed
 from recovery.planning.resume import ResumePlan, plan_resume
@@ -116,3 +117,24 @@ def largest(facts: Facts, limit: int) -> list[tuple[str, str, int]]:
         except RecoveryError:
             continue
     return sorted(states, key=lambda state: (-state[2], state[0], state[1]))[:limit]
+
+
+def known(facts: Facts, cores: int) -> Known:
+    """What advice is made of."""
+    described = facts.described
+    runs = sorted((run for d in described for run in d.executions), key=lambda run: run.number)
+    count = max((d.count for d in described), default=1)
+    return Known(
+        measures=facts.measures,
+        snapshot_interval_s=runs[-1].snapshot_interval_s if runs else None,
+        backup_interval_s=runs[-1].backup_interval_s if runs else None,
+        partitions=count,
+        cores=cores,
+        live_rows=sum(d.newest.live_rows for d in described if d.newest),
+        live_bytes=facts.state_bytes,
+        superseded_rows=sum(e.superseded_rows for d in described for e in d.epochs if e.epoch > d.collected),
+        file_bytes=sum(d.size_bytes for d in described),
+        partition_bytes=[
+            sum(size.size_bytes for size in sizes.values()) for sizes in facts.sizes.values() if sizes is not None
+        ],
+    )
