@@ -67,6 +67,9 @@ def line_chart(
 
     grid = "".join(
         f'<line class="grid" x1="0" x2="100%" y1="{y(top * share):.1f}" y2="{y(top * share):.1f}"/>'
+        for share in (0.5, 1.0)
+    )
+    ticks = "".join(
         f'<text class="tick" x="0" y="{y(top * share) - 4:.1f}">{escaped(shown(top * share))}</text>'
         for share in (0.5, 1.0)
     )
@@ -93,7 +96,7 @@ def line_chart(
         f"{grid}{starts}"
         f'<svg y="{TOP}" width="100%" height="{plot}" viewBox="0 0 {width} {plot}" preserveAspectRatio="none">'
         f'<polygon class="area" points="0,{plot} {path} {width},{plot}"/><polyline class="line" points="{path}"/></svg>'
-        f'<line class="base" x1="0" x2="100%" y1="{HEIGHT}" y2="{HEIGHT}"/>{lines}{hover}</svg>'
+        f'<line class="base" x1="0" x2="100%" y1="{HEIGHT}" y2="{HEIGHT}"/>{lines}{ticks}{hover}</svg>'
     )
 
 

@@ -52,9 +52,7 @@ class Facts:
     @property
     def state_bytes(self) -> int | None:
         """Keys and values of all live rows; None when a partition does not know."""
-        if not self.sizes or any(sizes is None for sizes in self.sizes.values()):
-            return None
-        return sum(size.size_bytes for size in self.steps.values())
+        return _state_bytes(self.sizes, max((d.count for d in self.described), default=0))
 
     @property
     def epochs(self) -> list[Measure]:
@@ -87,8 +85,7 @@ def gather(directory: Path, targets: Sequence[Target], now_ms: int) -> Facts:
             sizes.setdefault(file.path.name, None)
             problems.append(f"{file.path.name}: {error.found if isinstance(error, RecoveryError) else error}")
     backup = last_backup(directory)
-    known = bool(sizes) and all(each is not None for each in sizes.values())
-    state_bytes = sum(size.size_bytes for each in sizes.values() for size in (each or {}).values()) if known else None
+    state_bytes = _state_bytes(sizes, max((file.description.count for file in found if file.description), default=0))
     lag_s = None if backup is None else max(0, now_ms - backup.finished_ms) / 1000
     return Facts(
         directory=directory,
@@ -103,6 +100,13 @@ def gather(directory: Path, targets: Sequence[Target], now_ms: int) -> Facts:
         health=findings(measures, targets, state_bytes=state_bytes, backup_lag_s=lag_s),
         problems=tuple(problems),
     )
+
+
+def _state_bytes(sizes: Mapping[str, Mapping[str, StepSize] | None], partitions: int) -> int | None:
+    known = [each for each in sizes.values() if each is not None]
+    if not known or len(known) < partitions:
+        return None
+    return sum(size.size_bytes for size in summed(known).values())
 
 
 def largest(facts: Facts, limit: int) -> list[tuple[str, str, int]]:

@@ -85,7 +85,9 @@ def _closed(facts: Facts) -> set[tuple[int, int]]:
 def _header(facts: Facts, title: str) -> str:
     stores = sorted({d.store_id for d in facts.described})
     count = max((d.count for d in facts.described), default=0)
-    level = Level.CRITICAL if facts.problem is not None or facts.problems else worst(facts.health)
+    level = worst(facts.health) if facts.epochs else Level.UNKNOWN
+    if facts.problem is not None or facts.problems:
+        level = Level.CRITICAL
     word = {Level.OK: "healthy", Level.UNKNOWN: "nothing measured yet", Level.CRITICAL: "needs attention"}
     said = "damaged" if facts.problems else "cannot be resumed" if facts.problem else word.get(level, "warning")
     running = ""
@@ -121,8 +123,9 @@ def _tiles(facts: Facts, drawn: Sequence[Lane]) -> str:
     age = (
         f"closed {_ago(facts.now_ms - snapshot.closed_ms)}" if snapshot else "the beginning" if plan else "not possible"
     )
-    window = f"{plan.window[0]:,} – {plan.window[-1]:,}" if plan and plan.window else "–"
-    back = len(plan.window) if plan else 0
+    held = plan.window if plan else ()
+    window = f"{held[0]:,} – {held[-1]:,}" if len(held) > 1 else "–"
+    back = f"{len(held):,} epochs held by all" if len(held) > 1 else "no more than one is held"
     size = facts.state_bytes
     recent = [measure.snapshot_s for measure in epochs[-10:]]
     rewinds = sum(lane.rewound > 0 for lane in drawn)
@@ -130,7 +133,7 @@ def _tiles(facts: Facts, drawn: Sequence[Lane]) -> str:
     backup = facts.backup
     tiles = [
         ("A run resumes at", resume, age),
-        ("Can go back to", window, f"{back:,} epoch{'s' * (back != 1)} held by all"),
+        ("Can go back to", window, back),
         ("State", format_bytes(size) if size is not None else "not known", f"{format_count(_keys(facts))} keys"),
         ("A snapshot takes", format_seconds(statistics.median(recent)) if recent else "–", "median of the newest ten"),
         (
@@ -140,8 +143,8 @@ def _tiles(facts: Facts, drawn: Sequence[Lane]) -> str:
         ),
         (
             "Last backup",
-            _ago(facts.now_ms - backup.finished_ms) if backup else "none known",
-            f"of epoch {backup.epoch:,}" if backup else "copies of other tools leave no trace",
+            _ago(facts.now_ms - backup.finished_ms) if backup else "none",
+            f"of epoch {backup.epoch:,}" if backup else "that left a note here",
         ),
     ]
     cards = "".join(
@@ -153,8 +156,8 @@ def _tiles(facts: Facts, drawn: Sequence[Lane]) -> str:
 
 def _timeline(facts: Facts, drawn: Sequence[Lane]) -> str:
     lead = (
-        "Each row is an execution, and the epochs that it closed. A run that goes back abandons what came after; those "
-        "epochs are kept in no file any more, only in this history."
+        "Each row is an execution with the epochs that it closed, the newest first. A run that goes back abandons what "
+        "came after; those epochs are in no file any more, only in this history."
     )
     if not drawn:
         return _section("Timeline", lead, '<p class="note">No run has begun yet.</p>')
@@ -165,8 +168,9 @@ def _timeline(facts: Facts, drawn: Sequence[Lane]) -> str:
         return min(1.0, max(0.0, (epoch - 1) / total))
 
     rows, links, names = [], [], []
-    place: dict[int, int] = {lane.execution.number: index for index, lane in enumerate(drawn)}
-    for index, lane in enumerate(drawn):
+    newest_first = list(reversed(drawn))
+    place: dict[int, int] = {lane.execution.number: index for index, lane in enumerate(newest_first)}
+    for index, lane in enumerate(newest_first):
         rows.append(_lane_bars(lane, at))
         if lane.parent is not None:
             kind = "rewind" if lane.rewound else "onward"
@@ -381,7 +385,8 @@ def _steps(facts: Facts) -> str:
         f'<td class="n">{escaped(format_bytes(size.size_bytes / size.rows) if size.rows else "–")}</td></tr>'
         for step, size in steps
     )
-    header = '<tr><th>step</th><th></th><th class="n">keys</th><th class="n">size</th><th class="n">a key</th></tr>'
+    numbers = "".join(f'<th class="n">{name}</th>' for name in ("keys", "size", "a key"))
+    header = f'<tr><th>step</th><th class="bar"></th>{numbers}</tr>'
     return _section("Biggest steps", lead, f'<div class="table"><table>{header}{rows}</table></div>')
 
 
@@ -391,12 +396,12 @@ def _largest(largest: Sequence[tuple[str, str, int]]) -> str:
     lead = "The keys whose state takes most bytes in the newest snapshot."
     most = max(1, largest[0][2])
     rows = "".join(
-        f'<tr><td class="name"><code><bdi>{escaped(shortened(key, 80))}</bdi></code></td>'
+        f'<tr><td class="name key"><code><bdi>{escaped(shortened(key, 80))}</bdi></code></td>'
         f'<td class="name"><code><bdi>{escaped(shortened(step, 60))}</bdi></code></td>'
         f'<td class="bar">{share_bar(size / most)}</td><td class="n">{escaped(format_bytes(size))}</td></tr>'
         for step, key, size in largest
     )
-    header = '<tr><th>key</th><th>step</th><th></th><th class="n">size</th></tr>'
+    header = '<tr><th>key</th><th>step</th><th class="bar"></th><th class="n">size</th></tr>'
     return _section("Biggest keys", lead, f'<div class="table"><table>{header}{rows}</table></div>')
 
 
