@@ -17,7 +17,7 @@ from recovery.errors import CorruptPartitionError, LeaseLostError
 from recovery.ids import NO_EPOCH, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
 from recovery.planning.measures import ClosedPartition
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription, StepEdit
-from recovery.storage.digests import MODULUS, SUM_SQL, combine, record_digest, row_digest_sql
+from recovery.storage.digests import MODULUS, SUM_SQL, combine, filtered_sum_sql, record_digest, row_digest_sql
 from recovery.storage.measures import change_sizes, read_sizes
 from recovery.storage.schema import ROW_BYTES, rows, snapshot, transaction, translated, value
 from recovery.storage.seam import CloseRequest
@@ -94,10 +94,10 @@ FROM {{table}} AS m CROSS JOIN snaps AS s
 WHERE s.step_id = :step AND s.state_key = m.state_key AND s.snap_epoch = :epoch
 """
 
-# By step: what the epoch took away; a key that it made has no digest and no size there.
-REPLACED = f"""
-SELECT step_id, {SUM_SQL}, coalesce(sum({ROW_BYTES}), 0) FROM superseded
-WHERE until_epoch = ? AND snap_epoch IS NOT NULL GROUP BY step_id
+# By step: all that the epoch superseded, and of it the keys that it made, which had no value and no size before.
+SUPERSEDED = f"""
+SELECT step_id, {SUM_SQL}, {filtered_sum_sql("snap_epoch IS NULL")}, coalesce(sum({ROW_BYTES}), 0)
+FROM superseded WHERE until_epoch = ? GROUP BY step_id
 """
 
 # The state of a key at an epoch is what its first successor superseded; SQLite takes the other columns of a
@@ -388,13 +388,12 @@ def _closing_row(
     totals: _Totals,
 ) -> ClosedEpoch:
     """The row of the epoch: what was live, without what it superseded, with what it wrote. Counts the steps' sizes."""
-    where = "FROM superseded WHERE until_epoch = ?"
-    [(superseded, high, low)] = rows(connection, f"SELECT {SUM_SQL} {where}", (request.epoch,))
-    replaced, live_digest = 0, (before.live_digest if before else 0) + totals.digest
-    for step, count, old_high, old_low, size_bytes in rows(connection, REPLACED, (request.epoch,)):
-        replaced += count
-        live_digest -= combine(old_high, old_low)
-        totals.gain(step, -count, -size_bytes)
+    superseded = digest = made = made_digest = 0
+    for step, count, high, low, new, new_high, new_low, size_bytes in rows(connection, SUPERSEDED, (request.epoch,)):
+        superseded, digest = superseded + count, digest + combine(high, low)
+        made, made_digest = made + new, made_digest + combine(new_high, new_low)
+        totals.gain(step, new - count, -size_bytes)
+    live_digest = (before.live_digest if before else 0) - (digest - made_digest) + totals.digest
     change_sizes(connection, totals.changes)
     return ClosedEpoch(
         epoch=request.epoch,
@@ -403,10 +402,10 @@ def _closing_row(
         closed_ms=request.closed_ms,
         clock_ms=request.clock_ms,
         written=totals.written,
-        live_rows=(before.live_rows if before else 0) - replaced + totals.written,
+        live_rows=(before.live_rows if before else 0) - (superseded - made) + totals.written,
         live_digest=live_digest % MODULUS,
         superseded_rows=superseded,
-        superseded_digest=combine(high, low),
+        superseded_digest=digest % MODULUS,
     )
 
 
