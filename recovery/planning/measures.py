@@ -122,8 +122,10 @@ def outdated(measure_id: int) -> list[int]:
     gone = []
     age, step = NEWEST, 10
     while age < measure_id:
-        if (measure_id - age) % step:
-            gone.append(measure_id - age)
+        old = measure_id - age
+        # Of those that are not multiples, only what stayed until now.
+        if old % step and not old % (step // 10):
+            gone.append(old)
         age, step = age * 10, step * 10
     return gone
 
