@@ -75,6 +75,7 @@ class Meter:
         self._lock = threading.Lock()
         self._batches: dict[BatchId, BatchMeasure] = {}
         self._input: dict[int, int] = {}
+        self._closed_batch = -1
         self._recent: dict[int, BatchMeasure] = {}
         self._pauses: dict[BatchId, float] = {}
         self._memory_at_s: float | None = None
@@ -104,7 +105,8 @@ class Meter:
     def input(self, batch: int, rows: int) -> None:
         """The sources read so many rows for a micro-batch."""
         with self._lock:
-            self._input[batch] = rows
+            if batch > self._closed_batch:
+                self._input[batch] = rows
             self._totals = replace(self._totals, input_rows=self._totals.input_rows + rows)
 
     def batch(self, batch: BatchId, measured: BatchMeasure) -> None:
@@ -137,9 +139,12 @@ class Meter:
         """An epoch was closed as of a micro-batch: the measure to keep, and the targets that it does not meet."""
         memory = self._memory()
         with self._lock:
-            batches = [self._batches.pop(each) for each in sorted(self._batches) if each <= batch]
-            reached = sum(each.rows for each in batches)
-            read = sum(self._input.pop(each) for each in sorted(self._input) if each <= batch)
+            ended = {each: self._batches.pop(each) for each in sorted(self._batches) if each <= batch}
+            batches = list(ended.values())
+            # Spark says what it read when the micro-batch is over, which may be too late for the last of an epoch.
+            read = sum(self._input.get(each, measured.rows) for each, measured in ended.items())
+            self._input = {each: rows for each, rows in self._input.items() if each > batch}
+            self._closed_batch = batch
             pause_s = sum(self._pauses.pop(each) for each in sorted(self._pauses) if each <= batch)
             measure = Measure(
                 execution=self._execution,
@@ -149,9 +154,8 @@ class Meter:
                 batch=batch,
                 batches=len(batches),
                 batch_s=sum(each.duration_s for each in batches),
-                # Spark says what it read when the micro-batch is over, which may be too late for the last of a run.
-                input_rows=read or reached,
-                rows=reached,
+                input_rows=read,
+                rows=sum(each.rows for each in batches),
                 touched=sum(each.touched for each in batches),
                 looked_up=sum(each.looked_up for each in batches),
                 seam_s=sum(each.seam_s for each in batches),

@@ -65,8 +65,13 @@ def test_micro_batches_belong_to_the_epoch_that_is_closed_as_of_them():
     second, _ = counts.closed(2, 2, 0.5, [partition()])
     assert (second.batches, second.rows, second.pause_s) == (1, 99, 0)
     assert second.input_rows == 99, "Spark has not told yet what it read"
+    counts.input(2, 120)
+    counts.batch(3, batch())
+    third, _ = counts.closed(3, 3, 0.5, [partition()])
+    assert third.input_rows == 10, "what came late counts for no other epoch"
     totals = counts.totals
-    assert (totals.batches, totals.rows, totals.epochs, totals.snapshot_s) == (3, 119, 2, 1.25)
+    assert (totals.batches, totals.rows, totals.epochs, totals.snapshot_s) == (4, 129, 3, 1.75)
+    assert totals.input_rows == 420
 
 
 def test_targets_that_are_missed_are_kept_at_their_worst():

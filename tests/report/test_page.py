@@ -165,7 +165,7 @@ def browser():
 
 
 def test_in_a_browser(make_store, tmp_path):
-    """It runs without an error, asks the network for nothing, fits a phone and a desktop, and says what is pointed at."""
+    """It runs without an error, asks the network for nothing, fits a phone and a desktop, says what is pointed at."""
     playwright, path = browser()
     directory = make_store(2)
     long_history(directory, 8, 40)
