@@ -88,7 +88,7 @@ def line_chart(
     path = " ".join(f"{x:.1f},{plot * (1 - v / top):.2f}" for x, v in zip(xs, values, strict=True))
     hover = "".join(
         f'<rect class="hit" x="{100 * index / len(buckets):.3f}%" width="{100 / len(buckets):.3f}%" y="{TOP}" '
-        f'height="{plot}" data-t="{escaped(point.label)}"/>'
+        f'height="{plot}" data-t="{_lines(point.label)}"/>'
         for index, point in enumerate(buckets)
     )
     return (
@@ -153,17 +153,22 @@ def share_bar(share: float) -> str:
 
 
 def _bar(bar: Bar, y: float, lane: int) -> str:
-    said = f'data-t="{escaped(bar.label)}"'
+    said = f'data-t="{_lines(bar.label)}"'
     if bar.end <= bar.start:
         return (
             f'<circle class="{bar.style}" cx="{100 * bar.start:.3f}%" cy="{y + lane / 2}" r="4" {said}>'
-            f"<title>{escaped(bar.label)}</title></circle>"
+            f"<title>{_lines(bar.label)}</title></circle>"
         )
     height = min(12, lane - 6)
     return (
         f'<rect class="{bar.style}" x="{100 * bar.start:.3f}%" width="{100 * (bar.end - bar.start):.3f}%" '
-        f'y="{y + (lane - height) / 2}" height="{height}" rx="3" {said}><title>{escaped(bar.label)}</title></rect>'
+        f'y="{y + (lane - height) / 2}" height="{height}" rx="3" {said}><title>{_lines(bar.label)}</title></rect>'
     )
+
+
+def _lines(label: str) -> str:
+    """A label in an attribute or a title, its lines one below the other."""
+    return "&#10;".join(escaped(line) for line in label.split("\n"))
 
 
 def _buckets(points: Sequence[Point]) -> list[Point]:

@@ -187,7 +187,8 @@ def test_in_a_browser(make_store, tmp_path):
                 tab.goto(output.as_uri())
                 assert tab.evaluate("document.documentElement.scrollWidth") <= width
                 tab.locator("rect.lived").first.hover()
-                assert "execution" in tab.locator("#tip").inner_text()
+                said = tab.locator("#tip").inner_text().split("\n")
+                assert (said[0].startswith("execution"), said[-1].endswith("count")) == (True, True)
                 assert (wrong, asked) == ([], [output.as_uri()])
                 tab.close()
         finally:
