@@ -9,7 +9,7 @@ import click
 
 from recovery.cli.common import INTERVAL, directory_argument, json_option, print_json, table
 from recovery.clock import SystemClock
-from recovery.planning.advice import Advice, Option, advise
+from recovery.planning.advice import Advice, Option, advise, format_share
 from recovery.planning.health import DEFAULTS, format_seconds
 from recovery.report.facts import Facts, gather, known
 
@@ -49,7 +49,7 @@ def _text(advice: Advice, facts: Facts) -> str:
                     (
                         format_seconds(each.interval_s),
                         each.batches,
-                        f"{100 * each.overhead:.2g} %",
+                        format_share(each.overhead),
                         format_seconds(each.recovery_s),
                         _mark(each, interval.proposed, interval.present),
                     )

@@ -184,7 +184,7 @@ def _why_interval(
     )
     cost = (
         f"{format_seconds(snapshot_s)} ÷ ({format_seconds(batch_s)} × {tolerated}) = "
-        f"{_share(snapshot_s / (batch_s * tolerated))} of the stream's time"
+        f"{format_share(snapshot_s / (batch_s * tolerated))} of the stream's time"
     )
     if resume_s + batch_s > tolerate_s:
         end = (
@@ -193,8 +193,8 @@ def _why_interval(
         )
     elif cheap < tolerated:
         end = (
-            f"At {format_seconds(proposed.interval_s)} a snapshot already costs no more than about {_share(CHEAP)}, so "
-            "less is to come again at no price."
+            f"At {format_seconds(proposed.interval_s)} a snapshot already costs no more than about "
+            f"{format_share(CHEAP)}, so less is to come again at no price."
         )
     elif proposed.overhead > DEAR:
         end = "That is much: snapshots take a good part of the processors. Tolerate more, or touch fewer keys."
@@ -272,5 +272,6 @@ def _rounded_down(seconds: float) -> float:
     return max(float(step) for step in SMALL_STEPS if step <= seconds)
 
 
-def _share(share: float) -> str:
+def format_share(share: float) -> str:
+    """3.4 %, or 1.7 times and the like."""
     return f"{100 * share:.2g} %" if share < 1 else f"{share:.1f} times"
