@@ -14,7 +14,7 @@ import click
 
 from recovery.config import parse_interval
 from recovery.errors import ConfigurationError, RecoveryError
-from recovery.planning.health import parse_targets
+from recovery.planning.health import format_bytes, parse_targets
 
 F = TypeVar("F", bound=Any)
 
@@ -122,12 +122,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def format_size(size_bytes: int) -> str:
     """1.2 MB and the like."""
-    size = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+    return format_bytes(size_bytes)
 
 
 def format_time(wall_ms: int | None) -> str:

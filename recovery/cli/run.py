@@ -97,6 +97,8 @@ def run(
     prepare_environment(*import_paths(target))
     flow = load(target)
     if isinstance(flow, Pipeline):
+        if metrics_port is not None:
+            raise click.UsageError("--metrics-port is for flows; `recovery runs` shows what a pipeline did.")
         run_nodes(flow, config, resume=resume, environment=environment, master=master, conf=settings, as_json=as_json)
         return
     if resume:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from recovery.metrics.meter import Totals, level_number
-from recovery.planning.health import Target
+from recovery.metrics.meter import Totals
+from recovery.planning.health import Level, Target
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -91,7 +91,7 @@ def families(
         if value is not None
     ]
     yield Family("recovery_threshold", "gauge", "Levels of the targets, in seconds or bytes.", limits)
-    levels = [({"target": each.target.name}, float(level_number(each.level))) for each in t.findings]
+    levels = [({"target": each.target.name}, _level(each.level)) for each in t.findings]
     yield Family("recovery_health", "gauge", "0 ok, 1 warning, 2 critical, -1 not known; newest epoch.", levels)
 
 
@@ -104,6 +104,10 @@ def exposition(found: Iterator[Family]) -> str:
             named = ",".join(f'{name}="{_quoted(text)}"' for name, text in labels.items())
             lines.append(f"{family.name}{{{named}}} {_number(value)}" if named else f"{family.name} {_number(value)}")
     return "\n".join([*lines, ""])
+
+
+def _level(level: Level) -> float:
+    return -1 if level is Level.UNKNOWN else level.severity
 
 
 def _number(value: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from recovery.clock import Clock
 from recovery.ids import BatchId, Epoch
 from recovery.metrics.memory import Memory, measure_memory
-from recovery.planning.health import Finding, Level, Target, of_epoch
+from recovery.planning.health import Finding, Target, of_epoch
 from recovery.planning.measures import ClosedPartition, Measure, measure_json, summed
 
 MEMORY_EVERY_S = 2.0
@@ -236,8 +236,3 @@ class Meter:
             "memory_jvm_bytes": memory.jvm_bytes,
             "memory_workers_bytes": memory.workers_bytes,
         }
-
-
-def level_number(level: Level) -> int:
-    """0, 1 or 2, as the endpoint shows it; -1: not known."""
-    return -1 if level is Level.UNKNOWN else level.severity

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
@@ -130,22 +129,11 @@ def outdated(measure_id: int) -> list[int]:
     return gone
 
 
-@dataclass(slots=True)
-class Sums:
-    """Step sizes that are added up over partitions."""
-
-    steps: dict[str, StepSize] = field(default_factory=dict)
-
-    def add(self, sizes: Mapping[str, StepSize]) -> None:
-        """Add those of one partition."""
-        for step, size in sizes.items():
-            before = self.steps.get(step, StepSize(0, 0))
-            self.steps[step] = StepSize(before.rows + size.rows, before.size_bytes + size.size_bytes)
-
-
 def summed(parts: Iterable[Mapping[str, StepSize]]) -> dict[str, StepSize]:
     """The sizes of steps over all partitions."""
-    sums = Sums()
+    sums: dict[str, StepSize] = {}
     for part in parts:
-        sums.add(part)
-    return sums.steps
+        for step, size in part.items():
+            before = sums.get(step, StepSize(0, 0))
+            sums[step] = StepSize(before.rows + size.rows, before.size_bytes + size.size_bytes)
+    return sums
