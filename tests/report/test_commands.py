@@ -147,3 +147,9 @@ def test_no_directory(tmp_path, command):
     """The error of all commands."""
     assert call(command, tmp_path / "none")[0] == NoPartitionsError.exit_code
     assert list(tmp_path.iterdir()) == []
+
+
+def test_metrics_of_a_run_without_partitions():
+    """There is nothing that they could be of: an error of usage, before anything starts."""
+    code, text = call("run", "flow.py", "--metrics-port", "0")
+    assert (code, "needs a recovery directory" in text) == (2, True)
