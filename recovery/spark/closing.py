@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery import faults
-from recovery.clock import Clock, RecoveryClock
+from recovery.clock import CLOCK_STEP, Clock, RecoveryClock
 from recovery.errors import RecoveryError
 from recovery.ids import NO_BATCH, BatchId, Epoch, Lease, PartitionIndex, StepId
 from recovery.keys import partition_of
@@ -91,7 +91,7 @@ class EpochCloser:
         self._position = Position(checkpoint, {})
         self._declarations: Mapping[str, Content | None] = {}
         self._clock = clock
-        self._recovery_clock = RecoveryClock(clock, *plan.last_clock)
+        self._recovery_clock = RecoveryClock(clock, *plan.last_clock, store.driver_values(CLOCK_STEP))
         self._interval_s = snapshot_interval_s
         self._backup_ms = backup_interval_s * 1000
         self._history = shared_history(plan.partitions, [e for e in plan.window if e < plan.resume_epoch])
@@ -184,7 +184,12 @@ class EpochCloser:
         now_ms = self._recovery_clock.now_ms()
         floor = collection_floor(self._history, now_ms, self._backup_ms)
         count = self._store.partition_count
-        values = {**values, **self._loads.rows(batch), **self._delivery.prepare(epoch, batch, floor)}
+        values = {
+            **values,
+            **self._loads.rows(batch),
+            **self._delivery.prepare(epoch, batch, floor),
+            CLOCK_STEP: self._recovery_clock.row(now_ms),
+        }
         requests = [
             CloseRequest(
                 epoch=epoch,
