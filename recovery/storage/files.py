@@ -8,7 +8,7 @@ import json
 import os
 import resource
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,11 @@ from recovery.errors import (
     UnsupportedPlanError,
 )
 from recovery.ids import BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
-from recovery.planning.measures import ClosedPartition, Measure, StepSize
+from recovery.planning.measures import ClosedPartition, Measure
 from recovery.planning.values import Execution, FoundFile, PartitionDescription
 from recovery.storage import partition as one
 from recovery.storage.deltas import Delta, create_delta
-from recovery.storage.measures import add_measure, read_sizes
+from recovery.storage.measures import add_measure
 from recovery.storage.schema import file_uri, open_partition, prepare_writer, read_partition, transaction, translated
 from recovery.storage.seam import RESERVED_PREFIX, BatchCount, Changes, CloseRequest
 
@@ -198,10 +198,6 @@ class FilePartitions:
             for step, deltas in self._deltas.items()
         }
         return one.close_epoch(self._writers[index], self.paths[index], lease, request, sealed, self._clock.elapsed_s)
-
-    def sizes(self) -> list[Mapping[str, StepSize]]:
-        """See `PartitionStore.sizes`."""
-        return self._each(lambda index: read_sizes(self._writers[index]))
 
     def record(self, measure: Measure) -> None:
         """See `PartitionStore.record`."""

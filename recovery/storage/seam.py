@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from recovery.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
-from recovery.planning.measures import ClosedPartition, Measure, StepSize
+from recovery.planning.measures import ClosedPartition, Measure
 from recovery.planning.values import Execution, PartitionDescription, StepEdit
 
 FIELD_SEPARATOR = "\x1f"
@@ -128,10 +128,6 @@ class PartitionStore(Protocol):
 
     def checkpoint(self) -> None:
         """Move what closing left in logs to where it belongs, as far as no reader is in the way. Never waits."""
-        ...
-
-    def sizes(self) -> list[Mapping[str, StepSize]]:
-        """The size of each step's state, per partition."""
         ...
 
     def record(self, measure: Measure) -> None:
