@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from recovery.spark.arrow_step import stateful_arrow
     from recovery.spark.formats import register
     from recovery.spark.incremental import incremental
+    from recovery.spark.listener import MetricsListener, query_metrics
     from recovery.spark.native_state import native_operators, native_state
     from recovery.spark.pipeline import PipelineSummary, run_pipeline
     from recovery.spark.query import RecoveryQuery, RunSummary, start
@@ -104,6 +105,7 @@ __all__ = [
     "InconsistentPartitionsError",
     "InputRewrittenError",
     "LeaseLostError",
+    "MetricsListener",
     "MissingPartitionsError",
     "NoBackupError",
     "NoPartitionsError",
@@ -139,6 +141,7 @@ __all__ = [
     "native_operators",
     "native_state",
     "process_state",
+    "query_metrics",
     "register",
     "run",
     "run_pipeline",
@@ -153,8 +156,10 @@ __all__ = [
 # What needs Spark is imported when it is first asked for, so that looking at a directory starts at once.
 _WITH_SPARK = {
     "RecoveryQuery": "recovery.spark.query",
+    "MetricsListener": "recovery.spark.listener",
     "RunSummary": "recovery.spark.query",
     "aggregate": "recovery.spark.aggregate",
+    "query_metrics": "recovery.spark.listener",
     "register": "recovery.spark.formats",
     "PipelineSummary": "recovery.spark.pipeline",
     "incremental": "recovery.spark.incremental",

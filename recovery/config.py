@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from recovery.errors import ConfigurationError
 
@@ -75,6 +76,9 @@ class RecoveryConfig:
     keep_steps: steps whose key or state type was changed in a way that leaves the stored state right as it is.
     scratch_directory: where the execution keeps what need not survive it (touched state, Spark's checkpoint);
         None: inside the recovery directory.
+    thresholds: levels of targets in place of the defaults: {"snapshot-duration": "5s/20s", "state-size": "off"}.
+    metrics_port: serve metrics for Prometheus at this port while the run goes on; 0: at any that is free.
+    metrics_host: the address that they are served at.
     state_backend: where the run history is kept, a URI; None: what the environment variable RECOVERY_STATE_BACKEND
         says, by default the recovery directory.
 
@@ -91,6 +95,9 @@ class RecoveryConfig:
     keep_steps: tuple[str, ...] = ()
     scratch_directory: str | os.PathLike[str] | None = None
     state_backend: str | None = None
+    thresholds: Mapping[str, Any] = field(default_factory=dict)
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -120,6 +127,15 @@ class RecoveryConfig:
                     cause="The state of two steps cannot be merged.",
                     remedy="Give each its own new name, or drop one of them.",
                 )
+        # Planning knows how intervals are written.
+        from recovery.planning.health import parse_targets
+
+        set_field(self, "thresholds", dict(self.thresholds))
+        parse_targets(self.thresholds)
+        if self.metrics_port is not None and (type(self.metrics_port) is not int or not 0 <= self.metrics_port < 65536):
+            raise ConfigurationError(
+                f"{self.metrics_port!r} is no port", cause="", remedy="Give a number up to 65535; 0 takes a free one."
+            )
         if self.scratch_directory is not None:
             set_field(self, "scratch_directory", Path(self.scratch_directory))
         if self.resume_epoch is not None and (type(self.resume_epoch) is not int or self.resume_epoch < 1):

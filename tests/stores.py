@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import apsw
@@ -38,11 +39,12 @@ class Driver:
         *,
         resume_epoch: int | None = None,
         scratch: Path | None = None,
+        started_ms: int = 0,
     ) -> None:
         self.directory = directory
         self.plan: ResumePlan = plan_resume(scan(directory), resume_epoch=resume_epoch)
         self.count = len(self.plan.partitions)
-        self.execution = new_execution(self.plan)
+        self.execution = replace(new_execution(self.plan), started_ms=started_ms)
         self.lease = self.execution.lease
         self.epoch = self.plan.resume_epoch
         self.store = FilePartitions([d.path for d in self.plan.partitions], scratch or directory / "scratch")
@@ -128,7 +130,7 @@ class Driver:
         """Close the epoch as of `batch`; the next one begins."""
         written = self.store.close(self.lease, self.requests(batch, **settings))
         self.epoch += 1
-        return written
+        return [each.written for each in written]
 
 
 def new_execution(plan: ResumePlan, flow_id: str = "flow") -> Execution:

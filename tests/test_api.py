@@ -12,15 +12,15 @@ PUBLIC = [
     "AllKeysSink", "AlreadyInitializedError", "BackupDamagedError", "BackupTargetError", "BackupTooOldError",
     "BatchContext", "ConfigurationError", "ConsoleSink", "CorruptPartitionError", "CorruptStateError",
     "DirectoryLockedError", "DiscardSink", "DuplicatePartitionError", "EpochNotHeldError", "EpochOutput", "EpochSink",
-    "FileSink", "Flow", "FlowFailedError", "FlowLoadError", "FlowMismatchError", "ForeignPartitionError",
-    "GroupState", "HighWaterMarkError", "InconsistentPartitionsError", "InputRewrittenError", "LeaseLostError",
+    "FileSink", "Flow", "FlowFailedError", "FlowLoadError", "FlowMismatchError", "ForeignPartitionError", "GroupState",
+    "HighWaterMarkError", "InconsistentPartitionsError", "InputRewrittenError", "LeaseLostError", "MetricsListener",
     "MissingPartitionsError", "NoBackupError", "NoPartitionsError", "Node", "OutputMismatchError", "Pipeline",
     "PipelineSummary", "RecoveryConfig", "RecoveryError", "RecoveryQuery", "Resume", "RetryPolicy", "RunSummary",
     "ScopedState", "SinkFailedError", "SparkCheckpointError", "SparkUnavailableError", "StateBackendError",
     "StateLockedError", "StateManager", "StateNotFoundError", "StateValueError", "StepChangedError", "StorageError",
     "UnknownStepError", "UnsupportedPlanError", "UnsupportedVersionError", "UpsertSink", "aggregate", "current_batch",
     "incremental", "init_partitions", "native_operators", "native_state",
-    "process_state", "register", "run", "run_pipeline", "start", "stateful",
+    "process_state", "query_metrics", "register", "run", "run_pipeline", "start", "stateful",
     "stateful_arrow", "stateful_map", "task_instance_state", "task_state",
 ]  # fmt: skip
 

@@ -21,7 +21,7 @@ STORAGE_FOR_BACKUPS = {
     f"recovery.storage.{name}" for name in ("copies", "digests", "files", "initialize", "lock", "schema", "verify")
 }
 STORAGE_FOR_SPARK = {
-    f"recovery.storage.{name}" for name in ("seam", "files", "history", "initialize", "lock", "verify")
+    f"recovery.storage.{name}" for name in ("seam", "files", "history", "initialize", "lock", "measures", "verify")
 }
 
 
@@ -78,7 +78,7 @@ def test_planning_does_nothing(module):
 
 @pytest.mark.parametrize("module", below("recovery.spark", "recovery.cli", "recovery.runner", "recovery.loader"))
 def test_the_spark_side_uses_storage_by_its_public_names(module):
-    """Of storage it knows six modules, and nothing in them that begins with an underscore."""
+    """Of storage it knows seven modules, and nothing in them that begins with an underscore."""
     used = reaching(module, "recovery.storage")
     assert {name.rpartition(".")[0] for name in used} <= STORAGE_FOR_SPARK
     assert [name for name in used if name.rpartition(".")[2].startswith("_")] == []
@@ -106,6 +106,12 @@ def test_native_state_is_looked_at_without_spark(module):
     used = reaching(module, "recovery.storage")
     assert {name.rpartition(".")[0] for name in used} <= STORAGE_FOR_STATE
     assert [name for name in used if name.rpartition(".")[2].startswith("_")] == []
+
+
+@pytest.mark.parametrize("module", below("recovery.metrics", "recovery.report"))
+def test_metrics_and_report_know_neither_spark_nor_sqlite(module):
+    """They are made of values, and look at a directory without Spark."""
+    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.runner") == set()
 
 
 @pytest.mark.parametrize("module", below("recovery.appended"))

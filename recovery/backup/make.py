@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow
 
 from recovery.backup.manifest import Manifest, StoredCopy, backup_id, fingerprint, object_name
+from recovery.backup.note import LastBackup, note_backup
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.repository import begin, check_store, finish, give_up, list_backups
 from recovery.backup.target import CHUNK_BYTES, Target
@@ -99,6 +100,8 @@ def make_backup(
             copies=tuple(results),
         )
         finish(target, manifest)
+        epoch = min(copy.description.newest_epoch for copy in manifest.copies)
+        note_backup(directory, LastBackup(manifest.finished_ms, epoch, target.shown))
     except BaseException:
         with contextlib.suppress(RecoveryError, FileNotFoundError):
             give_up(target, identity)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from recovery.cli.advise import advise_command
 from recovery.cli.backup import backup
 from recovery.cli.checkpoint import checkpoint
 from recovery.cli.common import Commands
@@ -13,6 +14,7 @@ from recovery.cli.gc import gc
 from recovery.cli.hwm import hwm
 from recovery.cli.init import init
 from recovery.cli.plan import plan
+from recovery.cli.report import report
 from recovery.cli.restore import restore
 from recovery.cli.run import run
 from recovery.cli.runs import runs
@@ -34,5 +36,22 @@ def main(debug: bool) -> None:
     """
 
 
-for command in (init, run, status, plan, verify, gc, backup, restore, drill, checkpoint, hwm, runs, state, demo):
+for command in (
+    init,
+    run,
+    status,
+    plan,
+    verify,
+    advise_command,
+    report,
+    gc,
+    backup,
+    restore,
+    drill,
+    checkpoint,
+    hwm,
+    runs,
+    state,
+    demo,
+):
     main.add_command(command)

@@ -14,6 +14,7 @@ import click
 
 from recovery.config import parse_interval
 from recovery.errors import ConfigurationError, RecoveryError
+from recovery.planning.health import format_bytes, parse_targets
 
 F = TypeVar("F", bound=Any)
 
@@ -74,6 +75,34 @@ def json_option(function: F) -> F:
     return option(function)
 
 
+def threshold_option(function: F) -> F:
+    """--threshold TARGET=WARNING/CRITICAL, several times, or the variable RECOVERY_THRESHOLD, separated by spaces."""
+
+    def parse(_ctx: click.Context, _: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+        levels = {}
+        for text in given:
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise click.BadParameter(f"{text!r} is not TARGET=WARNING/CRITICAL")
+            levels[name] = value
+        try:
+            parse_targets(levels)
+        except ConfigurationError as error:
+            raise click.BadParameter(f"{error.found}. {error.remedy}") from error
+        return levels
+
+    option = click.option(
+        "--threshold",
+        "thresholds",
+        multiple=True,
+        metavar="TARGET=WARNING/CRITICAL",
+        callback=parse,
+        envvar="RECOVERY_THRESHOLD",
+        help="Levels of a target in place of its defaults: snapshot-duration=5s/20s, or =off.",
+    )
+    return option(function)
+
+
 def print_json(value: Any, *, line: bool = False) -> None:
     """One JSON document on standard output; `line`: on one line, where several follow each other."""
     click.echo(json.dumps(value, indent=None if line else 2, default=str))
@@ -94,12 +123,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def format_size(size_bytes: int) -> str:
     """1.2 MB and the like."""
-    size = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+    return format_bytes(size_bytes)
 
 
 def format_time(wall_ms: int | None) -> str:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from recovery.config import format_interval
+from recovery.planning.health import DEFAULTS
 
 if TYPE_CHECKING:
     from recovery.spark.closing import EpochClosed
@@ -30,6 +31,7 @@ class Progress:
         self._batch: BatchDone | None = None
         self._closed: EpochClosed | None = None
         self._closed_at = 0.0
+        self._warned: dict[str, int] = {}
 
     def __enter__(self) -> Progress:
         if not self._quiet:
@@ -53,6 +55,8 @@ class Progress:
             kind = type(event).__name__
             if kind == "Resumed":
                 self._say(_resumed_text(event))  # type: ignore[arg-type]
+                if event.metrics_url is not None:  # type: ignore[union-attr]
+                    self._say(f"metrics at {event.metrics_url}")  # type: ignore[union-attr]
             elif kind == "BatchDone":
                 self._batch = event  # type: ignore[assignment]
                 assert self._batch is not None
@@ -61,12 +65,20 @@ class Progress:
                     self._say(self._line())
             else:
                 self._closed, self._closed_at = event, time.monotonic()  # type: ignore[assignment]
+                assert self._closed is not None
+                self._warn(self._closed)
                 if not self._live:
-                    assert self._closed is not None
                     self._say(
                         f"epoch {self._closed.epoch} closed after batch {self._closed.batch}: "
                         f"{self._closed.states:,} states in {self._closed.duration_s:.2f} s"
                     )
+
+    def _warn(self, closed: EpochClosed) -> None:
+        """Say of each target once at each level that it is not met."""
+        for finding in closed.health:
+            if self._warned.get(finding.target.name, 0) < finding.level.severity:
+                self._warned[finding.target.name] = finding.level.severity
+                self._say(f"{finding.level} since epoch {closed.epoch}: {finding}")
 
     def _redraw(self) -> None:
         while not self._over.wait(0.5):
@@ -121,4 +133,10 @@ def summary_text(summary: RunSummary) -> str:
         else:
             closed = "nothing new, so no epoch was closed"
         lines.append(f"execution {summary.execution}: {closed}; the next run resumes at epoch {summary.last_epoch + 1}")
+    for each in summary.exceeded:
+        target = next(target for target in DEFAULTS if target.name == each["target"])
+        lines.append(
+            f"{each['level']}: {target.title} reached {target.shown(each['value'])} "
+            f"(warning from {target.shown(each['warning'])}, critical from {target.shown(each['critical'])})"
+        )
     return "\n".join(lines)

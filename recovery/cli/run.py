@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from recovery.cli.common import DIRECTORY, INTERVAL, json_option, print_json
+from recovery.cli.common import DIRECTORY, INTERVAL, json_option, print_json, threshold_option
 from recovery.cli.nodes import run_nodes
 from recovery.cli.places import chosen_backend, state_options
 from recovery.cli.progress import Progress, summary_text
@@ -38,6 +38,11 @@ from recovery.config import RecoveryConfig
               help="Run to the end of the input, or for ever with this time between micro-batches.")  # fmt: skip
 @click.option("--master", default="local[*]", show_default=True, help="Spark's master.")
 @click.option("--conf", multiple=True, metavar="K=V", help="A setting of Spark.")
+@threshold_option
+@click.option("--metrics-port", type=click.IntRange(0, 65535), envvar="RECOVERY_METRICS_PORT",
+              help="Serve metrics for Prometheus at this port while the run goes on; 0: a free one.")  # fmt: skip
+@click.option("--metrics-host", default="127.0.0.1", show_default=True, envvar="RECOVERY_METRICS_HOST",
+              help="The address that metrics are served at.")  # fmt: skip
 @click.option("--resume", is_flag=True, help="Of a pipeline: skip nodes that succeeded and need not run again.")
 @state_options
 @json_option
@@ -53,6 +58,9 @@ def run(
     trigger: str,
     master: str,
     conf: tuple[str, ...],
+    thresholds: dict[str, str],
+    metrics_port: int | None,
+    metrics_host: str,
     resume: bool,
     environment: str,
     as_json: bool,
@@ -72,8 +80,13 @@ def run(
             drop_steps=drop_step,
             rename_steps=_pairs(rename_step, "--rename-step", "OLD=NEW"),
             keep_steps=keep_step,
+            thresholds=thresholds,
+            metrics_port=metrics_port,
+            metrics_host=metrics_host,
             state_backend=chosen_backend(),
         )
+    elif metrics_port is not None:
+        raise click.UsageError("--metrics-port needs a recovery directory: give -r.")
     settings = _pairs(conf, "--conf", "K=V")
     pause = trigger if trigger == "available-now" else INTERVAL.convert(trigger, None, None)
     from recovery.loader import import_paths, load
@@ -84,6 +97,8 @@ def run(
     prepare_environment(*import_paths(target))
     flow = load(target)
     if isinstance(flow, Pipeline):
+        if metrics_port is not None:
+            raise click.UsageError("--metrics-port is for flows; `recovery runs` shows what a pipeline did.")
         run_nodes(flow, config, resume=resume, environment=environment, master=master, conf=settings, as_json=as_json)
         return
     if resume:

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from recovery.cli.common import directory_argument, format_size, format_time, json_option, print_json, table
+from recovery.cli.common import (
+    directory_argument,
+    format_size,
+    format_time,
+    json_option,
+    print_json,
+    table,
+    threshold_option,
+)
 from recovery.cli.native import operators_text
+from recovery.clock import SystemClock
 from recovery.errors import EpochNotHeldError, RecoveryError
 from recovery.native.held import held_operators
+from recovery.planning.health import Finding, Level, parse_targets, worst
+from recovery.planning.measures import measure_json
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
+from recovery.report.facts import Facts, gather
 from recovery.state.steps import moment
-from recovery.storage.files import scan, step_names
+from recovery.storage.files import step_names
 from recovery.storage.lock import lock_holder
 
 READ_ATTEMPTS = 5
@@ -23,13 +36,15 @@ READ_ATTEMPTS = 5
 
 @click.command()
 @directory_argument
+@threshold_option
 @json_option
-def status(directory: Path, as_json: bool) -> None:
+def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
     """Show partitions, closed epochs, the window that can be resumed, executions and sizes.
 
     Only reads; a run may be going on.
     """
-    facts = collect_status(directory, scan(directory))
+    gathered = gather(directory, parse_targets(thresholds), SystemClock().wall_ms())
+    facts = {**collect_status(directory, list(gathered.found)), **collect_health(gathered)}
     if as_json:
         print_json(facts)
         return
@@ -58,6 +73,7 @@ def status(directory: Path, as_json: bool) -> None:
             f"a run resumes at epoch {facts['resume_epoch']}; --resume-epoch {window[0] + 1} to {window[-1] + 1}"
         )
     click.echo(f"steps: {', '.join(facts['steps']) or 'none yet'}")
+    click.echo(health_text(gathered.health))
     if facts["operators"]:
         click.echo()
         click.echo(operators_text(facts["operators"]))
@@ -112,6 +128,31 @@ def _operators(directory: Path) -> list[dict[str, Any]]:
         with contextlib.suppress(EpochNotHeldError):
             return [each.as_json() for each in held_operators(moment(directory))]
     return []
+
+
+def collect_health(facts: Facts) -> dict[str, Any]:
+    """What was measured, and how it stands to its targets."""
+    last = facts.epochs[-1] if facts.epochs else None
+    return {
+        "level": str(worst(facts.health)),
+        "health": [each.as_json() for each in facts.health],
+        "state_bytes": facts.state_bytes,
+        "sizes": {step: {"rows": size.rows, "bytes": size.size_bytes} for step, size in facts.steps.items()},
+        "last_backup": None if facts.backup is None else facts.backup._asdict(),
+        "measured_epochs": len(facts.epochs),
+        "last_epoch": None if last is None else measure_json(last),
+        "unreadable": list(facts.problems),
+    }
+
+
+def health_text(found: Sequence[Finding]) -> str:
+    """One line: the level of all, and each target."""
+    level = worst(found)
+    colour = {Level.OK: "green", Level.WARNING: "yellow", Level.CRITICAL: "red"}.get(level, "white")
+    shown = [str(each) for each in found if each.value is not None]
+    return f"health: {click.style(str(level), fg=colour)}" + (
+        f": {' · '.join(shown)}" if shown else ", nothing measured"
+    )
 
 
 def _partition(file: FoundFile) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from recovery.clock import CLOCK_STEP, Clock, RecoveryClock
 from recovery.errors import RecoveryError
 from recovery.ids import NO_BATCH, BatchId, Epoch, Lease, PartitionIndex, StepId
 from recovery.keys import partition_of, shares
+from recovery.planning.health import Finding
+from recovery.planning.measures import ClosedPartition
 from recovery.planning.resume import ResumePlan
 from recovery.planning.retention import collection_floor, shared_history
 from recovery.planning.steps import StepPlan
@@ -33,12 +35,14 @@ DECLARATIONS_STEP = StepId("$steps")
 
 @dataclass(frozen=True, slots=True)
 class EpochClosed:
-    """An epoch is durable in every partition."""
+    """An epoch is durable in every partition. `health` are the targets that are not met."""
 
     epoch: Epoch
     batch: BatchId
     states: int
     duration_s: float
+    partitions: tuple[ClosedPartition, ...] = ()
+    health: tuple[Finding, ...] = ()
 
 
 class EpochCloser:
@@ -203,16 +207,17 @@ class EpochCloser:
             for index in range(count)
         ]
         # Steps 2 to 4.
-        states = sum(self._store.close(self._lease, requests))
+        closed = self._store.close(self._lease, requests)
         if captured is not None:
             captured.release()
+        states = sum(each.written for each in closed)
         self._history = [(e, at) for e, at in self._history if e >= floor] + [(epoch, now_ms)]
         self.closed_batch = batch
         self._loads.closed(batch)
         try:
             self._delivery.publish(epoch, batch, floor)
         finally:
-            self._on_closed(EpochClosed(epoch, batch, states, self._clock.elapsed_s() - started_s))
+            self._on_closed(EpochClosed(epoch, batch, states, self._clock.elapsed_s() - started_s, tuple(closed)))
 
     def _checkpoint_logs(self) -> None:
         # What fails here is tried again after the next epoch; the logs hold everything until then.

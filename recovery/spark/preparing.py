@@ -16,6 +16,7 @@ import apsw
 from recovery import faults
 from recovery.clock import Clock
 from recovery.config import RecoveryConfig
+from recovery.metrics.endpoint import MetricsEndpoint
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import Execution
 from recovery.state.flows import FlowRecord
@@ -47,15 +48,21 @@ class Prepared:
             config = RecoveryConfig(self.temporary)
         self.config = config
         self.flow_id = flow_id
+        self.clock = clock
         self.lock = DirectoryLock(config.path, clock, f"flow {flow_id}")
         self.store: FilePartitions | None = None
         self.check: BackgroundCheck | None = None
         self.record: FlowRecord | None = None
+        self.endpoint: MetricsEndpoint | None = None
         if config.path.is_dir():
             self.lock.acquire()
         try:
+            if config.metrics_port is not None:
+                self.endpoint = MetricsEndpoint(config.metrics_host, config.metrics_port)
             faults.reach("start.1")
+            began_s = clock.elapsed_s()
             self.plan = plan_resume(scan(config.path), flow_id=flow_id, resume_epoch=config.resume_epoch)
+            self.planned_s = clock.elapsed_s() - began_s
             faults.reach("start.2")
             self.check = BackgroundCheck([d.path for d in self.plan.partitions])
         except BaseException:
@@ -65,7 +72,7 @@ class Prepared:
     def open_store(self) -> FilePartitions:
         """The partitions, for writing."""
         scratch = self.config.scratch_directory or self.config.path / SCRATCH_NAME
-        self.store = FilePartitions([d.path for d in self.plan.partitions], Path(scratch))
+        self.store = FilePartitions([d.path for d in self.plan.partitions], Path(scratch), self.clock)
         return self.store
 
     def record_run(self, execution: Execution, clock: Clock) -> None:
@@ -75,6 +82,8 @@ class Prepared:
 
     def release(self, error: BaseException | None = None) -> None:
         """Give everything back; safe to repeat. `error` is what ended the run."""
+        if self.endpoint is not None:
+            self.endpoint.close()
         if self.check is not None:
             self.check.cancel()
         if self.record is not None:

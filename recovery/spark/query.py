@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from recovery import faults
+from recovery.backup.note import last_backup
 from recovery.checkpoint.restore import restore
 from recovery.checkpoint.rows import CHECKPOINT_STEP
 from recovery.clock import Clock, SystemClock
@@ -29,6 +30,10 @@ from recovery.errors import (
 )
 from recovery.flow import Flow, check_output_mode
 from recovery.ids import BatchId, Epoch
+from recovery.metrics.exposition import About, Family, exposition, families
+from recovery.metrics.meter import BatchMeasure, Meter
+from recovery.planning.health import parse_targets
+from recovery.planning.measures import Measure
 from recovery.planning.resume import ResumePlan
 from recovery.planning.steps import StepChoices, StepPlan, plan_steps
 from recovery.planning.timeline import timeline
@@ -39,6 +44,7 @@ from recovery.spark.closing import DECLARATIONS_STEP, EpochClosed, EpochCloser
 from recovery.spark.failures import JVM_GONE, as_recovery_error, may_still_close
 from recovery.spark.formats import register
 from recovery.spark.incremental import FlowLoads
+from recovery.spark.listener import announce
 from recovery.spark.plan import BoundPlan, bind
 from recovery.spark.preparing import Prepared
 from recovery.spark.session import check_master
@@ -69,6 +75,7 @@ class Resumed:
     execution: int
     resume_epoch: Epoch
     plan: ResumePlan
+    metrics_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,7 @@ class RunSummary:
     states: int = 0
     snapshot_s: float = 0.0
     elapsed_s: float = 0.0
+    exceeded: list[dict[str, Any]] = field(default_factory=list)
 
 
 class RecoveryQuery:
@@ -147,6 +155,7 @@ class RecoveryQuery:
             resume_epoch=execution.resume_epoch,
             last_epoch=execution.resume_epoch - 1,
         )
+        self.meter = Meter(execution.number, clock, parse_targets(config.thresholds))
         steps = self._plan_steps(plan, config)
         self._delivery = Delivery(
             sink, _resume_of_sink(plan, execution, self._store), recoverable=prepared.temporary is None
@@ -173,7 +182,10 @@ class RecoveryQuery:
         self._closer.begin(steps)
         self._closer.seeded(restore(self._store.driver_rows(CHECKPOINT_STEP), checkpoint))
         faults.reach("start.4")
-        self._notify(Resumed(execution.number, plan.resume_epoch, plan))
+        # Before the stream: afterwards the partitions belong to the thread that closes epochs.
+        self._keep(self.meter.started(prepared.planned_s + clock.elapsed_s() - self._started_s))
+        self._serve_metrics(execution)
+        self._notify(Resumed(execution.number, plan.resume_epoch, plan, self.metrics_url))
         self._update_mailboxes()
         self._launch(checkpoint, trigger)
 
@@ -192,6 +204,11 @@ class RecoveryQuery:
     def is_active(self) -> bool:
         """Whether the flow still runs."""
         return not self._finished and bool(self._query.isActive)
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where Prometheus finds the metrics of this run; None when they are not served."""
+        return self._prepared.endpoint.url if self._prepared.endpoint is not None else None
 
     @property
     def streaming_query(self) -> Any:
@@ -238,6 +255,7 @@ class RecoveryQuery:
                 # Hadoop takes the path as it stands: escaped, it would work in a directory of another name.
                 writer = writer.option("checkpointLocation", f"file:{checkpoint.absolute()}")
                 self._query = _triggered(writer, trigger).queryName(_free_name(spark, self._prepared.flow_id)).start()
+            announce(str(self._query.runId), self.meter)
         finally:
             spark.sparkContext.setLocalProperty(ADDRESS_PROPERTY, None)
         self._timer = threading.Thread(target=self._watch, name="epoch-timer", daemon=True)
@@ -260,9 +278,9 @@ class RecoveryQuery:
 
     def _process_locked(self, batch: DataFrame, batch_id: BatchId) -> None:
         self._closer.check()
-        if self._closer.due():
-            self._closer.end_epoch(lambda: True)
         self._count_input()
+        if self._closer.due():
+            self._end_epoch(lambda: True)
         started_s = self._clock.elapsed_s()
         self._store.open(self.lease, batch_id)
         materialised = contextlib.nullcontext(batch) if self._delivery.single_action else _materialised(batch)
@@ -274,6 +292,7 @@ class RecoveryQuery:
         self.summary.states += counts.keys
         self._update_mailboxes()
         seconds = self._clock.elapsed_s() - started_s
+        self.meter.batch(batch_id, BatchMeasure(*counts, seconds))
         self._notify(BatchDone(batch_id, self._closer.epoch, counts.rows, counts.keys, seconds))
 
     def _count_input(self) -> None:
@@ -282,6 +301,7 @@ class RecoveryQuery:
         if progress is not None and progress["batchId"] != self._counted_batch:
             self._counted_batch = progress["batchId"]
             self.summary.rows += progress["numInputRows"]
+            self.meter.input(progress["batchId"], progress["numInputRows"])
 
     # ---- epochs
 
@@ -295,7 +315,41 @@ class RecoveryQuery:
         self.summary.snapshot_s += closed.duration_s
         if self._prepared.record is not None:
             self._prepared.record.note(self.summary.last_epoch, self.summary.batches, self.summary.rows)
-        self._notify(closed)
+        measure, missed = self.meter.closed(closed.epoch, closed.batch, closed.duration_s, closed.partitions)
+        self._keep(measure)
+        self.summary.exceeded = [each.as_json() for each in self.meter.exceeded]
+        self._notify(replace(closed, health=missed))
+
+    def _end_epoch(self, alive: Callable[[], bool]) -> None:
+        """End the epoch; the stream stands still for as long as that takes."""
+        batch, began_s = self._closer.finished, self._clock.elapsed_s()
+        self._closer.end_epoch(alive)
+        self.meter.paused(batch, self._clock.elapsed_s() - began_s)
+
+    def _keep(self, measure: Measure) -> None:
+        """A measure that cannot be kept stops nothing."""
+        if self._prepared.temporary is None:
+            with contextlib.suppress(RecoveryError):
+                self._store.record(measure)
+
+    def _serve_metrics(self, execution: Execution) -> None:
+        if self._prepared.endpoint is None:
+            return
+        targets = parse_targets(self._prepared.config.thresholds)
+        about = About(execution.flow_id, execution.number, execution.resume_epoch, execution.version, targets)
+        self._prepared.endpoint.serve(lambda: exposition(self._families(about)))
+
+    def _families(self, about: About) -> Iterator[Family]:
+        """The metrics now."""
+        totals, backup = self.meter.totals, last_backup(self._prepared.config.path)
+        closed_s = totals.last_closed_s
+        return families(
+            about,
+            totals,
+            resume_s=self.meter.resume_s,
+            epoch_age_s=None if closed_s is None else self._clock.elapsed_s() - closed_s,
+            backup_age_s=None if backup is None else (self._clock.wall_ms() - backup.finished_ms) / 1000,
+        )
 
     def _watch(self) -> None:
         """The idle timer: ends a due epoch when no micro-batch comes that would, and ends the run when one could not
@@ -308,6 +362,8 @@ class RecoveryQuery:
                 if self._closer.due() and self._closer.lock.acquire(blocking=False):
                     try:
                         if not self._parked.is_set() and self._closer.due():
+                            with contextlib.suppress(*JVM_GONE):
+                                self._count_input()
                             self._closer.end_epoch(self._is_alive)
                     finally:
                         self._closer.lock.release()
@@ -332,6 +388,8 @@ class RecoveryQuery:
             try:
                 with self._closer.lock:
                     if not self._prepared.temporary and may_still_close(self._error):
+                        with contextlib.suppress(Exception):
+                            self._count_input()
                         self._closer.close(self._is_alive)
                         self._check_all_closed()
             except BaseException as error:

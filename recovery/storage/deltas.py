@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,7 +43,9 @@ CREATE TABLE meta (
 CREATE TABLE batches (
     batch     INTEGER PRIMARY KEY,
     row_count INTEGER NOT NULL,
-    key_count INTEGER NOT NULL
+    key_count INTEGER NOT NULL,
+    looked_up INTEGER NOT NULL,
+    seam_s    REAL NOT NULL
 ) STRICT;
 """
 
@@ -250,8 +252,14 @@ class Delta:
             statement = meta.sql(READ_OVER_SEALED if meta.sealed else READ)
             return [row[0] for row in rows(self._connection, statement, bindings)]
 
-    def apply(self, batch: BatchId, changes: Iterable[Changes], count: BatchCount) -> None:
-        """See `TaskStore.apply`."""
+    def apply(
+        self,
+        batch: BatchId,
+        changes: Iterable[Changes],
+        count: BatchCount,
+        seam_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """See `TaskStore.apply`. `seam_s` says what the task has spent here; it is asked before the commit."""
         with translated(self.path), transaction(self._connection):
             meta = self._check(batch)
             if meta.applied_batch == batch:
@@ -262,7 +270,9 @@ class Delta:
                     statement = meta.sql(APPLY_WITH_TIMEOUTS if chunk.timeouts else APPLY_PLAIN)
                     self._connection.execute(statement, {"batch": batch, "packed": apsw.carray(chunk.packed)})
             self._connection.execute("UPDATE meta SET applied_batch = ?", (batch,))
-            self._connection.execute("INSERT OR REPLACE INTO batches VALUES (?, ?, ?)", (batch, *count))
+            self._connection.execute(
+                "INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?)", (batch, *count[:3], seam_s())
+            )
 
     def due(self, batch: BatchId, up_to_ms: int) -> list[str]:
         """See `TaskStore.due`."""
@@ -318,7 +328,11 @@ class Delta:
     def count(self, batch: BatchId) -> BatchCount:
         """What was applied of `batch`."""
         with self._lock, translated(self.path):
-            found = rows(self._connection, "SELECT row_count, key_count FROM batches WHERE batch = ?", (batch,))
+            found = rows(
+                self._connection,
+                "SELECT row_count, key_count, looked_up, seam_s FROM batches WHERE batch = ?",
+                (batch,),
+            )
         return BatchCount(*found[0]) if found else BatchCount(0, 0)
 
     def _meta(self) -> Meta:

@@ -17,6 +17,7 @@ from typing import TypeVar
 import apsw
 
 from recovery import faults
+from recovery.clock import Clock, SystemClock
 from recovery.errors import (
     ForeignPartitionError,
     LeaseLostError,
@@ -26,9 +27,11 @@ from recovery.errors import (
     UnsupportedPlanError,
 )
 from recovery.ids import BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
+from recovery.planning.measures import ClosedPartition, Measure
 from recovery.planning.values import Execution, FoundFile, PartitionDescription
 from recovery.storage import partition as one
 from recovery.storage.deltas import Delta, create_delta
+from recovery.storage.measures import add_measure
 from recovery.storage.schema import file_uri, open_partition, prepare_writer, read_partition, transaction, translated
 from recovery.storage.seam import RESERVED_PREFIX, BatchCount, Changes, CloseRequest
 
@@ -81,11 +84,12 @@ def step_names(paths: Sequence[Path]) -> list[str]:
 class FilePartitions:
     """The driver's view of the partitions of one directory, while it holds the directory's lock."""
 
-    def __init__(self, paths: Sequence[Path], scratch: Path) -> None:
+    def __init__(self, paths: Sequence[Path], scratch: Path, clock: Clock | None = None) -> None:
         """`paths` in the order of their indexes; `scratch` is a directory that stores may share."""
         self.paths = list(paths)
         self.partition_count = len(self.paths)
         self._scratch_root = scratch
+        self._clock = clock or SystemClock()
         directory = self.paths[0].parent.resolve()
         self._scratch_prefix = f"ex-{hashlib.sha1(os.fsencode(directory)).hexdigest()[:12]}-"
         # In a scratch directory of its own, also what it left there before it was moved here is stale.
@@ -174,7 +178,7 @@ class FilePartitions:
             for delta in deltas:
                 delta.seal(batch)
 
-    def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[int]:
+    def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[ClosedPartition]:
         """See `PartitionStore.close`."""
         written = self._each(lambda index: self.close_partition(index, lease, requests[index]))
         faults.reach("close.3")
@@ -187,13 +191,17 @@ class FilePartitions:
         faults.reach("close.4")
         return written
 
-    def close_partition(self, index: int, lease: Lease, request: CloseRequest) -> int:
+    def close_partition(self, index: int, lease: Lease, request: CloseRequest) -> ClosedPartition:
         """Close an epoch in one partition: the epoch is closed when all have it."""
         sealed = {
             step: f"{_schema(self._deltas, step)}.{deltas[index].seal(request.batch)}"
             for step, deltas in self._deltas.items()
         }
-        return one.close_epoch(self._writers[index], self.paths[index], lease, request, sealed)
+        return one.close_epoch(self._writers[index], self.paths[index], lease, request, sealed, self._clock.elapsed_s)
+
+    def record(self, measure: Measure) -> None:
+        """See `PartitionStore.record`."""
+        add_measure(self._writers[0], self.paths[0], measure)
 
     def checkpoint(self) -> None:
         """Move what is in the logs into the files, as far as no reader is in the way. Never waits."""
@@ -226,7 +234,9 @@ class FilePartitions:
         found = [[delta.count(batch) for delta in deltas] for deltas in self._deltas.values()]
         # Steps in a chain see the same rows again, so the rows are those of the step that saw most.
         rows = max((sum(count.rows for count in counts) for counts in found), default=0)
-        return BatchCount(rows, sum(count.keys for counts in found for count in counts))
+        every = [count for counts in found for count in counts]
+        keys, looked_up = sum(count.keys for count in every), sum(count.looked_up for count in every)
+        return BatchCount(rows, keys, looked_up, sum(count.seam_s for count in every))
 
     def next_due_ms(self, lease: Lease) -> int | None:
         """See `PartitionStore.next_due_ms`."""
@@ -288,15 +298,19 @@ class FileTaskStore:
     """A task's view: one delta, opened for this task alone. A connection kept from an earlier task could write to a
     file that was removed since, and be told that all is well."""
 
-    def __init__(self, partitions: Sequence[Path], scratch: Path, lease: Lease) -> None:
+    def __init__(self, partitions: Sequence[Path], scratch: Path, lease: Lease, clock: Clock) -> None:
         self._partitions = partitions
         self._scratch = scratch
         self._lease = lease
+        self._clock = clock
         self._delta: Delta | None = None
+        self._looked_up = 0
+        self._seam_s = 0.0
 
     def read(self, step: StepId, partition: PartitionIndex, batch: BatchId, keys: tuple[str, ...]) -> list[str | None]:
         """See `TaskStore.read`."""
-        with self._delta_of(step, partition) as delta:
+        with self._timed(), self._delta_of(step, partition) as delta:
+            self._looked_up += len(keys)
             return delta.read(batch, keys)
 
     def apply(
@@ -308,12 +322,14 @@ class FileTaskStore:
         count: BatchCount,
     ) -> None:
         """See `TaskStore.apply`."""
+        began_s = self._clock.elapsed_s()
         with self._delta_of(step, partition) as delta:
-            delta.apply(batch, changes, count)
+            counted = BatchCount(count.rows, count.keys, self._looked_up)
+            delta.apply(batch, changes, counted, lambda: self._seam_s + self._clock.elapsed_s() - began_s)
 
     def due(self, step: StepId, partition: PartitionIndex, batch: BatchId, up_to_ms: int) -> list[str]:
         """See `TaskStore.due`."""
-        with self._delta_of(step, partition) as delta:
+        with self._timed(), self._delta_of(step, partition) as delta:
             return delta.due(batch, up_to_ms)
 
     def release(self) -> None:
@@ -321,6 +337,12 @@ class FileTaskStore:
         if self._delta is not None:
             self._delta.close()
             self._delta = None
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        began_s = self._clock.elapsed_s()
+        yield
+        self._seam_s += self._clock.elapsed_s() - began_s
 
     @contextlib.contextmanager
     def _delta_of(self, step: StepId, partition: PartitionIndex) -> Iterator[Delta]:
@@ -341,7 +363,7 @@ def connect_task(address: str) -> tuple[FileTaskStore, int]:
     parsed = json.loads(address)
     lease = Lease(ExecutionNumber(parsed["number"]), parsed["id"])
     partitions = [Path(path) for path in parsed["partitions"]]
-    return FileTaskStore(partitions, Path(parsed["scratch"]), lease), len(partitions)
+    return FileTaskStore(partitions, Path(parsed["scratch"]), lease, SystemClock()), len(partitions)
 
 
 def _delta_path(scratch: Path, step: StepId, index: int) -> Path:

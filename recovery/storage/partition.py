@@ -15,9 +15,11 @@ import apsw
 from recovery import faults
 from recovery.errors import CorruptPartitionError, LeaseLostError
 from recovery.ids import NO_EPOCH, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
+from recovery.planning.measures import ClosedPartition
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription, StepEdit
-from recovery.storage.digests import MODULUS, SUM_SQL, combine, record_digest, row_digest_sql
-from recovery.storage.schema import rows, snapshot, transaction, translated, value
+from recovery.storage.digests import MODULUS, SUM_SQL, combine, filtered_sum_sql, record_digest, row_digest_sql
+from recovery.storage.measures import change_sizes, read_sizes
+from recovery.storage.schema import ROW_BYTES, rows, snapshot, transaction, translated, value
 from recovery.storage.seam import CloseRequest
 
 PARTS = "SELECT part_index, part_count, store_id, flow_id, created_ms, digest FROM parts"
@@ -87,8 +89,15 @@ DISCARD = """
 DELETE FROM snaps WHERE step_id = :step AND state_key IN (SELECT state_key FROM {table} WHERE after IS NULL)
 """
 WRITTEN = f"""
-SELECT {SUM_SQL} FROM {{table}} AS m CROSS JOIN snaps AS s
+SELECT {SUM_SQL}, coalesce(sum(octet_length(m.state_key) + octet_length(s.ser_change)), 0)
+FROM {{table}} AS m CROSS JOIN snaps AS s
 WHERE s.step_id = :step AND s.state_key = m.state_key AND s.snap_epoch = :epoch
+"""
+
+# By step: all that the epoch superseded, and of it the keys that it made, which had no value and no size before.
+SUPERSEDED = f"""
+SELECT step_id, {SUM_SQL}, {filtered_sum_sql("snap_epoch IS NULL")}, coalesce(sum({ROW_BYTES}), 0)
+FROM superseded WHERE until_epoch = ? GROUP BY step_id
 """
 
 # The state of a key at an epoch is what its first successor superseded; SQLite takes the other columns of a
@@ -97,6 +106,14 @@ UNDO = """
 CREATE TEMP TABLE undo AS
 SELECT step_id, state_key, min(until_epoch), snap_epoch, ser_change, timeout_ms, digest
 FROM superseded WHERE until_epoch >= ? GROUP BY step_id, state_key
+"""
+UNDONE = f"""
+SELECT step_id, sum(live), sum(size) FROM (
+    SELECT u.step_id, -1 AS live, -(octet_length(s.state_key) + octet_length(s.ser_change)) AS size
+    FROM temp.undo AS u CROSS JOIN snaps AS s WHERE s.step_id = u.step_id AND s.state_key = u.state_key
+    UNION ALL
+    SELECT step_id, 1, {ROW_BYTES} FROM temp.undo WHERE snap_epoch IS NOT NULL
+) GROUP BY step_id
 """
 
 
@@ -187,7 +204,8 @@ def close_epoch(
     lease: Lease,
     request: CloseRequest,
     sealed: Mapping[StepId, str],
-) -> int:
+    elapsed_s: Callable[[], float] = lambda: 0.0,
+) -> ClosedPartition:
     """Close an epoch in this partition: step 2 of the closing protocol, one transaction, synced to disk.
 
     1. Check in storage that the lease is the newest and the epoch the next one.
@@ -197,8 +215,8 @@ def close_epoch(
     5. Collect what lies below the floor.
     6. Commit.
 
-    `sealed` names the table of each step's delta, of an attached file. Returns the states written. Closing an epoch
-    that this execution closed already changes nothing.
+    `sealed` names the table of each step's delta, of an attached file; `elapsed_s` is a clock. Closing an epoch that
+    this execution closed already changes nothing.
     """
     with translated(path):
         _create_driver_table(connection)
@@ -209,7 +227,7 @@ def close_epoch(
             if holder != [(lease.number, lease.id)]:
                 raise LeaseLostError(f"execution {lease.number} may not close an epoch any more", path=path)
             if before is not None and before.cut == (request.epoch, lease.id, request.batch):
-                return before.written
+                return ClosedPartition(before.written, 0, 0, 0.0, read_sizes(connection))
             if (before.epoch if before else 0) != request.epoch - 1:
                 raise CorruptPartitionError(
                     f"it cannot close epoch {request.epoch}: its newest is {before.epoch if before else 0}", path=path
@@ -239,11 +257,14 @@ def close_epoch(
             )
             faults.reach("close.2.epochs")
             # 5
-            collect(connection, request.floor)
+            began_s = elapsed_s()
+            collected = collect(connection, request.floor)
+            collect_s = elapsed_s() - began_s
+            sizes = read_sizes(connection)
             faults.reach("close.2.collected")
         # 6
         faults.reach("close.2.committed")
-    return totals.written
+    return ClosedPartition(totals.written, totals.size_bytes, collected, collect_s, sizes)
 
 
 def collect(connection: apsw.Connection, floor: Epoch) -> int:
@@ -291,6 +312,13 @@ class _Totals:
     def __init__(self) -> None:
         self.written = 0
         self.digest = 0
+        self.size_bytes = 0
+        self.changes: dict[str, tuple[int, int]] = {}
+
+    def gain(self, step: str, count: int, size_bytes: int) -> None:
+        """Rows and bytes by which a step grows."""
+        before = self.changes.get(step, (0, 0))
+        self.changes[step] = before[0] + count, before[1] + size_bytes
 
 
 def _move(connection: apsw.Connection, totals: _Totals, step: StepId, table: str, epoch: Epoch) -> None:
@@ -301,8 +329,10 @@ def _move(connection: apsw.Connection, totals: _Totals, step: StepId, table: str
         return
     execute(WRITE)
     execute(DISCARD)
-    [(written, high, low)] = execute(WRITTEN)
+    [(written, high, low, size_bytes)] = execute(WRITTEN)
     totals.written += written
+    totals.size_bytes += size_bytes
+    totals.gain(step, written, size_bytes)
     totals.digest += combine(high, low)
 
 
@@ -359,13 +389,14 @@ def _closing_row(
     request: CloseRequest,
     totals: _Totals,
 ) -> ClosedEpoch:
-    """The row of the epoch: what was live, without what it superseded, with what it wrote."""
-    where = "FROM superseded WHERE until_epoch = ?"
-    [(superseded, high, low)] = rows(connection, f"SELECT {SUM_SQL} {where}", (request.epoch,))
-    [(replaced, old_high, old_low)] = rows(
-        connection, f"SELECT {SUM_SQL} {where} AND snap_epoch IS NOT NULL", (request.epoch,)
-    )
-    live_digest = (before.live_digest if before else 0) - combine(old_high, old_low) + totals.digest
+    """The row of the epoch: what was live, without what it superseded, with what it wrote. Counts the steps' sizes."""
+    superseded = digest = made = made_digest = 0
+    for step, count, high, low, new, new_high, new_low, size_bytes in rows(connection, SUPERSEDED, (request.epoch,)):
+        superseded, digest = superseded + count, digest + combine(high, low)
+        made, made_digest = made + new, made_digest + combine(new_high, new_low)
+        totals.gain(step, new - count, -size_bytes)
+    live_digest = (before.live_digest if before else 0) - (digest - made_digest) + totals.digest
+    change_sizes(connection, totals.changes)
     return ClosedEpoch(
         epoch=request.epoch,
         execution=lease,
@@ -373,10 +404,10 @@ def _closing_row(
         closed_ms=request.closed_ms,
         clock_ms=request.clock_ms,
         written=totals.written,
-        live_rows=(before.live_rows if before else 0) - replaced + totals.written,
+        live_rows=(before.live_rows if before else 0) - (superseded - made) + totals.written,
         live_digest=live_digest % MODULUS,
         superseded_rows=superseded,
-        superseded_digest=combine(high, low),
+        superseded_digest=digest % MODULUS,
     )
 
 
@@ -384,6 +415,7 @@ def _abandon(connection: apsw.Connection, resume_epoch: Epoch) -> None:
     """Put back what every abandoned epoch superseded. The cost is proportional to what they touched."""
     connection.execute("DROP TABLE IF EXISTS temp.undo")
     connection.execute(UNDO, (resume_epoch,))
+    change_sizes(connection, {step: (count, size) for step, count, size in rows(connection, UNDONE)})
     connection.execute("DELETE FROM snaps WHERE (step_id, state_key) IN (SELECT step_id, state_key FROM temp.undo)")
     connection.execute(
         "INSERT INTO snaps SELECT step_id, state_key, snap_epoch, ser_change, timeout_ms, digest"

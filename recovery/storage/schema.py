@@ -11,6 +11,8 @@ superseded  what `snaps` held before: one row per key and epoch that replaced it
             ordered by that epoch, so that collecting is a range delete at its front and rewinding reads its end
 states      operational state: documents by id, durable at once, untouched by rewinds; only part-0 has rows
 totals      one row: how many rows `states` has, and the sum of their digests
+sizes       one row per step in `snaps`: its rows, and the bytes of their keys and values
+measures    what runs measured, a row per epoch and per start; untouched by rewinds; only part-0 has rows
 
 Tables of others (Litestream keeps two) are tolerated and never touched.
 """
@@ -37,7 +39,7 @@ from recovery.errors import (
 )
 
 APPLICATION_ID = 0x52435650  # "RCVP"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 BUSY_TIMEOUT_MS = 60_000
 SMALLEST_PAGE_BYTES = 512
 
@@ -129,8 +131,33 @@ CREATE TABLE totals (
 ) STRICT;
 """
 
-MIGRATIONS = {1: CREATE_STATES}
-"""What turns a file of a version into one of the next."""
+CREATE_MEASURES = """
+CREATE TABLE sizes (
+    step_id    TEXT PRIMARY KEY,
+    live_rows  INTEGER NOT NULL,
+    live_bytes INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE measures (
+    measure_id  INTEGER PRIMARY KEY,
+    ex_num      INTEGER NOT NULL,
+    epoch       INTEGER NOT NULL,
+    measured_ms INTEGER NOT NULL,
+    content     TEXT NOT NULL,
+    digest      INTEGER NOT NULL
+) STRICT;
+
+"""
+
+ROW_BYTES = "octet_length(state_key) + octet_length(ser_change)"
+"""The size of a row of `snaps` as it is counted in `sizes`: key and value, as they are stored."""
+
+MEASURE_SNAPS = f"""
+INSERT INTO sizes SELECT step_id, count(*), sum({ROW_BYTES}) FROM snaps GROUP BY step_id
+"""
+
+MIGRATIONS = {1: CREATE_STATES, 2: CREATE_MEASURES + MEASURE_SNAPS}
+"""What turns a file of a version into one of the next. The second reads the state once, to count it."""
 
 
 def partition_path(directory: Path, index: int) -> Path:

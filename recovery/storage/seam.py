@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from recovery.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
+from recovery.planning.measures import ClosedPartition, Measure
 from recovery.planning.values import Execution, PartitionDescription, StepEdit
 
 FIELD_SEPARATOR = "\x1f"
@@ -52,10 +53,13 @@ class CloseRequest:
 
 
 class BatchCount(NamedTuple):
-    """What the tasks of one micro-batch applied: input rows seen and keys written."""
+    """What the tasks of one micro-batch did: input rows seen, keys written; keys looked up, and the seconds that
+    storage took of the tasks for all of it, added up."""
 
     rows: int
     keys: int
+    looked_up: int = 0
+    seam_s: float = 0.0
 
 
 class TaskStore(Protocol):
@@ -114,17 +118,22 @@ class PartitionStore(Protocol):
         """
         ...
 
-    def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[int]:
+    def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[ClosedPartition]:
         """Close an epoch, one request per partition, all at once; each in one transaction. Seals its micro-batch
         if that was not done. Micro-batches may go on meanwhile, on other threads.
 
-        Returns the states written per partition. A partition that this execution closed it in already is left
+        Returns what was done in each partition. A partition that this execution closed it in already is left
         as it is. When it returns, the epoch is durable in every partition. Raises LeaseLostError.
         """
         ...
 
     def checkpoint(self) -> None:
         """Move what closing left in logs to where it belongs, as far as no reader is in the way. Never waits."""
+        ...
+
+    def record(self, measure: Measure) -> None:
+        """Keep what was measured: a fact that no rewind takes back. Does not wait for the disk; the `checkpoint` after
+        it does. Not while `close` goes on."""
         ...
 
     def counts(self, lease: Lease, batch: BatchId) -> BatchCount:

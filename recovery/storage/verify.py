@@ -11,13 +11,17 @@ import apsw.sqlite_extra
 
 from recovery.errors import CorruptPartitionError
 from recovery.ids import FIRST_EPOCH
+from recovery.planning.measures import StepSize
 from recovery.planning.values import PartitionDescription
 from recovery.storage.digests import SNAPS_DIGEST, SUM_SQL, combine
+from recovery.storage.measures import check_measures, check_sizes
 from recovery.storage.partition import describe
-from recovery.storage.schema import read_partition, rows, snapshot, translated
+from recovery.storage.schema import ROW_BYTES, read_partition, rows, snapshot, translated
 from recovery.storage.states import check_states
 
-SNAPS = f"SELECT {SUM_SQL}, coalesce(sum(digest IS NOT {SNAPS_DIGEST}), 0) FROM snaps"
+SNAPS = f"""
+SELECT CAST(step_id AS BLOB), {SUM_SQL}, sum(digest IS NOT {SNAPS_DIGEST}), sum({ROW_BYTES}) FROM snaps GROUP BY step_id
+"""
 SUPERSEDED = f"""
 SELECT until_epoch, {SUM_SQL}, sum(digest IS NOT {SNAPS_DIGEST}) FROM superseded GROUP BY until_epoch
 """
@@ -77,7 +81,8 @@ class PartitionCheck:
     def _check(self, connection: apsw.Connection) -> Verdict:
         description = describe(connection, self.path)
         problems = _gaps(description)
-        live_rows, high, low, damaged = rows(connection, SNAPS)[0]
+        steps = rows(connection, SNAPS)
+        live_rows, high, low, damaged = (sum(step[index] for step in steps) for index in range(1, 5))
         newest = description.newest
         expected = (newest.live_rows, newest.live_digest) if newest else (0, 0)
         if damaged:
@@ -86,6 +91,8 @@ class PartitionCheck:
             problems.append(f"snaps holds {live_rows} rows where epoch {description.newest_epoch} left {expected[0]}")
         elif combine(high, low) != expected[1]:
             problems.append(f"the rows of snaps are not those that epoch {description.newest_epoch} left")
+        elif not damaged:
+            problems += check_sizes(connection, {_text(step): StepSize(each[0], each[-1]) for step, *each in steps})
         held = {e.epoch: (e.superseded_rows, e.superseded_digest) for e in description.epochs}
         total = live_rows
         for until, count, high, low, damaged in rows(connection, SUPERSEDED):
@@ -97,7 +104,7 @@ class PartitionCheck:
         for epoch, (count, _) in held.items():
             if count and epoch > description.collected:
                 problems.append(f"the {count} rows that epoch {epoch} superseded are missing")
-        problems += check_states(connection)
+        problems += [*check_measures(connection), *check_states(connection)]
         problems += [f"SQLite says: {row[0]}" for row in rows(connection, "PRAGMA integrity_check(3)")]
         return Verdict(self.path, total, tuple(p for p in problems if p != "SQLite says: ok"))
 

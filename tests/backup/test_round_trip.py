@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from pathlib import Path
 
@@ -56,9 +57,12 @@ class TestBackup:
         assert done.plan.lost_epochs == 0
 
     def test_nothing_in_the_directory_changes(self, store, tmp_path):
-        """Not a byte, and no log is left beside a file."""
+        """Not a byte, and no log is left beside a file; only a note says when that was."""
         before = files(store)
         back_up(store, tmp_path / "dest", check=True)
+        note = json.loads((store / "last-backup.json").read_text())
+        (store / "last-backup.json").unlink()
+        assert (note["epoch"], note["destination"]) == (5, str(tmp_path / "dest"))
         assert files(store) == before
 
     def test_while_a_run_writes(self, store, tmp_path):

@@ -67,7 +67,7 @@ def test_applying_a_batch_again_replaces_it_whole(store_dir, closed):
         expected = {"a": "1", "b": "21", "c": "3", "d": None, "e": "50"}
         assert run.read(1, "abcde") == {"a": "1", "b": "2", "c": "3", "d": None, "e": None}
         assert run.read(2, "abcde") == expected
-        assert run.store.counts(run.lease, 1) == BatchCount(2, 2)
+        assert run.store.counts(run.lease, 1)[:2] == (2, 2)
         run.close(1)
         held = {(STEP, key): (text, None) for key, text in expected.items() if text is not None}
         assert state_at(store_dir, run.epoch - 1) == held

@@ -48,7 +48,8 @@ class TestClosing:
             first = run.store.close(run.lease, requests)
             before = content(store_dir)
             run.apply(1, {"a": "2"})
-            assert run.store.close(run.lease, requests) == first
+            again = run.store.close(run.lease, requests)
+            assert [(each.written, each.sizes) for each in again] == [(each.written, each.sizes) for each in first]
             assert content(store_dir) == before
             assert run.read(2, "a") == {"a": "2"}, "what came after it is still there"
 
@@ -443,7 +444,7 @@ class TestCollection:
             [(live,)] = query(path, "SELECT sum(length(state_key) + length(ser_change) + 30) FROM snaps")
             [described] = run.store.describe()
             assert query(path, "SELECT count(*) FROM superseded") == [(500,)]
-            assert described.size_bytes < 4 * live
+            assert described.size_bytes < 4.2 * live
             run.store.collect(run.epoch - 1)
             assert query(path, "SELECT count(*) FROM superseded") == [(0,)]
         # An idle file of a few pages has its fixed share; the rows themselves are tight.
@@ -492,8 +493,8 @@ class TestCost:
             run.apply(1, {f"k{number}": "2" for number in range(7)} | {"k999": None, "new": "1"})
             before = writer.total_changes()
             run.close(1)
-            # 9 superseded, 8 written, 1 discarded, 1 epoch.
-            assert writer.total_changes() - before == 19
+            # 9 superseded, 8 written, 1 discarded, 1 epoch, 1 size.
+            assert writer.total_changes() - before == 20
 
     @pytest.mark.parametrize("name", ["SUPERSEDE", "WRITE", "DISCARD", "WRITTEN"])
     def test_closing_scans_nothing_but_the_delta(self, store_dir, name):

@@ -1,0 +1,78 @@
+"""`recovery advise DIR`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from recovery.cli.common import INTERVAL, directory_argument, json_option, print_json, table
+from recovery.clock import SystemClock
+from recovery.planning.advice import Advice, Option, advise, format_share
+from recovery.planning.health import DEFAULTS, format_seconds
+from recovery.report.facts import Facts, gather, known
+
+
+@click.command(name="advise")
+@directory_argument
+@click.option("--tolerate", type=INTERVAL, default="30s", show_default=True,
+              help="How long recovery may take after a crash, without Spark's start.")  # fmt: skip
+@click.option(
+    "--cores", type=click.IntRange(min=1), help="Cores that the flow runs on; by default those of this machine."
+)
+@json_option
+def advise_command(directory: Path, tolerate: float, cores: int | None, as_json: bool) -> None:
+    """Propose a snapshot interval, a number of partitions and a size of the state, from what runs have measured.
+
+    Only reads; a run may be going on.
+    """
+    facts = gather(directory, DEFAULTS, SystemClock().wall_ms())
+    advice = advise(known(facts, cores or os.cpu_count() or 1), tolerate)
+    if as_json:
+        print_json({"directory": str(directory), **advice.as_json(), "unreadable": list(facts.problems)})
+    else:
+        click.echo(_text(advice, facts))
+
+
+def _text(advice: Advice, facts: Facts) -> str:
+    lines = []
+    interval = advice.interval
+    if interval is not None:
+        lines += [
+            click.style(f"snapshot interval: -s {_setting(interval.proposed.interval_s)}", bold=True),
+            f"  {interval.why}",
+            "",
+            table(
+                ("interval", "micro-batches", "snapshots take", "recovers within", ""),
+                [
+                    (
+                        format_seconds(each.interval_s),
+                        each.batches,
+                        format_share(each.overhead),
+                        format_seconds(each.recovery_s),
+                        _mark(each, interval.proposed, interval.present),
+                    )
+                    for each in interval.options
+                ],
+            ),
+            "",
+        ]
+    partitions = advice.partitions
+    lines += [click.style(f"partitions: {partitions.proposed}", bold=True), f"  {partitions.why}"]
+    if advice.size is not None:
+        lines += ["", click.style("size of the state", bold=True), f"  {advice.size.why}"]
+    if advice.missing:
+        lines += ["", *(f"{each[0].upper()}{each[1:]}." for each in advice.missing)]
+    if facts.problems:
+        lines += ["", *(f"Not read: {each}" for each in facts.problems)]
+    return "\n".join(lines)
+
+
+def _setting(seconds: float) -> str:
+    return f"{seconds:g}s" if seconds >= 1 else f"{seconds * 1000:.0f}ms"
+
+
+def _mark(each: Option, proposed: Option, present: Option | None) -> str:
+    marks = [name for name, option in (("proposed", proposed), ("as it is", present)) if each == option]
+    return ", ".join(marks)

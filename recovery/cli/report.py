@@ -1,0 +1,72 @@
+"""`recovery report DIR -o FILE`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from recovery.cli.common import (
+    DIRECTORY,
+    INTERVAL,
+    directory_argument,
+    format_size,
+    json_option,
+    print_json,
+    threshold_option,
+)
+from recovery.clock import SystemClock
+from recovery.errors import ConfigurationError, StorageError
+from recovery.planning.advice import advise
+from recovery.planning.health import parse_targets
+from recovery.report.facts import gather, known, largest
+
+
+@click.command()
+@directory_argument
+@click.option("-o", "--output", type=DIRECTORY, default="report.html", show_default=True, help="The page to write.")
+@click.option("--force", is_flag=True, help="Replace the page when it is there already.")
+@click.option("--keys", type=click.IntRange(min=0), default=10, show_default=True,
+              help="How many of the biggest keys to show. Finding them reads the whole state; 0: none.")  # fmt: skip
+@click.option("--tolerate", type=INTERVAL, default="30s", show_default=True,
+              help="How long recovery may take, for the advice.")  # fmt: skip
+@threshold_option
+@json_option
+def report(
+    directory: Path,
+    output: Path,
+    force: bool,
+    keys: int,
+    tolerate: float,
+    thresholds: dict[str, str],
+    as_json: bool,
+) -> None:
+    """Write one page that shows a directory: timeline, partitions, state and snapshots over time, health, advice.
+
+    The page needs no network and no other file. Only reads the directory, also a damaged one; a run may be going on.
+    """
+    if output.exists() and not force:
+        raise ConfigurationError(
+            f"{output} is there already",
+            cause="A report was written there before.",
+            remedy="Give --force, or another -o.",
+        )
+    from recovery.report.page import page
+
+    facts = gather(directory, parse_targets(thresholds), SystemClock().wall_ms())
+    text = page(facts, advise(known(facts, os.cpu_count() or 1), tolerate), largest(facts, keys) if keys else [])
+    draft = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(output)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise StorageError(str(error), path=output) from error
+    size_bytes = len(text.encode())
+    if as_json:
+        print_json({"output": str(output), "bytes": size_bytes, "unreadable": list(facts.problems)})
+    else:
+        click.echo(f"wrote {output}, {format_size(size_bytes)}")
+        for problem in facts.problems:
+            click.echo(f"not read: {problem}", err=True)

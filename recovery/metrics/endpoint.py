@@ -1,0 +1,103 @@
+"""The endpoint that Prometheus scrapes: one page of text over HTTP, as long as the run goes on."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from recovery.errors import ConfigurationError
+from recovery.metrics.exposition import CONTENT_TYPE
+
+PATH = "/metrics"
+TIMEOUT_S = 10.0
+
+
+class MetricsEndpoint:
+    """Listens from the moment it is made; answers with nothing but a note until `serve` says where numbers come from.
+
+    Raises ConfigurationError when the port cannot be listened on.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        """`port` 0: any that is free."""
+        self._text: Callable[[], str] = lambda: "# The run is starting.\n"
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+            self._server = _server(self, family, host, port)
+        except (OSError, OverflowError) as error:
+            raise ConfigurationError(
+                f"metrics cannot be served at {_shown(host)}:{port}: {error}",
+                cause="Another process listens there, or the address is not one of this machine.",
+                remedy="Choose another --metrics-port; 0 takes one that is free and says which.",
+            ) from error
+        self.url = f"http://{_shown(host)}:{self._server.server_address[1]}{PATH}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True)
+        self._thread.start()
+
+    def serve(self, text: Callable[[], str]) -> None:
+        """Answer with this from now on. It is called on threads of the endpoint's own."""
+        self._text = text
+
+    def text(self) -> str:
+        """What is answered now."""
+        return self._text()
+
+    def close(self) -> None:
+        """Stop listening. Safe to repeat."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _server(endpoint: MetricsEndpoint, family: int, host: str, port: int) -> ThreadingHTTPServer:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = TIMEOUT_S
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path not in (PATH, "/"):
+                self.send_error(HTTPStatus.NOT_FOUND)
+                return
+            try:
+                content = (endpoint.text() if path == PATH else f"recovery: see {PATH}\n").encode()
+            except Exception as error:
+                self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, explain=type(error).__name__)
+                return
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", CONTENT_TYPE)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """A scrape is no news."""
+
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AddressFamily(family)
+        daemon_threads = True
+        # A port that somebody listens on must be refused, one that was given up just now must not be.
+        allow_reuse_address = True
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """Whoever asked went away."""
+
+        def server_bind(self) -> None:
+            # Without HTTPServer's look-up of its own name, which may wait for a name server.
+            socket_bind(self)
+
+    def socket_bind(server: Server) -> None:
+        if server.allow_reuse_address:
+            server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.socket.bind(server.server_address)
+        server.server_address = server.socket.getsockname()
+        server.server_name, server.server_port = host, server.server_address[1]
+
+    return Server((host, port), Handler)
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,123 @@
+"""The numbers of a run in Prometheus' text format, version 0.0.4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from recovery.metrics.meter import Totals
+from recovery.planning.health import Level, Target
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric: its samples are labels and values."""
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    help: str
+    samples: Sequence[tuple[Labels, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What does not change during a run."""
+
+    flow: str
+    execution: int
+    resume_epoch: int
+    version: str
+    targets: tuple[Target, ...]
+
+
+def families(
+    about: About, totals: Totals, *, resume_s: float, epoch_age_s: float | None, backup_age_s: float | None
+) -> Iterator[Family]:
+    """All metrics of a run. Those without a value yet have no sample."""
+    t, last = totals, totals.last_epoch
+
+    def gauge(name: str, help_text: str, value: float | None) -> Family:
+        return Family(f"recovery_{name}", "gauge", help_text, [] if value is None else [({}, value)])
+
+    def counter(name: str, help_text: str, value: float) -> Family:
+        return Family(f"recovery_{name}_total", "counter", help_text, [({}, value)])
+
+    info = {"flow": about.flow, "execution": str(about.execution), "version": about.version}
+    yield Family("recovery_info", "gauge", "The run that these metrics are of.", [(info, 1)])
+    yield gauge("resume_epoch", "The epoch that this execution started with.", about.resume_epoch)
+    yield gauge("resume_seconds", "Reading, planning and putting back the position, without Spark's start.", resume_s)
+    yield counter("batches", "Micro-batches processed.", t.batches)
+    yield counter("batch_seconds", "Time of the micro-batches.", t.batch_s)
+    yield counter("input_rows", "Rows read from the sources.", t.input_rows)
+    yield counter("step_rows", "Rows that reached a stateful step.", t.rows)
+    yield counter("keys_looked_up", "Keys whose state was read, per micro-batch and step.", t.looked_up)
+    yield counter("keys_touched", "Keys whose state was written, per micro-batch and step.", t.touched)
+    yield counter("state_access_seconds", "Time of the tasks in storage, added up over tasks.", t.seam_s)
+    yield gauge("last_batch_seconds", "Time of the newest micro-batch.", t.last_batch_s)
+    yield counter("epochs_closed", "Epochs closed.", t.epochs)
+    yield counter("snapshot_seconds", "Time of writing snapshots, beside the stream.", t.snapshot_s)
+    yield counter("snapshot_rows", "Rows written to snapshots.", t.written)
+    yield counter("snapshot_bytes", "Keys and values written to snapshots.", t.written_bytes)
+    yield counter("pause_seconds", "Time that the stream stood still for ends of epochs.", t.pause_s)
+    yield counter("collected_rows", "Superseded rows that were given up.", t.collected)
+    yield counter("collection_seconds", "Time of collecting, of the slowest partition each.", t.collect_s)
+    yield gauge("epoch", "The newest closed epoch.", last.epoch if last else None)
+    yield gauge("epoch_age_seconds", "Time since an epoch was closed by this execution.", epoch_age_s)
+    yield gauge("last_snapshot_seconds", "Time of writing the newest snapshot.", last.snapshot_s if last else None)
+    yield gauge("last_snapshot_bytes", "Keys and values in the newest snapshot.", last.written_bytes if last else None)
+    yield gauge("last_collection_seconds", "Time of the newest collection.", last.collect_s if last else None)
+    latency = last.update_latency_s if last else None
+    yield gauge("state_update_latency_seconds", "Task time in storage per key, in the newest epoch.", latency)
+    steps = sorted(last.steps.items()) if last else []
+    rows = [({"step": step}, float(size.rows)) for step, size in steps]
+    yield Family("recovery_state_rows", "gauge", "Live rows, as of the newest epoch.", rows)
+    sizes = [({"step": step}, float(size.size_bytes)) for step, size in steps]
+    yield Family("recovery_state_bytes", "gauge", "Keys and values of the live rows.", sizes)
+    memory = {"driver": t.memory.driver_bytes, "jvm": t.memory.jvm_bytes, "workers": t.memory.workers_bytes}
+    resident = [({"process": name}, float(size)) for name, size in memory.items() if size is not None]
+    yield Family("recovery_memory_bytes", "gauge", "Resident memory of the run's processes.", resident)
+    yield gauge(
+        "backup_age_seconds", "Time since `recovery backup` finished; other copies are not known.", backup_age_s
+    )
+    limits = [
+        ({"target": target.name, "level": level}, value)
+        for target in about.targets
+        for level, value in (("warning", target.warning), ("critical", target.critical))
+        if value is not None
+    ]
+    yield Family("recovery_threshold", "gauge", "Levels of the targets, in seconds or bytes.", limits)
+    levels = [({"target": each.target.name}, _level(each.level)) for each in t.findings]
+    yield Family("recovery_health", "gauge", "0 ok, 1 warning, 2 critical, -1 not known; newest epoch.", levels)
+
+
+def exposition(found: Iterator[Family]) -> str:
+    """The text."""
+    lines: list[str] = []
+    for family in found:
+        lines += [f"# HELP {family.name} {_escaped(family.help)}", f"# TYPE {family.name} {family.kind}"]
+        for labels, value in family.samples:
+            named = ",".join(f'{name}="{_quoted(text)}"' for name, text in labels.items())
+            lines.append(f"{family.name}{{{named}}} {_number(value)}" if named else f"{family.name} {_number(value)}")
+    return "\n".join([*lines, ""])
+
+
+def _level(level: Level) -> float:
+    return -1 if level is Level.UNKNOWN else level.severity
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _quoted(text: str) -> str:
+    # A text that is no valid Unicode, as file names can be, would make the whole answer unreadable.
+    return _escaped(text).replace('"', '\\"').encode(errors="backslashreplace").decode()

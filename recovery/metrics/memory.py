@@ -1,0 +1,67 @@
+"""Resident memory of a run's processes: the driver's Python, its JVM, and Spark's Python workers below it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Resident bytes; None: not known. Workers are forked, so pages that they share count for each of them."""
+
+    driver_bytes: int | None = None
+    jvm_bytes: int | None = None
+    workers_bytes: int | None = None
+
+
+def measure_memory(pid: int, proc: Path = PROC) -> Memory:
+    """The memory of process `pid` and of those below it, as Linux tells; elsewhere nothing is known.
+
+    Below the driver stand its JVM and, below that, processes of Python; on a cluster, only the driver's own machine.
+    """
+    children: dict[int, list[tuple[int, str]]] = {}
+    try:
+        for entry in os.scandir(proc):
+            if entry.name.isdigit():
+                found = _parent(Path(entry.path))
+                if found is not None:
+                    children.setdefault(found[0], []).append((int(entry.name), found[1]))
+        driver = _resident(proc / str(pid))
+    except OSError:
+        return Memory()
+    if driver is None:
+        return Memory()
+    jvm: int | None = None
+    workers: int | None = None
+    below = list(children.get(pid, ()))
+    while below:
+        child, name = below.pop()
+        below += children.get(child, ())
+        resident = _resident(proc / str(child))
+        if resident is None:
+            continue
+        if name == "java":
+            jvm = (jvm or 0) + resident
+        elif name.startswith("python"):
+            workers = (workers or 0) + resident
+    return Memory(driver, jvm, workers)
+
+
+def _parent(process: Path) -> tuple[int, str] | None:
+    """The number of its parent, and its name. None: it has ended meanwhile."""
+    try:
+        before, _, after = (process / "stat").read_text(errors="replace").rpartition(")")
+    except OSError:
+        return None
+    return int(after.split()[1]), before.partition("(")[2]
+
+
+def _resident(process: Path) -> int | None:
+    try:
+        return int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return None

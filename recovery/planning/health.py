@@ -1,0 +1,206 @@
+"""Targets: what is measured, held against a warning and a critical level. Pure functions of values."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+from recovery.config import format_interval, parse_interval
+from recovery.errors import ConfigurationError
+from recovery.planning.measures import Measure
+
+RECENT = 10
+"""How many epochs back a target looks: of each value the highest counts."""
+
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[kMGT]i?B|B)?", re.ASCII)
+_BYTES = {"": 1.0, "B": 1.0}
+_BYTES |= {f"{p}B": 1000.0**n for n, p in enumerate("kMGT", 1)}
+_BYTES |= {f"{p}iB": 1024.0**n for n, p in enumerate("kMGT", 1)}
+
+
+class Level(StrEnum):
+    """How a value stands to its target. Unknown: it was not measured."""
+
+    OK = "ok"
+    WARNING = "warning"
+    CRITICAL = "critical"
+    UNKNOWN = "unknown"
+
+    @property
+    def severity(self) -> int:
+        """0 for ok and unknown, 1 for a warning, 2 for critical."""
+        return {Level.WARNING: 1, Level.CRITICAL: 2}.get(self, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something that has levels. `unit`: s or bytes; both levels None: it is not watched unless asked for."""
+
+    name: str
+    title: str
+    unit: Literal["s", "bytes"]
+    warning: float | None
+    critical: float | None
+
+    def shown(self, value: float | None) -> str:
+        """A value of it, for people."""
+        if value is None:
+            return "not known"
+        return format_bytes(value) if self.unit == "bytes" else format_seconds(value)
+
+    def level(self, value: float | None) -> Level:
+        """A level counts as reached when the value is as high."""
+        if value is None or self.warning is None or self.critical is None:
+            return Level.UNKNOWN
+        if value >= self.critical:
+            return Level.CRITICAL
+        return Level.WARNING if value >= self.warning else Level.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A target with its value and its level."""
+
+    target: Target
+    value: float | None
+    level: Level
+
+    def __str__(self) -> str:
+        t = self.target
+        if self.level.severity:
+            limit = t.critical if self.level is Level.CRITICAL else t.warning
+            return f"{t.title} {t.shown(self.value)} ({self.level} from {t.shown(limit)})"
+        return f"{t.title} {t.shown(self.value)}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The same facts for a program."""
+        t = self.target
+        return {
+            "target": t.name,
+            "value": self.value,
+            "unit": t.unit,
+            "level": str(self.level),
+            "warning": t.warning,
+            "critical": t.critical,
+        }
+
+
+DEFAULTS = (
+    Target("state-size", "state size", "bytes", 1e9, 5e9),
+    Target("snapshot-duration", "snapshot duration", "s", 10, 30),
+    Target("update-latency", "state update latency", "s", 0.010, 0.050),
+    Target("cleanup-time", "clean-up time", "s", 5, 15),
+    Target("memory", "memory", "bytes", 2e9, 4e9),
+    Target("backup-lag", "backup lag", "s", None, None),
+)
+
+
+def parse_targets(given: Mapping[str, Any]) -> tuple[Target, ...]:
+    """The targets, those given in place of the defaults: name: "WARNING/CRITICAL", a pair, or "off".
+
+    Sizes are numbers of bytes, or have a unit (500MB, 1GB, 2GiB); times are intervals. Raises ConfigurationError.
+    """
+    known = {target.name: target for target in DEFAULTS}
+    for name in given:
+        if name not in known:
+            raise ConfigurationError(
+                f"{name!r:.80} is no target that a threshold can be set for",
+                cause="It is spelt differently.",
+                remedy=f"Use one of {', '.join(known)}.",
+            )
+    return tuple(_parsed(t, given[t.name]) if t.name in given else t for t in DEFAULTS)
+
+
+def findings(
+    measures: Sequence[Measure], targets: Sequence[Target], *, state_bytes: float | None, backup_lag_s: float | None
+) -> tuple[Finding, ...]:
+    """The newest measures held against the targets: of each value the highest of the newest ten epochs counts, of
+    the newest execution that closed any; of the state its size now.
+
+    `state_bytes`: None when it is not known; `backup_lag_s`: the age of the newest backup, None when there is none.
+    """
+    epochs = [each for each in measures if each.epoch]
+    recent = [each for each in epochs[-RECENT:] if each.execution == epochs[-1].execution]
+    values = {
+        "state-size": state_bytes,
+        "snapshot-duration": _highest([each.snapshot_s for each in recent]),
+        "update-latency": _highest([each.update_latency_s for each in recent]),
+        "cleanup-time": _highest([each.collect_s for each in recent]),
+        "memory": _highest([each.memory_bytes for each in recent]),
+        "backup-lag": backup_lag_s,
+    }
+    return tuple(Finding(t, values[t.name], t.level(values[t.name])) for t in targets)
+
+
+def of_epoch(measure: Measure, targets: Sequence[Target]) -> tuple[Finding, ...]:
+    """One epoch held against the targets."""
+    return findings([measure], targets, state_bytes=measure.state_bytes, backup_lag_s=None)
+
+
+def worst(found: Sequence[Finding]) -> Level:
+    """The level of all of them together; unknown when nothing is known."""
+    levels = [each.level for each in found if each.level is not Level.UNKNOWN]
+    return max(levels, key=lambda level: level.severity, default=Level.UNKNOWN)
+
+
+def parse_size(value: Any) -> float:
+    """Bytes meant by a number, or by text such as "500MB", "1GB", "2GiB". Raises ConfigurationError."""
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
+        return float(match["number"]) * _BYTES[match["unit"] or ""]
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
+        return float(value)
+    raise ConfigurationError(
+        f"{value!r:.80} is no size", cause="", remedy="Write it as a number of bytes, or like 500MB, 1GB, 2GiB."
+    )
+
+
+def format_bytes(size_bytes: float) -> str:
+    """1.2 MB and the like."""
+    size = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.95:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def format_seconds(seconds: float) -> str:
+    """12 µs, 3.4 ms, 10 s, 5 min and the like."""
+    if 0 < seconds < 0.001:
+        return f"{seconds * 1e6:.3g} µs"
+    return f"{seconds * 1e3:.3g} ms" if 0 < seconds < 1 else format_interval(seconds)
+
+
+def _parsed(target: Target, given: Any) -> Target:
+    if given is None or given == "off":
+        return Target(target.name, target.title, target.unit, None, None)
+    parts = given.split("/") if isinstance(given, str) else given
+    parse = parse_size if target.unit == "bytes" else parse_interval
+    try:
+        warning, critical = map(parse, parts)
+    except (TypeError, ValueError) as error:
+        found = error.found if isinstance(error, ConfigurationError) else f"{given!r:.80} is no pair of levels"
+        raise ConfigurationError(
+            f"threshold {target.name}: {found}",
+            cause="A threshold is two levels, for a warning and for critical.",
+            remedy=f"Write it like {target.name}={_example(target)}, or {target.name}=off.",
+        ) from error
+    if warning > critical:
+        raise ConfigurationError(
+            f"threshold {target.name}: the warning level {target.shown(warning)} is above {target.shown(critical)}",
+            cause="The levels are in the wrong order.",
+            remedy="Write the warning level first.",
+        )
+    return Target(target.name, target.title, target.unit, warning, critical)
+
+
+def _example(target: Target) -> str:
+    return "1GB/5GB" if target.unit == "bytes" else "10s/30s"
+
+
+def _highest(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)

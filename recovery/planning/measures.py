@@ -1,0 +1,139 @@
+"""What a run measures of itself: values, their form in the partitions, and which of them are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+NEWEST = 1_000
+THINNED = 900
+
+
+class StepSize(NamedTuple):
+    """The live state of one step: rows, and the bytes of their keys and values as they are stored."""
+
+    rows: int
+    size_bytes: int
+
+
+class ClosedPartition(NamedTuple):
+    """What closing an epoch did in one partition.
+
+    written, written_bytes: rows that became part of the snapshot, and the bytes of their keys and values.
+    collected, collect_s: superseded rows that were given up, and the seconds that took.
+    sizes: all steps afterwards, the run's own (`$…`) too.
+    """
+
+    written: int
+    written_bytes: int
+    collected: int
+    collect_s: float
+    sizes: Mapping[str, StepSize]
+
+
+class Measure(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of one closed epoch; or, with epoch 0, of the start of an execution. Times are seconds.
+
+    batch_s: of the micro-batches, as the driver saw them. input_rows: what the sources read; rows: what reached a step.
+    looked_up, touched: keys whose state was asked for, and those whose state was written, per micro-batch and step.
+    seam_s: what the tasks, all together, spent waiting for states to be read and written.
+    snapshot_s: from the end of the epoch's micro-batches being sealed until it was durable in all partitions.
+    pause_s: of that and the sealing, what the stream stood still for.
+    collect_s: of the slowest partition. resume_s: of the execution, reading and planning and putting back the position.
+    memory_…: resident bytes of the driver's Python, of its JVM, and of Spark's Python workers; None: not known.
+    """
+
+    execution: int
+    epoch: int
+    measured_ms: int
+    resume_s: float
+    batch: int = -1
+    batches: int = 0
+    batch_s: float = 0.0
+    input_rows: int = 0
+    rows: int = 0
+    touched: int = 0
+    looked_up: int = 0
+    seam_s: float = 0.0
+    snapshot_s: float = 0.0
+    pause_s: float = 0.0
+    written: int = 0
+    written_bytes: int = 0
+    collected: int = 0
+    collect_s: float = 0.0
+    memory_driver_bytes: int | None = None
+    memory_jvm_bytes: int | None = None
+    memory_workers_bytes: int | None = None
+    steps: dict[str, StepSize] = {}
+
+    @property
+    def state_bytes(self) -> int:
+        """Keys and values of all live rows."""
+        return sum(size.size_bytes for size in self.steps.values())
+
+    @property
+    def state_rows(self) -> int:
+        """All live rows, those that the run keeps of itself too."""
+        return sum(size.rows for size in self.steps.values())
+
+    @property
+    def update_latency_s(self) -> float | None:
+        """Seconds that a task waits for storage, per key and micro-batch: to find its state and to keep the new one."""
+        return self.seam_s / self.looked_up if self.looked_up else None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The Python processes of the run: the driver's and the workers."""
+        known = [each for each in (self.memory_driver_bytes, self.memory_workers_bytes) if each is not None]
+        return sum(known) if known else None
+
+
+def to_text(measure: Measure) -> str:
+    """The measure as JSON."""
+    return msgspec.json.encode(measure).decode()
+
+
+def measure_json(measure: Measure) -> dict[str, Any]:
+    """The same facts for a program, with what follows from them."""
+    facts: dict[str, Any] = msgspec.to_builtins(measure)
+    return {
+        **facts,
+        "steps": {step: {"rows": size.rows, "bytes": size.size_bytes} for step, size in measure.steps.items()},
+        "state_rows": measure.state_rows,
+        "state_bytes": measure.state_bytes,
+        "update_latency_s": measure.update_latency_s,
+    }
+
+
+def from_text(text: str) -> Measure:
+    """The measure that a text holds; what a later version adds is left out. Raises ValueError."""
+    return msgspec.json.decode(text, type=Measure)
+
+
+def outdated(measure_id: int) -> list[int]:
+    """The ids of measures that are given up when the one of this id is added; ids count up from 1.
+
+    The newest 1,000 stay; of the 9,000 before those every 10th, of the 90,000 before those every 100th, and so on: 900
+    more for each tenfold age.
+    """
+    gone = []
+    age, step = NEWEST, 10
+    while age < measure_id:
+        old = measure_id - age
+        # Of those that are not multiples, only what stayed until now.
+        if old % step and not old % (step // 10):
+            gone.append(old)
+        age, step = age * 10, step * 10
+    return gone
+
+
+def summed(parts: Iterable[Mapping[str, StepSize]]) -> dict[str, StepSize]:
+    """The sizes of steps over all partitions."""
+    sums: dict[str, StepSize] = {}
+    for part in parts:
+        for step, size in part.items():
+            before = sums.get(step, StepSize(0, 0))
+            sums[step] = StepSize(before.rows + size.rows, before.size_bytes + size.size_bytes)
+    return sums

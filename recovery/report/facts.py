@@ -1,0 +1,144 @@
+"""Everything that is known of a directory, read once: what status, advise and report are about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recovery.backup.note import LastBackup, last_backup
+from recovery.errors import RecoveryError
+from recovery.planning.advice import Known
+from recovery.planning.health import Finding, Target, findings
+from recovery.planning.measures import Measure, StepSize, summed
+from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.planning.values import FoundFile, PartitionDescription
+from recovery.storage.files import scan
+from recovery.storage.lock import lock_holder
+from recovery.storage.measures import largest_states, read_measures, sizes_in
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A directory as it was found. What could not be read is missing, and said in `problems`.
+
+    plan: None when the files cannot be resumed from, which `problem` explains.
+    sizes: per partition index, the steps in its newest snapshot; None: of a file that does not know.
+    """
+
+    directory: Path
+    now_ms: int
+    found: tuple[FoundFile, ...]
+    plan: ResumePlan | None
+    problem: RecoveryError | None
+    measures: tuple[Measure, ...]
+    sizes: Mapping[str, Mapping[str, StepSize] | None]
+    backup: LastBackup | None
+    holder: Mapping[str, Any] | None
+    health: tuple[Finding, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def described(self) -> list[PartitionDescription]:
+        """The partitions that could be read."""
+        return [file.description for file in self.found if file.description is not None]
+
+    @property
+    def steps(self) -> dict[str, StepSize]:
+        """The size of each step's state over the partitions that know it."""
+        return summed(sizes for sizes in self.sizes.values() if sizes is not None)
+
+    @property
+    def state_bytes(self) -> int | None:
+        """Keys and values of all live rows; None when a partition does not know."""
+        return _state_bytes(self.sizes, max((d.count for d in self.described), default=0))
+
+    @property
+    def epochs(self) -> list[Measure]:
+        """What was measured of closed epochs, oldest first."""
+        return [measure for measure in self.measures if measure.epoch]
+
+
+def gather(directory: Path, targets: Sequence[Target], now_ms: int) -> Facts:
+    """Read what is known, also when a part of it is damaged. Raises NoPartitionsError, StorageError."""
+    found = scan(directory)
+    problems: list[str] = []
+    plan, problem = None, None
+    try:
+        plan = plan_resume(found)
+    except RecoveryError as error:
+        problem = error
+    sizes: dict[str, Mapping[str, StepSize] | None] = {}
+    measures: list[Measure] = []
+    for file in found:
+        if file.description is None:
+            problems.append(f"{file.path.name}: {file.error.found if file.error else 'it cannot be read'}")
+            continue
+        if file.path.name != f"part-{file.description.index}.sqlite3":
+            continue
+        try:
+            sizes[file.path.name] = sizes_in(file.path)
+            if file.description.index == 0:
+                measures = read_measures(file.path)
+        except (RecoveryError, ValueError) as error:
+            sizes.setdefault(file.path.name, None)
+            problems.append(f"{file.path.name}: {error.found if isinstance(error, RecoveryError) else error}")
+    backup = last_backup(directory)
+    state_bytes = _state_bytes(sizes, max((file.description.count for file in found if file.description), default=0))
+    lag_s = None if backup is None else max(0, now_ms - backup.finished_ms) / 1000
+    return Facts(
+        directory=directory,
+        now_ms=now_ms,
+        found=tuple(found),
+        plan=plan,
+        problem=problem,
+        measures=tuple(measures),
+        sizes=sizes,
+        backup=backup,
+        holder=lock_holder(directory),
+        health=findings(measures, targets, state_bytes=state_bytes, backup_lag_s=lag_s),
+        problems=tuple(problems),
+    )
+
+
+def _state_bytes(sizes: Mapping[str, Mapping[str, StepSize] | None], partitions: int) -> int | None:
+    known = [each for each in sizes.values() if each is not None]
+    if not known or len(known) < partitions:
+        return None
+    return sum(size.size_bytes for size in summed(known).values())
+
+
+def largest(facts: Facts, limit: int) -> list[tuple[str, str, int]]:
+    """The states that take most bytes, of all partitions: step, key, bytes; those of the run itself too.
+
+    Reads every key of the newest snapshot. What cannot be read is left out.
+    """
+    states: list[tuple[str, str, int]] = []
+    for description in facts.described:
+        try:
+            states += largest_states(description.path, limit)
+        except RecoveryError:
+            continue
+    return sorted(states, key=lambda state: (-state[2], state[0], state[1]))[:limit]
+
+
+def known(facts: Facts, cores: int) -> Known:
+    """What advice is made of."""
+    described = facts.described
+    runs = sorted((run for d in described for run in d.executions), key=lambda run: run.number)
+    count = max((d.count for d in described), default=1)
+    return Known(
+        measures=facts.measures,
+        snapshot_interval_s=runs[-1].snapshot_interval_s if runs else None,
+        backup_interval_s=runs[-1].backup_interval_s if runs else None,
+        partitions=count,
+        cores=cores,
+        live_rows=sum(d.newest.live_rows for d in described if d.newest),
+        live_bytes=facts.state_bytes,
+        superseded_rows=sum(e.superseded_rows for d in described for e in d.epochs if e.epoch > d.collected),
+        file_bytes=sum(d.size_bytes for d in described),
+        partition_bytes=[
+            sum(size.size_bytes for size in sizes.values()) for sizes in facts.sizes.values() if sizes is not None
+        ],
+    )

@@ -1,0 +1,208 @@
+"""What a run counts, and how it is shown to Prometheus."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from recovery.errors import ConfigurationError
+from recovery.metrics.endpoint import MetricsEndpoint
+from recovery.metrics.exposition import About, exposition, families
+from recovery.metrics.memory import Memory, measure_memory
+from recovery.metrics.meter import BatchMeasure, Meter
+from recovery.planning.health import DEFAULTS, parse_targets
+from recovery.planning.measures import ClosedPartition, StepSize
+
+
+class Clock:
+    """Stands still until it is told."""
+
+    now_s = 100.0
+
+    def wall_ms(self):
+        return int(self.now_s * 1000)
+
+    def elapsed_s(self):
+        return self.now_s
+
+
+def meter(targets=DEFAULTS, clock=None, memory=lambda _: Memory(1_000, 2_000, 3_000)):
+    """A meter of execution 7."""
+    return Meter(7, clock or Clock(), targets, memory)
+
+
+def partition(**fields):
+    """What closing did in one partition."""
+    given = {"written": 2, "written_bytes": 20, "collected": 1, "collect_s": 0.5, "sizes": {"a": StepSize(3, 30)}}
+    return ClosedPartition(**{**given, **fields})
+
+
+def batch(rows=10, touched=4, looked_up=5, seam_s=0.05, duration_s=2.0):
+    """A micro-batch."""
+    return BatchMeasure(rows, touched, looked_up, seam_s, duration_s)
+
+
+def test_micro_batches_belong_to_the_epoch_that_is_closed_as_of_them():
+    """What goes on while an epoch is written counts for the next; nothing is counted twice."""
+    counts = meter()
+    counts.batch(0, batch())
+    counts.batch(1, batch())
+    counts.batch(2, batch(rows=99))
+    counts.input(0, 100)
+    counts.input(1, 200)
+    counts.paused(1, 0.25)
+    first, _ = counts.closed(1, 1, 0.75, [partition(), partition(collect_s=0.1)])
+    assert (first.batches, first.batch_s, first.rows, first.input_rows) == (2, 4.0, 20, 300)
+    assert (first.written, first.written_bytes, first.collected, first.collect_s) == (4, 40, 2, 0.5)
+    assert first.steps == {"a": StepSize(6, 60)}
+    assert first.update_latency_s == pytest.approx(0.1 / 10)
+    assert (first.snapshot_s, first.pause_s, first.memory_bytes) == (0.75, 0.25, 4_000)
+    second, _ = counts.closed(2, 2, 0.5, [partition()])
+    assert (second.batches, second.rows, second.pause_s) == (1, 99, 0)
+    assert second.input_rows == 99, "Spark has not told yet what it read"
+    counts.input(2, 120)
+    counts.batch(3, batch())
+    third, _ = counts.closed(3, 3, 0.5, [partition()])
+    assert third.input_rows == 10, "what came late counts for no other epoch"
+    totals = counts.totals
+    assert (totals.batches, totals.rows, totals.epochs, totals.snapshot_s) == (4, 129, 3, 1.75)
+    assert totals.input_rows == 420
+
+
+def test_targets_that_are_missed_are_kept_at_their_worst():
+    """Of each target the highest value of the run."""
+    counts = meter(parse_targets({"snapshot-duration": "1s/5s"}))
+    missed = [[str(each) for each in counts.closed(n, n, s, [])[1]] for n, s in enumerate((0.5, 6.0, 2.0))]
+    assert missed == [
+        [],
+        ["snapshot duration 6 s (critical from 5 s)"],
+        ["snapshot duration 2 s (warning from 1 s)"],
+    ]
+    assert [(each.value, str(each.level)) for each in counts.exceeded] == [(6.0, "critical")]
+
+
+def test_memory_is_not_looked_at_too_often():
+    """A look costs a walk over all processes; epochs may be closed many times a second."""
+    clock, looks = Clock(), []
+
+    def look(pid):
+        looks.append(pid)
+        return Memory(1, None, None)
+
+    counts = meter(clock=clock, memory=look)
+    for epoch in range(50):
+        clock.now_s += 0.1
+        counts.closed(epoch, epoch, 0.0, [])
+    assert set(looks) == {os.getpid()}
+    assert 2 <= len(looks) <= 4
+
+
+def test_memory_of_a_tree_of_processes():
+    """Our own, and Python processes below us; what is no process is not known."""
+    code = "import sys; data = bytearray(30_000_000); print('ready', flush=True); sys.stdin.read()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        child.stdout.readline()
+        found = measure_memory(os.getpid())
+    finally:
+        child.communicate()
+    assert found.driver_bytes > 5_000_000
+    assert found.workers_bytes > 30_000_000
+    assert measure_memory(2**30) == Memory()
+
+
+def test_memory_without_proc(tmp_path):
+    """On another system nothing is known."""
+    assert measure_memory(1, tmp_path / "none") == Memory()
+
+
+ODD = 'wö"rds\\\nx'
+
+
+def scraped(counts):
+    """The text that a scrape gets."""
+    about = About(ODD, 7, 3, "0.1.0", DEFAULTS)
+    return exposition(families(about, counts.totals, resume_s=0.5, epoch_age_s=None, backup_age_s=60.0))
+
+
+def test_the_text_is_what_prometheus_reads():
+    """Its own parser finds every family, with names and types by its conventions, and odd labels as they are."""
+    parser = pytest.importorskip("prometheus_client.parser", reason="the test extra has it")
+    counts = meter()
+    counts.batch(0, batch())
+    counts.closed(1, 0, 0.75, [partition(sizes={ODD: StepSize(1, 2)})])
+    found = {family.name: family for family in parser.text_string_to_metric_families(scraped(counts))}
+    assert found["recovery_info"].samples[0].labels["flow"] == ODD
+    assert found["recovery_state_bytes"].samples[0].labels == {"step": ODD}
+    assert found["recovery_snapshot_seconds"].type == "counter"
+    assert found["recovery_snapshot_seconds"].samples[0].value == 0.75
+    assert found["recovery_epoch"].samples[0].value == 1
+    assert {s.labels["process"]: s.value for s in found["recovery_memory_bytes"].samples}["workers"] == 3_000
+    assert {s.labels["target"] for s in found["recovery_health"].samples} == {t.name for t in DEFAULTS}
+    for name, family in found.items():
+        assert name.startswith("recovery_")
+        assert family.documentation.endswith(".")
+        assert (
+            all(s.name.endswith("_total") for s in family.samples) == (family.type == "counter") or not family.samples
+        )
+
+
+def test_a_run_that_has_closed_nothing_has_no_such_samples():
+    """A missing value is missing, not zero."""
+    text = scraped(meter())
+    assert "recovery_epoch " not in text.replace("# TYPE recovery_epoch ", "").replace("# HELP recovery_epoch ", "")
+    assert "recovery_batches_total 0" in text
+
+
+def get(url):
+    """The answer's code, type and text."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, answer.headers["Content-Type"], answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, None, ""
+
+
+def test_the_endpoint():
+    """Any free port, on the loopback; only what is asked for is there; it ends when it is told."""
+    endpoint = MetricsEndpoint("127.0.0.1", 0)
+    try:
+        assert endpoint.url.startswith("http://127.0.0.1:")
+        assert get(endpoint.url)[2] == "# The run is starting.\n"
+        endpoint.serve(lambda: "recovery_x 1\n")
+        assert get(endpoint.url + "?a=b") == (200, "text/plain; version=0.0.4; charset=utf-8", "recovery_x 1\n")
+        assert get(endpoint.url.replace("/metrics", "/etc/passwd"))[0] == 404
+
+        def broken():
+            raise KeyError
+
+        endpoint.serve(broken)
+        assert get(endpoint.url)[0] == 500
+    finally:
+        endpoint.close()
+    endpoint.close()
+    with pytest.raises(urllib.error.URLError):
+        get(endpoint.url)
+
+
+def test_a_port_that_is_taken():
+    """The error says which, and what to do; the one that has it goes on."""
+    endpoint = MetricsEndpoint("127.0.0.1", 0)
+    try:
+        port = int(endpoint.url.rpartition(":")[2].partition("/")[0])
+        with pytest.raises(ConfigurationError, match=str(port)):
+            MetricsEndpoint("127.0.0.1", port)
+        assert get(endpoint.url)[0] == 200
+    finally:
+        endpoint.close()
+
+
+def test_an_address_that_is_not_ours():
+    """Told as such."""
+    with pytest.raises(ConfigurationError, match="cannot be served"):
+        MetricsEndpoint("203.0.113.7", 0)

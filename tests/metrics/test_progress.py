@@ -1,0 +1,40 @@
+"""What a run says of targets that it misses."""
+
+from __future__ import annotations
+
+import io
+
+from recovery.cli.progress import Progress, summary_text
+from recovery.planning.health import DEFAULTS, of_epoch
+from recovery.planning.measures import Measure
+from recovery.spark.closing import EpochClosed
+from recovery.spark.query import RunSummary
+
+
+def closed(epoch, snapshot_s):
+    """An epoch whose snapshot took so long."""
+    measure = Measure(execution=1, epoch=epoch, measured_ms=0, resume_s=0.0, snapshot_s=snapshot_s)
+    missed = tuple(each for each in of_epoch(measure, DEFAULTS) if each.level.severity)
+    return EpochClosed(epoch, epoch, 1, snapshot_s, health=missed)
+
+
+def test_a_missed_target_is_said_once_at_each_level():
+    """Not with every epoch."""
+    stream = io.StringIO()
+    progress = Progress("flow", stream=stream)
+    for epoch, snapshot_s in enumerate((1.0, 12.0, 13.0, 40.0, 12.0), start=1):
+        progress.observe(closed(epoch, snapshot_s))
+    said = [line for line in stream.getvalue().splitlines() if "since epoch" in line]
+    assert said == [
+        "warning since epoch 2: snapshot duration 12 s (warning from 10 s)",
+        "critical since epoch 4: snapshot duration 40 s (critical from 30 s)",
+    ]
+
+
+def test_the_summary_says_what_was_missed():
+    """Each target at its worst, with its levels."""
+    [missed] = closed(1, 40.0).health
+    summary = RunSummary("flow", "db", exceeded=[missed.as_json()])
+    assert summary_text(summary).splitlines()[-1] == (
+        "critical: snapshot duration reached 40 s (warning from 10 s, critical from 30 s)"
+    )

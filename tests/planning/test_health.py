@@ -1,0 +1,106 @@
+"""Targets and their levels."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recovery.errors import ConfigurationError
+from recovery.planning.health import DEFAULTS, Level, findings, of_epoch, parse_size, parse_targets, worst
+from recovery.planning.measures import Measure, StepSize
+
+
+def measured(epoch=1, execution=1, **fields):
+    """A measure of an epoch."""
+    return Measure(execution=execution, epoch=epoch, measured_ms=0, resume_s=0.1, **fields)
+
+
+def levels(found):
+    """By target, those that are known."""
+    return {each.target.name: each.level for each in found if each.level is not Level.UNKNOWN}
+
+
+def test_the_defaults():
+    """State 1 GB/5 GB, snapshot 10 s/30 s, latency 10 ms/50 ms, clean-up 5 s/15 s, memory 2 GB/4 GB; no backup lag."""
+    assert {t.name: (t.warning, t.critical) for t in DEFAULTS} == {
+        "state-size": (1e9, 5e9), "snapshot-duration": (10, 30), "update-latency": (0.010, 0.050),
+        "cleanup-time": (5, 15), "memory": (2e9, 4e9), "backup-lag": (None, None),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "level"),
+    [
+        ({"snapshot_s": 9.9}, "snapshot-duration", Level.OK),
+        ({"snapshot_s": 10.0}, "snapshot-duration", Level.WARNING),
+        ({"snapshot_s": 30.0}, "snapshot-duration", Level.CRITICAL),
+        ({"looked_up": 100, "seam_s": 2.0}, "update-latency", Level.WARNING),
+        ({"collect_s": 15.0}, "cleanup-time", Level.CRITICAL),
+        ({"memory_driver_bytes": 10**9, "memory_workers_bytes": 10**9}, "memory", Level.WARNING),
+        ({"memory_driver_bytes": 10**9, "memory_jvm_bytes": 10**10}, "memory", Level.OK),
+        ({"steps": {"a": StepSize(1, 6 * 10**9)}}, "state-size", Level.CRITICAL),
+    ],
+)
+def test_levels_of_an_epoch(fields, name, level):
+    """A level counts as reached when the value is as high; the JVM is not counted as Python memory."""
+    assert levels(of_epoch(measured(**fields), DEFAULTS))[name] is level
+
+
+def test_what_is_not_measured_is_not_known():
+    """Neither good nor bad."""
+    found = findings([], DEFAULTS, state_bytes=None, backup_lag_s=None)
+    assert levels(found) == {}
+    assert worst(found) is Level.UNKNOWN
+
+
+def test_the_highest_of_the_newest_ten_counts():
+    """Of the newest execution alone; older epochs are forgiven."""
+    old = [measured(n, snapshot_s=99.0) for n in range(1, 4)]
+    new = [measured(n, 2, snapshot_s=20.0 if n == 4 else 1.0) for n in range(4, 14)]
+    assert levels(findings([*old, *new], DEFAULTS, state_bytes=0, backup_lag_s=None))["snapshot-duration"] == "warning"
+    later = [*old, *new, measured(14, 2, snapshot_s=1.0)]
+    assert levels(findings(later, DEFAULTS, state_bytes=0, backup_lag_s=None))["snapshot-duration"] == "ok"
+
+
+def test_levels_can_be_set():
+    """As text, as a pair, or off; the others keep theirs."""
+    targets = {t.name: t for t in parse_targets(
+        {"snapshot-duration": "500ms/2m", "memory": ("1GiB", 4e9), "cleanup-time": "off", "backup-lag": "1h/1d"}
+    )}  # fmt: skip
+    assert (targets["snapshot-duration"].warning, targets["snapshot-duration"].critical) == (0.5, 120)
+    assert (targets["memory"].warning, targets["memory"].critical) == (2**30, 4e9)
+    assert targets["cleanup-time"].level(1e9) is Level.UNKNOWN
+    assert targets["backup-lag"].level(7200) is Level.WARNING
+    assert targets["state-size"].warning == 1e9
+
+
+@pytest.mark.parametrize(
+    "given_levels",
+    [{"speed": "1/2"}, {"memory": "4GB/2GB"}, {"memory": "2GB"}, {"memory": "1/2/3"}, {"memory": "a lot/more"},
+     {"cleanup-time": "1GB/2GB"}, {"memory": 5}, {"memory": "-1/2"}, {"snapshot-duration": (float("nan"), 1)}],
+)  # fmt: skip
+def test_what_is_no_threshold_is_refused(given_levels):
+    """With what to write instead."""
+    with pytest.raises(ConfigurationError) as raised:
+        parse_targets(given_levels)
+    assert raised.value.remedy
+
+
+@given(st.floats(0, 1e12), st.floats(0, 1e12), st.floats(0, 1e12))
+def test_a_higher_value_never_stands_better(a, b, value):
+    """For any two levels in order."""
+    [target] = [t for t in parse_targets({"state-size": (min(a, b), max(a, b))}) if t.name == "state-size"]
+    assert target.level(value).severity <= target.level(value * 2 + 1).severity
+
+
+@pytest.mark.parametrize(("text", "size"), [("500", 500), ("1kB", 1000), ("1.5 GB", 1.5e9), ("2GiB", 2**31), (7, 7)])
+def test_sizes(text, size):
+    """Decimal units, and binary ones with an i."""
+    assert parse_size(text) == size
+
+
+def test_a_finding_says_its_level():
+    """For people."""
+    [found] = [each for each in of_epoch(measured(snapshot_s=12.3), DEFAULTS) if each.level.severity]
+    assert str(found) == "snapshot duration 12.3 s (warning from 10 s)"

@@ -1,0 +1,155 @@
+"""`status`, `advise` and `report` as a user types them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from recovery.backup.note import LastBackup, last_backup, note_backup
+from recovery.cli import main
+from recovery.errors import NoPartitionsError
+from tests.report.support import clock, run_epochs
+from tests.stores import paths_of
+
+
+def call(*arguments, env=None):
+    """Run a command; its exit code and output."""
+    result = CliRunner().invoke(main, [str(each) for each in arguments], env=env)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def store(make_store):
+    """A directory with a history of six epochs."""
+    directory = make_store(2)
+    run_epochs(directory, 6, clock())
+    return directory
+
+
+def contents(directory):
+    """All files, byte by byte."""
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+
+
+def test_status_shows_health(store):
+    """A line with each target, and the same for programs."""
+    code, text = call("status", store)
+    assert code == 0
+    assert "health: ok: state size" in text
+    assert "snapshot duration 1." in text
+    _, text = call("status", store, "--json")
+    facts = json.loads(text)
+    assert facts["level"] == "ok"
+    assert {each["target"] for each in facts["health"]} >= {"state-size", "memory", "backup-lag"}
+    assert (
+        facts["sizes"]["sessions"]["rows"]
+        == sum(1 for each in facts["sizes"] if each == "sessions") * facts["sizes"]["sessions"]["rows"]
+    )
+    assert facts["last_epoch"]["epoch"] == facts["measured_epochs"] == 6
+
+
+def test_thresholds_can_be_given(store):
+    """As options, several of them, or in the environment; a wrong one is an error of usage."""
+    _, text = call("status", store, "--threshold", "snapshot-duration=10ms/20ms", "--threshold", "memory=1MB/9GB")
+    assert "health: critical" in text
+    assert "(critical from 20 ms)" in text
+    assert "(warning from 1.0 MB)" in text
+    _, text = call("status", store, env={"RECOVERY_THRESHOLD": "snapshot-duration=10ms/1h memory=off"})
+    assert "health: warning" in text
+    assert "(warning from 10 ms)" in text
+    for wrong in ("speed=1/2", "memory", "memory=2GB/1GB"):
+        code, text = call("status", store, "--threshold", wrong)
+        assert code == 2, text
+
+
+def test_the_age_of_the_last_backup(store, tmp_path):
+    """`backup` leaves a note; status knows it, and can watch it."""
+    assert last_backup(store) is None
+    code, _ = call("backup", store, tmp_path / "dest")
+    assert code == 0
+    noted = last_backup(store)
+    assert (noted.epoch, noted.destination) == (6, str(tmp_path / "dest"))
+    _, text = call("status", store, "--threshold", "backup-lag=1h/1d")
+    assert "backup lag" in text
+    note_backup(store, LastBackup(noted.finished_ms - 7_200_000, 5, "elsewhere"))
+    _, text = call("status", store, "--threshold", "backup-lag=1h/1d")
+    assert "(warning from 1 h)" in text
+    (store / "last-backup.json").write_text("not JSON")
+    assert last_backup(store) is None
+
+
+def test_a_note_that_cannot_be_written(tmp_path):
+    """Is left out: the backup counts all the same."""
+    note_backup(tmp_path / "missing", LastBackup(1, 2, "x"))
+    assert not (tmp_path / "missing").exists()
+
+
+def test_advise(store):
+    """An interval, partitions and a size, with the arithmetic; the same for programs."""
+    code, text = call("advise", store, "--tolerate", "20s", "--cores", "2")
+    assert code == 0
+    assert "snapshot interval: -s" in text
+    assert "of the stream's time" in text
+    assert "proposed" in text
+    assert "partitions: 2" in text
+    _, text = call("advise", store, "--json", "--tolerate", "20s")
+    advice = json.loads(text)
+    assert advice["interval"]["proposed"]["recovery_s"] <= 20
+    assert advice["size"]["keys"] > 0
+
+
+def test_advise_without_measures(make_store):
+    """Says plainly what is missing."""
+    code, text = call("advise", make_store(2))
+    assert code == 0
+    assert "Not enough is measured yet for a snapshot interval: 0 epochs" in text
+    assert "There is no state yet" in text
+
+
+def test_report_writes_one_page(store, tmp_path):
+    """It changes nothing in the directory, and replaces a page only when told to."""
+    before = contents(store)
+    output = tmp_path / "report.html"
+    code, text = call("report", store, "-o", output)
+    assert (code, text.startswith(f"wrote {output}")) == (0, True)
+    assert output.read_text().startswith("<!doctype html>")
+    assert contents(store) == before
+    output.write_text("mine")
+    code, text = call("report", store, "-o", output)
+    assert (code, output.read_text()) == (11, "mine")
+    code, text = call("report", store, "-o", output, "--force", "--json", "--keys", "0")
+    assert (code, json.loads(text)["bytes"]) == (0, output.stat().st_size)
+    assert "Biggest keys" not in output.read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html"]
+
+
+def test_report_of_a_damaged_store(store, tmp_path):
+    """The page is made, and the command says what it did not read."""
+    paths_of(store)[1].write_bytes(b"x" * 8192)
+    code, text = call("report", store, "-o", tmp_path / "report.html")
+    assert code == 0
+    assert "not read: part-1.sqlite3" in text
+    assert "It cannot be resumed" in (tmp_path / "report.html").read_text()
+
+
+def test_report_to_where_nothing_can_be_written(store, tmp_path):
+    """An error with its code, and no page."""
+    code, text = call("report", store, "-o", tmp_path / "missing" / "report.html")
+    assert code == 12
+    assert "missing" in text
+
+
+@pytest.mark.parametrize("command", ["advise", "report", "status"])
+def test_no_directory(tmp_path, command):
+    """The error of all commands."""
+    assert call(command, tmp_path / "none")[0] == NoPartitionsError.exit_code
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_metrics_of_a_run_without_partitions():
+    """There is nothing that they could be of: an error of usage, before anything starts."""
+    code, text = call("run", "flow.py", "--metrics-port", "0")
+    assert (code, "needs a recovery directory" in text) == (2, True)
