@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,14 @@ from recovery.clock import SystemClock
 from recovery.errors import EpochNotHeldError, RecoveryError
 from recovery.native.held import held_operators
 from recovery.planning.health import Finding, Level, parse_targets, worst
-from recovery.planning.measures import measure_json
+from recovery.planning.measures import StepSize, measure_json
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.report.facts import Facts, gather
 from recovery.state.steps import moment
 from recovery.storage.files import step_names
 from recovery.storage.lock import lock_holder
+from recovery.storage.seam import RESERVED_PREFIX
 
 READ_ATTEMPTS = 5
 
@@ -44,7 +45,7 @@ def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
     Only reads; a run may be going on.
     """
     gathered = gather(directory, parse_targets(thresholds), SystemClock().wall_ms())
-    facts = {**collect_status(directory, list(gathered.found)), **collect_health(gathered)}
+    facts = {**collect_status(directory, list(gathered.found), gathered.sizes), **collect_health(gathered)}
     if as_json:
         print_json(facts)
         return
@@ -97,15 +98,17 @@ def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
         )
 
 
-def collect_status(directory: Path, found: list[FoundFile]) -> dict[str, Any]:
-    """All facts of a directory as plain values."""
+def collect_status(
+    directory: Path, found: list[FoundFile], sizes: Mapping[str, Mapping[str, StepSize] | None]
+) -> dict[str, Any]:
+    """All facts of a directory as plain values. `sizes` of the steps of each file, by its name."""
     described = [file.description for file in found if file.description is not None]
     facts: dict[str, Any] = {
         "directory": str(directory),
         "store_id": described[0].store_id if described else None,
         "flow": next((d.flow_id for d in described if d.flow_id), None),
         "lock": lock_holder(directory),
-        "partitions": [_partition(file) for file in found],
+        "partitions": [_partition(file, sizes.get(file.path.name)) for file in found],
         "resume_epoch": None,
         "window": [],
         "steps": step_names([d.path for d in described]),
@@ -155,11 +158,14 @@ def health_text(found: Sequence[Finding]) -> str:
     )
 
 
-def _partition(file: FoundFile) -> dict[str, Any]:
+def _partition(file: FoundFile, sizes: Mapping[str, StepSize] | None) -> dict[str, Any]:
     d = file.description
     if d is None:
         assert file.error is not None
         return {"file": file.path.name, "error": file.error.as_json()}
+    newest = d.newest.live_rows if d.newest else 0
+    # A file of an older version does not tell steps from the rows that the run keeps of itself.
+    keys = newest if sizes is None else sum(s.rows for step, s in sizes.items() if not step.startswith(RESERVED_PREFIX))
     log = file.path.with_name(file.path.name + "-wal")
     return {
         "file": file.path.name,
@@ -170,7 +176,7 @@ def _partition(file: FoundFile) -> dict[str, Any]:
         "last_execution": d.newest.execution.number if d.newest else None,
         "batch_id": d.newest.batch_id if d.newest else None,
         "closed_ms": d.newest.closed_ms if d.newest else None,
-        "keys": d.newest.live_rows if d.newest else 0,
+        "keys": keys,
         "size_bytes": d.size_bytes,
         "log_bytes": log.stat().st_size if log.exists() else 0,
     }

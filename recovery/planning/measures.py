@@ -21,11 +21,13 @@ class StepSize(NamedTuple):
 class ClosedPartition(NamedTuple):
     """What closing an epoch did in one partition.
 
-    written, written_bytes: rows that became part of the snapshot, and the bytes of their keys and values.
+    states: keys of steps whose state became part of the snapshot.
+    written, written_bytes: rows that did, the run's own too, and the bytes of their keys and values.
     collected, collect_s: superseded rows that were given up, and the seconds that took.
     sizes: all steps afterwards, the run's own (`$…`) too.
     """
 
+    states: int
     written: int
     written_bytes: int
     collected: int

@@ -24,7 +24,7 @@ class Facts:
     """A directory as it was found. What could not be read is missing, and said in `problems`.
 
     plan: None when the files cannot be resumed from, which `problem` explains.
-    sizes: per partition index, the steps in its newest snapshot; None: of a file that does not know.
+    sizes: per file name, the steps in its newest snapshot; None: of a file that does not know.
     """
 
     directory: Path

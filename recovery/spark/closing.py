@@ -210,7 +210,7 @@ class EpochCloser:
         closed = self._store.close(self._lease, requests)
         if captured is not None:
             captured.release()
-        states = sum(each.written for each in closed)
+        states = sum(each.states for each in closed)
         self._history = [(e, at) for e, at in self._history if e >= floor] + [(epoch, now_ms)]
         self.closed_batch = batch
         self._loads.closed(batch)

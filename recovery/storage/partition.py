@@ -20,7 +20,7 @@ from recovery.planning.values import ClosedEpoch, Execution, PartitionDescriptio
 from recovery.storage.digests import MODULUS, SUM_SQL, combine, filtered_sum_sql, record_digest, row_digest_sql
 from recovery.storage.measures import change_sizes, read_sizes
 from recovery.storage.schema import ROW_BYTES, rows, snapshot, transaction, translated, value
-from recovery.storage.seam import CloseRequest
+from recovery.storage.seam import RESERVED_PREFIX, CloseRequest
 
 PARTS = "SELECT part_index, part_count, store_id, flow_id, created_ms, digest FROM parts"
 COMMITS = "SELECT part_index, commit_epoch, digest FROM commits"
@@ -227,7 +227,7 @@ def close_epoch(
             if holder != [(lease.number, lease.id)]:
                 raise LeaseLostError(f"execution {lease.number} may not close an epoch any more", path=path)
             if before is not None and before.cut == (request.epoch, lease.id, request.batch):
-                return ClosedPartition(before.written, 0, 0, 0.0, read_sizes(connection))
+                return ClosedPartition(before.written, before.written, 0, 0, 0.0, read_sizes(connection))
             if (before.epoch if before else 0) != request.epoch - 1:
                 raise CorruptPartitionError(
                     f"it cannot close epoch {request.epoch}: its newest is {before.epoch if before else 0}", path=path
@@ -264,7 +264,7 @@ def close_epoch(
             faults.reach("close.2.collected")
         # 6
         faults.reach("close.2.committed")
-    return ClosedPartition(totals.written, totals.size_bytes, collected, collect_s, sizes)
+    return ClosedPartition(totals.states, totals.written, totals.size_bytes, collected, collect_s, sizes)
 
 
 def collect(connection: apsw.Connection, floor: Epoch) -> int:
@@ -310,7 +310,7 @@ class _Totals:
     """Running sums of one closing."""
 
     def __init__(self) -> None:
-        self.written = 0
+        self.states = self.written = 0
         self.digest = 0
         self.size_bytes = 0
         self.changes: dict[str, tuple[int, int]] = {}
@@ -331,6 +331,8 @@ def _move(connection: apsw.Connection, totals: _Totals, step: StepId, table: str
     execute(DISCARD)
     [(written, high, low, size_bytes)] = execute(WRITTEN)
     totals.written += written
+    if not step.startswith(RESERVED_PREFIX):
+        totals.states += written
     totals.size_bytes += size_bytes
     totals.gain(step, written, size_bytes)
     totals.digest += combine(high, low)

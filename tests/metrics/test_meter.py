@@ -38,7 +38,10 @@ def meter(targets=DEFAULTS, clock=None, memory=lambda _: Memory(1_000, 2_000, 3_
 
 def partition(**fields):
     """What closing did in one partition."""
-    given = {"written": 2, "written_bytes": 20, "collected": 1, "collect_s": 0.5, "sizes": {"a": StepSize(3, 30)}}
+    given = {
+        "states": 1, "written": 2, "written_bytes": 20, "collected": 1, "collect_s": 0.5,
+        "sizes": {"a": StepSize(3, 30)},
+    }  # fmt: skip
     return ClosedPartition(**{**given, **fields})
 
 
