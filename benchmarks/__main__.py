@@ -1,4 +1,4 @@
-"""`python -m benchmarks NAME`: runs one benchmark of `benchmarks.suite`, shows and keeps what it found."""
+"""`python -m benchmarks NAME`: runs one benchmark of `benchmarks.suite`, or `all`; shows and keeps what it found."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import shlex
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from benchmarks import suite
-from benchmarks.harness.report import Report, replace_section
+from benchmarks.harness.report import PICTURES, Report, replace_section
 
 HERE = Path(__file__).resolve().parent
 WORK = HERE / ".work"
@@ -21,6 +22,8 @@ def main(given: list[str] | None = None) -> int:
     """Returns 1 when a contender failed or was wrong."""
     words = sys.argv[1:] if given is None else given
     arguments = parser().parse_args(words)
+    if arguments.run is None:
+        return max(main(each) for each in everything(arguments))
     arguments.work = WORK
     report: Report = arguments.run(arguments)
     report.command = shlex.join(["python", "-m", "benchmarks", *(w for w in words if w != "--write-results")])
@@ -31,24 +34,53 @@ def main(given: list[str] | None = None) -> int:
     print(f"Kept in {report.save(WORK / 'results').relative_to(HERE.parent)}", file=sys.stderr)
     if arguments.write_results:
         RESULTS.write_text(replace_section(RESULTS.read_text() if RESULTS.exists() else "", section))
+        if report.picture is not None:
+            report.picture(HERE / PICTURES / f"{report.file_name}.svg")
     return 1 if report.problems else 0
 
 
+def everything(arguments: argparse.Namespace) -> list[list[str]]:
+    """The command lines of all benchmarks, each in every size that it is shown in."""
+    common = [f"--repeat={arguments.repeat}", f"--timeout={arguments.timeout}"]
+    common += ["--write-results"] if arguments.write_results else []
+    return [
+        [name, *size, *common]
+        for name, benchmark in benchmarks()
+        for size in ([benchmark.QUICK] if arguments.quick else getattr(benchmark, "SIZES", [()]))
+    ]
+
+
+def benchmarks() -> list[tuple[str, Any]]:
+    """The modules of `benchmarks.suite`, by name."""
+    found = pkgutil.iter_modules(suite.__path__)
+    return [(module.name, import_module(f"{suite.__name__}.{module.name}")) for module in found]
+
+
 def parser() -> argparse.ArgumentParser:
-    """One subcommand for each module of `benchmarks.suite`."""
+    """One subcommand for each module of `benchmarks.suite`, and one for all."""
     top = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = top.add_subparsers(title="benchmarks", required=True, metavar="NAME")
-    for module in pkgutil.iter_modules(suite.__path__):
-        benchmark = import_module(f"{suite.__name__}.{module.name}")
+    for name, benchmark in benchmarks():
         about = (benchmark.__doc__ or "").split("\n\n")[0]
-        command = commands.add_parser(module.name, help=" ".join(about.split()), description=benchmark.__doc__)
+        command = commands.add_parser(name, help=" ".join(about.split()), description=benchmark.__doc__)
         benchmark.add_arguments(command)
-        command.add_argument("--repeat", type=int, default=3, help="rounds; the median counts (default: 3)")
-        command.add_argument("--timeout", type=float, default=3600, help="seconds for one run (default: 3600)")
-        command.add_argument("--write-results", action="store_true", help="put the table into benchmarks/RESULTS.md")
+        add_common(command)
         command.add_argument("--keep", action="store_true", help="keep what each run left in benchmarks/.work/runs")
         command.set_defaults(run=benchmark.run)
+    command = commands.add_parser("all", help="Every benchmark, one after the other; hours.")
+    add_common(command)
+    command.add_argument("--quick", action="store_true", help="small sizes, to see that all of it works")
+    command.set_defaults(run=None)
     return top
+
+
+def add_common(command: argparse.ArgumentParser) -> None:
+    """What every command takes."""
+    command.add_argument("--repeat", type=int, default=3, help="rounds; the median counts (default: 3)")
+    command.add_argument("--timeout", type=float, default=3600, help="seconds for one run (default: 3600)")
+    command.add_argument(
+        "--write-results", action="store_true", help="put table and picture into benchmarks/RESULTS.md"
+    )
 
 
 if __name__ == "__main__":

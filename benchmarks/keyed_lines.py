@@ -72,6 +72,11 @@ def generate(shape: Shape, kept: Path) -> KeyedLines:
     return KeyedLines(shape, target / "files", target / "all.txt", truth["counts"], truth["totals"])
 
 
+def touched(shape: Shape) -> int:
+    """Keys that change, summed over the files."""
+    return sum(len(np.unique(keys)) for keys, _ in _events(shape))
+
+
 def check(lines: KeyedLines, directory: Path) -> str | None:
     """What is wrong with the totals that a contender wrote as `key,count,total` lines into *.csv; None: nothing."""
     shape = lines.shape

@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
-from typing import Protocol
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from recovery.ids import StepId
+
+CLOCK_STEP = StepId("$clock")
+"""What the machine's clocks said when the newest epoch was closed: one row, with this key."""
+BOOT_KEY = "boot"
+
+
+class Uptime(NamedTuple):
+    """How long a machine has been up in milliseconds, and which of its starts that counts from."""
+
+    boot: str
+    up_ms: int
 
 
 class Clock(Protocol):
@@ -17,6 +36,11 @@ class Clock(Protocol):
         """Seconds from an arbitrary moment; never goes back, and no clock change moves it."""
         ...
 
+    def uptime(self) -> Uptime | None:
+        """Time since the machine was started, which processes one after the other can compare; no clock change moves
+        it. None where the system does not tell."""
+        ...
+
 
 class SystemClock:
     """The machine's clocks."""
@@ -27,21 +51,54 @@ class SystemClock:
     def elapsed_s(self) -> float:
         return time.monotonic()
 
+    def uptime(self) -> Uptime | None:
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                return Uptime(boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000)
+        return None
+
+
+def boot_id() -> str:
+    """What tells this start of the machine from others. Raises OSError where the system does not tell."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The recovery clock and the machine's uptime at one moment."""
+
+    clock_ms: int
+    boot: str
+    up_ms: int
+
 
 class RecoveryClock:
     """The time by which epochs age: it goes on over executions and never goes back.
 
-    Within an execution it follows elapsed time, so a machine's clock that jumps changes no decision. Between
-    executions wall time is all there is; it counts when it went forward.
+    Within an execution it follows elapsed time, and between executions the machine's uptime, so a machine's clock that
+    jumps changes no decision. When the machine was started anew, or is another one, wall time is all there is; it
+    counts when it went forward.
     """
 
-    def __init__(self, clock: Clock, last_ms: int, last_wall_ms: int | None) -> None:
-        """`last_ms` is its newest recorded reading, `last_wall_ms` the wall time then; None when there is none."""
+    def __init__(self, clock: Clock, last_ms: int, last_wall_ms: int | None, kept: Mapping[str, str | bytes]) -> None:
+        """`last_ms` is its newest recorded reading, `last_wall_ms` the wall time then, None when there is none.
+        `kept` is the newest `row`."""
         self._clock = clock
-        away_ms = 0 if last_wall_ms is None else max(0, clock.wall_ms() - last_wall_ms)
-        self._base_ms = last_ms + away_ms
+        uptime = clock.uptime()
+        reading = msgspec.json.decode(kept[BOOT_KEY], type=Reading) if BOOT_KEY in kept else None
+        if reading is not None and uptime is not None and reading.boot == uptime.boot:
+            self._base_ms = max(last_ms, reading.clock_ms + max(0, uptime.up_ms - reading.up_ms))
+        else:
+            away_ms = 0 if last_wall_ms is None else max(0, clock.wall_ms() - last_wall_ms)
+            self._base_ms = last_ms + away_ms
         self._started_s = clock.elapsed_s()
 
     def now_ms(self) -> int:
         """Milliseconds on the recovery clock."""
         return self._base_ms + int((self._clock.elapsed_s() - self._started_s) * 1000)
+
+    def row(self, now_ms: int) -> dict[str, str | bytes | None]:
+        """What an epoch that is closed at `now_ms` keeps for the executions after it, by key of step `$clock`."""
+        uptime = self._clock.uptime()
+        if uptime is None:
+            return {BOOT_KEY: None}
+        return {BOOT_KEY: msgspec.json.encode(Reading(now_ms, uptime.boot, uptime.up_ms)).decode()}

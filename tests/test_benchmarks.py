@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("numpy")
 
 from benchmarks import keyed_lines
-from benchmarks.__main__ import parser
-from benchmarks.harness import table
+from benchmarks.__main__ import benchmarks, everything, parser
+from benchmarks.harness import pictures, table
 from benchmarks.harness.processes import ROOT, ChildFailedError, Usage, parse_stat, run_child
 from benchmarks.harness.report import Report, replace_section
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
@@ -219,3 +219,29 @@ def test_the_table_of_the_partitions_compares_each_case_with_its_limit() -> None
     assert rows["close 5 touched of 100"][2] == "2.00"
     assert rows["first snapshot of 50 keys"][2] == "1.33"
     assert rows["close 5 touched of 10"][2] == table.NONE
+
+
+def test_all_runs_every_benchmark_in_every_size() -> None:
+    """Each command line of `all` is one that its benchmark takes, small ones too."""
+    names = {name for name, _ in benchmarks()}
+    for given in (["all"], ["all", "--quick", "--repeat", "1", "--write-results"]):
+        lines = everything(parser().parse_args(given))
+        assert {line[0] for line in lines} == names
+        for line in lines:
+            taken = parser().parse_args(line)
+            assert (taken.repeat, taken.write_results) == ((1, True) if "--quick" in given else (3, False))
+
+
+@pytest.mark.parametrize("picture", [
+    pictures.bars("t", "s", [("ours", 1.0), ("wrong", None), ("peer", 2.0)]),
+    pictures.curves("t", "x", "y", {"ours": [(1, 1.0), (2, None)], "peer": [(1, 3.0), (2, 6.0)]}),
+])  # fmt: skip
+def test_pictures_show_whoever_has_a_time(tmp_path: Path, picture: pictures.Picture) -> None:
+    """The same figures give the same bytes; who was wrong has no bar."""
+    pytest.importorskip("matplotlib")
+    for name in ("one.svg", "two.svg"):
+        picture(tmp_path / name)
+    text = (tmp_path / "one.svg").read_text()
+    assert "wrong" not in text
+    assert text.count("peer") >= 1
+    assert (tmp_path / "two.svg").read_text() == text

@@ -6,9 +6,11 @@ import pickle
 import re
 
 import pytest
+from click.testing import CliRunner
 
 from recovery import errors
-from recovery.errors import ConfigurationError, RecoveryError, StorageError, all_errors, error_named
+from recovery.cli import main
+from recovery.errors import ConfigurationError, NoPartitionsError, RecoveryError, StorageError, all_errors, error_named
 
 ALL = list(all_errors())
 DRAWN = re.findall(r"^[├└]── (\w+) +(\d+)", errors.__doc__, re.MULTILINE)
@@ -102,3 +104,14 @@ def test_names_of_no_error():
     """Other exceptions' names lead to nothing."""
     assert error_named("ValueError") is None
     assert error_named("") is None
+
+
+def test_debug_shows_where_an_error_came_from_and_says_it_once(tmp_path):
+    """The traceback of the whole chain, then the error as without --debug."""
+    wrong = tmp_path / "nowhere"
+    plain = CliRunner().invoke(main, ["status", str(wrong)])
+    debug = CliRunner().invoke(main, ["--debug", "status", str(wrong)])
+    assert plain.exit_code == debug.exit_code == NoPartitionsError.exit_code
+    assert debug.stderr.startswith("Traceback")
+    assert debug.stderr.endswith(plain.stderr)
+    assert debug.stderr.count("there is no such directory") == 1 + debug.stderr.count('raise NoPartitionsError("')

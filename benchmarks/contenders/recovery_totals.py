@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from benchmarks.contenders.changed_rows import write_changes
 from recovery import (
     DiscardSink,
     Flow,
@@ -99,16 +100,27 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         flow = appended_flow(arguments["one_file"], arguments["batch_bytes"])
     else:
         flow = files_flow(arguments["files"], arguments["step"])
+    if arguments.get("changes"):
+        flow = Flow(flow.name, flow.build, write_changes)
     spark = create_session(flow.name, master=arguments["master"], conf=arguments["conf"])
 
     started_s = time.perf_counter()
-    summary = run(flow, RecoveryConfig(directory, snapshot_interval=arguments["interval_s"]), spark=spark)
+    interval_s = arguments["interval_s"]
+    config = interval_s and RecoveryConfig(
+        directory, snapshot_interval=interval_s, backup_interval=arguments["backup_s"]
+    )
+    summary = run(flow, config or None, spark=spark)
     seconds = time.perf_counter() - started_s
 
     found = versions(spark)
     spark.stop()
-    write_totals(directory, Path(arguments["totals"]))
+    wrong = None
+    if config:
+        write_totals(directory, Path(arguments["totals"]))
+    elif summary.states != arguments["touched"]:
+        wrong = f"wrote {summary.states} states instead of {arguments['touched']}"
     return {
+        "wrong": wrong,
         "seconds": seconds,
         "batches": summary.batches,
         "epochs": summary.epochs,

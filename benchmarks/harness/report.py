@@ -11,18 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import machine
+from benchmarks.harness.pictures import Picture
 from benchmarks.harness.processes import ROOT
 from benchmarks.harness.rounds import Measurement
 from benchmarks.harness.table import markdown
 
 QUIET_SHARE = 0.05
 """Other processes may take this share of the machine without being mentioned."""
+PICTURES = "pictures"
+"""Beside RESULTS.md."""
 HEAD = "# Results\n\nWritten by `python -m benchmarks NAME --write-results`; see [README.md](README.md).\n"
 
 
 @dataclass(slots=True)
 class Report:
-    """headers and rows: the table. notes: sentences on how to read it."""
+    """headers and rows: the table. notes: sentences on how to read it. title: of its section, with what was chosen."""
 
     name: str
     headers: Sequence[str]
@@ -30,6 +33,8 @@ class Report:
     measurements: Sequence[Measurement]
     notes: list[str] = field(default_factory=list)
     command: str = ""
+    title: str = ""
+    picture: Picture | None = None
     machine: dict[str, str] = field(default_factory=machine.describe)
 
     @property
@@ -43,8 +48,9 @@ class Report:
             {f"{name} {v}" for m in self.measurements for name, v in m.answer.get("versions", {}).items()}
         )
         parts = [
-            f"## {self.name}",
+            f"## {self.title or self.name}",
             f"`{self.command}`",
+            f"![{self.title or self.name}]({PICTURES}/{self.file_name}.svg)" if self.picture else "",
             markdown(self.headers, self.rows),
             "\n".join(f"- {note}" for note in (*self.notes, *self._disturbance())),
             f"Machine: {', '.join(f'{value}' for value in self.machine.values())}. Versions: {', '.join(versions)}.",
@@ -52,10 +58,15 @@ class Report:
         ]
         return "\n\n".join(part for part in parts if part) + "\n"
 
+    @property
+    def file_name(self) -> str:
+        """Of its picture and its results."""
+        return re.sub(r"[^0-9a-z]+", "-", (self.title or self.name).lower()).strip("-")
+
     def save(self, directory: Path) -> Path:
         """Everything as JSON, in a file of its own."""
         directory.mkdir(parents=True, exist_ok=True)
-        path = directory / f"{self.name}-{datetime.now(UTC):%Y%m%dT%H%M%S}.json"
+        path = directory / f"{self.file_name}-{datetime.now(UTC):%Y%m%dT%H%M%S}.json"
         content: dict[str, Any] = {
             "name": self.name,
             "command": self.command,

@@ -14,10 +14,12 @@ from typing import Any
 
 from benchmarks import keyed_lines
 from benchmarks.harness import environments, table
+from benchmarks.harness.pictures import bars
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
 
 CORES = 2
+QUICK = ("--rows", "20", "--batches", "6", "--skip", "2", "--keys", "100")
 BASELINE = "without a step"
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain Spark": {"plain": True, "step": False, "interval_s": 0},
@@ -78,6 +80,11 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
     baseline = next((s.seconds for s in summaries if s.contender == BASELINE), None)
     return Report(
         name="latency",
+        picture=bars(
+            f"A micro-batch of {arguments.rows} rows",
+            "milliseconds; less is better",
+            [(each.contender, each.seconds and each.seconds * 1000) for each in summaries],
+        ),
         headers=("micro-batches", "median ms", "spread of medians ms", "95 % ms", "×", "state"),
         rows=[
             (

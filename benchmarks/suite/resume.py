@@ -14,30 +14,34 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import keyed_lines
+from benchmarks import keyed, keyed_lines
 from benchmarks.harness import environments, table
+from benchmarks.harness.pictures import bars
 from benchmarks.harness.processes import run_child
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
 
 CORES = 2
+BYTEWAX = "Bytewax"
+QUICK = ("--keys", "1_000,10_000", "--bytewax", "1_000", "--warm", "1")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What can be chosen."""
     parser.add_argument(
         "--keys",
-        type=key_counts,
-        default=(1_000, 1_000_000),
-        help="of the stores, comma-separated (default: 1_000,1_000_000)",
+        type=keyed.numbers,
+        default=(1_000, 1_000_000, 10_000_000),
+        help="of the stores, comma-separated (default: 1_000,1_000_000,10_000_000)",
     )
     parser.add_argument("--rows", type=int, default=100, help="lines of new input (default: %(default)s)")
+    parser.add_argument(
+        "--bytewax",
+        type=int,
+        default=1_000_000,
+        help="keys that Bytewax resumes; 0: it does not (default: %(default)s)",
+    )
     parser.add_argument("--warm", type=int, default=4, help="further resumes in each process (default: %(default)s)")
-
-
-def key_counts(text: str) -> tuple[int, ...]:
-    """Numbers of keys, from the command line."""
-    return tuple(int(each) for each in text.split(","))
 
 
 def run(arguments: argparse.Namespace) -> Report:
@@ -54,7 +58,21 @@ def run(arguments: argparse.Namespace) -> Report:
         shutil.copy2(lines, files / "new.txt")
         contenders.append(Contender(f"{keys:,} keys", environments.own_python(), f"{__name__}:measure", given))
 
+    truth = None
+    if arguments.bytewax:
+        truth = keyed_lines.generate(
+            keyed_lines.Shape(arguments.bytewax, arguments.bytewax, CORES), arguments.work / "inputs"
+        )
+        bytewax = keyed.contender("bytewax-processes", truth, keyed.Setting(cores=CORES), arguments.work)
+        name = f"{BYTEWAX}, {arguments.bytewax:,} keys"
+        contenders.append(
+            Contender(name, bytewax.python, bytewax.target.replace("measure", "resume"), bytewax.arguments)
+        )
+
     def check(contender: Contender, answer: dict[str, Any], directory: Path) -> str | None:
+        if truth is not None and contender.name.startswith(BYTEWAX):
+            wrong_totals = keyed_lines.check(truth, directory / "totals")
+            return f"wrong totals: {wrong_totals}" if wrong_totals else None
         if answer["batches"] != [1] * (1 + arguments.warm):
             return f"wrong number of micro-batches after resuming: {answer['batches']}"
         wrong = [n for n in answer["continued"] if n != arguments.rows]
@@ -71,7 +89,8 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
     summaries = table.summarise(measurements)
 
     def value(summary: table.Summary, name: str) -> float | None:
-        return None if summary.problem else summary.middle(lambda run: run.answer[name])
+        """Of Bytewax there is only one figure, of the whole of it."""
+        return None if summary.problem else summary.middle(lambda run: run.answer.get(name, 0.0)) or None
 
     def row(summary: table.Summary) -> tuple[str, ...]:
         cells = [summary.contender]
@@ -83,6 +102,11 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
 
     return Report(
         name="resume",
+        picture=bars(
+            "Time to resume, cold",
+            "seconds to the first sink call; less is better",
+            [(each.contender, each.seconds) for each in summaries],
+        ),
         headers=("store", "cold s", "×", "warm s", "×", "to the end s", "×", "store MiB", "state"),
         rows=[row(summary) for summary in summaries],
         measurements=measurements,
@@ -92,6 +116,7 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
             f"Medians over {arguments.repeat} interleaved rounds: cold is the first resume of a process, warm the "
             f"median of {arguments.warm} further ones, to the end is a warm run until its epoch is "
             "closed, which waits for the full check of the store.",
+            "Bytewax resumes in two processes without new input, from imported workers to the end: it loads all state.",
         ],
     )
 

@@ -23,6 +23,7 @@ from benchmarks.harness.rounds import Contender, Measurement, Rounds
 
 STEP = "totals"
 CHUNK = 32_768
+QUICK = ("--few", "1_000", "--many", "10_000", "--keys", "1_000", "--touched", "100")
 
 
 @dataclass(frozen=True, slots=True)

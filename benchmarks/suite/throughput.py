@@ -9,32 +9,25 @@ Spark read equal micro-batches. What each kept is compared with the truth before
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import Any
 
-from benchmarks import keyed_lines
-from benchmarks.harness import environments, table
+from benchmarks import keyed, keyed_lines
+from benchmarks.harness import table
+from benchmarks.harness.pictures import bars
 from benchmarks.harness.report import Report
-from benchmarks.harness.rounds import Contender, Measurement, Rounds
+from benchmarks.harness.rounds import Measurement
 
 BASELINE = "ours"
-NAMES = (
-    "ours",
-    "ours-appended",
-    "ours-arrow",
-    "ours-aggregate",
-    "spark-rocksdb",
-    "spark-hdfs",
-    "bytewax-processes",
-    "bytewax-threads",
+SIZES = (
+    (),
+    ("--keys", "1_000"),
+    ("--events", "20_000_000", "--keys", "10_000_000", "--batches", "40"),
 )
+QUICK = ("--events", "200_000", "--keys", "20_000", "--batches", "4")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What can be chosen."""
-    parser.add_argument("--events", type=int, default=10_000_000, help="lines of input (default: %(default)s)")
-    parser.add_argument("--keys", type=int, default=1_000_000, help="different keys (default: %(default)s)")
-    parser.add_argument("--batches", type=int, default=20, help="micro-batches, equal in size (default: %(default)s)")
+    keyed.add_size(parser, events=10_000_000, keys=1_000_000, batches=20)
     parser.add_argument(
         "--interval", type=float, default=10, help="snapshot interval in seconds (default: %(default)s)"
     )
@@ -43,46 +36,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the input (default: %(default)s)")
     parser.add_argument(
         "--contenders",
-        type=contender_names,
-        default=NAMES,
-        help=f"comma-separated: {', '.join(NAMES)} (default: all)",
+        type=keyed.chosen_from(keyed.NAMES),
+        default=keyed.NAMES,
+        help=f"comma-separated: {', '.join(keyed.NAMES)} (default: all)",
     )
-
-
-def contender_names(text: str) -> tuple[str, ...]:
-    """Names of contenders, from the command line. Raises argparse.ArgumentTypeError."""
-    names = tuple(dict.fromkeys(text.split(",")))
-    unknown = set(names) - set(NAMES)
-    if unknown:
-        raise argparse.ArgumentTypeError(f"no contender {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
-    return names
 
 
 def run(arguments: argparse.Namespace) -> Report:
     """Measures and reports."""
     shape = keyed_lines.Shape(arguments.events, arguments.keys, arguments.batches, arguments.seed)
-    venvs = arguments.work / "venvs"
-    contenders = [_contender(name, shape, arguments, venvs) for name in arguments.contenders]
     lines = keyed_lines.generate(shape, arguments.work / "inputs")
-    for contender in contenders:
-        contender.arguments.update(files=str(lines.files_directory), one_file=str(lines.one_file))
-
-    def check(contender: Contender, answer: dict[str, Any], directory: Path) -> str | None:
-        batches = answer.get("batches", shape.files)
-        if batches != shape.files:
-            return f"read {batches} micro-batches instead of {shape.files}"
-        wrong = keyed_lines.check(lines, directory / contender.arguments["totals"])
-        return f"wrong totals: {wrong}" if wrong else None
-
-    rounds = Rounds(
-        arguments.repeat,
-        arguments.work / "runs",
-        environments.java_environment(),
-        arguments.timeout,
-        arguments.keep,
+    setting = keyed.Setting(arguments.interval, cores=arguments.cores, driver_memory=arguments.driver_memory)
+    contenders = [keyed.contender(name, lines, setting, arguments.work) for name in arguments.contenders]
+    return report(
+        arguments, keyed.rounds(arguments).measure(contenders, keyed.checked({str(lines.files_directory): lines}))
     )
-    measurements = rounds.measure(contenders, check)
-    return report(arguments, measurements)
 
 
 def report(arguments: argparse.Namespace, measurements: list[Measurement]) -> Report:
@@ -109,6 +77,12 @@ def report(arguments: argparse.Namespace, measurements: list[Measurement]) -> Re
         )
     return Report(
         name="throughput",
+        title=f"throughput: {arguments.events:,} events over {arguments.keys:,} keys",
+        picture=bars(
+            f"{arguments.events:,} events over {arguments.keys:,} keys, state kept",
+            "seconds; less is better",
+            [(each.contender, each.seconds) for each in summaries],
+        ),
         headers=(
             "contender",
             "median s",
@@ -135,27 +109,3 @@ def report(arguments: argparse.Namespace, measurements: list[Measurement]) -> Re
             "what state and positions take on disk at the end.",
         ],
     )
-
-
-def _contender(name: str, shape: keyed_lines.Shape, arguments: argparse.Namespace, venvs: Path) -> Contender:
-    kind, _, variant = name.partition("-")
-    peer = {"spark": environments.SPARK, "bytewax": environments.BYTEWAX}.get(kind)
-    python = environments.python_of(peer, venvs) if peer else environments.own_python()
-    module = {"ours": "recovery_totals", "spark": "spark_totals", "bytewax": "bytewax_totals"}[kind]
-    given: dict[str, Any] = {
-        "interval_s": arguments.interval,
-        "partitions": arguments.cores,
-        "workers": arguments.cores,
-        "master": f"local[{arguments.cores}]",
-        "conf": {
-            "spark.driver.memory": arguments.driver_memory,
-            "spark.sql.shuffle.partitions": str(arguments.cores),
-        },
-        "batch_bytes": shape.file_bytes,
-        "totals": "totals",
-        "appended": variant == "appended",
-        "step": variant if variant in ("arrow", "aggregate") else "python",
-        "rocksdb": variant == "rocksdb",
-        "processes": variant == "processes",
-    }
-    return Contender(name, python, f"benchmarks.contenders.{module}:measure", given)

@@ -26,7 +26,8 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except RecoveryError as error:
             if ctx.params.get("debug"):
-                traceback.print_exc()
+                # All but its last lines: they are the error's text, which follows.
+                click.echo("".join(traceback.format_exception(error)[:-1]).rstrip(), err=True)
             if ctx.meta.get("recovery.json"):
                 click.echo(json.dumps(error.as_json()))
             else:

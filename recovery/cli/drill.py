@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from secrets import token_hex
 
@@ -11,9 +10,8 @@ import click
 
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import DIRECTORY, INTERVAL, format_size, json_option, print_json, table
-from recovery.cli.restore import MomentType, plan_facts, plan_text
+from recovery.cli.restore import MomentType, announcing, plan_facts
 from recovery.clock import SystemClock
-from recovery.planning.backups import RestorePlan
 
 
 @click.command()
@@ -44,11 +42,6 @@ def drill(
         found = open_source(open_target(source), Path(name))
         list_s = clock.elapsed_s() - started
 
-        def announce(plan: RestorePlan, left_out: Sequence[str]) -> None:
-            for each in left_out:
-                progress.say(f"left out: {each}")
-            progress.say(plan_text(plan, found, clock.wall_ms()))
-
         done = rehearse(
             found,
             clock=clock,
@@ -57,7 +50,7 @@ def drill(
             epoch=epoch,
             at_ms=at_ms,
             max_age_s=max_age,
-            announce=announce,
+            announce=announcing(progress, found, clock),
             observe=progress.observe,
         )
     spent = done.restored.timings

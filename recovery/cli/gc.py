@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from recovery.cli.common import INTERVAL, directory_argument, format_size, json_option, print_json
-from recovery.clock import RecoveryClock, SystemClock
+from recovery.clock import CLOCK_STEP, RecoveryClock, SystemClock
 from recovery.planning.resume import plan_resume
 from recovery.planning.retention import collection_floor, shared_history
 from recovery.storage.files import SCRATCH_NAME, FilePartitions, scan
@@ -30,10 +30,10 @@ def gc(directory: Path, backup_interval: float | None, as_json: bool) -> None:
         if interval_s is None:
             runs = [e for d in plan.partitions for e in d.executions]
             interval_s = max(runs, key=lambda e: e.number).backup_interval_s if runs else 0.0
-        now_ms = RecoveryClock(clock, *plan.last_clock).now_ms()
-        floor = collection_floor(shared_history(plan.partitions, plan.window), now_ms, interval_s * 1000)
         store = FilePartitions([d.path for d in plan.partitions], directory / SCRATCH_NAME)
         try:
+            now_ms = RecoveryClock(clock, *plan.last_clock, store.driver_values(CLOCK_STEP)).now_ms()
+            floor = collection_floor(shared_history(plan.partitions, plan.window), now_ms, interval_s * 1000)
             rows = sum(store.collect(floor))
             after = sum(d.size_bytes for d in store.describe())
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -46,7 +46,7 @@ def run_nodes(
     )
     if as_json:
         print_json({"pipeline": summary.pipeline, "run_id": summary.run_id, "nodes": {
-            name: _facts(node) for name, node in summary.nodes.items()
+            name: {**node.facts(), **node.details} for name, node in summary.nodes.items()
         }})  # fmt: skip
     else:
         click.echo(f"{pipeline.name}: {len(summary.nodes)} nodes done", err=True)
@@ -60,15 +60,3 @@ def _line(name: str, node: NodeRun) -> str:
     if nulls:
         text += "; NULL in the column: " + ", ".join(f"{count:,} rows of {key}" for key, count in nulls.items())
     return f"{text}: {node.error}" if node.error else f"{text} ({node.why})"
-
-
-def _facts(node: NodeRun) -> dict[str, Any]:
-    return {
-        "status": node.status,
-        "duration_s": node.duration_s,
-        "rows": node.rows,
-        "definition": node.definition,
-        "why": node.why,
-        "error": node.error,
-        **node.details,
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from secrets import token_hex
@@ -13,7 +13,7 @@ import click
 
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import DIRECTORY, format_size, format_time, json_option, print_json, table
-from recovery.clock import SystemClock
+from recovery.clock import Clock, SystemClock
 from recovery.config import format_interval
 from recovery.planning.backups import RestorePlan, plan_restore
 
@@ -67,11 +67,6 @@ def restore(source: str, directory: Path, epoch: int | None, at_ms: int | None, 
             return
         progress = CopyProgress(quiet=as_json)
 
-        def announce(plan: RestorePlan, left_out: Sequence[str]) -> None:
-            for each in left_out:
-                progress.say(f"left out: {each}")
-            progress.say(plan_text(plan, found, clock.wall_ms()))
-
         done = restore_copies(
             found,
             directory,
@@ -79,7 +74,7 @@ def restore(source: str, directory: Path, epoch: int | None, at_ms: int | None, 
             random_id=lambda: token_hex(4),
             epoch=epoch,
             at_ms=at_ms,
-            announce=announce,
+            announce=announcing(progress, found, clock),
             observe=progress.observe,
         )
     if as_json:
@@ -99,6 +94,17 @@ def restore(source: str, directory: Path, epoch: int | None, at_ms: int | None, 
         f"restored {len(done.paths)} partitions to {directory}: {done.rows:,} rows, {format_size(done.size_bytes)} "
         f"in {done.timings.total_s:.1f} s; the next run resumes at epoch {done.plan.resume.resume_epoch}"
     )
+
+
+def announcing(progress: CopyProgress, source: Source, clock: Clock) -> Callable[[RestorePlan, Sequence[str]], None]:
+    """Tells the plan, and which copies it could not take, before anything is written."""
+
+    def announce(plan: RestorePlan, left_out: Sequence[str]) -> None:
+        for each in left_out:
+            progress.say(f"left out: {each}")
+        progress.say(plan_text(plan, source, clock.wall_ms()))
+
+    return announce
 
 
 def plan_text(plan: RestorePlan, source: Source, now_ms: int) -> str:

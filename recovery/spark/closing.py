@@ -14,7 +14,7 @@ from recovery.checkpoint.capture import Capture, Captured
 from recovery.checkpoint.position import wait_for_commit
 from recovery.checkpoint.restore import Restored
 from recovery.checkpoint.rows import CHECKPOINT_STEP, Content
-from recovery.clock import Clock, RecoveryClock
+from recovery.clock import CLOCK_STEP, Clock, RecoveryClock
 from recovery.errors import RecoveryError
 from recovery.ids import NO_BATCH, BatchId, Epoch, Lease, PartitionIndex, StepId
 from recovery.keys import partition_of, shares
@@ -92,7 +92,7 @@ class EpochCloser:
         self._capture = Capture(checkpoint, self._staging, {})
         self._declarations: Mapping[str, Content | None] = {}
         self._clock = clock
-        self._recovery_clock = RecoveryClock(clock, *plan.last_clock)
+        self._recovery_clock = RecoveryClock(clock, *plan.last_clock, store.driver_values(CLOCK_STEP))
         self._interval_s = snapshot_interval_s
         self._backup_ms = backup_interval_s * 1000
         self._history = shared_history(plan.partitions, [e for e in plan.window if e < plan.resume_epoch])
@@ -187,6 +187,7 @@ class EpochCloser:
             DECLARATIONS_STEP: declarations,
             **self._loads.rows(batch),
             **self._delivery.prepare(epoch, batch, floor),
+            CLOCK_STEP: self._recovery_clock.row(now_ms),
         }
         divided = {step: shares(rows, _homes(step, count), count) for step, rows in values.items() if rows}
         requests = [

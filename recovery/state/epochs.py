@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from recovery.clock import Clock, RecoveryClock
+from recovery.clock import CLOCK_STEP, Clock, RecoveryClock
 from recovery.ids import NO_BATCH, BatchId, Epoch, StepId
 from recovery.keys import partition_of, shares
 from recovery.planning.resume import ResumePlan
@@ -50,11 +50,11 @@ class EpochWriter:
         self.epoch = plan.resume_epoch
         self._batch = plan.snapshot.batch_id if plan.snapshot else NO_BATCH
         self._clock = clock
-        self._recovery_clock = RecoveryClock(clock, *plan.last_clock)
         self._history = shared_history(plan.partitions, [e for e in plan.window if e < plan.resume_epoch])
         self._store = FilePartitions([d.path for d in plan.partitions], directory / SCRATCH_NAME)
         try:
             self._store.start(self.execution, [])
+            self._recovery_clock = RecoveryClock(clock, *plan.last_clock, self._store.driver_values(CLOCK_STEP))
         except BaseException:
             self._store.release()
             raise
@@ -74,6 +74,10 @@ class EpochWriter:
         epoch, count = self.epoch, self._store.partition_count
         now_ms = self._recovery_clock.now_ms()
         floor = collection_floor(self._history, now_ms, self.execution.backup_interval_s * 1000)
+        driver_values: dict[StepId, Mapping[str, str | bytes | None]] = {
+            **(driver_rows or {}),
+            CLOCK_STEP: self._recovery_clock.row(now_ms),
+        }
         self._batch = BatchId(self._batch + batches)
         rows: list[dict[StepId, dict[str, Edited]]] = [{} for _ in range(count)]
         for (step, key), edited in changes.items():
@@ -81,8 +85,7 @@ class EpochWriter:
             index = 0 if step == EPOCH_STEP else partition_of(key, count)
             rows[index].setdefault(StepId(step), {})[key] = edited
         divided = {
-            step: shares(values, lambda key: partition_of(key, count), count)
-            for step, values in (driver_rows or {}).items()
+            step: shares(values, lambda key: partition_of(key, count), count) for step, values in driver_values.items()
         }
         requests = [
             CloseRequest(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from recovery.clock import Clock
+from recovery.clock import Clock, boot_id
 from recovery.errors import ConfigurationError, RecoveryError
 from recovery.state.backend import Backend, Document
 from recovery.state.ids import StateId, join
@@ -26,7 +26,6 @@ DAY_MS = 86_400_000
 RUNNING, SUCCEEDED, FAILED, SKIPPED, BLOCKED, DEAD = "running", "succeeded", "failed", "skipped", "blocked", "dead"
 FLOW, SAVED, EDIT = "flow", "saved", "edit"
 """Kinds of runs. An edit of a flow's state is recorded as one, but is never what `last run` means."""
-STATUSES = (RUNNING, SUCCEEDED, FAILED, DEAD)
 NODE_STATUSES = (RUNNING, SUCCEEDED, FAILED, SKIPPED, BLOCKED, DEAD)
 _OUTCOME = {SUCCEEDED: True, SKIPPED: True, FAILED: False, BLOCKED: False, DEAD: False}
 
@@ -47,6 +46,17 @@ class NodeRun:
     def succeeded(self) -> bool | None:
         """Whether what it makes is there; None while it runs. One that was skipped had made it before."""
         return _OUTCOME.get(self.status)
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of every node, as JSON: all but `details`."""
+        return {
+            "status": self.status,
+            "duration_s": self.duration_s,
+            "rows": self.rows,
+            "definition": self.definition,
+            "why": self.why,
+            "error": self.error,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +241,7 @@ def parse_nodes(nodes: Mapping[str, Any]) -> dict[str, NodeRun]:
 def identity(pid: int) -> str | None:
     """What tells a process from a later one of the same number: this boot, and when it began. None: it is gone."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = boot_id()
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
@@ -282,18 +292,7 @@ def _content(run: Run) -> dict[str, Any]:
         "process": run.process,
         "error": run.error,
         "details": dict(run.details),
-        "nodes": {
-            name: {
-                "status": node.status,
-                "duration_s": node.duration_s,
-                "rows": node.rows,
-                "definition": node.definition,
-                "why": node.why,
-                "error": node.error,
-                "details": dict(node.details),
-            }
-            for name, node in run.nodes.items()
-        },
+        "nodes": {name: {**node.facts(), "details": dict(node.details)} for name, node in run.nodes.items()},
     }
 
 

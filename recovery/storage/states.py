@@ -105,9 +105,7 @@ def read_prefix(path: Path, prefix: str) -> list[StoredState]:
     return read_partition(path, read)
 
 
-def change_states(
-    path: Path, changes: Mapping[str, Change], now_ms: int, *, busy_ms: int, on_busy: Callable[[], Any] = lambda: None
-) -> dict[str, StoredState]:
+def change_states(path: Path, changes: Mapping[str, Change], now_ms: int, *, busy_ms: int) -> dict[str, StoredState]:
     """Change documents, all of them or none, in one transaction that is synced to disk; returns them as they are now.
 
     Waits at most `busy_ms` for other writers. Raises BusyPartition, CorruptPartitionError or StorageError, and

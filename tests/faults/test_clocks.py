@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from recovery.clock import Uptime
 from recovery.planning.resume import plan_resume
 from recovery.storage.files import scan
 from tests.faults.minirun import MiniRun, states, totals
@@ -29,7 +30,7 @@ class FakeClock:
     now_s: float = 0.0
     shift_ms: int = 0
     frozen_ms: int | None = None
-    readings: list[int] = field(default_factory=list)
+    boot: str | None = "boot"
 
     def wall_ms(self) -> int:
         if self.frozen_ms is not None:
@@ -38,6 +39,9 @@ class FakeClock:
 
     def elapsed_s(self) -> float:
         return self.now_s
+
+    def uptime(self) -> Uptime | None:
+        return None if self.boot is None else Uptime(self.boot, int(self.now_s * 1000))
 
 
 def nothing(clock: FakeClock, batch: int) -> None:
@@ -69,13 +73,15 @@ def summer_time(clock: FakeClock, batch: int) -> None:
     clock.shift_ms = HOUR_MS if 5 <= batch < 17 else 0
 
 
-def decisions(directory: Path, disturb, between: bool) -> list[tuple]:
+def decisions(directory: Path, disturb, between: bool, restarts: bool = False) -> list[tuple]:
     """Runs over one input; after each micro-batch, the epochs that can be resumed after. `disturb` is done to the clock
-    in the middle of runs, or between two of them as well."""
+    in the middle of runs, or between two of them as well; `restarts`: the machine is started anew between them."""
     clock = FakeClock()
     found: list[tuple] = []
     batch = 0
     while batch < BATCHES:
+        if restarts:
+            clock.boot = f"boot {batch}"
         if between:
             disturb(clock, batch)
         run = MiniRun(directory, 1, clock=clock, backup_interval=BACKUP_S)
@@ -106,11 +112,27 @@ def test_a_clock_that_jumps_under_a_run_changes_nothing(make_store, disturb):
     assert decisions(make_store(2), disturb, False) == decisions(make_store(2), nothing, False)
 
 
+@pytest.mark.parametrize("disturb", DISTURBANCES, ids=lambda each: each.__name__)
+def test_a_clock_that_jumps_between_runs_changes_nothing(make_store, disturb):
+    """The machine's uptime says how long it was away, whatever its clock says."""
+    assert decisions(make_store(2), disturb, True) == decisions(make_store(2), nothing, True)
+
+
+def after_restarts(directory: Path, disturb) -> list[tuple]:
+    """As `decisions`, on a machine that is started anew before each run."""
+    return decisions(directory, disturb, True, restarts=True)
+
+
+def test_time_away_counts_when_the_machine_was_started_anew(make_store):
+    """With a clock that goes right, the same is resumed and collected as without restarts."""
+    assert after_restarts(make_store(2), nothing) == decisions(make_store(2), nothing, True)
+
+
 @pytest.mark.parametrize("disturb", [back_for_good, back_and_forth, frozen], ids=lambda each: each.__name__)
-def test_a_clock_that_goes_back_between_runs_collects_nothing_early(make_store, disturb):
+def test_a_clock_that_went_back_with_a_restart_collects_nothing_early(make_store, disturb):
     """The same epochs are resumed; of what the right clock would keep, nothing is collected."""
-    disturbed = decisions(make_store(2), disturb, True)
-    right = decisions(make_store(2), nothing, True)
+    disturbed = after_restarts(make_store(2), disturb)
+    right = after_restarts(make_store(2), nothing)
     for (what, found), (_, wanted) in zip(disturbed, right, strict=True):
         if what == "resumed":
             assert found == wanted
@@ -118,17 +140,21 @@ def test_a_clock_that_goes_back_between_runs_collects_nothing_early(make_store, 
             assert set(found) >= set(wanted)
 
 
-def test_a_clock_that_goes_forward_between_runs_counts_as_time_away(make_store):
+@pytest.mark.parametrize("boot", ["unknown", "another"])
+def test_a_clock_that_went_forward_with_a_restart_counts_as_time_away(make_store, boot):
     """That is all it can be taken for: what is resumed is the same, and the newest epoch is never collected."""
 
     def forward(clock: FakeClock, batch: int) -> None:
+        if boot == "unknown":
+            clock.boot = None
         if batch and batch % 8 == 0:
             clock.shift_ms += 400 * DAY_MS
 
-    disturbed = decisions(make_store(2), forward, True)
-    right = decisions(make_store(2), nothing, True)
+    disturbed = after_restarts(make_store(2), forward)
+    right = after_restarts(make_store(2), nothing)
     for (what, found), (_, wanted) in zip(disturbed, right, strict=True):
         assert found == wanted if what == "resumed" else (set(found) <= set(wanted) and found[-1] == wanted[-1])
+    assert disturbed != right
 
 
 def test_the_right_clock_collects(make_store):

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+from recovery.clock import Uptime
 from recovery.state.retry import RetryPolicy
 from tests.stores import ROOT
 
@@ -27,6 +28,9 @@ class SetClock:
         import time
 
         return time.monotonic()
+
+    def uptime(self) -> Uptime | None:
+        return None
 
 
 def background(code: str, *arguments: object) -> subprocess.Popen[str]:

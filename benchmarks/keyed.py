@@ -1,0 +1,123 @@
+"""Contenders that keep totals per key over `keyed_lines`: how each is set up, and how what it kept is checked."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import keyed_lines
+from benchmarks.harness import environments
+from benchmarks.harness.rounds import Check, Contender, Rounds
+
+NAMES = (
+    "ours",
+    "ours-appended",
+    "ours-arrow",
+    "ours-aggregate",
+    "spark-rocksdb",
+    "spark-hdfs",
+    "bytewax-processes",
+    "bytewax-threads",
+)
+"""Everyone who can keep up with millions of events."""
+MODULES = {"ours": "recovery_totals", "spark": "spark_totals", "bytewax": "bytewax_totals"}
+PEERS = {"spark": environments.SPARK, "bytewax": environments.BYTEWAX}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a contender runs.
+
+    interval_s: of its snapshots; None: without recovery. Spark's own state stores write every micro-batch.
+    backup_s: how long ours and Bytewax keep what is superseded.
+    partitions: recovery partitions of ours; None: as many as cores.
+    """
+
+    interval_s: float | None = 10
+    backup_s: float = 0
+    cores: int = 2
+    partitions: int | None = None
+    driver_memory: str = "4g"
+
+
+def contender(name: str, lines: keyed_lines.KeyedLines, setting: Setting, work: Path, label: str = "") -> Contender:
+    """The contender of one of NAMES on this input; `label` is what the tables call it."""
+    kind, _, variant = name.partition("-")
+    peer = PEERS.get(kind)
+    python = environments.python_of(peer, work / "venvs") if peer else environments.own_python()
+    partitions = setting.partitions or setting.cores
+    given: dict[str, Any] = {
+        "interval_s": setting.interval_s,
+        "backup_s": setting.backup_s,
+        "partitions": partitions,
+        "workers": setting.cores,
+        "master": f"local[{setting.cores}]",
+        "conf": {
+            "spark.driver.memory": setting.driver_memory,
+            "spark.sql.shuffle.partitions": str(setting.cores),
+        },
+        "batch_bytes": lines.shape.file_bytes,
+        "totals": "totals",
+        "appended": variant == "appended",
+        "step": variant if variant in ("arrow", "aggregate") else "python",
+        "rocksdb": variant == "rocksdb",
+        "processes": variant == "processes",
+        "files": str(lines.files_directory),
+        "one_file": str(lines.one_file),
+        "events": lines.shape.events,
+        "touched": keyed_lines.touched(lines.shape) if setting.interval_s is None else None,
+    }
+    return Contender(label or name, python, f"benchmarks.contenders.{MODULES[kind]}:measure", given)
+
+
+def checked(inputs: dict[str, keyed_lines.KeyedLines]) -> Check:
+    """Compares what a contender kept with the truth of its input, found by its `files`."""
+
+    def check(contender: Contender, answer: dict[str, Any], directory: Path) -> str | None:
+        lines = inputs[contender.arguments["files"]]
+        batches = answer.get("batches", lines.shape.files)
+        if batches != lines.shape.files:
+            return f"read {batches} micro-batches instead of {lines.shape.files}"
+        if contender.arguments["interval_s"] is None:
+            # Nothing is kept: it says how many states it wrote, or totals that its last worker held.
+            return answer.get("wrong")
+        wrong = keyed_lines.check(lines, directory / contender.arguments["totals"])
+        return f"wrong totals: {wrong}" if wrong else None
+
+    return check
+
+
+def rounds(arguments: argparse.Namespace) -> Rounds:
+    """As the command line says."""
+    return Rounds(
+        arguments.repeat, arguments.work / "runs", environments.java_environment(), arguments.timeout, arguments.keep
+    )
+
+
+def add_size(parser: argparse.ArgumentParser, *, events: int, keys: int, batches: int) -> None:
+    """Options for the input's size, with these defaults."""
+    parser.add_argument("--events", type=int, default=events, help="lines of input (default: %(default)s)")
+    parser.add_argument("--keys", type=int, default=keys, help="different keys (default: %(default)s)")
+    parser.add_argument(
+        "--batches", type=int, default=batches, help="micro-batches, equal in size (default: %(default)s)"
+    )
+
+
+def chosen_from(names: tuple[str, ...]) -> Any:
+    """A type of option: comma-separated names. It raises argparse.ArgumentTypeError."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        given = tuple(dict.fromkeys(text.split(",")))
+        unknown = set(given) - set(names)
+        if unknown:
+            raise argparse.ArgumentTypeError(f"no contender {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+        return given
+
+    return parse
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """A type of option: comma-separated whole numbers, ascending."""
+    return tuple(sorted(int(each) for each in text.split(",")))
