@@ -33,6 +33,7 @@ from recovery.errors import (
     OutputMismatchError,
     RecoveryError,
     SinkFailedError,
+    SparkCheckpointError,
     SparkUnavailableError,
     StateBackendError,
     StateLockedError,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from recovery.spark.formats import register
     from recovery.spark.incremental import incremental
     from recovery.spark.listener import MetricsListener, query_metrics
+    from recovery.spark.native_state import native_operators, native_state
     from recovery.spark.pipeline import PipelineSummary, run_pipeline
     from recovery.spark.query import RecoveryQuery, RunSummary, start
     from recovery.spark.step import stateful, stateful_map
@@ -119,6 +121,7 @@ __all__ = [
     "RunSummary",
     "ScopedState",
     "SinkFailedError",
+    "SparkCheckpointError",
     "SparkUnavailableError",
     "StateBackendError",
     "StateLockedError",
@@ -135,6 +138,8 @@ __all__ = [
     "current_batch",
     "incremental",
     "init_partitions",
+    "native_operators",
+    "native_state",
     "process_state",
     "query_metrics",
     "register",
@@ -158,6 +163,8 @@ _WITH_SPARK = {
     "register": "recovery.spark.formats",
     "PipelineSummary": "recovery.spark.pipeline",
     "incremental": "recovery.spark.incremental",
+    "native_operators": "recovery.spark.native_state",
+    "native_state": "recovery.spark.native_state",
     "run": "recovery.runner",
     "run_pipeline": "recovery.spark.pipeline",
     "start": "recovery.spark.query",

@@ -12,6 +12,7 @@ RecoveryError                     10
 ├── AlreadyInitializedError       26
 ├── UnsupportedVersionError       27
 ├── EpochNotHeldError             28
+├── SparkCheckpointError          29
 ├── FlowMismatchError             30
 ├── UnknownStepError              31
 ├── UnsupportedPlanError          32
@@ -190,6 +191,15 @@ class EpochNotHeldError(RecoveryError):
     exit_code = 28
     default_cause = "It was collected (the backup interval has passed), or it was never closed."
     default_remedy = "See which epochs can be resumed from: python -m recovery status DIR"
+
+
+class SparkCheckpointError(RecoveryError):
+    """A Spark checkpoint lacks a file that is needed to go on from it, or a file in it was altered."""
+
+    exit_code = 29
+    closes_epoch = False
+    default_cause = "Something other than Spark deleted or wrote files there, or only a part of it was copied."
+    default_remedy = "Run the same command again: it continues from the last closed epoch, in a checkpoint of its own."
 
 
 class FlowMismatchError(RecoveryError):

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     SinkLike: TypeAlias = Sink | Callable[[DataFrame, int], Any]
 
 
+OUTPUT_MODES = ("append", "update", "complete")
+
+
 @dataclass(frozen=True)
 class Flow:
     """A named dataflow.
@@ -25,14 +28,23 @@ class Flow:
     sink: a foreachBatch function `write(batch, batch_id)`, or a sink object; None computes and discards the output.
         Plain functions are at-least-once: after a crash the micro-batches since the last closed epoch come again.
         An EpochSink, such as FileSink and UpsertSink, is exactly-once: its output appears with the closed epoch.
+    output_mode: what Spark's own stateful operators give the sink: "append", "update" or "complete".
     """
 
     name: str
     build: Callable[[SparkSession], DataFrame]
     sink: SinkLike | None = None
+    output_mode: str = "append"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or "\0" in self.name:
             raise ConfigurationError(f"{self.name!r} is not a name for a flow", remedy="Use a text like 'wordcount'.")
         if not callable(self.build):
             raise ConfigurationError(f"flow {self.name!r}: build={self.build!r} is not a function")
+        check_output_mode(self.output_mode)
+
+
+def check_output_mode(mode: str) -> None:
+    """Raises ConfigurationError for what is not one of Spark's output modes."""
+    if mode not in OUTPUT_MODES:
+        raise ConfigurationError(f"{mode!r} is not an output mode", remedy='Use "append", "update" or "complete".')

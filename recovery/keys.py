@@ -15,9 +15,13 @@ in Spark SQL (`crc32`) and here.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 from zlib import crc32
 
 from recovery.ids import PartitionIndex
+
+T = TypeVar("T")
 
 ESCAPE = "\u2400"
 _ESCAPED = re.compile("\u2400(.?)", re.DOTALL)
@@ -42,3 +46,28 @@ def decode_key(text: str) -> str | None:
 def partition_of(state_key: str, partition_count: int) -> PartitionIndex:
     """The recovery partition that holds `state_key`, an encoded key."""
     return PartitionIndex(crc32(state_key.encode()) % partition_count)
+
+
+class Share(Mapping[str, T]):
+    """Some of the rows of a mapping, whose values are only read when they are asked for."""
+
+    def __init__(self, rows: Mapping[str, T]) -> None:
+        self.keys_held: list[str] = []
+        self._rows = rows
+
+    def __getitem__(self, key: str) -> T:
+        return self._rows[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys_held)
+
+    def __len__(self) -> int:
+        return len(self.keys_held)
+
+
+def shares(rows: Mapping[str, T], home: Callable[[str], PartitionIndex], count: int) -> list[Share[T]]:
+    """What each of `count` partitions holds of the rows; `home` says where a key is held."""
+    divided = [Share(rows) for _ in range(count)]
+    for key in rows:
+        divided[home(key)].keys_held.append(key)
+    return divided

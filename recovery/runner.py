@@ -51,7 +51,7 @@ def run(
         raise
     ours = session if own else None
     try:
-        query = start_prepared(prepared, flow, session, flow.sink, trigger, observer, clock)
+        query = start_prepared(prepared, flow, session, flow.sink, flow.output_mode, trigger, observer, clock)
     except BaseException:
         _stop_session(ours)
         raise

@@ -16,10 +16,11 @@ PUBLIC = [
     "HighWaterMarkError", "InconsistentPartitionsError", "InputRewrittenError", "LeaseLostError", "MetricsListener",
     "MissingPartitionsError", "NoBackupError", "NoPartitionsError", "Node", "OutputMismatchError", "Pipeline",
     "PipelineSummary", "RecoveryConfig", "RecoveryError", "RecoveryQuery", "Resume", "RetryPolicy", "RunSummary",
-    "ScopedState", "SinkFailedError", "SparkUnavailableError", "StateBackendError", "StateLockedError", "StateManager",
-    "StateNotFoundError", "StateValueError", "StepChangedError", "StorageError", "UnknownStepError",
-    "UnsupportedPlanError", "UnsupportedVersionError", "UpsertSink", "aggregate", "current_batch", "incremental",
-    "init_partitions", "process_state", "query_metrics", "register", "run", "run_pipeline", "start", "stateful",
+    "ScopedState", "SinkFailedError", "SparkCheckpointError", "SparkUnavailableError", "StateBackendError",
+    "StateLockedError", "StateManager", "StateNotFoundError", "StateValueError", "StepChangedError", "StorageError",
+    "UnknownStepError", "UnsupportedPlanError", "UnsupportedVersionError", "UpsertSink", "aggregate", "current_batch",
+    "incremental", "init_partitions", "native_operators", "native_state",
+    "process_state", "query_metrics", "register", "run", "run_pipeline", "start", "stateful",
     "stateful_arrow", "stateful_map", "task_instance_state", "task_state",
 ]  # fmt: skip
 

@@ -105,10 +105,25 @@ def test_metrics_and_report_know_neither_spark_nor_sqlite(module):
     assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.runner") == set()
 
 
+@pytest.mark.parametrize("module", below("recovery.native"))
+def test_native_state_is_looked_at_without_spark(module):
+    """What is held is told, exported and imported without Spark, and storage known by its public names."""
+    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.cli", "recovery.runner") == set()
+    used = reaching(module, "recovery.storage")
+    assert {name.rpartition(".")[0] for name in used} <= STORAGE_FOR_STATE
+    assert [name for name in used if name.rpartition(".")[2].startswith("_")] == []
+
+
 @pytest.mark.parametrize("module", below("recovery.appended"))
 def test_the_appended_source_stands_alone(module):
     """Reading growing files knows neither Spark nor partitions."""
     assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.storage", "recovery.planning") == set()
+
+
+@pytest.mark.parametrize("module", below("recovery.checkpoint"))
+def test_checkpoints_are_files_and_rows(module):
+    """Taking a Spark checkpoint and making it anew knows neither Spark nor SQLite, nor where rows are kept."""
+    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.storage", "recovery.cli") == set()
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -196,3 +196,45 @@ def test_a_remote_job_is_submitted_once(shell: Any) -> None:
     assert printed.count("crashed") == 2
     assert re.findall(r"submitted job (\w+)", printed) == [job, job]
     assert printed.splitlines()[-2:] == [f"job {job}: model of nightly/train/2024-05-01"] * 2
+
+
+def test_windows_of_flights(shell: Any) -> None:
+    """Every day that is complete is told once, over two runs, with the flights that a plain loop counts in it."""
+    printed = shell(commands_of("windows.py"))
+    told = re.findall(r"^(\S+)  (\w{3}) +(\d+) flights, +(\d+) cancelled$", printed, re.MULTILINE)
+    counted: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    with Path("flights.csv").open(newline="") as file:
+        for flight in {tuple(row) for row in csv.reader(file)}:
+            figures = counted[flight[18][:10], flight[12]]
+            figures[0] += 1
+            figures[1] += flight[3] == "NA"
+    assert len(told) >= 15
+    assert len({(day, origin) for day, origin, _, _ in told}) == len(told)
+    assert all(counted[day, origin] == [int(n), int(cancelled)] for day, origin, n, cancelled in told)
+
+
+def test_flights_joined_with_the_weather(shell: Any) -> None:
+    """Mean delays in rain and dry are those of all four days, joined in memory."""
+    shell(commands_of("join.py"))
+    rain = {}
+    for path in Path("weather").iterdir():
+        with path.open(newline="") as file:
+            rain.update(
+                {(hour, place): precip != "NA" and float(precip) > 0 for hour, place, precip in csv.reader(file)}
+            )
+    expected: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for path in Path("flights").iterdir():
+        with path.open(newline="") as file:
+            for hour, origin, delay in csv.reader(file):
+                if (hour, origin) in rain and delay != "NA":
+                    figures = expected["rain" if rain[hour, origin] else "dry"]
+                    figures[0] += 1
+                    figures[1] += int(delay)
+    assert sum(n for n, _ in expected.values()) > 2000
+    assert states("delays") == expected
+
+
+def test_a_processor_with_timers_goes_on(shell: Any) -> None:
+    """Every visit is told once, by its timer, with all its pages: also the one that both runs have seen."""
+    printed = shell(commands_of("spark_state.py"))
+    assert re.findall(r"^(\w+): (\d) pages$", printed, re.MULTILINE) == [("ann", "2"), ("bob", "3"), ("ann", "1")]

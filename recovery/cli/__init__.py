@@ -6,6 +6,7 @@ import click
 
 from recovery.cli.advise import advise_command
 from recovery.cli.backup import backup
+from recovery.cli.checkpoint import checkpoint
 from recovery.cli.common import Commands
 from recovery.cli.demo import demo
 from recovery.cli.drill import drill
@@ -36,20 +37,7 @@ def main(debug: bool) -> None:
 
 
 for command in (
-    init,
-    run,
-    status,
-    plan,
-    verify,
-    advise_command,
-    report,
-    gc,
-    backup,
-    restore,
-    drill,
-    hwm,
-    runs,
-    state,
+    init, run, status, plan, verify, advise_command, report, gc, backup, restore, drill, checkpoint, hwm, runs, state,
     demo,
-):
+):  # fmt: skip
     main.add_command(command)

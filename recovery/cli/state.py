@@ -13,6 +13,7 @@ import click
 
 from recovery.cli.common import format_time, json_option, print_json, table
 from recovery.cli.hwm import VALUES
+from recovery.cli.native import conf_option, print_state, refused_operator_option, store_option, variable_option
 from recovery.cli.places import directory_and, open_state, state_options
 from recovery.clock import SystemClock
 from recovery.errors import ConfigurationError, CorruptStateError, StateNotFoundError
@@ -71,13 +72,15 @@ def step_option(function: F) -> F:
 
 def key_option(function: F) -> F:
     """--key: which key of the step."""
-    return click.option("--key", metavar="KEY", help="The state key, with --step.")(function)
+    return click.option("--key", metavar="KEY", help="The state key, with --step or --operator.")(function)
 
 
 def epoch_option(function: F) -> F:
     """--epoch: as of which epoch."""
     return click.option(
-        "--epoch", type=click.IntRange(min=0), help="As of this epoch, with --step; by default the newest."
+        "--epoch",
+        type=click.IntRange(min=0),
+        help="As of this epoch, of a step or operator; by default the newest.",
     )(function)
 
 
@@ -94,18 +97,41 @@ def force_option(function: F) -> F:
     return click.option("--yes", "-y", is_flag=True, help="Ask nothing.")(option(function))
 
 
+def native_options(function: F) -> F:
+    """--operator and what says which of its state."""
+    option = click.option("--operator", type=click.IntRange(min=0), metavar="N",
+                          help="Read the state of this operator of Spark's own; starts Spark.")  # fmt: skip
+    return option(store_option(variable_option(conf_option(function))))
+
+
 @state.command(name="list")
 @click.argument("words", metavar="[DIR]", nargs=-1)
 @step_option
+@native_options
 @epoch_option
 @pattern_option
 @state_options
 @json_option
 def list_(
-    words: tuple[str, ...], step: str | None, epoch: int | None, pattern: str | None, environment: str, as_json: bool
+    words: tuple[str, ...],
+    step: str | None,
+    operator: int | None,
+    store: str | None,
+    variable: str | None,
+    conf: tuple[str, ...],
+    epoch: int | None,
+    pattern: str | None,
+    environment: str,
+    as_json: bool,
 ) -> None:
-    """List operational state, and the steps of the flow; with --step the keys of that step."""
+    """List operational state, and the steps of the flow; with --step the keys of that step, with --operator those of
+    one of Spark's own operators."""
     directory, _ = directory_and(words, ())
+    if operator is not None:
+        if step is not None or pattern is not None:
+            raise click.UsageError("--operator goes with neither --step nor --pattern.")
+        print_state(Path(directory), operator, epoch=epoch, store=store, variable=variable, conf=conf, as_json=as_json)
+        return
     found = Where(directory, environment, step, epoch).target().entries(pattern)
     steps = [] if step is not None else _steps(directory)
     if as_json:
@@ -125,6 +151,7 @@ def list_(
 @click.argument("words", metavar="[DIR] [ID]", nargs=-1)
 @step_option
 @key_option
+@native_options
 @epoch_option
 @state_options
 @json_option
@@ -132,11 +159,26 @@ def get(
     words: tuple[str, ...],
     step: str | None,
     key: str | None,
+    operator: int | None,
+    store: str | None,
+    variable: str | None,
+    conf: tuple[str, ...],
     epoch: int | None,
     environment: str,
     as_json: bool,
 ) -> None:
-    """Print one state as JSON, in the form that `set` accepts. Exits with 44 when there is none."""
+    """Print one state as JSON, in the form that `set` accepts. Exits with 44 when there is none.
+
+    With --operator, --key is a JSON object of the key's columns, or the text of a key of one column.
+    """
+    if operator is not None:
+        if step is not None or key is None:
+            raise click.UsageError("--operator needs --key, and goes without --step.")
+        directory, _ = directory_and(words, ())
+        print_state(
+            Path(directory), operator, epoch=epoch, store=store, variable=variable, conf=conf, as_json=as_json, key=key
+        )
+        return
     directory, name = _named(words, step, key)
     entry = Where(directory, environment, step, epoch).target().find(name)
     if entry is None:
@@ -150,6 +192,7 @@ def get(
 @state.command(name="set", context_settings=VALUES)
 @click.argument("words", metavar="[DIR] [ID] [JSON]", nargs=-1, type=click.UNPROCESSED)
 @step_option
+@refused_operator_option
 @key_option
 @click.option("--input-file", metavar="FILE|-", help="Read the JSON from a file, or from standard input.")
 @force_option
@@ -178,6 +221,7 @@ def set_(
 @state.command(name="merge", context_settings=VALUES)
 @click.argument("words", metavar="[DIR] [ID] [JSON]", nargs=-1, type=click.UNPROCESSED)
 @step_option
+@refused_operator_option
 @key_option
 @click.option("--input-file", metavar="FILE|-", help="Read the JSON from a file, or from standard input.")
 @force_option
@@ -206,6 +250,7 @@ def merge_(
 @state.command()
 @click.argument("words", metavar="[DIR] FROM TO", nargs=-1)
 @step_option
+@refused_operator_option
 @click.option(
     "--to-step", metavar="STEP", help="With --step: copy to keys of this step; without FROM and TO, all keys."
 )
@@ -220,6 +265,7 @@ def copy(**options: Any) -> None:
 @state.command()
 @click.argument("words", metavar="[DIR] FROM TO", nargs=-1)
 @step_option
+@refused_operator_option
 @click.option(
     "--to-step", metavar="STEP", help="With --step: move to keys of this step; without FROM and TO, all keys."
 )
@@ -234,6 +280,7 @@ def move(**options: Any) -> None:
 @state.command()
 @click.argument("words", metavar="[DIR] [ID]", nargs=-1)
 @step_option
+@refused_operator_option
 @key_option
 @pattern_option
 @force_option
@@ -273,6 +320,7 @@ def clear(
 @state.command()
 @click.argument("words", metavar="[DIR] [ID]", nargs=-1)
 @step_option
+@refused_operator_option
 @key_option
 @click.option("--force", is_flag=True, help="Fence a run that holds the directory's lock.")
 @state_options

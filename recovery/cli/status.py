@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,20 @@ from recovery.cli.common import (
     table,
     threshold_option,
 )
+from recovery.cli.native import operators_text
 from recovery.clock import SystemClock
-from recovery.errors import RecoveryError
+from recovery.errors import EpochNotHeldError, RecoveryError
+from recovery.native.held import held_operators
 from recovery.planning.health import Finding, Level, parse_targets, worst
 from recovery.planning.measures import measure_json
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.report.facts import Facts, gather
+from recovery.state.steps import moment
 from recovery.storage.files import step_names
 from recovery.storage.lock import lock_holder
+
+READ_ATTEMPTS = 5
 
 
 @click.command()
@@ -68,6 +74,9 @@ def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
         )
     click.echo(f"steps: {', '.join(facts['steps']) or 'none yet'}")
     click.echo(health_text(gathered.health))
+    if facts["operators"]:
+        click.echo()
+        click.echo(operators_text(facts["operators"]))
     if facts["executions"]:
         click.echo()
         click.echo(
@@ -100,12 +109,14 @@ def collect_status(directory: Path, found: list[FoundFile]) -> dict[str, Any]:
         "resume_epoch": None,
         "window": [],
         "steps": step_names([d.path for d in described]),
+        "operators": [],
         "executions": _executions(found),
         "problem": None,
     }
     try:
         plan = plan_resume(found)
         facts["resume_epoch"], facts["window"] = plan.resume_epoch, list(plan.window)
+        facts["operators"] = _operators(directory)
     except RecoveryError as error:
         facts["problem"] = error.as_json()
     return facts
@@ -134,6 +145,14 @@ def health_text(found: Sequence[Finding]) -> str:
     return f"health: {click.style(str(level), fg=colour)}" + (
         f": {' · '.join(shown)}" if shown else ", nothing measured"
     )
+
+
+def _operators(directory: Path) -> list[dict[str, Any]]:
+    """The native operators at the newest epoch. A run may collect it while we look: then the next one counts."""
+    for _ in range(READ_ATTEMPTS):
+        with contextlib.suppress(EpochNotHeldError):
+            return [each.as_json() for each in held_operators(moment(directory))]
+    return []
 
 
 def _partition(file: FoundFile) -> dict[str, Any]:

@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery import faults
+from recovery.checkpoint.capture import Capture, Captured
+from recovery.checkpoint.position import wait_for_commit
+from recovery.checkpoint.restore import Restored
+from recovery.checkpoint.rows import CHECKPOINT_STEP, Content
 from recovery.clock import CLOCK_STEP, Clock, RecoveryClock
 from recovery.errors import RecoveryError
 from recovery.ids import NO_BATCH, BatchId, Epoch, Lease, PartitionIndex, StepId
-from recovery.keys import partition_of
+from recovery.keys import partition_of, shares
 from recovery.planning.health import Finding
 from recovery.planning.measures import ClosedPartition
 from recovery.planning.resume import ResumePlan
@@ -21,7 +25,6 @@ from recovery.planning.retention import collection_floor, shared_history
 from recovery.planning.steps import StepPlan
 from recovery.planning.values import StepEdit
 from recovery.sinks.delivery import Delivery
-from recovery.spark.checkpoint import CHECKPOINT_STEP, Content, Position, wait_for_commit
 from recovery.spark.incremental import FlowLoads
 from recovery.state.marks import EPOCH_STEP
 from recovery.storage.seam import CloseRequest, PartitionStore
@@ -47,9 +50,10 @@ class EpochCloser:
 
     The closing protocol, for an epoch that ends with micro-batch b:
 
-    1. Wait until the epoch before it is closed and Spark has logged b as done; take Spark's position as of b from the
-       scratch checkpoint, and seal the deltas as of b. From here on micro-batches may go on: the rest is done on a
-       thread of its own. The sink makes the epoch's output durable.
+    1. Wait until the epoch before it is closed and Spark has logged b as done; take hold of the files of the scratch
+       checkpoint that Spark needs to go on after b (its position, and the state of its own operators), and seal the
+       deltas as of b. From here on micro-batches may go on: the rest is done on a thread of its own. The sink makes the
+       epoch's output durable.
     2. In every partition at once, in one transaction each, move what was sealed into the snapshots
        (`recovery.storage.partition.close_epoch` has its own numbers).
     3. All partitions have committed: the epoch is closed.
@@ -88,7 +92,8 @@ class EpochCloser:
         self._checkpoint = checkpoint
         self._delivery = delivery
         self._loads = loads
-        self._position = Position(checkpoint, {})
+        self._staging = checkpoint.with_name("staging")
+        self._capture = Capture(checkpoint, self._staging, {})
         self._declarations: Mapping[str, Content | None] = {}
         self._clock = clock
         self._recovery_clock = RecoveryClock(clock, *plan.last_clock, store.driver_values(CLOCK_STEP))
@@ -101,9 +106,9 @@ class EpochCloser:
         self._background = ThreadPoolExecutor(1, thread_name_prefix="closing")
         self._writing: Future[None] | None = None
 
-    def seeded(self, saved: dict[str, Content]) -> None:
-        """Tell it what position the snapshots hold."""
-        self._position = Position(self._checkpoint, saved)
+    def seeded(self, restored: Restored) -> None:
+        """Tell it what checkpoint the snapshots hold."""
+        self._capture = Capture(self._checkpoint, self._staging, restored.held)
 
     def due(self) -> bool:
         """Whether there is something to close, and the interval has passed."""
@@ -123,11 +128,11 @@ class EpochCloser:
             batch = BatchId(batch - 1)
             if batch <= self.sealed_batch:
                 return False
-        changes = self._position.changes(batch)
+        captured = self._capture.take(batch)
         self._store.seal(self._lease, batch)
         faults.reach("close.1")
-        self._begin(batch, {CHECKPOINT_STEP: changes}, ())
-        self._position.saved(changes)
+        self._begin(batch, captured, ())
+        self._capture.saved(captured)
         return True
 
     def close(self, alive: Callable[[], bool]) -> bool:
@@ -143,7 +148,7 @@ class EpochCloser:
         """
         self._declarations = steps.declarations
         if steps.edits:
-            self._begin(self.finished, {}, steps.edits)
+            self._begin(self.finished, None, steps.edits)
             self.wait()
 
     def wait(self) -> None:
@@ -160,13 +165,9 @@ class EpochCloser:
         """Wait for what goes on in the background."""
         self._background.shutdown()
 
-    def _begin(
-        self, batch: BatchId, values: Mapping[StepId, Mapping[str, Content | None]], edits: Sequence[StepEdit]
-    ) -> None:
-        if self._declarations:
-            values = {**values, DECLARATIONS_STEP: self._declarations}
-            self._declarations = {}
-        self._writing = self._background.submit(self._write, self.epoch, batch, values, edits)
+    def _begin(self, batch: BatchId, captured: Captured | None, edits: Sequence[StepEdit]) -> None:
+        self._writing = self._background.submit(self._write, self.epoch, batch, captured, self._declarations, edits)
+        self._declarations = {}
         self._background.submit(self._checkpoint_logs)
         self.sealed_batch = batch
         self.epoch = Epoch(self.epoch + 1)
@@ -176,7 +177,8 @@ class EpochCloser:
         self,
         epoch: Epoch,
         batch: BatchId,
-        values: Mapping[StepId, Mapping[str, Content | None]],
+        captured: Captured | None,
+        declarations: Mapping[str, Content | None],
         edits: Sequence[StepEdit],
     ) -> None:
         self._may_close()
@@ -184,12 +186,14 @@ class EpochCloser:
         now_ms = self._recovery_clock.now_ms()
         floor = collection_floor(self._history, now_ms, self._backup_ms)
         count = self._store.partition_count
-        values = {
-            **values,
+        values: dict[StepId, Mapping[str, Content | None]] = {
+            CHECKPOINT_STEP: captured if captured is not None else {},
+            DECLARATIONS_STEP: declarations,
             **self._loads.rows(batch),
             **self._delivery.prepare(epoch, batch, floor),
             CLOCK_STEP: self._recovery_clock.row(now_ms),
         }
+        divided = {step: shares(rows, _homes(step, count), count) for step, rows in values.items() if rows}
         requests = [
             CloseRequest(
                 epoch=epoch,
@@ -197,10 +201,7 @@ class EpochCloser:
                 closed_ms=self._clock.wall_ms(),
                 clock_ms=now_ms,
                 floor=floor,
-                driver_rows={
-                    step: {key: value for key, value in rows.items() if _home(step, key, count) == index}
-                    for step, rows in values.items()
-                },
+                driver_rows={step: share[index] for step, share in divided.items()},
                 edits=edits,
             )
             for index in range(count)
@@ -208,6 +209,8 @@ class EpochCloser:
         # Steps 2 to 4.
         closed = self._store.close(self._lease, requests)
         states = sum(each.written for each in closed)
+        if captured is not None:
+            captured.release()
         self._history = [(e, at) for e, at in self._history if e >= floor] + [(epoch, now_ms)]
         self.closed_batch = batch
         self._loads.closed(batch)
@@ -223,6 +226,6 @@ class EpochCloser:
         faults.reach("close.5")
 
 
-def _home(step: StepId, key: str, count: int) -> PartitionIndex:
-    """Marks are all in one partition, beside the documents that they are read with."""
-    return PartitionIndex(0) if step == EPOCH_STEP else partition_of(key, count)
+def _homes(step: StepId, count: int) -> Callable[[str], PartitionIndex]:
+    """Which of `count` partitions holds a key. Marks are all in one, beside the documents that they are read with."""
+    return lambda key: PartitionIndex(0) if step == EPOCH_STEP else partition_of(key, count)

@@ -8,9 +8,15 @@ import traceback
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from recovery.errors import FlowFailedError, RecoveryError, StorageError, error_named
+from recovery.errors import FlowFailedError, RecoveryError, StepChangedError, StorageError, error_named
 
 JVM_GONE = (Py4JNetworkError, ConnectionError)
+_OPERATORS_CHANGED = re.compile(
+    r"\[((?:STREAMING_STATEFUL_OPERATOR_(?:NOT_MATCH_IN_STATE_METADATA|MISSING_STATE_DIRECTORY)"
+    r"|STATE_STORE_(?:KEY|VALUE)_SCHEMA_NOT_COMPATIBLE|STATE_STORE_(?:KEY|VALUE)_ROW_FORMAT_VALIDATION_FAILURE"
+    r"|STATE_STORE_INVALID_(?:CONFIG_AFTER_RESTART|VARIABLE_TYPE_CHANGE|VALUE_SCHEMA_EVOLUTION)"
+    r"|STATE_STORE_COLUMN_FAMILY_SCHEMA_INCOMPATIBLE)[^\]]*)\] *([^\n]*)"
+)
 _WORKER_ERROR = re.compile(r"(?:recovery\.errors\.)?(\w+Error): (.*?)(?:\n\s*\n|\n\tat |\Z)", re.DOTALL)
 
 
@@ -36,6 +42,13 @@ def as_recovery_error(error: BaseException) -> BaseException:
         kind = error_named(match[1])
         if kind is not None:
             return _from_text(kind, match[2])
+    changed = _OPERATORS_CHANGED.search(text)
+    if changed is not None:
+        return StepChangedError(
+            f"Spark's own operators do not fit the state that the partitions hold: {changed[2][:500]} ({changed[1]})",
+            cause="One of them was added, removed, moved or given another key or type in the flow.",
+            remedy="Change it back, or start anew in another recovery directory: their state cannot be converted.",
+        )
     if isinstance(error, StreamingQueryException | PySparkException):
         return FlowFailedError(_essence(text))
     if isinstance(error, Py4JJavaError):

@@ -20,17 +20,18 @@ from pyspark.sql import functions as F
 from recovery.errors import UnsupportedPlanError
 from recovery.spark.step import HASH, KEY, UDF_NAME, RegisteredStep, registered
 
+FORMAT_SETTING = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 STATEFUL_NODES = {
-    "Aggregate": "an aggregation (groupBy, distinct, window)",
-    "Distinct": "distinct",
-    "Deduplicate": "dropDuplicates",
-    "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
-    "GlobalLimit": "limit",
-    "FlatMapGroupsWithState": "flatMapGroupsWithState",
-    "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
-    "TransformWithState": "transformWithState",
-    "TransformWithStateInPySpark": "transformWithState",
-    "TransformWithStateInPandas": "transformWithStateInPandas",
+    "Aggregate",
+    "Distinct",
+    "Deduplicate",
+    "DeduplicateWithinWatermark",
+    "GlobalLimit",
+    "FlatMapGroupsWithState",
+    "FlatMapGroupsInPandasWithState",
+    "TransformWithState",
+    "TransformWithStateInPySpark",
+    "TransformWithStateInPandas",
 }
 
 
@@ -40,13 +41,14 @@ class BoundPlan:
 
     frame: DataFrame
     steps: tuple[RegisteredStep, ...]
+    output_mode: str
 
 
-def bind(frame: DataFrame, partition_count: int) -> BoundPlan:
+def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") -> BoundPlan:
     """The frame with its steps spread over `partition_count` recovery partitions.
 
-    Raises UnsupportedPlanError for plans whose state would not be kept exactly: native stateful
-    operators, a step whose output is used twice, two steps of one id, and whatever Spark itself refuses.
+    Raises UnsupportedPlanError for plans whose state would not be kept exactly: a step whose output is used twice,
+    two steps of one id, state stores whose files cannot be told apart, and whatever Spark itself refuses.
     """
     if not frame.isStreaming:
         raise UnsupportedPlanError(
@@ -58,11 +60,11 @@ def bind(frame: DataFrame, partition_count: int) -> BoundPlan:
     plan = frame._jdf.queryExecution().analyzed()
     steps = tuple(_steps(plan))
     _check_steps(steps)
-    _check_native_state(plan)
+    _check_native_state(spark, plan)
     if not steps:
-        return BoundPlan(frame, ())
-    _check_supported(spark, plan)
-    return BoundPlan(_frame(spark, _rebuild(spark, plan, partition_count)), steps)
+        return BoundPlan(frame, (), output_mode)
+    _check_supported(spark, plan, output_mode)
+    return BoundPlan(_frame(spark, _rebuild(spark, plan, partition_count)), steps, output_mode)
 
 
 def _steps(plan: Any) -> Iterator[RegisteredStep]:
@@ -97,30 +99,33 @@ def _check_steps(steps: tuple[RegisteredStep, ...]) -> None:
             )
 
 
-def _check_native_state(plan: Any) -> None:
-    for node in _walk(plan):
-        if not node.isStreaming():
-            continue
-        name = node.nodeName()
-        what = STATEFUL_NODES.get(name)
-        if name == "Join" and node.left().isStreaming() and node.right().isStreaming():
-            what = "a join of two streams"
-        if what is not None:
-            raise UnsupportedPlanError(
-                f"the streaming plan holds {what}",
-                cause="Spark would keep that operator's state in its own checkpoint, outside the recovery partitions.",
-                remedy="Write it as a step with stateful(...), or apply it to each micro-batch in the sink.",
-            )
+def _check_native_state(spark: SparkSession, plan: Any) -> None:
+    """Files of format 2 carry ids whose order only Spark's commit log tells."""
+    if spark.conf.get(FORMAT_SETTING, "1") == "1" or not any(map(_keeps_state, _walk(plan))):
+        return
+    raise UnsupportedPlanError(
+        f"Spark's state stores are set to another checkpoint format: {FORMAT_SETTING}={spark.conf.get(FORMAT_SETTING)}",
+        cause="The setting was changed for this session. Its default is 1.",
+        remedy=f"Leave it out, or set it to 1: --conf {FORMAT_SETTING}=1",
+    )
 
 
-def _check_supported(spark: SparkSession, plan: Any) -> None:
+def _keeps_state(node: Any) -> bool:
+    """Whether Spark keeps state for the node."""
+    if node.nodeName() == "Join":
+        return bool(node.left().isStreaming() and node.right().isStreaming())
+    return node.nodeName() in STATEFUL_NODES and bool(node.isStreaming())
+
+
+def _check_supported(spark: SparkSession, plan: Any, output_mode: str) -> None:
     """Spark's own check, on the plan as the user wrote it: the sort that a step needs is one it would refuse in
     general, so its check is switched off when the bound plan starts."""
     jvm = spark._jvm
     assert jvm is not None
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
     try:
-        checker.checkForStreaming(plan, jvm.org.apache.spark.sql.streaming.OutputMode.Append())
+        modes = jvm.org.apache.spark.sql.streaming.OutputMode
+        checker.checkForStreaming(plan, getattr(modes, output_mode.capitalize())())
     except AnalysisException as error:
         raise UnsupportedPlanError(
             f"Spark refuses the plan: {str(error).splitlines()[0]}",

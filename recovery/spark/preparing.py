@@ -37,7 +37,7 @@ class Prepared:
     start.2  Read every partition and plan; nothing was written before this succeeded.
     start.3  Begin the execution in every partition, one transaction each, abandoning what lies beyond the plan. Then
              the sink does the same.
-    start.4  Seed a fresh scratch checkpoint with the saved position.
+    start.4  Make a fresh scratch checkpoint of the saved position and the state of Spark's own operators.
     """
 
     def __init__(self, config: RecoveryConfig | None, flow_id: str, clock: Clock) -> None:

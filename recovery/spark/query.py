@@ -13,11 +13,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from recovery import faults
 from recovery.backup.note import last_backup
+from recovery.checkpoint.restore import restore
+from recovery.checkpoint.rows import CHECKPOINT_STEP
 from recovery.clock import Clock, SystemClock
 from recovery.config import Interval, RecoveryConfig, parse_interval
 from recovery.errors import (
@@ -25,7 +28,7 @@ from recovery.errors import (
     FlowFailedError,
     RecoveryError,
 )
-from recovery.flow import Flow
+from recovery.flow import Flow, check_output_mode
 from recovery.ids import BatchId, Epoch
 from recovery.metrics.exposition import About, Family, exposition, families
 from recovery.metrics.meter import BatchMeasure, Meter
@@ -37,7 +40,6 @@ from recovery.planning.timeline import timeline
 from recovery.planning.values import Execution
 from recovery.sinks import DiscardSink, Resume
 from recovery.sinks.delivery import NOTE_KEY, SINK_STEP, Delivery
-from recovery.spark.checkpoint import CHECKPOINT_STEP, seed
 from recovery.spark.closing import DECLARATIONS_STEP, EpochClosed, EpochCloser
 from recovery.spark.failures import JVM_GONE, as_recovery_error, may_still_close
 from recovery.spark.formats import register
@@ -178,9 +180,7 @@ class RecoveryQuery:
             on_closed=self._on_closed,
         )
         self._closer.begin(steps)
-        saved = self._store.driver_values(CHECKPOINT_STEP)
-        seed(checkpoint, saved)
-        self._closer.seeded(saved)
+        self._closer.seeded(restore(self._store.driver_rows(CHECKPOINT_STEP), checkpoint))
         faults.reach("start.4")
         # Before the stream: afterwards the partitions belong to the thread that closes epochs.
         self._keep(self.meter.started(prepared.planned_s + clock.elapsed_s() - self._started_s))
@@ -251,7 +251,7 @@ class RecoveryQuery:
         spark.sparkContext.setLocalProperty(ADDRESS_PROPERTY, self._store.address(self.lease))
         try:
             with _session_settings(spark, settings):
-                writer = frame.writeStream.foreachBatch(self._process)
+                writer = frame.writeStream.foreachBatch(self._process).outputMode(self._bound.output_mode)
                 # Hadoop takes the path as it stands: escaped, it would work in a directory of another name.
                 writer = writer.option("checkpointLocation", f"file:{checkpoint.absolute()}")
                 self._query = _triggered(writer, trigger).queryName(_free_name(spark, self._prepared.flow_id)).start()
@@ -396,11 +396,9 @@ class RecoveryQuery:
                 self._note(error)
             self._finished = True
             self._over.set()
-            self._released.set()
             with contextlib.suppress(Exception):
                 self._count_input()
-            with contextlib.suppress(Exception):
-                self._query.stop()
+            self._stop_query()
             with contextlib.suppress(Exception):
                 self._count_input()
             if self._timer is not None and self._timer is not threading.current_thread():
@@ -413,6 +411,29 @@ class RecoveryQuery:
             for mailbox in self._mailboxes:
                 mailbox.unlink(missing_ok=True)
             self.summary.elapsed_s = self._clock.elapsed_s() - self._started_s
+
+    def _stop_query(self) -> None:
+        """Stop Spark's query. A parked micro-batch returns only when Spark has interrupted the thread that waits for
+        it: otherwise it would be taken as done, and the state that it did not write be missed."""
+
+        def stop() -> None:
+            with contextlib.suppress(Exception):
+                self._query.stop()
+
+        stopping = threading.Thread(target=stop, name="stop-query", daemon=True)
+        stopping.start()
+        while stopping.is_alive() and not self._is_interrupted():
+            stopping.join(0.005)
+        self._released.set()
+        stopping.join()
+
+    def _is_interrupted(self) -> bool:
+        """Whether Spark has told the query's thread to end; without its JVM it has."""
+        try:
+            thread = self._query._jsq.streamingQuery().queryExecutionThread()
+            return bool(thread.isInterrupted() or not thread.isAlive())
+        except (Py4JError, *JVM_GONE):
+            return True
 
     def _is_alive(self) -> bool:
         """Whether Spark still runs the query; without its JVM it does not."""
@@ -448,6 +469,7 @@ def start(
     spark: SparkSession | None = None,
     sink: SinkLike | None = None,
     name: str | None = None,
+    output_mode: str | None = None,
     trigger: str | Interval | None = None,
     observer: Observer | None = None,
     clock: Clock | None = None,
@@ -456,12 +478,14 @@ def start(
 
     A flow brings its own name and sink; for a frame give `name` and `sink`. `config` None runs without recovery.
     spark: the session to build the flow on; None: the active one, or a new local one.
+    output_mode: "append", "update" or "complete", as Spark's own stateful operators allow it; None: that of the flow,
+    "append" for a frame.
     trigger: "available-now", an interval between micro-batches, or None for as fast as they come.
     Raises the RecoveryErrors of planning; nothing was written then.
     """
     clock = clock or SystemClock()
     if isinstance(flow, Flow):
-        flow_id, sink = flow.name, sink or flow.sink
+        flow_id, sink, output_mode = flow.name, sink or flow.sink, output_mode or flow.output_mode
     elif name is None:
         raise ConfigurationError(
             "a streaming frame was given without a name",
@@ -469,7 +493,9 @@ def start(
         )
     else:
         flow_id = name
-    return start_prepared(Prepared(config, flow_id, clock), flow, spark, sink, trigger, observer, clock)
+    output_mode = "append" if output_mode is None else output_mode
+    check_output_mode(output_mode)
+    return start_prepared(Prepared(config, flow_id, clock), flow, spark, sink, output_mode, trigger, observer, clock)
 
 
 def start_prepared(
@@ -477,6 +503,7 @@ def start_prepared(
     flow: Flow | DataFrame,
     spark: SparkSession | None,
     sink: SinkLike | None,
+    output_mode: str,
     trigger: str | Interval | None,
     observer: Observer | None,
     clock: Clock,
@@ -486,7 +513,7 @@ def start_prepared(
     try:
         frame = build_flow(flow, spark or _active_session(flow_id)) if isinstance(flow, Flow) else flow
         check_master(frame.sparkSession.sparkContext.master)
-        bound = bind(frame, prepared.plan.partitions[0].count)
+        bound = bind(frame, prepared.plan.partitions[0].count, output_mode)
         prepared.open_store()
         return RecoveryQuery(prepared, bound, sink or DiscardSink(), trigger, observer, clock)
     except BaseException as error:

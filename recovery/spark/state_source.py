@@ -60,6 +60,12 @@ class StateReader(DataSourceReader):
     """Reads from the cuts that were found when the frame was planned: all its rows are of one moment."""
 
     def __init__(self, options: dict[str, str]) -> None:
+        if options.get("operator") is not None:
+            raise ConfigurationError(
+                'format("recovery") cannot read the state of Spark\'s own operators',
+                cause="It is a source written in Python: it runs beside Spark, and cannot call Spark's state stores.",
+                remedy='recovery.native_state(spark, "db/", operator=0) gives the same as a DataFrame.',
+            )
         if not options.get("path") or not options.get("step"):
             raise ConfigurationError(
                 'format("recovery") needs the options path and step',

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from recovery.clock import BOOT_KEY, CLOCK_STEP, Clock, RecoveryClock
+from recovery.clock import CLOCK_STEP, Clock, RecoveryClock
 from recovery.ids import NO_BATCH, BatchId, Epoch, StepId
-from recovery.keys import partition_of
+from recovery.keys import partition_of, shares
 from recovery.planning.resume import ResumePlan
 from recovery.planning.retention import collection_floor, shared_history
 from recovery.planning.values import Execution
@@ -59,21 +59,34 @@ class EpochWriter:
             self._store.release()
             raise
 
-    def close(self, changes: Mapping[StepKey, Edited], *, batches: int = 0) -> Epoch:
+    def close(
+        self,
+        changes: Mapping[StepKey, Edited],
+        *,
+        batches: int = 0,
+        driver_rows: Mapping[StepId, Mapping[str, str | bytes]] | None = None,
+    ) -> Epoch:
         """Close an epoch with these changes; returns it. `batches`: how many micro-batches it stands for.
 
+        driver_rows: values of the driver's own, per step and key, each read when it is written.
         When it returns, the epoch is durable in every partition. Raises LeaseLostError, StorageError.
         """
         epoch, count = self.epoch, self._store.partition_count
         now_ms = self._recovery_clock.now_ms()
         floor = collection_floor(self._history, now_ms, self.execution.backup_interval_s * 1000)
-        kept = self._recovery_clock.row(now_ms)
+        driver_values: dict[StepId, Mapping[str, str | bytes | None]] = {
+            **(driver_rows or {}),
+            CLOCK_STEP: self._recovery_clock.row(now_ms),
+        }
         self._batch = BatchId(self._batch + batches)
         rows: list[dict[StepId, dict[str, Edited]]] = [{} for _ in range(count)]
         for (step, key), edited in changes.items():
             # Marks are all in one partition, beside the documents that they are read with.
             index = 0 if step == EPOCH_STEP else partition_of(key, count)
             rows[index].setdefault(StepId(step), {})[key] = edited
+        divided = {
+            step: shares(values, lambda key: partition_of(key, count), count) for step, values in driver_values.items()
+        }
         requests = [
             CloseRequest(
                 epoch=epoch,
@@ -81,7 +94,7 @@ class EpochWriter:
                 closed_ms=self._clock.wall_ms(),
                 clock_ms=now_ms,
                 floor=floor,
-                driver_rows={CLOCK_STEP: kept} if index == partition_of(BOOT_KEY, count) else {},
+                driver_rows={step: share[index] for step, share in divided.items()},
                 state_rows=part,
             )
             for index, part in enumerate(rows)

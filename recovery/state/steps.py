@@ -20,7 +20,7 @@ from recovery.state.open import choose, open_backend
 from recovery.state.retry import RetryPolicy
 from recovery.state.runs import EDIT, RunHistory
 from recovery.storage.files import scan
-from recovery.storage.history import KeyChange, KeyState, changes_between, states_at, steps_in
+from recovery.storage.history import KeyChange, KeyState, changes_between, sizes_at, states_at, steps_in
 from recovery.storage.lock import DirectoryLock, lock_holder
 from recovery.storage.seam import RESERVED_PREFIX
 from recovery.storage.verify import PartitionCheck
@@ -47,6 +47,11 @@ class Moment:
         """The state of one key."""
         path = self.paths[partition_of(key, len(self.paths))]
         return next(states_at(path, step, self.cut, key), None)
+
+    def sizes(self, step: str) -> Iterator[tuple[str, int]]:
+        """The keys of a step and the size of each value in bytes, without reading the values."""
+        for path in self.paths:
+            yield from sizes_at(path, step, self.cut)
 
     def changes(self, step: str, since: Moment) -> Iterator[KeyChange]:
         """The keys of a step whose state is another one than at the moment `since`."""
@@ -105,7 +110,7 @@ def edit_states(
                 cause="No flow ever ran on it.",
                 remedy="Run the flow once.",
             )
-        _check(plan)
+        check_whole(plan)
         newest = Moment(tuple(d.path for d in plan.partitions), max(common_cuts(plan.partitions)))
         changes = compute(newest)
         for step, _ in changes:
@@ -115,17 +120,27 @@ def edit_states(
         return _apply(directory, plan, what, changes, clock)
 
 
-def _apply(directory: Path, plan: ResumePlan, what: str, changes: Mapping[StepKey, Edited], clock: Clock) -> Epoch:
-    assert plan.flow_id is not None
+def close_audited(
+    directory: Path,
+    plan: ResumePlan,
+    flow_id: str,
+    facts: Mapping[str, object],
+    close: Callable[[EpochWriter], Epoch],
+    *,
+    clock: Clock,
+    backup_interval_s: float,
+) -> Epoch:
+    """Close an epoch by an execution of its own, with an entry in the run history that holds `facts` and who did it.
+
+    `close` is given the writer. The caller holds the directory's lock, or fences.
+    """
     history = RunHistory(open_backend(choose(directory, None), clock, RetryPolicy()), clock)
-    by = {"execution": plan.execution_number, "epoch": plan.resume_epoch, "what": what, "keys": len(changes)}
-    record = history.begin(plan.flow_id, EDIT, {**by, "by": _user()})
-    # An edit keeps what the last run was told to keep.
-    last = max((e for d in plan.partitions for e in d.executions), key=lambda execution: execution.number)
+    by = {"execution": plan.execution_number, "epoch": plan.resume_epoch, **facts}
+    record = history.begin(flow_id, EDIT, {**by, "by": _user()})
     writer = None
     try:
-        writer = EpochWriter(directory, plan, plan.flow_id, clock, backup_interval_s=last.backup_interval_s)
-        epoch = writer.close(changes)
+        writer = EpochWriter(directory, plan, flow_id, clock, backup_interval_s=backup_interval_s)
+        epoch = close(writer)
     except BaseException as error:
         _end(record.end, error)
         raise
@@ -136,7 +151,22 @@ def _apply(directory: Path, plan: ResumePlan, what: str, changes: Mapping[StepKe
     return epoch
 
 
-def _check(plan: ResumePlan) -> None:
+def _apply(directory: Path, plan: ResumePlan, what: str, changes: Mapping[StepKey, Edited], clock: Clock) -> Epoch:
+    assert plan.flow_id is not None
+    # An edit keeps what the last run was told to keep.
+    last = max((e for d in plan.partitions for e in d.executions), key=lambda execution: execution.number)
+    return close_audited(
+        directory,
+        plan,
+        plan.flow_id,
+        {"what": what, "keys": len(changes)},
+        lambda writer: writer.close(changes),
+        clock=clock,
+        backup_interval_s=last.backup_interval_s,
+    )
+
+
+def check_whole(plan: ResumePlan) -> None:
     """Nothing is written on top of a damaged file. Raises CorruptPartitionError."""
     with ThreadPoolExecutor(4) as pool:
         for verdict in pool.map(lambda d: PartitionCheck(d.path).run(), plan.partitions):

@@ -245,10 +245,12 @@ class FilePartitions:
 
     def driver_values(self, step: StepId, resume_epoch: Epoch | None = None) -> dict[str, str | bytes]:
         """See `PartitionStore.driver_values`."""
-        values: dict[str, str | bytes] = {}
+        return dict(self.driver_rows(step, resume_epoch))
+
+    def driver_rows(self, step: StepId, resume_epoch: Epoch | None = None) -> Iterator[tuple[str, str | bytes]]:
+        """See `PartitionStore.driver_rows`."""
         for writer, path in zip(self._writers, self.paths, strict=True):
-            values.update(one.step_values(writer, path, step, resume_epoch))
-        return values
+            yield from one.step_values(writer, path, step, resume_epoch)
 
     def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]:
         """See `PartitionStore.known_steps`."""
@@ -389,12 +391,12 @@ def _schema(deltas: dict[StepId, list[Delta]], step: StepId) -> str:
     return f"delta_{list(deltas).index(step)}"
 
 
-def read_step(paths: Sequence[Path], step: str) -> Iterator[tuple[str, str | bytes]]:
-    """State keys and values of a step as of the newest closed epoch of each file, in no particular order."""
+def read_step(paths: Sequence[Path], step: str, resume_epoch: Epoch | None = None) -> Iterator[tuple[str, str | bytes]]:
+    """State keys and values of a step, in no particular order: as of the newest closed epoch of each file, or as an
+    execution from `resume_epoch` would find them."""
     for path in paths:
         connection = open_partition(path, "ro")
         try:
-            with translated(path):
-                yield from connection.execute("SELECT state_key, ser_change FROM snaps WHERE step_id = ?", (step,))
+            yield from one.step_values(connection, path, StepId(step), resume_epoch)
         finally:
             connection.close()

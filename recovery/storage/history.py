@@ -27,6 +27,15 @@ SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST} F
 ) WHERE snap_epoch IS NOT NULL
 """
 ONE_KEY = "AND state_key = :key"
+# The same without the values: SQLite knows their length without reading them.
+SIZES = """
+SELECT state_key, octet_length(ser_change) FROM snaps WHERE step_id = :step AND snap_epoch <= :epoch
+UNION ALL
+SELECT state_key, octet_length(ser_change) FROM (
+    SELECT state_key, min(until_epoch), snap_epoch, ser_change FROM superseded
+    WHERE until_epoch > :epoch AND step_id = :step GROUP BY state_key
+) WHERE snap_epoch IS NOT NULL
+"""
 TOUCHED = """
 SELECT DISTINCT state_key FROM superseded
 WHERE until_epoch > :first AND until_epoch <= :last AND step_id = :step ORDER BY state_key
@@ -61,6 +70,13 @@ def states_at(path: Path, step: str, cut: Cut, key: str | None = None) -> Iterat
     with _reading(path, cut) as connection:
         sql = AT.format(key="" if key is None else ONE_KEY)
         yield from _states(connection, path, sql, {"step": step, "epoch": cut[0], "key": key})
+
+
+def sizes_at(path: Path, step: str, cut: Cut) -> Iterator[tuple[str, int]]:
+    """The keys of a step in one partition as of a cut, and the size of each value in bytes. Values are not read, so
+    their digests are not checked. Raises as `states_at`."""
+    with _reading(path, cut) as connection:
+        yield from connection.execute(SIZES, {"step": step, "epoch": cut[0]})
 
 
 def changes_between(path: Path, step: str, first: Cut, last: Cut) -> Iterator[KeyChange]:

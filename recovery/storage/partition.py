@@ -5,7 +5,7 @@ Every public function here is one transaction on one file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -240,9 +240,11 @@ def close_epoch(
             faults.reach("close.2.snaps")
             # 3
             for step, values in request.driver_rows.items():
-                _move_rows(connection, totals, step, {key: (value, None) for key, value in values.items()}, request)
+                given = ((key, value, None) for key, value in values.items())
+                _move_rows(connection, totals, step, given, request.epoch)
             for step, states in request.state_rows.items():
-                _move_rows(connection, totals, step, states, request)
+                edited = ((key, *state) for key, state in states.items())
+                _move_rows(connection, totals, step, edited, request.epoch)
             for edit in request.edits:
                 _edit_step(connection, totals, edit, request.epoch)
             faults.reach("close.2.driver")
@@ -291,12 +293,14 @@ def known_steps(connection: apsw.Connection, path: Path, resume_epoch: Epoch | N
 
 def step_values(
     connection: apsw.Connection, path: Path, step: StepId, resume_epoch: Epoch | None = None
-) -> dict[str, Any]:
-    """All keys and values of a small step, as of the newest closed epoch or as the resume epoch will find them."""
+) -> Iterator[tuple[str, Any]]:
+    """All keys and values of a step, as of the newest closed epoch or as the resume epoch will find them. Read as they
+    are asked for."""
     with translated(path):
         if resume_epoch is not None:
-            return dict(rows(connection, VALUES_BEFORE, {"step": step, "epoch": resume_epoch}))
-        return dict(rows(connection, "SELECT state_key, ser_change FROM snaps WHERE step_id = ?", (step,)))
+            yield from connection.execute(VALUES_BEFORE, {"step": step, "epoch": resume_epoch})
+        else:
+            yield from connection.execute("SELECT state_key, ser_change FROM snaps WHERE step_id = ?", (step,))
 
 
 _DRIVER_TABLE = "driver_rows"
@@ -344,15 +348,13 @@ def _move_rows(
     connection: apsw.Connection,
     totals: _Totals,
     step: StepId,
-    values: Mapping[str, tuple[str | bytes | None, int | None]],
-    request: CloseRequest,
+    given: Iterable[tuple[str, str | bytes | None, int | None]],
+    epoch: Epoch,
 ) -> None:
+    """Write keys with value and timeout, taking one after the other: all of them need not fit in memory."""
     connection.execute(f"DELETE FROM temp.{_DRIVER_TABLE}")
-    connection.executemany(
-        f"INSERT INTO temp.{_DRIVER_TABLE} VALUES (?, ?, ?)",
-        [(key, change, timeout) for key, (change, timeout) in values.items()],
-    )
-    _move(connection, totals, step, f"temp.{_DRIVER_TABLE}", request.epoch)
+    connection.executemany(f"INSERT INTO temp.{_DRIVER_TABLE} VALUES (?, ?, ?)", given)
+    _move(connection, totals, step, f"temp.{_DRIVER_TABLE}", epoch)
 
 
 def _edit_step(connection: apsw.Connection, totals: _Totals, edit: StepEdit, epoch: Epoch) -> None:

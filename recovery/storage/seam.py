@@ -8,7 +8,7 @@ A refused lease or batch (LeaseLostError) is final and never retried.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -37,7 +37,8 @@ class CloseRequest:
     """One epoch to close in one partition.
 
     floor: the epoch up to which superseded snapshots may be collected.
-    driver_rows: values of the driver's own, per step id and key; None discards the key.
+    driver_rows: values of the driver's own, per step id and key; None discards the key. A value is asked for once,
+        when it is written, so that a mapping may read it then.
     state_rows: states that were edited, per step id and key: value and timeout; None discards the key.
     """
 
@@ -145,6 +146,10 @@ class PartitionStore(Protocol):
 
     def driver_values(self, step: StepId, resume_epoch: Epoch | None = None) -> dict[str, str | bytes]:
         """The newest closed values of a reserved step, or those that an execution from `resume_epoch` starts with."""
+        ...
+
+    def driver_rows(self, step: StepId, resume_epoch: Epoch | None = None) -> Iterator[tuple[str, str | bytes]]:
+        """The same, one at a time and in no particular order, for steps whose values do not fit in memory."""
         ...
 
     def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]:

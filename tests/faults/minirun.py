@@ -18,13 +18,14 @@ from typing import NoReturn
 import apsw
 
 from recovery import RecoveryConfig, faults
+from recovery.checkpoint.restore import restore
+from recovery.checkpoint.rows import CHECKPOINT_STEP
 from recovery.clock import Clock, SystemClock
 from recovery.ids import BatchId
 from recovery.keys import partition_of
 from recovery.planning.steps import StepPlan
 from recovery.sinks import DiscardSink
 from recovery.sinks.delivery import Delivery
-from recovery.spark.checkpoint import CHECKPOINT_STEP, seed
 from recovery.spark.closing import DECLARATIONS_STEP, EpochCloser
 from recovery.spark.incremental import FlowLoads
 from recovery.spark.preparing import Prepared
@@ -100,9 +101,7 @@ class MiniRun:
             on_closed=lambda closed: self.closed.append(closed.epoch),
         )
         self.closer.begin(StepPlan((), {} if declared else {STEP: '{"key":[["key","string"]],"state":"plain"}'}))
-        saved = self.store.driver_values(CHECKPOINT_STEP)
-        seed(self.checkpoint, saved)
-        self.closer.seeded(saved)
+        self.closer.seeded(restore(self.store.driver_rows(CHECKPOINT_STEP), self.checkpoint))
         faults.reach("start.4")
 
     @property
@@ -146,9 +145,11 @@ class MiniRun:
             task.release()
 
     def _log(self, name: str, text: str) -> None:
+        """A file of the checkpoint; Spark writes each once."""
         path = self.checkpoint / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        if not path.exists():
+            path.write_text(text)
 
     def finish(self) -> None:
         """End well: close the last epoch."""

@@ -73,13 +73,18 @@ def totals_step(step_id="totals", update=add_up, **options):
     return stateful(step_id, key="key", update=update, output="key string, n long, total long", **options)
 
 
-def run_to_end(frame, directory: Path, sink=None, *, name="test", partitions=3, **config):
+def run_to_end(frame, directory: Path, sink=None, *, name="test", partitions=3, output_mode=None, **config):
     """Run a stream on recovery partitions until its input ends; returns the summary."""
     if not directory.exists():
         init_partitions(directory, partitions)
     config.setdefault("snapshot_interval", 0)
     query = start(
-        frame, RecoveryConfig(directory, **config), sink=sink or DiscardSink(), name=name, trigger="available-now"
+        frame,
+        RecoveryConfig(directory, **config),
+        sink=sink or DiscardSink(),
+        name=name,
+        output_mode=output_mode,
+        trigger="available-now",
     )
     query.await_termination()
     return query.summary

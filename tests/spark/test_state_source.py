@@ -35,7 +35,8 @@ def test_any_held_epoch_and_what_changed(spark, feed, tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "error"),
-    [({}, "needs the options"), ({"step": "totals", "epoch": "9"}, "epoch 9 is not held"),
+    [({}, "needs the options"), ({"operator": "0"}, "native_state"),
+     ({"step": "totals", "epoch": "9"}, "epoch 9 is not held"),
      ({"step": "totals", "epoch": "x"}, "is no epoch")],
 )  # fmt: skip
 def test_what_cannot_be_read(spark, feed, tmp_path, options, error):

@@ -278,22 +278,6 @@ def test_a_step_used_twice_is_refused(spark, feed, tmp_path):
         run_to_end(again, tmp_path / "db")
 
 
-NATIVE = {
-    "an aggregation": lambda frame: frame.groupBy("key").count(),
-    "dropDuplicates": lambda frame: frame.dropDuplicates(["key"]),
-    "dropDuplicates|distinct": lambda frame: frame.select("key").distinct(),
-    "limit": lambda frame: frame.limit(3),
-    "a join of two streams": lambda frame: frame.join(frame.selectExpr("key", "value AS other"), "key"),
-}
-
-
-@pytest.mark.parametrize("what", NATIVE)
-def test_native_state_is_refused(spark, feed, tmp_path, what):
-    """Operators whose state Spark keeps elsewhere are refused, not silently left out of the snapshots."""
-    with pytest.raises(UnsupportedPlanError, match=what):
-        run_to_end(NATIVE[what](feed.frame(spark)), tmp_path / "db")
-
-
 def test_static_aggregations_are_fine(spark, feed, tmp_path):
     """An aggregation on the static side of a join keeps no state."""
     feed.add([("a", 1), ("b", 2)])

@@ -1,0 +1,160 @@
+"""Taking a running query's checkpoint, as of a micro-batch, file by file and only what is new.
+
+What is needed is decided at once, on the stream's thread, and every new file gets a second name (a hard link) in a
+staging directory: Spark may remove its own name while the background reads the content, a chunk at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from recovery.checkpoint.position import position_files
+from recovery.checkpoint.rows import CHUNK_BYTES, Content, HeldFile, as_content, file_of, held_file, row_keys
+from recovery.checkpoint.state_files import StateFiles
+from recovery.errors import SparkCheckpointError
+from recovery.ids import BatchId
+
+_NO_LINKS = {errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS, errno.EACCES}
+_TRIES = 20
+_SMALL_BYTES = 64 << 10
+
+
+class Captured(Mapping[str, Content | None]):
+    """What an epoch changes in the rows of the checkpoint, by row key; None discards a row.
+
+    The content of a row is read when it is asked for. `release` gives the staged files back.
+    """
+
+    def __init__(self, held: dict[str, HeldFile], new: Mapping[str, bytes | Path], gone: Iterator[str], home: Path):
+        """`new` files by their path in the checkpoint: their content, or where it is staged."""
+        self.held = held
+        """The files that the partitions hold once this is written."""
+        self._new = new
+        self._marks = {path: _mark(file) for path, file in new.items() if isinstance(file, Path)}
+        self._rows: dict[str, bool] = dict.fromkeys(gone, False)
+        self._rows.update((key, True) for path in new for key in row_keys(path, held[path]))
+        self._home = home
+
+    def __getitem__(self, key: str) -> Content | None:
+        return self._read(key) if self._rows[key] else None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def new_bytes(self) -> int:
+        """How much there is to read."""
+        return sum(self.held[path].size_bytes for path in self._new)
+
+    def release(self) -> None:
+        """Remove the staged files; nothing of this is read any more."""
+        if self._marks:
+            shutil.rmtree(self._home, ignore_errors=True)
+
+    def _read(self, key: str) -> Content:
+        path, chunk = file_of(key)
+        file = self._new[path]
+        if isinstance(file, bytes):
+            return as_content(file)
+        with file.open("rb") as source:
+            source.seek(max(0, chunk - 1) * CHUNK_BYTES)
+            data = source.read(CHUNK_BYTES)
+        if _mark(file) != self._marks[path]:
+            raise SparkCheckpointError("it was written to after Spark had finished it", path=path)
+        return as_content(data)
+
+
+class Capture:
+    """What the partitions hold of a checkpoint, and what an epoch has to change in it.
+
+    held: the files that the newest snapshot holds. staging: a directory on the checkpoint's file system, made when
+    needed.
+    """
+
+    def __init__(self, checkpoint: Path, staging: Path, held: Mapping[str, HeldFile]) -> None:
+        self._checkpoint = checkpoint
+        self._staging = staging
+        self._held = dict(held)
+        self._seen: dict[str, tuple[int, int]] = {}
+        self._number = itertools.count(1)
+        self._state = StateFiles(checkpoint, self._held)
+
+    def take(self, batch: BatchId) -> Captured:
+        """The changes as of `batch`, which Spark has logged as done. The cost is a listing of the directories of state
+        and a link for each new file.
+
+        Raises SparkCheckpointError when a file that is needed is missing or was altered, UnsupportedPlanError for a
+        layout of state that cannot be taken.
+        """
+        home = self._staging / str(next(self._number))
+        for left in reversed(range(_TRIES)):
+            try:
+                wanted = position_files(self._checkpoint, batch) | self._state.needed(batch)
+                self._check_unchanged(wanted)
+                new = self._take_hold(sorted(wanted - self._held.keys()), home)
+                break
+            except FileNotFoundError as error:
+                # Spark's maintenance removed it: a newer snapshot makes it superfluous, so look again.
+                shutil.rmtree(home, ignore_errors=True)
+                if not left:
+                    raise SparkCheckpointError("it is missing", path=error.filename) from error
+        held = {path: self._held[path] for path in wanted & self._held.keys()}
+        held |= {path: held_file(_size(file)) for path, file in new.items()}
+        gone = (key for path, file in self._held.items() if path not in wanted for key in row_keys(path, file))
+        return Captured(held, new, gone, home)
+
+    def saved(self, captured: Captured) -> None:
+        """Note that an epoch with these changes is being closed: the next ones follow on it."""
+        self._held.clear()
+        self._held.update(captured.held)
+        self._seen = {path: mark for path, mark in self._seen.items() if path in captured.held}
+
+    def _take_hold(self, paths: list[str], home: Path) -> dict[str, bytes | Path]:
+        """The new files, so that Spark can do nothing to them any more: the small ones of the position are read."""
+        found: dict[str, bytes | Path] = {}
+        for number, path in enumerate(paths):
+            source = self._checkpoint / path
+            if not path.startswith("state/") and source.stat().st_size <= _SMALL_BYTES:
+                found[path] = source.read_bytes()
+                continue
+            self._seen[path] = _mark(source)
+            home.mkdir(parents=True, exist_ok=True)
+            found[path] = home / str(number)
+            _link(source, home / str(number))
+        return found
+
+    def _check_unchanged(self, wanted: set[str]) -> None:
+        """Files of state are written once: one that is held already must be as it was."""
+        for path, mark in self._seen.items():
+            if path in wanted and path in self._held:
+                with contextlib.suppress(FileNotFoundError):
+                    if _mark(self._checkpoint / path) != mark:
+                        raise SparkCheckpointError("it changed after it was taken", path=path)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        shutil.copy2(source, target)
+
+
+def _size(file: bytes | Path) -> int:
+    return len(file) if isinstance(file, bytes) else file.stat().st_size
+
+
+def _mark(path: Path) -> tuple[int, int]:
+    """What a write to a file changes: its size in bytes, and its time of change."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns

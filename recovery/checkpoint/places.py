@@ -1,0 +1,243 @@
+"""Where an ordinary Spark checkpoint is read from or written to: a directory, of this machine or another file system.
+
+Paths are relative to the checkpoint and have forward slashes. Hidden files (Hadoop's checksums, Spark's unfinished
+files) are no part of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from recovery.checkpoint.needed import StoreFiles, is_version, needed_chain, store_files
+from recovery.durable import sync
+from recovery.errors import ConfigurationError, SparkCheckpointError, StorageError
+from recovery.ids import BatchId
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_COMMIT = re.compile(r"commits/\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """How far reading or writing a checkpoint has come. what: "reading", "writing" or "copying"."""
+
+    what: str
+    bytes_done: int
+    bytes_total: int
+
+
+Observer = Callable[[Progressed], None]
+
+
+def ignore(_event: Progressed) -> None:
+    """An observer that does nothing."""
+
+
+class CheckpointPlace(Protocol):
+    """A directory that holds a checkpoint, or shall hold one. Raises StorageError when it cannot be reached."""
+
+    shown: str
+    location: str
+    """Its URI, as Spark names files in it."""
+
+    def sizes(self) -> dict[str, int]:
+        """The size in bytes of each file; nothing when there is no such directory."""
+        ...
+
+    def here(
+        self, batch: BatchId, scratch: Path, observe: Observer = ignore
+    ) -> contextlib.AbstractContextManager[Path]:
+        """A directory of this machine with every file that is needed to go on after `batch`: the place itself, or,
+        until the block ends, a copy at `scratch`. Raises SparkCheckpointError when one is missing."""
+        ...
+
+    def check_vacant(self) -> None:
+        """Raises ConfigurationError when something is there already; an empty directory is nothing."""
+        ...
+
+    def writing(self, observe: Observer = ignore) -> contextlib.AbstractContextManager[Path]:
+        """A path of this machine where a directory is to be made. When the block ends well, the place holds all of
+        it, durably; else it holds nothing, as before."""
+        ...
+
+
+class LocalPlace:
+    """A directory of this machine. What is written is renamed into place."""
+
+    def __init__(self, path: Path, random_id: Callable[[], str]) -> None:
+        self.path = path
+        self.shown = str(path)
+        self.location = f"file:{path.resolve()}"
+        self._random_id = random_id
+
+    def sizes(self) -> dict[str, int]:
+        """See `CheckpointPlace.sizes`."""
+        found: dict[str, int] = {}
+        with storage_errors(self.path):
+            for directory, directories, files in os.walk(self.path, onerror=_raise):
+                directories[:] = [name for name in directories if not name.startswith(".")]
+                for name in files:
+                    if not name.startswith("."):
+                        file = Path(directory, name)
+                        # Spark's maintenance may remove one while we look.
+                        with contextlib.suppress(FileNotFoundError):
+                            found[file.relative_to(self.path).as_posix()] = file.stat().st_size
+        return found
+
+    @contextlib.contextmanager
+    def here(self, batch: BatchId, scratch: Path, observe: Observer = ignore) -> Iterator[Path]:
+        """See `CheckpointPlace.here`."""
+        yield self.path
+
+    def check_vacant(self) -> None:
+        """See `CheckpointPlace.check_vacant`."""
+        with storage_errors(self.path):
+            if self.path.is_dir() and not any(self.path.iterdir()):
+                return
+            if self.path.exists() or self.path.is_symlink():
+                raise not_vacant(self.shown)
+
+    @contextlib.contextmanager
+    def writing(self, observe: Observer = ignore) -> Iterator[Path]:
+        """See `CheckpointPlace.writing`."""
+        self.check_vacant()
+        target = self.path.resolve()
+        draft = target.with_name(f".{target.name}.draft-{self._random_id()}")
+        with storage_errors(self.path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                yield draft
+                for directory, _, files in os.walk(draft):
+                    for name in files:
+                        sync(Path(directory, name))
+                    sync(Path(directory))
+                # Replaces an empty directory, and nothing else.
+                draft.rename(target)
+                sync(target.parent)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def copied(
+    sizes: Mapping[str, int],
+    fetch: Callable[[str, Path], None],
+    batch: BatchId,
+    scratch: Path,
+    observe: Observer,
+) -> Iterator[Path]:
+    """Until the block ends, a copy at `scratch` of what a checkpoint with files of these sizes needs after `batch`.
+
+    `fetch` copies one file to a path. The directory above goes with the copy when nothing else is in it.
+    Raises SparkCheckpointError when a file is missing.
+    """
+    wanted = may_be_needed(sizes, batch)
+    total, done = sum(sizes[path] for path in wanted), 0
+    # What a killed attempt left there is not to be mixed with this one.
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        for path in wanted:
+            target = scratch / path
+            with storage_errors(scratch):
+                target.parent.mkdir(parents=True, exist_ok=True)
+            fetch(path, target)
+            done += sizes[path]
+            observe(Progressed("reading", done, total))
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            scratch.parent.rmdir()
+
+
+def newest_batch(paths: Collection[str], shown: str) -> BatchId:
+    """The newest micro-batch that is logged as done; one that is only begun does not count.
+
+    Raises SparkCheckpointError when the paths are not those of a checkpoint, or no micro-batch is done.
+    """
+    if "metadata" not in paths:
+        raise SparkCheckpointError(
+            "it is no checkpoint of Spark: there is no file `metadata` in it" if paths else "there is nothing",
+            path=shown,
+            cause="The path is wrong, or is the directory above the checkpoint.",
+            remedy="Name the directory that the query has as its checkpointLocation.",
+        )
+    done = [int(path.removeprefix("commits/")) for path in paths if _COMMIT.fullmatch(path)]
+    if not done:
+        raise SparkCheckpointError(
+            "no micro-batch is logged as done in it",
+            path=shown,
+            cause="The query never finished a micro-batch, so it has no state to take over.",
+            remedy="Start the flow on the fresh recovery partitions: it begins at the same place.",
+        )
+    batch = BatchId(max(done))
+    if f"offsets/{batch}" not in paths:
+        raise SparkCheckpointError(f"offsets/{batch} is missing, although micro-batch {batch} is done", path=shown)
+    return batch
+
+
+def may_be_needed(paths: Collection[str], batch: BatchId) -> list[str]:
+    """Of all files those that `batch` may need: of each store of state one chain, and whatever has no version.
+
+    Raises SparkCheckpointError when the chain of a store has a gap.
+    """
+    wanted = {"metadata", f"offsets/{batch}", f"commits/{batch}"} & set(paths)
+    stores: dict[str, list[str]] = {}
+    for path in paths:
+        directory, _, name = path.rpartition("/")
+        if path.startswith("state/") and is_version(name):
+            stores.setdefault(directory, []).append(name)
+        elif path.startswith(("sources/", "state/")):
+            wanted.add(path)
+    nothing = StoreFiles({}, {})
+    for directory, names in stores.items():
+        chain = needed_chain(
+            directory, store_files(names, directory), nothing, batch + 1, cost=lambda _: 0, gain=lambda _: 0
+        )
+        wanted.update(f"{directory}/{name}" for name in chain.names)
+    return sorted(wanted)
+
+
+def not_vacant(shown: str) -> ConfigurationError:
+    """The error for a place where something is already."""
+    return ConfigurationError(
+        f"{shown}: it exists and is not empty",
+        cause="A checkpoint is written to a place of its own, all of it or nothing.",
+        remedy="Name a directory that does not exist yet.",
+    )
+
+
+def vanished(shown: str, path: str) -> SparkCheckpointError:
+    """The error for a file that was listed and is gone."""
+    return SparkCheckpointError(
+        f"{path} is gone",
+        path=shown,
+        cause="The query is still running on this checkpoint, or something deletes files in it.",
+        remedy="Stop the query first, then run the same command again.",
+    )
+
+
+def is_uri(text: str) -> bool:
+    """Whether a place is named by the URI of a file system."""
+    return _URI.match(text) is not None
+
+
+def _raise(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn the operating system's errors into StorageError; `path` is named where they name none."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(str(error), path=error.filename or path) from error

@@ -1,0 +1,79 @@
+"""A checkpoint from the rows of an epoch: what Spark is started on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from recovery.checkpoint.relocate import names_places, relocated
+from recovery.checkpoint.rows import CHUNK_BYTES, Content, HeldFile, as_bytes, file_of
+from recovery.checkpoint.state_files import StateFiles
+from recovery.errors import CorruptPartitionError
+from recovery.ids import BatchId
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A checkpoint that was written. batch: its last micro-batch, None when nothing was saved."""
+
+    batch: BatchId | None
+    held: dict[str, HeldFile]
+
+
+def restore(rows: Iterable[tuple[str, Content]], directory: Path, location: str | None = None) -> Restored:
+    """Write the files that the rows hold into a fresh directory; the rows may come in any order, and one is in memory
+    at a time.
+
+    location: the URI where the directory will stand when Spark is started on it; by default where it is made.
+    Raises CorruptPartitionError when rows of a file are missing, and SparkCheckpointError when files are.
+    """
+    directory.mkdir(parents=True)
+    sizes: dict[str, int] = {}
+    chunks: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for key, content in rows:
+        path, chunk = file_of(key)
+        data = as_bytes(content)
+        _write(directory / path, max(0, chunk - 1) * CHUNK_BYTES, data)
+        sizes[path] = sizes.get(path, 0) + len(data)
+        chunks[path] = chunks.get(path, 0) + (chunk > 0)
+        last[path] = max(last.get(path, 0), chunk)
+    for path, count in chunks.items():
+        if count != last[path] or (directory / path).stat().st_size != sizes[path]:
+            raise CorruptPartitionError(f"rows of file {path!r} of Spark's checkpoint are missing")
+    for path in filter(names_places, chunks):
+        file = directory / path
+        file.write_bytes(relocated(path, file.read_bytes(), location or f"file:{directory.absolute()}"))
+    held = {path: HeldFile(size, chunks[path]) for path, size in sizes.items()}
+    batch = _last_batch(held)
+    if batch is not None:
+        _check_whole(directory, held, batch)
+        if batch > 0:
+            # Spark asks for the offsets of the batch before as well.
+            offsets = directory / "offsets"
+            (offsets / str(batch - 1)).write_bytes((offsets / str(batch)).read_bytes())
+    return Restored(batch, held)
+
+
+def _write(file: Path, offset: int, data: bytes) -> None:
+    try:
+        handle = file.open("r+b" if offset or file.exists() else "wb")
+    except FileNotFoundError:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = file.open("wb")
+    with handle:
+        handle.seek(offset)
+        handle.write(data)
+
+
+def _last_batch(held: dict[str, HeldFile]) -> BatchId | None:
+    numbers = [int(path.removeprefix("offsets/")) for path in held if path.startswith("offsets/")]
+    return BatchId(max(numbers)) if numbers else None
+
+
+def _check_whole(directory: Path, held: dict[str, HeldFile], batch: BatchId) -> None:
+    """Whether every store can be loaded: better told now than by Spark in the middle of a micro-batch."""
+    missing = StateFiles(directory, {}).needed(batch) - held.keys()
+    if missing:
+        raise CorruptPartitionError(f"file {min(missing)!r} of Spark's checkpoint is missing")

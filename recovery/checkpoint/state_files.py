@@ -1,0 +1,203 @@
+"""Which files under `state/` a query with native stateful operators needs to go on after a micro-batch.
+
+    state/<operator>/<partition>/<version>.<kind>            one store; a join of two streams has several:
+    state/<operator>/<partition>/<store>/<version>.<kind>
+    state/<operator>/<partition>/SSTs/…, logs/…              what the .zip files of a RocksDB store share
+    state/<operator>/_metadata/…, _stateSchema/…             how the state is laid out, without versions
+
+Names with a leading dot are Spark's unfinished files and Hadoop's checksums; neither is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recovery.checkpoint.needed import Chain, StoreFiles, is_version, needed_chain, store_files
+from recovery.checkpoint.rows import HeldFile
+from recovery.errors import SparkCheckpointError, UnsupportedPlanError
+from recovery.ids import BatchId
+
+SHARED = ("SSTs", "logs")
+"""Directories of a RocksDB store whose files are named in its .zip files."""
+
+KINDS = (("snapshot", "delta"), ("zip", "changelog"))
+"""What bases and changes are called, by kind of store."""
+
+MOST_PROBED = 200
+"""Versions after the base that is held; where there are more, a listing is quicker."""
+
+_SHARED_NAME = re.compile(rb'"dfs(Sst|Log)FileName"\s*:\s*"([^"/]+)"')
+_BY_BATCH = re.compile(r"(\d+)(_.*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class _Partition:
+    """The directories below one partition of an operator: of stores, and of files without versions."""
+
+    stores: tuple[str, ...]
+    unversioned: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class StateFiles:
+    """What is needed of `state/`. What was looked up once of a query's layout is kept."""
+
+    checkpoint: Path
+    held: Mapping[str, HeldFile]
+    _partitions: dict[str, _Partition] = field(default_factory=dict)
+    _shared: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # A snapshot that is held may be removed from the checkpoint at any time: what it names is looked up before.
+        for path in self.held:
+            if path.startswith("state/") and path.endswith(".zip") and is_version(path.rpartition("/")[2]):
+                self._shared_files(path)
+
+    def needed(self, batch: BatchId) -> set[str]:
+        """The paths of the files that are needed to go on after `batch`.
+
+        Raises FileNotFoundError when files vanish meanwhile, SparkCheckpointError when one is missing, and
+        UnsupportedPlanError for a layout that cannot be taken.
+        """
+        held = _by_directory(self.held)
+        wanted: set[str] = set()
+        for operator in _listing(self.checkpoint, "state")[0]:
+            for name in _listing(self.checkpoint, f"state/{operator}")[0]:
+                directory = f"state/{operator}/{name}"
+                found = self._partition(directory) if name.isdecimal() else _Partition((), (directory,))
+                for store in found.stores:
+                    wanted.update(self._store(store, held.pop(store, []), batch))
+                for unversioned in found.unversioned:
+                    wanted.update(_unversioned(self.checkpoint, unversioned, batch))
+        if held:
+            raise SparkCheckpointError("the directory is missing, with the state in it", path=min(held))
+        self._shared = {path: shared for path, shared in self._shared.items() if path in wanted}
+        return wanted
+
+    def _partition(self, directory: str) -> _Partition:
+        if directory not in self._partitions:
+            stores, unversioned = [directory], []
+            for store in stores:
+                for name in _listing(self.checkpoint, store)[0]:
+                    if name.startswith("_"):
+                        unversioned.append(f"{store}/{name}")
+                    elif name not in SHARED:
+                        stores.append(f"{store}/{name}")
+            self._partitions[directory] = _Partition(tuple(stores), tuple(unversioned))
+        return self._partitions[directory]
+
+    def _store(self, directory: str, held: list[str], batch: BatchId) -> Iterator[str]:
+        known, version = store_files(held, directory), batch + 1
+        try:
+            chain = self._chain(directory, self._probe(directory, known, version), known, version)
+        except SparkCheckpointError:
+            names = _listing(self.checkpoint, directory)[1]
+            present = store_files(names, directory)
+            if not present.bases and not present.changes and not held:
+                _check_empty(directory, names)
+                return
+            chain = self._chain(directory, present, known, version)
+        for name in chain.names:
+            yield f"{directory}/{name}"
+        if chain.base is not None and chain.base.endswith(".zip"):
+            yield from self._shared_files(f"{directory}/{chain.base}")
+
+    def _chain(self, directory: str, present: StoreFiles, held: StoreFiles, version: int) -> Chain:
+        return needed_chain(
+            directory,
+            present,
+            held,
+            version,
+            cost=lambda name: self._cost(f"{directory}/{name}"),
+            gain=lambda name: self._size(f"{directory}/{name}"),
+        )
+
+    def _probe(self, directory: str, held: StoreFiles, version: int) -> StoreFiles:
+        """What came since, by asking for it: Spark keeps many old versions, which a listing would go through."""
+        names = {*held.bases.values(), *held.changes.values()}
+        kinds = next((kinds for kinds in KINDS if any(name.endswith(kinds) for name in names)), None)
+        base, newest = max(held.bases, default=0), max([0, *held.bases, *held.changes])
+        if kinds is None or version - base > MOST_PROBED:
+            return StoreFiles({}, {})
+        root = f"{self.checkpoint}/{directory}"
+        bases = {number: f"{number}.{kinds[0]}" for number in range(base + 1, version + 1)}
+        changes = {number: f"{number}.{kinds[1]}" for number in range(newest + 1, version + 1)}
+        exists = os.path.exists
+        return StoreFiles(
+            {number: name for number, name in bases.items() if exists(f"{root}/{name}")},
+            {number: name for number, name in changes.items() if exists(f"{root}/{name}")},
+        )
+
+    def _cost(self, base: str) -> int:
+        """The bytes that the partitions do not hold yet of a base and what it names."""
+        files = [base, *(self._shared_files(base) if base.endswith(".zip") else ())]
+        return sum(self._size(path) for path in files if path not in self.held)
+
+    def _size(self, path: str) -> int:
+        held = self.held.get(path)
+        return held.size_bytes if held is not None else (self.checkpoint / path).stat().st_size
+
+    def _shared_files(self, zip_path: str) -> tuple[str, ...]:
+        """The further files of a RocksDB snapshot, from the description of its own that lies in it."""
+        if zip_path not in self._shared:
+            self._shared[zip_path] = tuple(_named_in(self.checkpoint / zip_path, zip_path.rpartition("/")[0]))
+        return self._shared[zip_path]
+
+
+def _listing(checkpoint: Path, directory: str) -> tuple[list[str], list[str]]:
+    """The directories and the files in a directory, without hidden ones; none when there is no such directory."""
+    directories: list[str] = []
+    files: list[str] = []
+    try:
+        with os.scandir(checkpoint / directory) as found:
+            for entry in found:
+                if not entry.name.startswith("."):
+                    (directories if entry.is_dir() else files).append(entry.name)
+    except FileNotFoundError:
+        return [], []
+    return directories, files
+
+
+def _check_empty(directory: str, names: list[str]) -> None:
+    """A directory of files of which none is a version belongs to a state store of another make."""
+    if names:
+        raise UnsupportedPlanError(
+            f"{directory}/{min(names)} is not a file of one of Spark's own state stores",
+            cause="spark.sql.streaming.stateStore.providerClass names another one.",
+            remedy="Use HDFSBackedStateStoreProvider, the default, or RocksDBStateStoreProvider.",
+        )
+
+
+def _unversioned(checkpoint: Path, directory: str, batch: BatchId) -> Iterator[str]:
+    """Everything below; what is numbered by micro-batch up to this one."""
+    directories, files = _listing(checkpoint, directory)
+    for name in files:
+        numbered = _BY_BATCH.fullmatch(name)
+        if numbered is None or int(numbered[1]) <= batch:
+            yield f"{directory}/{name}"
+    for name in directories:
+        yield from _unversioned(checkpoint, f"{directory}/{name}", batch)
+
+
+def _by_directory(held: Mapping[str, HeldFile]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for path in held:
+        directory, _, name = path.rpartition("/")
+        if is_version(name) and path.startswith("state/"):
+            found.setdefault(directory, []).append(name)
+    return found
+
+
+def _named_in(path: Path, directory: str) -> Iterator[str]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            described = archive.read("metadata")
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise SparkCheckpointError(f"it is not a snapshot as Spark writes them: {error}", path=path) from error
+    for kind, name in _SHARED_NAME.findall(described):
+        yield f"{directory}/{SHARED[0] if kind == b'Sst' else SHARED[1]}/{name.decode()}"

@@ -1,0 +1,195 @@
+"""`recovery checkpoint export|import|show`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, TypeVar
+
+import click
+
+from recovery.checkpoint.places import CheckpointPlace, LocalPlace, is_uri
+from recovery.cli.checkpoint_progress import CheckpointProgress
+from recovery.cli.common import directory_argument, format_size, json_option, print_json
+from recovery.cli.native import (
+    conf_option,
+    operators_text,
+    print_state,
+    session,
+    store_option,
+    variable_option,
+)
+from recovery.cli.places import directory_and
+from recovery.clock import SystemClock
+from recovery.native.exporting import Exported, export
+from recovery.native.held import held_files, held_operators
+from recovery.native.importing import Imported, import_checkpoint
+from recovery.state.steps import moment
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group()
+def checkpoint() -> None:
+    """Spark's own state: export an epoch as an ordinary Spark checkpoint, import one, or look into it.
+
+    FROM and TO are directories, or URIs that Spark can reach: hdfs://, s3a://, file: and so on.
+    """
+
+
+@checkpoint.command(name="export")
+@click.argument("words", metavar="[DIR] TO", nargs=-1)
+@click.option("--epoch", type=click.IntRange(min=0), help="The epoch to export; by default the newest.")
+@conf_option
+@json_option
+def export_(words: tuple[str, ...], epoch: int | None, conf: tuple[str, ...], as_json: bool) -> None:
+    """Write an epoch that is held as an ordinary Spark checkpoint at TO, which plain Spark starts from.
+
+    All of it is written or nothing. Only reads DIR; a run may be going on.
+    """
+    directory, [target] = directory_and(words, ("TO",))
+    with opened(target, conf) as place, CheckpointProgress(quiet=as_json) as progress:
+        done = export(Path(directory), place, epoch=epoch, observe=progress.observe)
+    if as_json:
+        print_json({"directory": directory, "to": target, **_export_facts(done)})
+    else:
+        click.echo(_export_text(done, target))
+
+
+@checkpoint.command(name="import")
+@click.argument("source", metavar="FROM")
+@directory_argument
+@click.option("--flow", "flow_id", required=True, metavar="NAME", help="The flow that is to go on from it.")
+@conf_option
+@json_option
+def import_(source: str, directory: Path, flow_id: str, conf: tuple[str, ...], as_json: bool) -> None:
+    """Take the checkpoint of a Spark job over into DIR, whose partitions were just made, as their first epoch.
+
+    FROM is not changed. Stop the job first: what it does afterwards is not in DIR.
+    """
+    with opened(source, conf) as place, CheckpointProgress(quiet=as_json) as progress:
+        done = import_checkpoint(place, directory, flow_id, clock=SystemClock(), observe=progress.observe)
+    if as_json:
+        print_json({"from": source, "directory": str(directory), **_import_facts(done)})
+    else:
+        click.echo(_import_text(done, directory))
+
+
+@checkpoint.command()
+@directory_argument
+@click.option("--epoch", type=click.IntRange(min=0), help="As of this epoch; by default the newest.")
+@click.option("--operator", type=click.IntRange(min=0), help="Show the keys and values of this operator.")
+@store_option
+@variable_option
+@click.option("--changes-since", "since", metavar="EPOCH", type=click.IntRange(min=0),
+              help="With --operator: the keys whose value is another one than at this epoch.")  # fmt: skip
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most so many rows.")
+@conf_option
+@json_option
+def show(
+    directory: Path,
+    epoch: int | None,
+    operator: int | None,
+    store: str | None,
+    variable: str | None,
+    since: int | None,
+    limit: int,
+    conf: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """List the native stateful operators of an epoch; with --operator the keys and values of one.
+
+    Only reads; a run may be going on. The list needs no Spark, keys and values do.
+    """
+    if operator is not None:
+        print_state(
+            directory, operator, epoch=epoch, store=store, variable=variable, since=since, limit=limit, conf=conf,
+            as_json=as_json,
+        )  # fmt: skip
+        return
+    if store is not None or variable is not None or since is not None:
+        raise click.UsageError("--store, --variable and --changes-since need --operator.")
+    at = moment(directory, epoch)
+    files = held_files(at)
+    operators = held_operators(at)
+    if as_json:
+        print_json(
+            {
+                "directory": str(directory),
+                "epoch": at.epoch,
+                "batch": at.cut[2],
+                "files": len(files),
+                "bytes": sum(files.values()),
+                "operators": [each.as_json() for each in operators],
+            }
+        )
+        return
+    when = f"after micro-batch {at.cut[2]}" if at.epoch else "before the first micro-batch"
+    click.echo(f"epoch {at.epoch}, {when}: {len(files):,} files, {format_size(sum(files.values()))}")
+    click.echo(
+        operators_text([each.as_json() for each in operators]) if operators else "no operator of Spark's own has state"
+    )
+
+
+@contextlib.contextmanager
+def opened(name: str, conf: tuple[str, ...]) -> Iterator[CheckpointPlace]:
+    """The place that a name on the command line means. Only for another file system Spark is started."""
+    if not is_uri(name):
+        yield LocalPlace(Path(name), lambda: token_hex(4))
+        return
+    with session(conf) as spark:
+        from recovery.spark.hadoop import HadoopPlace
+
+        yield HadoopPlace(spark, name, lambda: token_hex(4))
+
+
+def _export_text(done: Exported, target: str) -> str:
+    lines = [
+        f"exported epoch {done.epoch} to {target}: Spark goes on there after micro-batch {done.batch}; "
+        f"{done.files:,} files, {format_size(done.size_bytes)}"
+    ]
+    if done.operators:
+        lines.append(operators_text([each.as_json() for each in done.operators]))
+    if done.steps:
+        lines.append(
+            f"not in it, because a Spark checkpoint has no place for it: the state of {', '.join(done.steps)} "
+            "(python -m recovery state export writes that)"
+        )
+    return "\n".join(lines)
+
+
+def _export_facts(done: Exported) -> dict[str, Any]:
+    return {
+        "epoch": done.epoch,
+        "batch": done.batch,
+        "files": done.files,
+        "bytes": done.size_bytes,
+        "operators": [each.as_json() for each in done.operators],
+        "steps_left_out": list(done.steps),
+    }
+
+
+def _import_text(done: Imported, directory: Path) -> str:
+    lines = [
+        f"imported as epoch {done.epoch} of flow {done.flow_id}: {done.files:,} files, {format_size(done.size_bytes)}; "
+        f"a run goes on after micro-batch {done.batch}"
+    ]
+    if done.begun is not None:
+        lines.append(f"micro-batch {done.begun} was begun but not finished: the flow computes it anew")
+    if done.operators:
+        lines.append(operators_text([each.as_json() for each in done.operators]))
+    return "\n".join(lines)
+
+
+def _import_facts(done: Imported) -> dict[str, Any]:
+    return {
+        "flow": done.flow_id,
+        "epoch": done.epoch,
+        "batch": done.batch,
+        "begun_batch": done.begun,
+        "files": done.files,
+        "bytes": done.size_bytes,
+        "operators": [each.as_json() for each in done.operators],
+    }

@@ -1,0 +1,153 @@
+"""What the commands on Spark's own state share: options, a session, and how operators and rows are shown."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from recovery.cli.common import format_size, print_json, table
+from recovery.errors import ConfigurationError, StateNotFoundError
+from recovery.native.choose import choose_operator
+from recovery.native.held import held_operators
+from recovery.state.steps import moment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def conf_option(function: F) -> F:
+    """--conf: settings of Spark, where one is started."""
+    return click.option("--conf", multiple=True, metavar="K=V", help="A setting of Spark, where it is needed.")(
+        function
+    )
+
+
+def store_option(function: F) -> F:
+    """--store: which of an operator's stores."""
+    return click.option(
+        "--store", metavar="NAME", help="With --operator: which of its stores; of a join also left or right."
+    )(function)
+
+
+def variable_option(function: F) -> F:
+    """--variable: which state variable of transformWithState."""
+    return click.option(
+        "--variable", metavar="NAME", help="With --operator, of transformWithState: which state variable."
+    )(function)
+
+
+def refused_operator_option(function: F) -> F:
+    """--operator, where native state would be changed: nobody may."""
+
+    def refuse(_: click.Context, __: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            raise ConfigurationError(
+                "the state of Spark's own operators cannot be changed",
+                cause="Its files are Spark's: recovery keeps them as they are.",
+                remedy="Go back to an epoch before the mistake: python -m recovery run … --resume-epoch E",
+            )
+
+    option = click.option("--operator", metavar="N", expose_value=False, callback=refuse, is_eager=True,
+                          help="Refused: the state of Spark's own operators can only be read.")  # fmt: skip
+    return option(function)
+
+
+@contextlib.contextmanager
+def session(conf: Sequence[str]) -> Iterator[SparkSession]:
+    """A Spark session for one command."""
+    settings = {}
+    for text in conf:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise click.UsageError(f"--conf takes K=V, not {text!r}")
+        settings[key] = value
+    from recovery.spark.session import create_session
+
+    spark = create_session("recovery checkpoint", conf=settings)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def operators_text(operators: Sequence[Mapping[str, Any]]) -> str:
+    """The operators, as `NativeOperator.as_json` gives them, as a table."""
+    return table(
+        ("operator", "name", "stores", "partitions", "versions", "files", "size"),
+        (
+            (
+                each["operator"],
+                each["name"] or None,
+                ", ".join(each["stores"]) + (f" ({', '.join(each['variables'])})" if each["variables"] else ""),
+                each["partitions"],
+                _span(each["oldest_version"], each["newest_version"]),
+                each["files"],
+                format_size(each["bytes"]),
+            )
+            for each in operators
+        ),
+    )
+
+
+def _span(oldest: int | None, newest: int | None) -> str | None:
+    return f"{oldest} to {newest}" if oldest != newest else None if newest is None else str(newest)
+
+
+def print_state(
+    directory: Path,
+    operator: int,
+    *,
+    epoch: int | None,
+    store: str | None,
+    variable: str | None,
+    conf: Sequence[str],
+    as_json: bool,
+    since: int | None = None,
+    limit: int | None = None,
+    key: str | None = None,
+) -> None:
+    """Print the rows of an operator's state, sorted. What cannot be read is told before Spark is started.
+
+    key: print the value of this key alone; raises StateNotFoundError when it has none.
+    """
+    at = moment(directory, epoch)
+    if since is not None:
+        moment(directory, since)
+    choose_operator(held_operators(at), operator, store, variable, at.epoch)
+    with session(conf) as spark:
+        from recovery.spark.native_state import native_state, of_key, rows_as_json
+
+        frame = native_state(
+            spark, directory, operator=operator, epoch=at.epoch, store=store, variable=variable, since=since
+        )
+        columns = [name for name in frame.columns if name != "partition_id"]
+        rows, more = rows_as_json(frame if key is None else of_key(frame, key), limit)
+    if key is not None and not rows:
+        raise StateNotFoundError(f"operator {operator} has no state of key {key!r:.200} at epoch {at.epoch}")
+    if as_json:
+        print_json({"directory": str(directory), "epoch": at.epoch, "operator": operator, "store": store,
+                    "variable": variable, "changes_since": since, "rows": rows, "more": more})  # fmt: skip
+        return
+    if key is not None:
+        for row in rows:
+            values = {name: row[name] for name in columns if name != "key"}
+            click.echo(_text(values["value"] if list(values) == ["value"] else values))
+        return
+    click.echo(table(columns, ([_cell(row[name]) for name in columns] for row in rows)))
+    if more:
+        click.echo(f"there are more; --limit shows more than {limit}")
+
+
+def _cell(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else _text(value)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

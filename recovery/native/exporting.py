@@ -1,0 +1,64 @@
+"""A held epoch as an ordinary Spark checkpoint, which plain Spark starts from.
+
+export.1  Check every digest in every partition: what cannot be trusted is not exported.
+export.2  Write the files of the epoch beside the place, and check that Spark will find all that it needs.
+export.3  Rename: the checkpoint is there, whole.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from recovery.checkpoint.operators import NativeOperator, operators_of
+from recovery.checkpoint.places import CheckpointPlace, Observer, ignore
+from recovery.ids import BatchId
+from recovery.native.held import materialise
+from recovery.state.steps import moment
+from recovery.storage.verify import PartitionCheck
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A checkpoint that was written. batch: its last micro-batch. steps: the flow's own, whose state is not in it."""
+
+    epoch: int
+    batch: BatchId
+    files: int
+    size_bytes: int
+    operators: tuple[NativeOperator, ...]
+    steps: tuple[str, ...]
+
+
+def export(
+    directory: Path, place: CheckpointPlace, *, epoch: int | None = None, observe: Observer = ignore
+) -> Exported:
+    """Write an epoch that all partitions hold to `place`, all of it or nothing; None: the newest.
+
+    A run may be going on.
+
+    Raises EpochNotHeldError, ConfigurationError when something is at the place already, CorruptPartitionError,
+    SparkCheckpointError, StorageError, and the errors of planning.
+    """
+    at = moment(directory, epoch)
+    place.check_vacant()
+    # export.1
+    with ThreadPoolExecutor(4) as pool:
+        for verdict in pool.map(lambda path: PartitionCheck(path).run(), at.paths):
+            verdict.raise_if_damaged()
+    with place.writing(observe) as draft:
+        # export.2
+        restored = materialise(directory, at, draft, observe, place.location)
+        sizes = {path: file.size_bytes for path, file in restored.held.items()}
+        operators = operators_of(sizes, lambda path: (draft / path).read_bytes())
+    # export.3
+    assert restored.batch is not None
+    return Exported(
+        epoch=at.epoch,
+        batch=restored.batch,
+        files=len(sizes),
+        size_bytes=sum(sizes.values()),
+        operators=operators,
+        steps=tuple(step for step in at.steps() if next(at.sizes(step), None) is not None),
+    )

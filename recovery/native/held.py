@@ -1,0 +1,80 @@
+"""What the recovery partitions hold of a Spark checkpoint at an epoch: its files, its operators, and all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from recovery.checkpoint.operators import NativeOperator, operators_of
+from recovery.checkpoint.places import Observer, Progressed, ignore, storage_errors
+from recovery.checkpoint.restore import Restored, restore
+from recovery.checkpoint.rows import CHECKPOINT_STEP, Content, file_of
+from recovery.errors import EpochNotHeldError, SparkCheckpointError
+from recovery.state.steps import Moment
+
+
+def held_files(at: Moment) -> dict[str, int]:
+    """The files of the checkpoint of a moment, and their sizes in bytes. Their content is not read."""
+    files: dict[str, int] = {}
+    for key, size in at.sizes(CHECKPOINT_STEP):
+        path, _ = file_of(key)
+        files[path] = files.get(path, 0) + size
+    return files
+
+
+def held_operators(at: Moment) -> tuple[NativeOperator, ...]:
+    """The native operators that have state at a moment; of each, one small file is read."""
+
+    def read(path: str) -> str | bytes:
+        state = at.state(CHECKPOINT_STEP, path)
+        return "" if state is None else state.value
+
+    return operators_of(held_files(at), read)
+
+
+def materialise(
+    directory: Path, at: Moment, target: Path, observe: Observer = ignore, location: str | None = None
+) -> Restored:
+    """Write the checkpoint of a moment into `target`, which is made.
+
+    location: the URI where it will stand when Spark is started on it, if not there.
+
+    Raises EpochNotHeldError when no micro-batch was done then, SparkCheckpointError when the partitions hold no
+    checkpoint, CorruptPartitionError, StorageError.
+    """
+    total = sum(held_files(at).values())
+    if not total:
+        raise _nothing(directory, at)
+    with storage_errors(target):
+        return restore(_observed(_rows(at), total, observe), target, location)
+
+
+def _rows(at: Moment) -> Iterator[tuple[str, Content]]:
+    for state in at.states(CHECKPOINT_STEP):
+        yield state.key, state.value
+
+
+def _observed(
+    rows: Iterator[tuple[str, Content]], total_bytes: int, observe: Observer
+) -> Iterator[tuple[str, Content]]:
+    done = 0
+    for key, content in rows:
+        yield key, content
+        done += len(content)
+        observe(Progressed("writing", min(done, total_bytes), total_bytes))
+
+
+def _nothing(directory: Path, at: Moment) -> EpochNotHeldError | SparkCheckpointError:
+    if at.epoch == 0:
+        return EpochNotHeldError(
+            "before the first epoch there is no checkpoint",
+            path=directory,
+            cause="No micro-batch was done then: a query that starts there needs none.",
+            remedy="Name a later epoch; see python -m recovery status DIR",
+        )
+    return SparkCheckpointError(
+        f"epoch {at.epoch} holds no checkpoint of Spark",
+        path=directory,
+        cause="No flow ran on this directory: it is used for a pipeline, or for operational state.",
+        remedy="Name the recovery directory of a flow.",
+    )

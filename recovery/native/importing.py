@@ -1,0 +1,175 @@
+"""The checkpoint of an existing Spark job, taken over as the first epoch of fresh recovery partitions.
+
+import.1  Take the directory's lock; the partitions hold no epoch, and are whole.
+import.2  Find the newest micro-batch that is logged as done, and the files it needs: a gap is refused.
+import.3  Begin an execution, and close epoch 1 with the files as its rows, in every partition at once.
+
+A crash within import.3 leaves the epoch in some partitions only: it does not count, and importing again begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from recovery.checkpoint.capture import Captured
+from recovery.checkpoint.operators import NativeOperator, missing_store, operators_of
+from recovery.checkpoint.places import (
+    CheckpointPlace,
+    Observer,
+    Progressed,
+    ignore,
+    newest_batch,
+    storage_errors,
+    vanished,
+)
+from recovery.checkpoint.position import position_files
+from recovery.checkpoint.rows import CHECKPOINT_STEP, Content, held_file
+from recovery.checkpoint.state_files import StateFiles
+from recovery.clock import Clock
+from recovery.errors import AlreadyInitializedError, ConfigurationError, SparkCheckpointError, StorageError
+from recovery.ids import BatchId, Epoch
+from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.state.steps import check_whole, close_audited
+from recovery.storage.files import SCRATCH_NAME, scan
+from recovery.storage.lock import DirectoryLock
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A checkpoint that was taken over. batch: its newest micro-batch, after which the flow goes on.
+
+    begun: a later micro-batch that was logged as begun and is not taken; the flow computes it anew.
+    """
+
+    flow_id: str
+    epoch: Epoch
+    batch: BatchId
+    begun: BatchId | None
+    files: int
+    size_bytes: int
+    operators: tuple[NativeOperator, ...]
+
+
+def import_checkpoint(
+    place: CheckpointPlace, directory: Path, flow_id: str, *, clock: Clock, observe: Observer = ignore
+) -> Imported:
+    """Take the checkpoint at `place` over into fresh partitions, which are bound to `flow_id`. The query that made it
+    should have been stopped; nothing is changed there.
+
+    Raises AlreadyInitializedError when the partitions hold an epoch, DirectoryLockedError, SparkCheckpointError,
+    UnsupportedPlanError for a checkpoint of a format that cannot be taken, StorageError, and the errors of planning;
+    no epoch was closed then.
+    """
+    _check_name(flow_id)
+    scan(directory)
+    # import.1
+    with DirectoryLock(directory, clock, "checkpoint import"):
+        plan = plan_resume(scan(directory), flow_id=flow_id)
+        _check_fresh(directory, plan)
+        check_whole(plan)
+        # import.2
+        paths = place.sizes()
+        batch = newest_batch(paths, place.shown)
+        with place.here(batch, directory / SCRATCH_NAME / "import", observe) as checkpoint:
+            rows, sizes = _rows(place, checkpoint, batch)
+            operators = operators_of(sizes, lambda path: (checkpoint / path).read_bytes())
+            _check_stores(place, sizes, operators)
+            observed = _Observed(place, rows, sum(sizes.values()), observe)
+            # import.3
+            epoch = close_audited(
+                directory,
+                plan,
+                flow_id,
+                {"what": "checkpoint import", "from": place.shown, "batch": batch, "files": len(sizes)},
+                lambda writer: writer.close({}, batches=batch + 1, driver_rows={CHECKPOINT_STEP: observed}),
+                clock=clock,
+                backup_interval_s=0.0,
+            )
+    later = max((int(path.removeprefix("offsets/")) for path in paths if _is_offset(path)), default=batch)
+    return Imported(
+        flow_id=flow_id,
+        epoch=epoch,
+        batch=batch,
+        begun=BatchId(later) if later > batch else None,
+        files=len(sizes),
+        size_bytes=sum(sizes.values()),
+        operators=operators,
+    )
+
+
+class _Observed(Mapping[str, Content]):
+    """Rows, telling how many bytes of them were asked for. Partitions ask from threads of their own: the number is for
+    people, so none is waited for."""
+
+    def __init__(self, place: CheckpointPlace, rows: Captured, total_bytes: int, observe: Observer) -> None:
+        self._place = place
+        self._rows = rows
+        self._total_bytes = total_bytes
+        self._observe = observe
+        self._done_bytes = 0
+
+    def __getitem__(self, key: str) -> Content:
+        try:
+            content = self._rows[key]
+        except FileNotFoundError as error:
+            raise vanished(self._place.shown, key) from error
+        except OSError as error:
+            raise StorageError(str(error), path=error.filename or self._place.shown) from error
+        assert content is not None, "an import discards nothing"
+        self._done_bytes = min(self._total_bytes, self._done_bytes + len(content))
+        self._observe(Progressed("writing", self._done_bytes, self._total_bytes))
+        return content
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def _rows(place: CheckpointPlace, checkpoint: Path, batch: BatchId) -> tuple[Captured, dict[str, int]]:
+    """The rows of what is needed to go on after `batch`, read from where they are, and the size of each file."""
+    with storage_errors(checkpoint):
+        try:
+            wanted = position_files(checkpoint, batch) | StateFiles(checkpoint, {}).needed(batch)
+            held = {path: held_file((checkpoint / path).stat().st_size) for path in wanted}
+            staged = {path: checkpoint / path for path in sorted(wanted)}
+            rows = Captured(held, staged, iter(()), checkpoint)
+        except FileNotFoundError as error:
+            raise vanished(place.shown, str(Path(error.filename).relative_to(checkpoint))) from error
+        except UnicodeDecodeError as error:
+            raise SparkCheckpointError(f"offsets/{batch} is not a text as Spark writes it", path=place.shown) from error
+    return rows, {path: file.size_bytes for path, file in held.items()}
+
+
+def _check_stores(place: CheckpointPlace, sizes: Mapping[str, int], operators: Sequence[NativeOperator]) -> None:
+    missing = missing_store(sizes, operators)
+    if missing is not None:
+        raise SparkCheckpointError(
+            f"{missing} is missing, or has no version of its state",
+            path=place.shown,
+            cause="Only a part of the checkpoint was copied, or something deleted files in it.",
+            remedy="Copy the whole checkpoint.",
+        )
+
+
+def _is_offset(path: str) -> bool:
+    return path.startswith("offsets/") and path.removeprefix("offsets/").isdecimal()
+
+
+def _check_name(flow_id: str) -> None:
+    if not flow_id or "\0" in flow_id:
+        raise ConfigurationError(f"{flow_id!r} is not a name for a flow", remedy="Use a text like 'wordcount'.")
+
+
+def _check_fresh(directory: Path, plan: ResumePlan) -> None:
+    newest = max(d.newest_epoch for d in plan.partitions) if plan.window[-1] else 0
+    if newest:
+        raise AlreadyInitializedError(
+            f"it holds epochs of flow {plan.flow_id!r}, up to {newest}",
+            path=directory,
+            cause="The flow ran on it, or a checkpoint was imported before.",
+            remedy="Import into partitions that were just made: python -m recovery init DIR N",
+        )

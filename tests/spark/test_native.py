@@ -1,0 +1,217 @@
+"""Queries whose state Spark's own operators keep: stopped, killed, resumed and rewound, their output is that of plain
+Spark on one checkpoint, micro-batch by micro-batch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import functions as F
+
+from recovery import (
+    ConfigurationError,
+    Flow,
+    RecoveryConfig,
+    StepChangedError,
+    UnsupportedPlanError,
+    init_partitions,
+    start,
+)
+from recovery.spark.plan import FORMAT_SETTING
+from recovery.storage.files import scan
+from tests.flows.native import EVENTS, QUERIES, STORES, events, rows_of, settings, tumbling, write_events
+from tests.spark.support import ROOT, run_to_end
+from tests.spark.test_crashes import finish, recovery_command, wait_for_batch
+
+FLOW = ROOT / "tests" / "flows" / "native.py"
+
+
+@contextlib.contextmanager
+def set_to(spark, values):
+    """Settings of the shared session, for a while."""
+    for key, value in values.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key in values:
+            spark.conf.unset(key)
+
+
+class Outputs:
+    """A sink that keeps the rows of each micro-batch, and can be waited for."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, Counter] = {}
+        self.stop_at: int | None = None
+        self.query = None
+
+    def __call__(self, batch, batch_id):
+        rows = batch.select(F.to_json(F.struct("*")).alias("row")).collect()
+        self.batches[batch_id] = Counter(row.row for row in rows)
+
+    def merged(self) -> Counter:
+        """All rows of all micro-batches."""
+        return sum(self.batches.values(), Counter())
+
+
+def plainly(spark, frame, checkpoint: Path, mode: str = "append") -> Outputs:
+    """What plain Spark gives for a query."""
+    outputs = Outputs()
+    writer = frame.writeStream.foreachBatch(outputs).outputMode(mode)
+    writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
+    return outputs
+
+
+def windows_without_duplicates(spark, path):
+    """Two operators with state and a watermark."""
+    unique = events(spark, path).dropDuplicatesWithinWatermark(["key", "value"])
+    return unique.groupBy(F.window("t", "20 seconds"), "key").agg(F.count("*").alias("n"))
+
+
+@pytest.mark.parametrize("store", ["hdfs", "changelog"])
+def test_stopped_and_rewound_it_is_as_plain_spark(spark, tmp_path, store, capfd):
+    """Every micro-batch gives the rows that it gives on one checkpoint, late ones dropped; stopping leaves no error."""
+    path, directory = tmp_path / "events", tmp_path / "db"
+    write_events(path, 1, 9)
+    init_partitions(directory, 3)
+    values = {**STORES[store], "spark.sql.streaming.stateStore.minDeltasForSnapshot": "3"}
+    with set_to(spark, values):
+        truth = plainly(spark, windows_without_duplicates(spark, path), tmp_path / "plain").batches
+        assert len(truth) >= 9
+        assert sum(sum(rows.values()) for rows in truth.values()) > 20
+        seen = Outputs()
+        for until in (3, 6):
+            run_until(windows_without_duplicates(spark, path), directory, seen, until)
+        assert seen.batches.keys() == set(range(6))
+        run_to_end(windows_without_duplicates(spark, path), directory, seen, backup_interval="1h")
+        assert seen.batches == truth
+        again = Outputs()
+        run_to_end(windows_without_duplicates(spark, path), directory, again, backup_interval="1h", resume_epoch=3)
+        assert again.batches == {batch: rows for batch, rows in truth.items() if batch >= 2}
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def run_until(frame, directory, outputs, count) -> None:
+    """Run until `count` micro-batches were seen in all, then stop: the next one is parked, or under way."""
+
+    def sink(batch, batch_id):
+        if len(outputs.batches) < count:
+            outputs(batch, batch_id)
+            if len(outputs.batches) == count:
+                query._parked.set()
+
+    config = RecoveryConfig(directory, snapshot_interval=0, backup_interval="1h")
+    query = start(frame, config, sink=sink, name="test", trigger="available-now")
+    deadline = time.monotonic() + 60
+    while len(outputs.batches) < count:
+        assert query.is_active or query.await_termination()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    query.stop()
+    assert query.streaming_query.exception() is None
+
+
+def test_output_modes(spark, tmp_path):
+    """Spark's own check decides what a mode allows, with a step in the plan as without; other words are refused."""
+    path = tmp_path / "events"
+    write_events(path, 2, 3)
+    counts = lambda: events(spark, path).groupBy("key").count()  # noqa: E731
+    truth = Counter(line.split(",")[0] for file in path.iterdir() for line in file.read_text().splitlines())
+    for mode in ("update", "complete"):
+        seen = Outputs()
+        run_to_end(counts(), tmp_path / mode, seen, output_mode=mode)
+        batches = [[json.loads(row) for row in seen.batches[batch]] for batch in range(3)]
+        rows = [*batches[0], *batches[1], *batches[2]] if mode == "update" else batches[2]
+        assert {row["key"]: row["count"] for row in rows} == truth
+    with pytest.raises(Exception, match="watermark"):
+        run_to_end(spark.readStream.schema(EVENTS).csv(str(path)).groupBy("key").count(), tmp_path / "append")
+    with pytest.raises(ConfigurationError, match="'merge' is not an output mode"):
+        run_to_end(counts(), tmp_path / "other", output_mode="merge")
+    with pytest.raises(ConfigurationError, match="'Complete' is not"):
+        Flow("counts", lambda _: counts(), output_mode="Complete")
+
+
+def test_the_other_checkpoint_format_is_refused(spark, tmp_path):
+    """Before anything is written, where there is native state; without, the setting means nothing."""
+    path = tmp_path / "events"
+    write_events(path, 2, 1)
+    with set_to(spark, {FORMAT_SETTING: "2"}):
+        with pytest.raises(UnsupportedPlanError, match="checkpointFormatVersion=2"):
+            run_to_end(tumbling(spark, path), tmp_path / "db")
+        run_to_end(events(spark, path), tmp_path / "db")
+
+
+def test_changed_operators_are_told(spark, tmp_path):
+    """An operator added or removed: Spark's own check, in our words, and nothing is lost."""
+    path, directory = tmp_path / "events", tmp_path / "db"
+    write_events(path, 3, 2)
+    run_to_end(tumbling(spark, path), directory)
+    write_events(path, 3, 4)
+    for changed in (windows_without_duplicates(spark, path), events(spark, path)):
+        with pytest.raises(StepChangedError, match="do not fit the state"):
+            run_to_end(changed, directory)
+    seen = Outputs()
+    run_to_end(tumbling(spark, path), directory, seen)
+    assert seen.batches
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", QUERIES)
+def test_random_kills(spark, tmp_path, name):
+    """SIGKILL at random moments, Spark's maintenance busy meanwhile: the files hold what plain Spark gives. So they do
+    after going back to any epoch."""
+    kills = int(os.environ.get("RECOVERY_TEST_NATIVE_KILLS", "5"))
+    seed = int(os.environ.get("RECOVERY_TEST_SEED", time.time_ns() % 1_000_000))
+    print(f"replay with: RECOVERY_TEST_SEED={seed} python -m pytest -m long {__file__} -k random_kills[{name}]")
+    generator = random.Random(seed)
+    build, mode, _ = QUERIES[name]
+    path, directory, output = tmp_path / "events", tmp_path / "db", tmp_path / "output"
+    write_events(path, seed, max(10, 4 * kills))
+    init_partitions(directory, 3)
+    conf = [option for key, value in settings(name).items() for option in ("--conf", f"{key}={value}")]
+
+    def run(*options: str, pause_s: float = 0.0, into=directory, output=output):
+        target = f"{FLOW}:make({name!r}, {str(path)!r}, {str(output)!r}, {pause_s})"
+        return recovery_command(target, into, "-b", "1h", *conf, *options)
+
+    at_work = 0
+    for _ in range(kills):
+        process = run("-s", generator.choice(["0", "0.3", "1"]), pause_s=0.3)
+        if generator.random() < 0.9:
+            for _ in range(generator.randrange(1, 4)):
+                wait_for_batch(process)
+            at_work += 1
+            time.sleep(generator.uniform(0, 0.6))
+        else:
+            time.sleep(generator.uniform(0, 8.0))
+        assert process.poll() is None, f"seed {seed}: the run ended before it was killed\n{process.stdout.read()}"
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    printed = finish(process := run("-s", "0.5"))
+    assert process.returncode == 0, f"seed {seed}: {printed}"
+    if name == "both":
+        # Plain Spark does not know our step.
+        init_partitions(tmp_path / "whole", 3)
+        printed = finish(process := run("-s", "1h", into=tmp_path / "whole", output=tmp_path / "plain"))
+        assert process.returncode == 0, printed
+        truth = rows_of(tmp_path / "plain")
+    else:
+        with set_to(spark, {key: value for key, value in settings(name).items() if "maintenance" not in key}):
+            truth = plainly(spark, build(spark, str(path)), tmp_path / "plain", mode).merged()
+    found = rows_of(output)
+    assert found == truth, f"seed {seed}: {found - truth} too many, {truth - found} missing"
+    epochs = scan(directory)[0].description.epochs
+    epoch = generator.choice(epochs[: len(epochs) // 2 + 1]).epoch + 1
+    printed = finish(process := run("-s", "0.5", "--resume-epoch", str(epoch)))
+    assert process.returncode == 0, f"seed {seed}: {printed}"
+    found = rows_of(output)
+    assert found == truth, f"seed {seed}, back to epoch {epoch}: {found - truth} too many, {truth - found} missing"
+    print(f"{name}: {kills} kills, {at_work} of them after a micro-batch; {sum(truth.values())} rows")
