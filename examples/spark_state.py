@@ -1,12 +1,10 @@
 r"""Visits of a site by a `transformWithState` processor with timers, as Spark has them; its state is in the partitions.
 
     mkdir clicks
-    printf 'ann,0\nann,10\nbob,90\n' > clicks/1.csv
-    printf 'bob,1880\n' > clicks/2.csv
+    printf 'ann,100\nann,110\nbob,190\nbob,1980\n' > clicks/1.csv
     python -m recovery init db/ 2
     python -m recovery run examples/spark_state.py -r db/ -s 1s
-    printf 'bob,2000\nann,4000\n' > clicks/3.csv
-    printf 'cyd,9000\n' > clicks/4.csv
+    printf 'bob,2100\nann,4100\n' > clicks/2.csv
     python -m recovery run examples/spark_state.py -r db/ -s 1s
 
 A visit ends after half an hour (of event time) without a click. The first run tells nothing of bob, whose visit is
