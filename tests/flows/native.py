@@ -170,33 +170,6 @@ def timers(spark, path):
     )  # fmt: skip
 
 
-class Lifetimes(StatefulProcessor):
-    """One value that lives for an hour and one that is gone by the next micro-batch."""
-
-    def init(self, handle):
-        self._long = handle.getValueState("long", "total long", ttlDurationMs=3_600_000)
-        self._short = handle.getMapState("short", "name string", "total long", ttlDurationMs=1)
-
-    def handleInputRows(self, key, rows, timerValues):  # noqa: N802, N803 - Spark calls it so
-        import pandas as pd
-
-        total = self._long.get()[0] if self._long.exists() else 0
-        kept = self._short.exists()
-        total += sum(int(frame["value"].sum()) for frame in rows)
-        self._long.update((total,))
-        self._short.updateValue(("total",), (total,))
-        yield pd.DataFrame({"key": [key[0]], "total": [total], "kept": [kept]})
-
-    def close(self):
-        pass
-
-
-def lifetimes(spark, path):
-    return events(spark, path).groupBy("key").transformWithStateInPandas(
-        Lifetimes(), "key string, total long, kept boolean", "append", "ProcessingTime"
-    )  # fmt: skip
-
-
 def add_up(key, rows, state):
     count, total = state.get if state.exists else (0, 0)
     count += len(rows)
@@ -222,7 +195,6 @@ QUERIES = {
     "ranking": (ranking, "complete", "hdfs"),
     "applyInPandasWithState": (pandas_state, "append", "hdfs"),
     "transformWithState-timers": (timers, "append", "changelog"),
-    "transformWithState-lifetimes": (lifetimes, "append", "rocksdb"),
     "both": (both, "append", "changelog"),
 }
 """Name to builder, output mode and state store."""
