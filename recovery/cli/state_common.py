@@ -1,0 +1,161 @@
+"""What the commands of `recovery state` share: which states they are about, their options, what they ask and say."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from recovery.cli.common import json_option, print_json
+from recovery.cli.native import refused_operator_option
+from recovery.cli.places import directory_and, open_state, state_options
+from recovery.clock import SystemClock
+from recovery.errors import ConfigurationError
+from recovery.state.targets import Documents, Name, Steps, Target
+from recovery.state.values import parse_json
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What the options say: which states a command is about."""
+
+    directory: str
+    environment: str
+    step: str | None
+    epoch: int | None = None
+    force: bool = False
+
+    def target(self) -> Target:
+        """Where they are read and written."""
+        if self.step is not None:
+            return Steps(Path(self.directory), self.step, SystemClock(), epoch=self.epoch, force=self.force)
+        if self.epoch is not None:
+            raise click.UsageError("--epoch needs --step: operational state belongs to no epoch.")
+        return self.documents()
+
+    def documents(self) -> Documents:
+        """The operational state."""
+        opened = open_state(self.directory, self.environment)
+        return Documents(opened.backend, opened.prefix)
+
+    def name(self, word: str) -> Name:
+        """The id, or step and key."""
+        return word if self.step is None else (self.step, word)
+
+
+def step_option(function: F) -> F:
+    """--step: work on the state of a step of the flow."""
+    return click.option("--step", metavar="STEP", help="Work on the states of this step of the flow.")(function)
+
+
+def key_option(function: F) -> F:
+    """--key: which key of the step."""
+    return click.option("--key", metavar="KEY", help="The state key, with --step or --operator.")(function)
+
+
+def epoch_option(function: F) -> F:
+    """--epoch: as of which epoch."""
+    return click.option(
+        "--epoch",
+        type=click.IntRange(min=0),
+        help="As of this epoch, of a step or operator; by default the newest.",
+    )(function)
+
+
+def pattern_option(function: F) -> F:
+    """--pattern: which of them."""
+    return click.option(
+        "--pattern", metavar="GLOB", help="Only ids or keys that match: * any characters, ? one, [abc] one of these."
+    )(function)
+
+
+def force_option(function: F) -> F:
+    """--force and --yes."""
+    option = click.option("--force", is_flag=True, help="Ask nothing; and fence a run that holds the directory's lock.")
+    return click.option("--yes", "-y", is_flag=True, help="Ask nothing.")(option(function))
+
+
+def input_option(function: F) -> F:
+    """--input-file: where the JSON is."""
+    return click.option("--input-file", metavar="FILE|-", help="Read the JSON from a file, or from standard input.")(
+        function
+    )
+
+
+def writing_options(function: F) -> F:
+    """What every command takes that writes states."""
+    return step_option(refused_operator_option(force_option(state_options(json_option(function)))))
+
+
+def named(words: tuple[str, ...], step: str | None, key: str | None) -> tuple[str, Name]:
+    """Directory, and id or step and key, from the words of a command."""
+    if (step is None) != (key is None):
+        raise click.UsageError("--step and --key belong together here.")
+    if step is None or key is None:
+        directory, [name] = directory_and(words, ("ID",))
+        return directory, name
+    directory, _ = directory_and(words, ())
+    return directory, (step, key)
+
+
+def with_content(
+    words: tuple[str, ...], step: str | None, key: str | None, input_file: str | None
+) -> tuple[str, Name, Any]:
+    """The same, and the JSON of the last word or of a file."""
+    if input_file is not None:
+        directory, name = named(words, step, key)
+        return directory, name, parse_json("\n".join(lines_of(input_file)))
+    if not words:
+        raise click.UsageError("Missing argument 'JSON'.")
+    if step is not None and len(words) == 1:
+        # DIR is what RECOVERY_DIRECTORY says.
+        directory, _ = directory_and((), ())
+        return directory, named((directory,), step, key)[1], parse_json(words[-1])
+    directory, name = named(words[:-1], step, key)
+    return directory, name, parse_json(words[-1])
+
+
+def lines_of(file: str) -> list[str]:
+    """The lines of a file or of standard input. Raises ConfigurationError."""
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file}: it cannot be read: {error}", cause="", remedy="Check the path.") from error
+    return text.removesuffix("\n").split("\n")
+
+
+def ask(question: str, sure: bool) -> None:
+    """Raises Abort, which ends the command with exit code 1, when the answer is no."""
+    if not sure:
+        click.confirm(question, abort=True, err=True)
+
+
+def done(message: str, as_json: bool) -> None:
+    """Say what was done."""
+    if as_json:
+        print_json({"done": message})
+    else:
+        click.echo(message)
+
+
+def shown(name: Name) -> str:
+    """A name as messages show it."""
+    return f"{name!r:.120}" if isinstance(name, str) else f"step {name[0]!r:.80} key {name[1]!r:.120}"
+
+
+def json_text(content: Any) -> str:
+    """As `set` accepts it."""
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+
+
+def short(content: Any) -> str:
+    """The beginning of it."""
+    text = json_text(content)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,123 @@
+"""`recovery state export`, `import` and `migrate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from recovery.cli.common import json_option
+from recovery.cli.places import directory_and, state_options
+from recovery.cli.state_common import Where, ask, done, epoch_option, force_option, lines_of, pattern_option, shown
+from recovery.clock import SystemClock
+from recovery.errors import ConfigurationError, CorruptStateError
+from recovery.state.exports import Exported, export_lines, read_export
+from recovery.state.migrate import migrate
+from recovery.state.open import open_backend
+from recovery.state.retry import RetryPolicy
+from recovery.state.targets import Documents, Entry, Name, Target, Timed
+
+
+@click.command()
+@click.argument("words", metavar="[DIR]", nargs=-1)
+@click.option("--step", "steps", multiple=True, metavar="STEP", help="Only this step; may be given several times.")
+@epoch_option
+@pattern_option
+@click.option("--output-file", metavar="FILE|-", default="-", help="Where to; by default standard output.")
+@state_options
+def export(
+    words: tuple[str, ...],
+    steps: tuple[str, ...],
+    epoch: int | None,
+    pattern: str | None,
+    output_file: str,
+    environment: str,
+) -> None:
+    """Write states as lines of JSON: operational state, or those of steps."""
+    directory, _ = directory_and(words, ())
+    wanted = [Where(directory, environment, step, epoch) for step in steps or (None,)]
+    lines = export_lines(entry for where in wanted for entry in where.target().entries(pattern))
+    if output_file == "-":
+        for line in lines:
+            click.echo(line)
+    else:
+        text = "".join(f"{line}\n" for line in lines)
+        _write_whole(Path(output_file), text)
+
+
+@click.command(name="import")
+@click.argument("words", metavar="[DIR] FILE|-", nargs=-1)
+@force_option
+@state_options
+@json_option
+def import_(words: tuple[str, ...], force: bool, yes: bool, environment: str, as_json: bool) -> None:
+    """Read states that `export` wrote: all of them or none. Asks before it overwrites others.
+
+    A state that was removed since it was exported stays removed, unless --force is given.
+    """
+    directory, [file] = directory_and(words, ("FILE",))
+    found = read_export(lines_of(file))
+    documents = [each for each in found if each.id is not None]
+    said = []
+    if documents:
+        said.append(_import_documents(Where(directory, environment, None).documents(), documents, yes, force))
+    for step in dict.fromkeys(each.step for each in found if each.step is not None):
+        target = Where(directory, environment, step, force=force).target()
+        said.append(_import_step(target, step, [each for each in found if each.step == step], yes or force))
+    done("; ".join(said) or "nothing to change", as_json)
+
+
+@click.command(name="migrate")
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@click.option("--force", is_flag=True, help="Overwrite states of the same id that the target has.")
+@json_option
+def migrate_(source: str, target: str, force: bool, as_json: bool) -> None:
+    """Copy all operational state from one place to another, and verify the copy. A place is a DIR or a URI."""
+    clock, retry = SystemClock(), RetryPolicy()
+    count = migrate(open_backend(source, clock, retry), open_backend(target, clock, retry), force=force)
+    done(f"{count} states copied and verified", as_json)
+
+
+def _import_documents(target: Documents, found: list[Exported], yes: bool, force: bool) -> str:
+    removed = target.removed()
+    stale = [e.id for e in found if e.id is not None and removed.get(e.id, 0) > e.generation]
+    if stale and not force:
+        raise CorruptStateError(
+            f"{', '.join(stale[:3])} was removed after this export was made",
+            cause="The export is older than the removal.",
+            remedy="To bring it back on purpose, give --force.",
+        )
+    seen = {str(e.id): target.find(str(e.id)) for e in found}
+    changes: dict[Name, Any] = {
+        str(e.id): e.content for e in found if (s := seen[str(e.id)]) is None or s.content != e.content
+    }
+    replaced = [name for name in changes if seen[str(name)] is not None]
+    if replaced:
+        ask(f"Overwrite {', '.join(map(shown, replaced[:3]))}{' …' if len(replaced) > 3 else ''}?", yes or force)
+    if changes:
+        target.write("import", changes, {name: seen[str(name)] for name in changes})
+    return f"{len(changes)} states written"
+
+
+def _import_step(target: Target, step: str, found: list[Exported], sure: bool) -> str:
+    seen: dict[Name, Entry | None] = {(step, str(e.key)): target.find((step, str(e.key))) for e in found}
+    changes: dict[Name, Any] = {(step, str(e.key)): Timed(e.content, e.timeout_ms) for e in found}
+    replaced = [n for n, s in seen.items() if s is not None and Timed(s.content, s.timeout_ms) != changes[n]]
+    if replaced:
+        ask(f"Overwrite {len(replaced)} keys of step {step}?", sure)
+    return target.write("import", changes, seen)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """The file has all of the text, or is not made."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        draft.write_text(text)
+        draft.rename(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise ConfigurationError(
+            f"{path}: it cannot be written: {error}", cause="", remedy="Check the path."
+        ) from error

@@ -1,0 +1,84 @@
+"""`recovery state copy` and `move`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from recovery.cli.places import directory_and
+from recovery.cli.state_common import Where, ask, done, shown, writing_options
+from recovery.errors import ConfigurationError, StateNotFoundError
+from recovery.state.targets import REMOVED, Entry, Name, Timed, missing
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def transfer_options(function: F) -> F:
+    """What both take."""
+    whole = click.option("--to-step", metavar="STEP",
+                         help="With --step: to keys of this step; without FROM and TO, all keys.")  # fmt: skip
+    return click.argument("words", metavar="[DIR] FROM TO", nargs=-1)(whole(writing_options(function)))
+
+
+@click.command()
+@transfer_options
+def copy(**options: Any) -> None:
+    """Copy a state to another id; with --step, a key to another key, or a whole step. Asks before it overwrites."""
+    _transfer("copy", **options)
+
+
+@click.command()
+@transfer_options
+def move(**options: Any) -> None:
+    """Move a state to another id; with --step, a key to another key, or a whole step. Asks before it overwrites."""
+    _transfer("move", **options)
+
+
+def _transfer(
+    verb: str,
+    *,
+    words: tuple[str, ...],
+    step: str | None,
+    to_step: str | None,
+    force: bool,
+    yes: bool,
+    environment: str,
+    as_json: bool,
+) -> None:
+    if to_step is not None and step is None:
+        raise click.UsageError("--to-step needs --step.")
+    whole = to_step is not None and len(words) <= 1
+    directory, names = directory_and(words, () if whole else ("FROM", "TO"))
+    target = Where(directory, environment, step, force=force).target()
+    pairs: list[tuple[Entry, Name]]
+    if whole:
+        assert step is not None
+        assert to_step is not None
+        pairs = [(entry, (to_step, entry.name[1])) for entry in target.entries()]
+        if not pairs:
+            raise StateNotFoundError(f"step {step!r:.80} has no state")
+    else:
+        source: Name = names[0] if step is None else (step, names[0])
+        entry = target.find(source)
+        if entry is None:
+            raise missing(source)
+        pairs = [(entry, names[1] if step is None else (to_step or step, names[1]))]
+    for entry, destination in pairs:
+        if entry.name == destination:
+            raise ConfigurationError(
+                f"{shown(destination)} is both where from and where to", cause="", remedy="Name another one."
+            )
+    seen: dict[Name, Entry | None] = {destination: target.find(destination) for _, destination in pairs}
+    replaced = [name for name, before in seen.items() if before is not None]
+    if replaced:
+        ask(f"Overwrite {', '.join(map(shown, replaced[:3]))}{' …' if len(replaced) > 3 else ''}?", yes or force)
+    changes: dict[Name, Any] = {
+        destination: entry.content if step is None else Timed(entry.content, entry.timeout_ms)
+        for entry, destination in pairs
+    }
+    seen.update({entry.name: entry for entry, _ in pairs})
+    if verb == "move":
+        changes.update({entry.name: REMOVED for entry, _ in pairs})
+    done(target.write(verb, changes, seen), as_json)
