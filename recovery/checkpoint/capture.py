@@ -50,11 +50,6 @@ class Captured(Mapping[str, Content | None]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    @property
-    def new_bytes(self) -> int:
-        """How much there is to read."""
-        return sum(self.held[path].size_bytes for path in self._new)
-
     def release(self) -> None:
         """Remove the staged files; nothing of this is read any more."""
         if self._marks:
