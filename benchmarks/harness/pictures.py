@@ -19,7 +19,9 @@ def bars(title: str, unit: str, values: Sequence[tuple[str, float | None]]) -> P
         figure, axes = _figure(height=0.8 + 0.36 * max(1, len(shown)))
         names = [name for name, _ in shown]
         drawn = axes.barh(
-            names, [value for _, value in shown], color=[OURS if n.startswith("ours") else OTHERS for n in names]
+            names,
+            [value for _, value in shown],
+            color=[OURS if n.startswith(("ours", "recovery")) else OTHERS for n in names],
         )
         axes.bar_label(drawn, fmt="%.3g", padding=3)
         axes.set_xlabel(unit)

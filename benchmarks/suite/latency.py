@@ -12,11 +12,11 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from benchmarks import keyed_lines
+from benchmarks import keyed, keyed_lines
 from benchmarks.harness import environments, table
 from benchmarks.harness.pictures import bars
 from benchmarks.harness.report import Report
-from benchmarks.harness.rounds import Contender, Measurement, Rounds
+from benchmarks.harness.rounds import Contender, Measurement
 
 CORES = 2
 QUICK = ("--rows", "20", "--batches", "6", "--skip", "2", "--keys", "100")
@@ -64,14 +64,7 @@ def run(arguments: argparse.Namespace) -> Report:
         wrong = keyed_lines.check(lines, directory / contender.arguments["totals"])
         return f"wrong totals: {wrong}" if wrong else None
 
-    rounds = Rounds(
-        arguments.repeat,
-        arguments.work / "runs",
-        environments.java_environment(),
-        arguments.timeout,
-        arguments.keep,
-    )
-    return report(arguments, rounds.measure(contenders, check))
+    return report(arguments, keyed.rounds(arguments).measure(contenders, check))
 
 
 def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -> Report:

@@ -12,15 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import keyed_lines
+from benchmarks import keyed, keyed_lines
 from benchmarks.contenders.spark_totals import ROCKSDB
 from benchmarks.harness import environments, table
+from benchmarks.harness.pictures import bars
 from benchmarks.harness.report import Report
-from benchmarks.harness.rounds import Contender, Measurement, Rounds
+from benchmarks.harness.rounds import Contender, Measurement
 
 CORES = 2
 STORES = {"hdfs": {}, "rocksdb": ROCKSDB}
 BASELINE = "plain Spark"
+QUICK = ("--events", "20_000", "--keys", "2_000", "--batches", "4", "--store", "hdfs")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,14 +63,7 @@ def run(arguments: argparse.Namespace) -> Report:
         expected = int(lines.counts.sum()), int(lines.totals.sum())
         return None if found == expected else f"events and their total are {found} instead of {expected}"
 
-    rounds = Rounds(
-        arguments.repeat,
-        arguments.work / "runs",
-        environments.java_environment(),
-        arguments.timeout,
-        arguments.keep,
-    )
-    return report(arguments, rounds.measure(contenders, check))
+    return report(arguments, keyed.rounds(arguments).measure(contenders, check))
 
 
 def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -> Report:
@@ -77,15 +72,20 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
     seconds = {each.contender: each.seconds for each in summaries}
     return Report(
         name="native",
-        headers=("query", "seconds", "spread", "×", "epochs", "partitions", "result"),
+        picture=bars(
+            "A windowed aggregation of Spark's own",
+            "seconds; less is better",
+            [(each.contender, each.seconds) for each in summaries],
+        ),
+        headers=("query", "median s", "spread s", "×", "epochs", "partitions MiB", "result"),
         rows=[
             (
                 each.contender,
-                f"{each.seconds:.1f}",
-                table.spread((run.seconds for run in each.runs), lambda value: f"{value:.1f}"),
+                table.seconds(each.seconds),
+                table.spread(run.seconds for run in each.runs),
                 table.ratio(each.seconds, seconds.get(f"{BASELINE}, {each.contender.rpartition(' ')[2]}")),
-                f"{each.middle(lambda run: run.answer['epochs']):.0f}",
-                f"{each.middle(lambda run: run.answer['partition_bytes']) / 2**20:.0f} MiB",
+                table.count(each.middle(lambda run: run.answer["epochs"]) or None),
+                table.mebibytes(each.middle(lambda run: run.answer["partition_bytes"]) or None),
                 "correct" if each.problem is None else "failed",
             )
             for each in summaries
