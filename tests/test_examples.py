@@ -149,6 +149,7 @@ def test_sessions_end_on_an_idle_stream_and_between_runs(shell: Any) -> None:
     assert states("session") == {}
 
 
+@pytest.mark.long
 def test_odd_readings_are_told(shell: Any) -> None:
     """The second run compares with the means of the first; the figures are those of all readings."""
     printed = shell(commands_of("sensors.py"))
@@ -162,6 +163,7 @@ def test_odd_readings_are_told(shell: Any) -> None:
     assert states("mean") == {"attic": {"n": 2, "mean": 30.5}, "cellar": {"n": 3, "mean": 65 / 3}}
 
 
+@pytest.mark.long
 def test_the_job_moved_over_gives_the_same(shell: Any) -> None:
     """applyInPandasWithState and stateful agree; the example itself compares them, and fails when they differ."""
     printed = shell(commands_of("from_apply_in_pandas.py"))
@@ -213,6 +215,7 @@ def test_windows_of_flights(shell: Any) -> None:
     assert all(counted[day, origin] == [int(n), int(cancelled)] for day, origin, n, cancelled in told)
 
 
+@pytest.mark.long
 def test_flights_joined_with_the_weather(shell: Any) -> None:
     """Mean delays in rain and dry are those of all four days, joined in memory."""
     shell(commands_of("join.py"))
@@ -234,6 +237,7 @@ def test_flights_joined_with_the_weather(shell: Any) -> None:
     assert states("delays") == expected
 
 
+@pytest.mark.long
 def test_a_processor_with_timers_goes_on(shell: Any) -> None:
     """Every visit is told once, by its timer, with all its pages: also the one that both runs have seen."""
     printed = shell(commands_of("spark_state.py"))

@@ -76,7 +76,7 @@ EVERY_POINT = [*START_POINTS, *(f"{point}:{2 + n % 4}" for n, point in enumerate
 @pytest.mark.parametrize(
     "points",
     [
-        pytest.param(["start.3.partition", "close.1:2", "close.2.committed:4", "close.4:2"], id="some"),
+        pytest.param(["close.1:2", "close.2.committed:4"], id="some"),
         pytest.param(EVERY_POINT, id="every", marks=pytest.mark.long),
     ],
 )
@@ -127,7 +127,7 @@ class Flights:
 @pytest.mark.parametrize(
     ("kills", "count"),
     [
-        pytest.param(2, 30_000, id="a few"),
+        pytest.param(2, 30_000, id="a few", marks=pytest.mark.long),
         pytest.param(int(os.environ.get("RECOVERY_TEST_KILLS", "50")), None, id="many", marks=pytest.mark.long),
     ],
 )

@@ -76,7 +76,7 @@ def windows_without_duplicates(spark, path):
     return unique.groupBy(F.window("t", "20 seconds"), "key").agg(F.count("*").alias("n"))
 
 
-@pytest.mark.parametrize("store", ["hdfs", "changelog"])
+@pytest.mark.parametrize("store", ["hdfs", pytest.param("changelog", marks=pytest.mark.long)])
 def test_stopped_and_rewound_it_is_as_plain_spark(spark, tmp_path, store, capfd):
     """Every micro-batch gives the rows that it gives on one checkpoint, late ones dropped; stopping leaves no error."""
     path, directory = tmp_path / "events", tmp_path / "db"

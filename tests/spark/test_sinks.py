@@ -215,7 +215,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(spark, feed, tm
 # Where a process is killed, one after the other: some points are reached only after what the one before left undone.
 GO_BACK = [("rollback.2", "--resume-epoch", "3"), ("rollback.4", "--resume-epoch", "2")]
 POINTS = {
-    "some": ["publish.1.file:3", "rollback.3", "close.2.committed:4", *GO_BACK[1:]],
+    "some": ["publish.1.file:3", "rollback.3"],
+    "on": ["close.2.committed:4", *GO_BACK[1:]],
     "preparing": ["prepare.1:2", "prepare.2:2", "close.1.prepared:2", "close.2.epochs:5", "close.2.committed:4"],
     "publishing": ["close.3:2", "close.4:2", "publish.1:2", "publish.2:2", "publish.3:2", "close.4.published:2"],
     "rolling forward": ["close.3", *(f"rollback.{n}" for n in range(1, 6)), "start.3.output"],
