@@ -45,10 +45,6 @@ class Where:
         opened = open_state(self.directory, self.environment)
         return Documents(opened.backend, opened.prefix)
 
-    def name(self, word: str) -> Name:
-        """The id, or step and key."""
-        return word if self.step is None else (self.step, word)
-
 
 def step_option(function: F) -> F:
     """--step: work on the state of a step of the flow."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -100,3 +101,15 @@ def states(directory: Path, step: str) -> dict:
             found[key] = json.loads(value)
         connection.close()
     return found
+
+
+@contextlib.contextmanager
+def set_to(spark, values):
+    """Settings of the shared session, for a while."""
+    for key, value in values.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key in values:
+            spark.conf.unset(key)

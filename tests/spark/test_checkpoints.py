@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -21,24 +20,12 @@ from recovery.errors import SparkCheckpointError
 from recovery.native.exporting import export
 from recovery.native.importing import import_checkpoint
 from tests.flows import windows
+from tests.spark.support import set_to
 
 FILES = 6
 CUT = 2
 """The micro-batch after which somebody else goes on."""
 SCRIPT = Path(windows.__file__)
-
-
-@contextlib.contextmanager
-def settings(spark, store):
-    """The session with a state store of this kind."""
-    wanted = windows.STORES[store]
-    for key, value in wanted.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key in wanted:
-            spark.conf.unset(key)
 
 
 def plain(source: Path, checkpoint: Path, output: Path, *options: str) -> int:
@@ -54,7 +41,7 @@ def under_recovery(spark, source: Path, directory: Path, output: Path, store: st
     """The same query under recovery, an epoch for every micro-batch; returns its summary."""
     if not directory.exists():
         init_partitions(directory, 3)
-    with settings(spark, store):
+    with set_to(spark, windows.STORES[store]):
         query = start(
             build(spark, source),
             RecoveryConfig(directory, snapshot_interval=0, backup_interval="1h"),

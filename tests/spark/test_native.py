@@ -3,7 +3,6 @@ Spark on one checkpoint, micro-batch by micro-batch."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -27,22 +26,10 @@ from recovery import (
 from recovery.spark.plan import FORMAT_SETTING
 from recovery.storage.files import scan
 from tests.flows.native import EVENTS, QUERIES, STORES, events, rows_of, settings, tumbling, write_events
-from tests.spark.support import ROOT, run_to_end
+from tests.spark.support import ROOT, run_to_end, set_to
 from tests.spark.test_crashes import finish, recovery_command, wait_for_batch
 
 FLOW = ROOT / "tests" / "flows" / "native.py"
-
-
-@contextlib.contextmanager
-def set_to(spark, values):
-    """Settings of the shared session, for a while."""
-    for key, value in values.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key in values:
-            spark.conf.unset(key)
 
 
 class Outputs:
