@@ -105,7 +105,8 @@ def test_the_directory_from_the_environment(store, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_every_goes_on_until_it_is_told_to_stop(store, tmp_path, number):
-    """A backup after each interval, a line of JSON each; a signal ends it with code 0."""
+    """A backup after each interval, a line of JSON each; a signal ends it with code 0. Each stores what has changed,
+    and one may be made between two partitions' commits."""
     process = subprocess.Popen(
         [sys.executable, "-m", "recovery", "backup", str(store), str(tmp_path / "dest"), "--every", "0.05", "--json"],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
@@ -115,12 +116,15 @@ def test_every_goes_on_until_it_is_told_to_stop(store, tmp_path, number):
         with Driver(store) as run:
             run.apply(900, {"k": "1"})
             run.close(900)
-            later = next(made for made in map(json.loads, process.stdout) if made["epoch"] == 6)
+            later = []
+            while not later or later[-1]["epoch"] < 6:
+                later.append(json.loads(process.stdout.readline()))
         process.send_signal(number)
         process.communicate(timeout=20)
     finally:
         process.kill()
     assert process.returncode == 0
-    assert (first["epoch"], first["stored"], later["stored"]) == (5, 3, 3)
+    assert (first["epoch"], first["stored"]) == (5, 3)
+    assert sum(made["stored"] for made in later) >= 3
     call("restore", tmp_path / "dest", tmp_path / "new")
     assert states(tmp_path / "new") == states(store)
