@@ -36,6 +36,7 @@ def definition(
         key_names=names,
         key_types=kinds,
         key_in_place=kinds == (T.StringType(),),
+        sorted_by_spark=False,
         output=_parsed(output),
         time_zone="UTC",
     )
@@ -50,9 +51,6 @@ def run_batch(driver: Driver, step: StepDefinition, batch: int, rows: pa.Table, 
     output: list[dict] = []
     for partition in range(driver.count):
         mine = [i for i, text in enumerate(texts) if partition_of(text, driver.count) == partition]
-        # As Spark sorts: by the bytes of the text, or of the column itself, NULL first.
-        order = texts if not step.key_in_place else [value if value is not None else "" for value in parts[0]]
-        mine.sort(key=lambda i: (parts[0][i] is not None if step.key_in_place else True, order[i].encode()))
         if not mine:
             continue
         chosen = rows.take(mine).append_column(BATCH, pa.array([partition] * len(mine), pa.int64()))

@@ -107,6 +107,7 @@ def apply_arrow(
         key_names=keyed.names,
         key_types=keyed.types,
         key_in_place=keyed.in_place,
+        sorted_by_spark=order_by is not None,
         output=struct(step_id, output),
         time_zone=zone,
     )

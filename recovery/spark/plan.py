@@ -2,8 +2,8 @@
 
 A streaming DataFrame is immutable and does not know yet how many recovery partitions there are. So its
 analysed plan is rebuilt through the JVM's own plan nodes: below each step's function the placeholder exchange becomes
-`repartitionById(N, hash % N)` followed by a sort within each partition. Attribute ids stay as they are, so the
-rest of the plan fits unchanged.
+`repartitionById(N, hash % N)`, with a sort within each partition where the rows of a key have an order. Attribute ids
+stay as they are, so the rest of the plan fits unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from recovery.errors import UnsupportedPlanError
-from recovery.spark.step import HASH, KEY, UDF_NAME, RegisteredStep, registered
+from recovery.spark.step import HASH, UDF_NAME, RegisteredStep, registered
 
 FORMAT_SETTING = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 STATEFUL_NODES = {
@@ -118,7 +118,7 @@ def _keeps_state(node: Any) -> bool:
 
 
 def _check_supported(spark: SparkSession, plan: Any, output_mode: str) -> None:
-    """Spark's own check, on the plan as the user wrote it: the sort that a step needs is one it would refuse in
+    """Spark's own check, on the plan as the user wrote it: the sort that a step may need is one it would refuse in
     general, so its check is switched off when the bound plan starts."""
     jvm = spark._jvm
     assert jvm is not None
@@ -153,10 +153,11 @@ def _rebuild(spark: SparkSession, node: Any, partition_count: int) -> Any:
 
 def _exchange(source: DataFrame, step: RegisteredStep, partition_count: int) -> Any:
     definition = step.definition
-    text = definition.columns[definition.key_columns[0]] if definition.key_in_place else KEY
     spread = source.repartitionById(partition_count, (F.col(HASH) % partition_count).cast("int"))
-    ordered = spread.sortWithinPartitions(F.col(f"`{text}`").asc_nulls_first(), *step.order_by)
-    return ordered._jdf.queryExecution().analyzed()
+    if definition.sorted_by_spark:
+        text = F.col(f"`{definition.key_text}`")
+        spread = spread.sortWithinPartitions(text.asc_nulls_first(), *step.order_by)
+    return spread._jdf.queryExecution().analyzed()
 
 
 def _frame(spark: SparkSession, plan: Any) -> DataFrame:

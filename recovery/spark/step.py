@@ -1,7 +1,7 @@
 """Stateful steps: a transform of the streaming plan, and what its tasks need to know of it.
 
-A step sends every row to the Spark partition that has the number of its key's recovery partition, sorted by key, and
-hands the partition to `recovery.spark.worker`. How many recovery partitions there are is not known yet when a
+A step sends every row to the Spark partition that has the number of its key's recovery partition, and hands that to
+`recovery.spark.worker`, which sorts it by key. How many recovery partitions there are is not known yet when a
 plan is built, so the exchange is a placeholder that `recovery.spark.plan` replaces when a run starts.
 """
 
@@ -68,7 +68,8 @@ class StepDefinition:
     """What the tasks of a step know: picklable, and the same in every run of the plan.
 
     columns: the input's columns, in order. key_columns: positions of the key's columns among them.
-    key_in_place: the key is one string column, so its text is that column. state_schema: the columns of the states of
+    key_in_place: the key is one string column, so its text is that column. sorted_by_spark: the rows of a key have an
+    order, so Spark sorts them; the tasks do it otherwise. state_schema: the columns of the states of
     a step whose `update` sees tables; None for one that is called key by key. time_zone: the session's, which Arrow's
     timestamps carry.
     """
@@ -85,8 +86,14 @@ class StepDefinition:
     key_names: tuple[str, ...]
     key_types: tuple[T.DataType, ...]
     key_in_place: bool
+    sorted_by_spark: bool
     output: T.StructType
     time_zone: str
+
+    @property
+    def key_text(self) -> str:
+        """The column that holds the state keys, or what they are before they are escaped."""
+        return self.columns[self.key_columns[0]] if self.key_in_place else KEY
 
     @property
     def mailbox(self) -> Path:
@@ -223,6 +230,7 @@ def _apply(
         key_names=keyed.names,
         key_types=keyed.types,
         key_in_place=keyed.in_place and not timeouts,
+        sorted_by_spark=order_by is not None,
         output=struct(step_id, output),
         time_zone=time_zone(frame),
     )

@@ -1,7 +1,7 @@
-"""What a task of a stateful step does: from sorted Arrow batches to update calls to changed states.
+"""What a task of a stateful step does: from Arrow batches to update calls to changed states.
 
-Memory stays bounded: rows arrive sorted by key, so a chunk of some ten thousand rows holds whole keys (a key with more
-rows than that makes its chunk larger), and changed states are spooled to disk past a limit.
+Memory stays bounded: rows are sorted by key, past a limit on disk, and a chunk of some ten thousand rows holds whole
+keys (a key with more rows than that makes its chunk larger). Changed states are spooled to disk past a limit.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from recovery.errors import RecoveryError, StateValueError, UnsupportedPlanError
 from recovery.group_state import GroupState
 from recovery.ids import BatchId, PartitionIndex
 from recovery.keys import ESCAPE, decode_key, encode_key, partition_of
-from recovery.spark.step import KEY, PARTITION_BITS, StepDefinition, Update
+from recovery.spark.sorting import sorted_by
+from recovery.spark.step import PARTITION_BITS, StepDefinition, Update
 from recovery.storage.files import connect_task
 from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, TaskStore
 
 ADDRESS_PROPERTY = "recovery.address"
 BATCH_PROPERTY = "streaming.sql.batchId"
 CHUNK_ROWS = 32_768
+SORTED_BYTES = 32 << 20
 SPOOL_BYTES = 64 << 20
 
 
@@ -74,6 +76,7 @@ class StepTask:
     """One task: the state of its loop over chunks."""
 
     chunk_rows = CHUNK_ROWS
+    sorted_bytes = SORTED_BYTES
 
     def __init__(self, definition: StepDefinition, store: TaskStore, partition_count: int, batch: BatchId) -> None:
         self._definition = definition
@@ -94,7 +97,7 @@ class StepTask:
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Process everything, yielding output as it comes; the changes are applied at the end, in one transaction."""
         with _paused_collector():
-            for chunk in _chunks(batches, self._definition, self.chunk_rows):
+            for chunk in self._chunks(batches):
                 output = self._process(chunk)
                 if output is not None:
                     yield output
@@ -108,6 +111,13 @@ class StepTask:
             count = BatchCount(self._rows, self._keys)
             self._store.apply(self._definition.step_id, self._partition, self._batch, self._spool, count)
         self._spool.close()
+
+    def _chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        name = self._definition.key_text
+        given: Iterator[pa.RecordBatch] = (batch for batch in batches if batch.num_rows)
+        if not self._definition.sorted_by_spark:
+            given = sorted_by(name, given, self.chunk_rows, self.sorted_bytes)
+        return _chunks(given, name, self.chunk_rows)
 
     def _process(self, chunk: pa.RecordBatch) -> pa.RecordBatch | None:
         """Call update for every key of a chunk that holds whole keys, sorted."""
@@ -128,7 +138,7 @@ class StepTask:
         """The chunk by key, checked; None when it holds nothing but ticks."""
         definition = self._definition
         self._locate(chunk)
-        text_column = chunk.column(definition.key_columns[0] if definition.key_in_place else KEY)
+        text_column = chunk.column(definition.key_text)
         if definition.timeouts:
             # Tick rows wake the partition and have no key; they stand first.
             ticks = text_column.null_count
@@ -344,14 +354,11 @@ def _paused_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _chunks(batches: Iterator[pa.RecordBatch], definition: StepDefinition, chunk_rows: int) -> Iterator[pa.RecordBatch]:
-    """Regroup sorted batches into chunks of whole keys."""
-    name: int | str = definition.key_columns[0] if definition.key_in_place else KEY
+def _chunks(batches: Iterator[pa.RecordBatch], name: str, chunk_rows: int) -> Iterator[pa.RecordBatch]:
+    """Regroup batches that are sorted by a column and not empty into chunks of whole keys."""
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
-        if not batch.num_rows:
-            continue
         held.append(batch)
         count += batch.num_rows
         if count < chunk_rows:

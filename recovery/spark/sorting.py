@@ -1,0 +1,123 @@
+"""Sorting a task's rows by key, in memory up to a limit and in a temporary file past it.
+
+Arrow sorts a quarter of a million short strings in 50 ms; Spark's own sort takes five times as long when the keys begin
+alike, because it compares by the first eight bytes and then row by row.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import IO, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+PIECE_BYTES = 1 << 20
+"""Rows of a run that are in memory at once when runs are merged."""
+
+Run: TypeAlias = Iterator[pa.RecordBatch]
+Rank: TypeAlias = tuple[bool, str]
+
+
+def sorted_by(
+    column: str, batches: Iterator[pa.RecordBatch], piece_rows: int, limit_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    """The rows of all batches by a column of strings, by their bytes, NULL first, in batches of at most `piece_rows`.
+
+    `limit_bytes` of rows are sorted at once, which takes about three times as much memory. Rows that are equal in the
+    column stay in the order in which they came as long as none are set aside in a file.
+    """
+    held: list[pa.RecordBatch] = []
+    held_bytes = 0
+    spilled = _Spill()
+    try:
+        for batch in batches:
+            held.append(batch)
+            held_bytes += batch.nbytes
+            if held_bytes > limit_bytes:
+                spilled.add(_sorted(column, held))
+                held, held_bytes = [], 0
+        last = [_sorted(column, held)] if held else []
+        del held
+        if not spilled.runs:
+            merged: Run = iter(last)
+        else:
+            merged = _merged(column, [*(spilled.read(run) for run in spilled.runs), *map(_whole, last)])
+        for each in merged:
+            for start in range(0, len(each), piece_rows):
+                yield each.slice(start, piece_rows)
+    finally:
+        spilled.close()
+
+
+def _whole(batch: pa.RecordBatch) -> Run:
+    yield batch
+
+
+def _sorted(column: str, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    return rows.take(pc.array_sort_indices(rows.column(column), null_placement="at_start"))
+
+
+def _merged(column: str, runs: list[Run]) -> Run:
+    """Sorted runs as one: what lies before the end of every run's present batch can be sorted and given away."""
+    heads = [(batch, run) for run in runs if (batch := next(run, None)) is not None]
+    while heads:
+        edge = min(_rank(batch.column(column)[-1]) for batch, _ in heads)
+        parts, left = [], []
+        for batch, run in heads:
+            cut = _up_to(batch.column(column), edge)
+            if cut:
+                parts.append(batch.slice(0, cut))
+            rest = batch.slice(cut) if cut < len(batch) else next(run, None)
+            if rest is not None:
+                left.append((rest, run))
+        yield _sorted(column, parts)
+        heads = left
+
+
+def _up_to(values: pa.Array, edge: Rank) -> int:
+    """How many of the sorted values are not greater than `edge`."""
+    return bisect_right(range(len(values)), edge, key=lambda index: _rank(values[index]))
+
+
+def _rank(scalar: pa.Scalar) -> Rank:
+    """Strings compare by code point, which is how their bytes compare."""
+    value = scalar.as_py()
+    return value is not None, value or ""
+
+
+class _Spill:
+    """Sorted runs in a temporary file without a name, so that nothing stays behind a task that is killed."""
+
+    def __init__(self) -> None:
+        self.runs: list[list[tuple[int, int]]] = []
+        self._file: IO[bytes] | None = None
+        self._schema: pa.Schema | None = None
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Write a run, in pieces that are read one after the other."""
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="recovery-sort-")  # noqa: SIM115 (closed by close)
+            self._schema = rows.schema
+        step = max(1, len(rows) * PIECE_BYTES // max(1, rows.nbytes))
+        places = []
+        for start in range(0, len(rows), step):
+            offset = self._file.tell()
+            self._file.write(rows.slice(start, step).serialize())
+            places.append((offset, self._file.tell() - offset))
+        self.runs.append(places)
+
+    def read(self, run: list[tuple[int, int]]) -> Run:
+        """The batches of a run."""
+        assert self._file is not None
+        for offset, size in run:
+            self._file.seek(offset)
+            yield pa.ipc.read_record_batch(pa.py_buffer(self._file.read(size)), self._schema)
+
+    def close(self) -> None:
+        """Give the file up."""
+        if self._file is not None:
+            self._file.close()
