@@ -1,6 +1,6 @@
 """Declared aggregation: a vectorised step whose function is made of `recovery.aggregates`.
 
-Spark evaluates the inputs; each task sorts the rows and reduces them to one row per key in Arrow and NumPy, merges those
+Spark evaluates the inputs; each task sorts the rows, reduces them to one row per key in Arrow and NumPy, merges those
 with the states of the same keys, and only that reaches the state table. (Spark's own partial aggregation cannot
 stand below a step: in a streaming plan it becomes a stateful operator, with a state store of its own.)
 """
