@@ -63,7 +63,7 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Reading(msgspec.Struct, frozen=True):
     """The recovery clock and the machine's uptime at one moment."""
 
     clock_ms: int

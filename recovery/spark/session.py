@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,8 @@ DEFAULTS = {
     "spark.driver.bindAddress": "127.0.0.1",
     # One record batch of a step's input is a chunk of its loop.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
+    # Over TCP a task waits some 40 ms until the last packet for its Python worker is on its way.
+    "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
 }
 
 

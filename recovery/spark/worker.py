@@ -46,6 +46,7 @@ def run_step(
 
     Nothing of it is kept unless the whole input was processed and its output taken.
     """
+    _settle()
     context = TaskContext.get()
     address = context.getLocalProperty(ADDRESS_PROPERTY) if context else None
     batch_id = context.getLocalProperty(BATCH_PROPERTY) if context else None
@@ -60,6 +61,13 @@ def run_step(
         yield from (kind or StepTask)(definition, store, partition_count, BatchId(int(batch_id))).run(batches)
     finally:
         store.release()
+
+
+def _settle() -> None:
+    """Once in a worker: take what was imported from the cyclic garbage collector, which Spark's daemon has look at all
+    of it after every task, when the driver waits for a processor."""
+    if not gc.get_freeze_count():
+        gc.freeze()
 
 
 class Runs(NamedTuple):
