@@ -120,7 +120,7 @@ def test_every_goes_on_until_it_is_told_to_stop(store, tmp_path, number):
             while not later or later[-1]["epoch"] < 6:
                 later.append(json.loads(process.stdout.readline()))
         process.send_signal(number)
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 0
