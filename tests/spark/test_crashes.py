@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -64,11 +65,25 @@ def recovery_command(
 
 
 def finish(process: subprocess.Popen, timeout_s: float = 240) -> str:
-    """Wait for the end; returns what was printed."""
+    """Wait for the end; returns what was printed after the last line that was read."""
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    timer = threading.Timer(timeout_s, end)
+    timer.start()
     try:
-        return process.communicate(timeout=timeout_s)[0]
+        # Not communicate(): it leaves out the lines that came together with the last one.
+        output = process.stdout.read()
+        process.wait()
     finally:
+        timer.cancel()
         process.kill()
+    assert not late.is_set(), f"it did not end within {timeout_s} s: {output}"
+    return output
 
 
 def json_of(output: str) -> dict:
