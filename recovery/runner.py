@@ -73,17 +73,18 @@ def _stop_session(session: Any | None) -> None:
 
 @contextlib.contextmanager
 def _signals(query: RecoveryQuery) -> Iterator[None]:
-    """Handlers that only set a flag; a thread of our own acts on it. In other threads signals are not ours."""
+    """Handlers that only note it; a thread of our own acts on it. In other threads signals are not ours."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked = threading.Event()
+    # No threading.Event: the second signal may come while the first one's handler holds its lock.
+    asked: list[int] = []
 
     def handle(number: int, _: Any) -> None:
-        if asked.is_set():
+        if asked:
             # The second signal: at once. The JVM ends with its standard input.
             os._exit(128 + number)
-        asked.set()
+        asked.append(number)
         threading.Thread(target=_stop, args=(query,), name="stop", daemon=True).start()
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,7 @@ import click
 
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import INTERVAL, format_size, format_time, json_option, print_json, table
+from recovery.cli.signals import StopSignals
 from recovery.clock import SystemClock
 from recovery.errors import BackupTargetError, ConfigurationError, StorageError
 from recovery.planning.backups import KeepRule, parse_keep
@@ -108,11 +107,10 @@ def _again_and_again(
 ) -> None:
     """A backup at each interval. What may pass, an unreachable service or a full disk, is said and tried again."""
     clock = SystemClock()
-    over = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: over.set())
+    signals = StopSignals()
     progress = CopyProgress(quiet=True)
-    while not over.is_set():
+    pause_s = 0.0
+    while not signals.came_within(pause_s):
         began_s = clock.elapsed_s()
         try:
             _say_made(target, *_once(directory, target, keep, check, progress), as_json, line=True)
@@ -121,7 +119,7 @@ def _again_and_again(
                 print_json(error.as_json(), line=True)
             else:
                 click.echo(f"{format_time(clock.wall_ms())} failed, will try again: {error.found}", err=True)
-        over.wait(max(0.0, every_s - (clock.elapsed_s() - began_s)))
+        pause_s = max(0.0, every_s - (clock.elapsed_s() - began_s))
 
 
 def _say_made(target: Target, made: Made, removed: Pruned | None, as_json: bool, line: bool = False) -> None:

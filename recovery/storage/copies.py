@@ -17,7 +17,7 @@ import apsw
 import apsw.sqlite_extra
 
 from recovery.durable import sync
-from recovery.errors import CorruptPartitionError
+from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.ids import Epoch
 from recovery.planning.values import PartitionDescription
 from recovery.storage.partition import describe, rewind
@@ -49,6 +49,16 @@ class PinnedPartition:
         # Even a reader would make a log beside a file that has none.
         self._alone = not has_log(self.path)
         self._stamp = stamp(self.path)
+        try:
+            return self._begin()
+        except RecoveryError:
+            # A run may have moved its log into the file while it was read alone.
+            if not self._alone or stamp(self.path) == self._stamp:
+                raise
+        self._alone = False
+        return self._begin()
+
+    def _begin(self) -> apsw.Connection:
         connection = open_partition(self.path, "unshared" if self._alone else "ro")
         try:
             with translated(self.path):

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from recovery.cli import main
 from tests.backup.support import states, work
-from tests.stores import ROOT, Driver
+from tests.stores import ROOT, Driver, run_python
 
 
 def call(*arguments: object, code: int = 0) -> str:
@@ -120,7 +120,7 @@ def test_every_goes_on_until_it_is_told_to_stop(store, tmp_path, number):
             while not later or later[-1]["epoch"] < 6:
                 later.append(json.loads(process.stdout.readline()))
         process.send_signal(number)
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 0
@@ -128,3 +128,27 @@ def test_every_goes_on_until_it_is_told_to_stop(store, tmp_path, number):
     assert sum(made["stored"] for made in later) >= 3
     call("restore", tmp_path / "dest", tmp_path / "new")
     assert states(tmp_path / "new") == states(store)
+
+
+def test_a_signal_is_heard_at_any_moment_of_the_wait():
+    """Also at those in which the wait is just beginning or over: none is lost, and none makes it hang."""
+    code = """
+import faulthandler, os, random, signal
+from recovery.cli.signals import StopSignals
+faulthandler.dump_traceback_later(50, exit=True)
+generator = random.Random(1)
+signals = StopSignals()
+signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGTERM))
+assert not signals.came_within(0)
+for _ in range(20_000):
+    signal.setitimer(signal.ITIMER_REAL, generator.uniform(2e-6, 6e-5))
+    while not signals.came_within(1e-5):
+        pass
+    assert signals.came_within(3600)
+    assert os.read(signals._reading, 10) == b"!"
+for number in (signal.SIGINT, signal.SIGTERM):
+    os.kill(os.getpid(), number)
+    assert signals.came_within(3600)
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr

@@ -199,7 +199,8 @@ def test_a_service_that_dies_in_the_middle(store, tmp_path, monkeypatch):
         started = time.monotonic()
         with pytest.raises(BackupTargetError):
             back_up(store, target, observe=die)
-        assert time.monotonic() - started < 20
+        # The limit is 2 s for each call; one that nobody heeds would be a minute.
+        assert time.monotonic() - started < 45
     assert {e: s for e, s in states(store).items() if e <= 5} == before
 
 
@@ -235,8 +236,9 @@ class TestUnreachable:
             command = [sys.executable, "-c", self.CODE, "--json", "--list"]
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environ}
             processes = [subprocess.Popen([*command, each.format(host=host)], **pipes) for each in self.ADDRESSES]
-            outputs = [process.communicate(timeout=60) for process in processes]
-            assert time.monotonic() - started < 30
+            outputs = [process.communicate(timeout=120) for process in processes]
+            # Three start at once, which takes long on a slow machine; the limit that is not theirs is a minute.
+            assert time.monotonic() - started < 55
         assert [process.returncode for process in processes] == [60, 60, 60], outputs
         assert {json.loads(out)["error"] for out, _ in outputs} == {"BackupTargetError"}
 

@@ -24,6 +24,7 @@ from recovery.errors import (
     NoPartitionsError,
 )
 from recovery.storage.files import scan
+from recovery.storage.partition import describe
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
 from tests.stores import Driver, alter, paths_of
 
@@ -97,6 +98,31 @@ class TestBackup:
             made = back_up(store, tmp_path / "dest")
             assert run.epoch == 9
         assert {c.description.newest_epoch for c in made.manifest.copies} == {5}
+
+    def test_a_run_that_ends_while_a_partition_is_opened(self, store, tmp_path, monkeypatch):
+        """What is torn because somebody wrote to the file meanwhile is read again; what is damaged is told."""
+        opened = []
+
+        def torn(connection, path):
+            opened.append(path)
+            if len(opened) == 1:
+                work(store, 1)
+                raise CorruptPartitionError("torn", path=path)
+            return describe(connection, path)
+
+        monkeypatch.setattr("recovery.storage.copies.describe", torn)
+        made = back_up(store, tmp_path / "dest")
+        assert [c.description.newest_epoch for c in made.manifest.copies] == [6, 6, 6]
+        monkeypatch.undo()
+        bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
+        assert states(tmp_path / "new") == states(store)
+
+        def damaged(connection, path):
+            raise CorruptPartitionError("damaged", path=path)
+
+        monkeypatch.setattr("recovery.storage.copies.describe", damaged)
+        with pytest.raises(CorruptPartitionError, match="damaged"):
+            back_up(store, tmp_path / "dest")
 
     def test_unchanged_partitions_are_not_stored_again(self, store, tmp_path):
         """The second backup lists the objects of the first; each of both can be restored alone."""

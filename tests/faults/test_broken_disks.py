@@ -314,8 +314,9 @@ FAILURES = [
 @pytest.mark.parametrize(("case_type", "kind", "lasting"), FAILURES)
 def test_failures_of_every_operation(template, case_type, kind, lasting):
     """Old state or new state, a typed error that names the file, and exact once the disk is well again."""
-    at = random.randrange(SAMPLE) + 1
-    print(f"from operation {at} on")
+    seed = int(os.environ.get("RECOVERY_TEST_SEED", random.randrange(10**6)))
+    at = random.Random(f"{seed} {case_type.__name__} {kind} {lasting}").randrange(SAMPLE) + 1
+    print(f"replay with RECOVERY_TEST_SEED={seed}: from operation {at} on")
     try_operation(template, case_type, kind, lasting, at, SAMPLE)
 
 

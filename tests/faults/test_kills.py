@@ -91,7 +91,7 @@ def traceable() -> bool:
     try:
         traced = subprocess.Popen(["strace", "-qq", "-e", "trace=none", "-p", str(pid)], stderr=subprocess.PIPE)
         try:
-            return not traced.stderr.read(1) if traced.poll() is not None else wait_until_traced(pid, 5)
+            return not traced.stderr.read(1) if traced.poll() is not None else wait_until_traced(pid, 20)
         finally:
             traced.terminate()
             traced.communicate()
@@ -131,11 +131,11 @@ def attempt_traced(directory: Path, seed: int, write: int) -> int:
         stderr=subprocess.DEVNULL,
     )
     try:
-        assert wait_until_traced(pid, 10), "strace did not attach"
+        assert wait_until_traced(pid, 60), "strace did not attach"
     finally:
         os.close(writing)
         code = wait(pid)
-        tracer.wait(30)
+        tracer.wait(60)
     return code
 
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -96,7 +97,8 @@ def soak(directory: Path, records: int, tmp_path: Path) -> None:
         third = len(noted) // 3
         early, late = noted[third : 2 * third], noted[2 * third :]
         print(f"resident kB and open files: {early[0]} after a third, {late[-1]} at the end")
-        assert max(files for _, files in late) <= max(files for _, files in early) + 2
+        # In the middle of the samples: a single one may meet whatever has files open for a moment.
+        assert median(files for _, files in late) <= median(files for _, files in early) + 2
         assert sum(kb for kb, _ in late) / len(late) < 1.1 * sum(kb for kb, _ in early) / len(early)
 
 

@@ -15,7 +15,7 @@ def make(path, notes):
         mark = Path(notes, f"{context.getLocalProperty('streaming.sql.batchId')}-{key}-{context.attemptNumber()}")
         mark.with_suffix(f".{uuid.uuid4().hex}").touch()
         if context.attemptNumber() == 0 and key in ("k1", "k2", "k3"):
-            time.sleep(1.5)
+            time.sleep(4)
         count, total = state.get if state.exists else (0, 0)
         state.update([count + len(rows), total + sum(row.value for row in rows)])
 

@@ -264,7 +264,7 @@ class Gate:
             self.count += 1
             if self.count == self.operation:
                 self.reached.set()
-                assert self.opened.wait(10)
+                assert self.opened.wait(60)
             return method(*arguments)
 
         return pass_through
@@ -288,7 +288,7 @@ class Sleeper(Run):
         def publish_later(output):
             self.output._disk = self.gate
             threading.Thread(target=work, args=(output,)).start()
-            assert self.gate.reached.wait(10)
+            assert self.gate.reached.wait(60)
 
         self.output.publish = publish_later
         self.close(batch)
@@ -297,7 +297,7 @@ class Sleeper(Run):
     def wake(self) -> None:
         """Let it go on, to its end."""
         self.gate.opened.set()
-        assert self.done.wait(10)
+        assert self.done.wait(60)
 
 
 class TestMismatch:

@@ -460,17 +460,17 @@ def test_staging_and_closing_take_turns(tmp_path):
 
     def slow_rows():
         begun.set()
-        assert closing.wait(10)
+        assert closing.wait(60)
         yield from [(next(_values), "a", 7), (next(_values), "b", 7)]
 
     def close():
-        assert begun.wait(10)
+        assert begun.wait(60)
         closing.set()
         run.close(0)
 
     thread = threading.Thread(target=close)
     thread.start()
     run.sink.stage(COLUMNS, slow_rows(), 1)
-    thread.join(10)
+    thread.join(60)
     assert database.table() == expected(store)
     assert len(store.closed) == 1

@@ -32,7 +32,7 @@ def plain(source: Path, checkpoint: Path, output: Path, *options: str) -> int:
     """The job in a process of its own that cannot import this project; returns its exit code."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [sys.executable, str(SCRIPT), str(source), str(checkpoint), str(output), *options]
-    done = subprocess.run(command, env=environment, cwd=source.parent, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(command, env=environment, cwd=source.parent, capture_output=True, text=True, timeout=400)
     assert done.returncode in (0, -9), done.stderr[-3000:]
     return done.returncode
 

@@ -241,7 +241,7 @@ def test_the_timer_closes_an_idle_stream(spark, feed, tmp_path):
     frame = feed.frame(spark).transform(totals_step())
     query = start(frame, RecoveryConfig(tmp_path / "db", snapshot_interval=0.3), name="idle", sink=DiscardSink())
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while query.summary.epochs == 0 and time.monotonic() < deadline:
             query.await_termination(0.1)
         assert query.summary.epochs == 1

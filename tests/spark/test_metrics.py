@@ -15,14 +15,16 @@ from tests.spark.support import totals_step
 from tests.stores import problems
 
 
-def test_metrics_of_a_run(spark, feed, tmp_path):
+def test_metrics_of_a_run(spark, feed, tmp_path, monkeypatch):
     """What the endpoint, a listener and the partitions say of three micro-batches is what was done; the endpoint ends
     with the run, and a target that is missed stands in the summary."""
     directory = tmp_path / "db"
     init_partitions(directory, 2)
+    # Workers may not be there yet when the run begins, and it may be over before they would be looked at again.
+    monkeypatch.setattr("recovery.metrics.meter.MEMORY_EVERY_S", 0)
     for seed in range(3):
         feed.add_random(seed, count=200)
-    scrapes, seen, complete = [], [], threading.Event()
+    scrapes, seen, begun, complete = [], [], threading.Event(), threading.Event()
 
     def observe(progress, metrics):
         seen.append((progress.batchId, progress.numInputRows, metrics))
@@ -31,18 +33,19 @@ def test_metrics_of_a_run(spark, feed, tmp_path):
 
     def sink(batch, batch_id):
         assert batch.count() == batch.select("key").distinct().count()
-        if query:
-            with urllib.request.urlopen(query[0].metrics_url, timeout=30) as answer:
-                scrapes.append(answer.read().decode())
+        assert begun.wait(60)
+        with urllib.request.urlopen(query[0].metrics_url, timeout=30) as answer:
+            scrapes.append(answer.read().decode())
 
     query, listener = [], MetricsListener(observe)
     spark.streams.addListener(listener)
     try:
-        config = RecoveryConfig(
-            directory, snapshot_interval=0, metrics_port=0, thresholds={"snapshot-duration": (0.0, 1000)}
-        )
+        # The other targets may be missed too, by a slow machine or one with much memory in use.
+        thresholds = {"snapshot-duration": (0.0, 1000), "update-latency": "off", "cleanup-time": "off", "memory": "off"}
+        config = RecoveryConfig(directory, snapshot_interval=0, metrics_port=0, thresholds=thresholds)
         frame = feed.frame(spark).transform(totals_step())
         query.append(start(frame, config, sink=sink, name="flow", trigger="available-now"))
+        begun.set()
         query[0].await_termination()
         assert complete.wait(30)
         progress = query[0].streaming_query.lastProgress

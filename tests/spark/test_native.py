@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -89,7 +90,10 @@ def test_stopped_and_rewound_it_is_as_plain_spark(spark, tmp_path, store, capfd)
 def run_until(frame, directory, outputs, count) -> None:
     """Run until `count` micro-batches were seen in all, then stop: the next one is parked, or under way."""
 
+    begun = threading.Event()
+
     def sink(batch, batch_id):
+        assert begun.wait(60)
         if len(outputs.batches) < count:
             outputs(batch, batch_id)
             if len(outputs.batches) == count:
@@ -97,7 +101,8 @@ def run_until(frame, directory, outputs, count) -> None:
 
     config = RecoveryConfig(directory, snapshot_interval=0, backup_interval="1h")
     query = start(frame, config, sink=sink, name="test", trigger="available-now")
-    deadline = time.monotonic() + 60
+    begun.set()
+    deadline = time.monotonic() + 180
     while len(outputs.batches) < count:
         assert query.is_active or query.await_termination()
         assert time.monotonic() < deadline

@@ -223,7 +223,7 @@ def test_timeouts_fire_on_an_idle_stream(spark, feed, tmp_path):
     assert fired[2:] == [("c", 1)]
 
 
-def wait_until(query, condition, timeout_s=60):
+def wait_until(query, condition, timeout_s=120):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "timed out"

@@ -7,7 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from recovery.clock import Uptime
+from recovery.clock import SystemClock, Uptime
 from recovery.state.retry import RetryPolicy
 from tests.stores import ROOT
 
@@ -31,6 +31,26 @@ class SetClock:
 
     def uptime(self) -> Uptime | None:
         return None
+
+
+class StoppableClock(SystemClock):
+    """Elapsed time stands still once it is stopped: a lease that is held by such a clock does not run out, however slow
+    the machine is."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+
+    def elapsed_s(self) -> float:
+        return 0.0 if self.stopped else super().elapsed_s()
+
+
+class HandClock(SystemClock):
+    """Elapsed time goes on when the test says so."""
+
+    now_s = 0.0
+
+    def elapsed_s(self) -> float:
+        return self.now_s
 
 
 def background(code: str, *arguments: object) -> subprocess.Popen[str]:

@@ -177,9 +177,11 @@ def test_a_write_waits_for_a_writer_that_goes(store_dir):
     connection = apsw.Connection(str(part_0(store_dir)))
     connection.execute("BEGIN IMMEDIATE")
     state = StateManager(store_dir, retry=RetryPolicy(busy=0.01, delays=(0.02,) * 500, jitter=0))
-    threading.Timer(0.2, lambda: connection.execute("ROLLBACK")).start()
+    going = threading.Timer(0.2, lambda: connection.execute("ROLLBACK"))
+    going.start()
     state.set_hwm("k", 1)
     assert state.get_hwm("k") == 1
+    going.join()
     connection.close()
 
 

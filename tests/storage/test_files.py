@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import tempfile
 import threading
 from pathlib import Path
 
@@ -193,7 +194,9 @@ class TestScan:
     def test_a_directory_that_may_only_be_read_can_be_looked_at(self, make_store):
         """Without the right to write, plan and verify still work, and without the right to read it is said."""
         directory = filled(make_store(2))
-        public = Path(shutil.copytree(directory, f"/tmp/recovery-read-only-{os.getpid()}"))
+        # Not below tmp_path, which other users may not enter.
+        public = Path(tempfile.mkdtemp(prefix="recovery-read-only-", dir="/tmp"))
+        shutil.copytree(directory, public, dirs_exist_ok=True)
         code = """
 import importlib.readers, os, sys
 from pathlib import Path

@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -249,8 +250,7 @@ except StorageError as error:
 def test_without_permission_it_is_a_storage_error(mode):
     """A user who may not write there gets StorageError, not a traceback, and nothing is made."""
     # Not below tmp_path, which other users may not enter.
-    directory = Path(f"/tmp/recovery-permission-{os.getpid()}-{mode}")
-    directory.mkdir()
+    directory = Path(tempfile.mkdtemp(prefix="recovery-permission-", dir="/tmp"))
     try:
         directory.chmod(mode)
         code = """
