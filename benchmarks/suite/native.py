@@ -137,6 +137,8 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         writer = writer.option("checkpointLocation", checkpoint)
         query = _triggered(writer, trigger).start()
         _until(query, arguments["batches"], latest)
+        # The sink has returned, but Spark has not committed the micro-batch yet.
+        query.awaitTermination() if trigger is None else query.processAllAvailable()
         query.stop()
         seconds = time.perf_counter() - started_s
     else:

@@ -38,9 +38,8 @@ def sorted_by(
             held_bytes += batch.nbytes
             if held_bytes > limit_bytes:
                 spilled.add(_sorted(column, held))
-                held, held_bytes = [], 0
+                held_bytes = 0
         last = [_sorted(column, held)] if held else []
-        del held
         if not spilled.runs:
             merged: Run = iter(last)
         else:
@@ -57,7 +56,9 @@ def _whole(batch: pa.RecordBatch) -> Run:
 
 
 def _sorted(column: str, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """The rows of the batches, which are let go: `batches` is empty afterwards."""
     rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    batches.clear()
     return rows.take(pc.array_sort_indices(rows.column(column), null_placement="at_start"))
 
 
