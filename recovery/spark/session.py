@@ -87,6 +87,8 @@ def prepare_environment(*paths: str) -> None:
     Must come before the JVM starts. Raises SparkUnavailableError when no Java is to be had.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # Arrow's own allocator keeps some 40 MiB more in each worker, and is no faster for what tasks do.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     package_root = str(Path(__file__).resolve().parents[2])
     given = os.environ.get("PYTHONPATH", "")
     wanted = [*paths, *([] if "site-packages" in package_root else [package_root])]
