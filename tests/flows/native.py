@@ -170,6 +170,33 @@ def timers(spark, path):
     )  # fmt: skip
 
 
+TTL_MS = 30_000
+
+
+class Remembered(StatefulProcessor):
+    """Counts the rows of a key, until none has come for TTL_MS of processing time."""
+
+    def init(self, handle):
+        self._count = handle.getValueState("count", "n long", ttlDurationMs=TTL_MS)
+
+    def handleInputRows(self, key, rows, timerValues):  # noqa: N802, N803 - Spark calls it so
+        import pandas as pd
+
+        count = (self._count.get()[0] if self._count.exists() else 0) + sum(map(len, rows))
+        self._count.update((count,))
+        at_ms = timerValues.getCurrentProcessingTimeInMs()
+        return iter([pd.DataFrame({"key": [key[0]], "n": [count], "at_ms": [at_ms]})])
+
+    def close(self):
+        pass
+
+
+def remembered(spark, path):
+    return events(spark, path).groupBy("key").transformWithStateInPandas(
+        Remembered(), "key string, n long, at_ms long", "update", "ProcessingTime"
+    )  # fmt: skip
+
+
 def add_up(key, rows, state):
     count, total = state.get if state.exists else (0, 0)
     count += len(rows)

@@ -26,9 +26,21 @@ from recovery import (
 )
 from recovery.spark.plan import FORMAT_SETTING
 from recovery.storage.files import scan
-from tests.flows.native import EVENTS, QUERIES, STORES, events, rows_of, settings, tumbling, write_events
+from tests.flows.native import (
+    EVENTS,
+    QUERIES,
+    STORES,
+    TTL_MS,
+    events,
+    remembered,
+    rows_of,
+    settings,
+    tumbling,
+    write_events,
+)
 from tests.spark.support import ROOT, run_to_end, set_to
 from tests.spark.test_crashes import finish, recovery_command, wait_for_batch
+from tests.stores import problems
 
 FLOW = ROOT / "tests" / "flows" / "native.py"
 
@@ -109,6 +121,51 @@ def run_until(frame, directory, outputs, count) -> None:
         time.sleep(0.01)
     query.stop()
     assert query.streaming_query.exception() is None
+
+
+@pytest.mark.long
+def test_state_that_expires(spark, tmp_path):
+    """transformWithState with a time to live: a run that comes back in time finds the state, one that comes too late
+    does not, and one that goes back finds it as it was and as old as it is."""
+    path, directory, held = tmp_path / "events", tmp_path / "db", {}
+    init_partitions(directory, 3)
+
+    def run_on(files: int, new: int, **config: object) -> list[bool]:
+        """Run until `new` more files are read; whether state was found, for each key of each file."""
+        write_events(path, 7, files)
+        batches, complete = [], threading.Event()
+
+        def sink(batch, _):
+            batches.extend(filter(None, [batch.collect()]))
+            if len(batches) == new:
+                complete.set()
+
+        query = start(
+            remembered(spark, path), RecoveryConfig(directory, snapshot_interval=0, backup_interval="1h", **config),
+            sink=sink, name="test", output_mode="update", trigger=0.2,
+        )  # fmt: skip
+        assert complete.wait(180)
+        query.stop()
+        found = []
+        for file, rows in zip(sorted(path.iterdir())[files - new :], batches, strict=True):
+            counts = Counter(line.split(",")[0] for line in file.read_text().splitlines())
+            assert {row.key for row in rows} == counts.keys()
+            for key, count, at_ms in rows:
+                before, before_ms = held.get(key, (0, at_ms - TTL_MS))
+                found.append(at_ms < before_ms + TTL_MS)
+                assert count == counts[key] + (before if found[-1] else 0)
+                held[key] = count, at_ms
+        return found
+
+    with set_to(spark, {**STORES["changelog"], "spark.sql.shuffle.partitions": "2"}):
+        assert not any(run_on(1, 1))
+        first, after_first = dict(held), scan(directory)[0].description.newest_epoch + 1
+        assert any(run_on(2, 1)), "the machine took longer than the time to live"
+        time.sleep(TTL_MS / 1000)
+        assert not any(run_on(3, 1))
+        held = first
+        assert any(run_on(3, 2, resume_epoch=after_first))
+    assert problems(directory) == []
 
 
 def test_output_modes(spark, tmp_path):
