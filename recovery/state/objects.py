@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import math
 import os
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +27,7 @@ Token = Any
 
 SCHEMES = ("file", "s3", "azure", "gs")
 TIMEOUT = "20s"
+ATTEMPT_INTERVAL_S = 0.002
 _SETTINGS = {
     "s3": {"endpoint": "endpoint", "region": "region"},
     "azure": {"endpoint": "endpoint", "account": "account_name"},
@@ -120,16 +123,18 @@ def parse_address(uri: str) -> Address:
 def open_objects(address: Address) -> Objects:
     """The place that an address names. Raises ConfigurationError when its package is not installed."""
     if address.scheme == "file":
-        return FileObjects(Path(address.prefix))
+        return FileObjects(Path(address.prefix), address.seconds("timeout", TIMEOUT))
     return BucketObjects(address)
 
 
 class FileObjects:
-    """Objects as files of a directory. Writers of this machine exclude each other by a lock of the operating system."""
+    """Objects as files of a directory. Writers of this machine exclude each other by a lock of the operating system,
+    for which none waits longer than `timeout_s`."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, timeout_s: float) -> None:
         self.root = root
         self.location = f"file://{root}"
+        self._timeout_s = timeout_s
 
     def get(self, path: str) -> Found | None:
         """See `Objects.get`."""
@@ -185,9 +190,21 @@ class FileObjects:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        descriptor = os.open(self.root / ".writing", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = self.root / ".writing"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            for _ in range(1 + math.ceil(self._timeout_s / ATTEMPT_INTERVAL_S)):
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(ATTEMPT_INTERVAL_S)
+            else:
+                raise StateBackendError(
+                    f"another process has been writing for {self._timeout_s:g} s",
+                    path=path,
+                    cause="It was stopped in the middle of a write, or the disk does not answer.",
+                    remedy=f"Find it with `fuser {path}`, and let it go on or end it.",
+                )
             yield
         finally:
             os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -196,6 +197,22 @@ def test_a_stalled_holder_can_neither_write_nor_release(place):
     assert not state.process_state("n", "x").exists
     with state.lock("orders"):
         pass
+
+
+def test_a_process_that_stopped_within_a_write_keeps_nobody_waiting_for_ever(files):
+    """Whoever writes is told after the address's `timeout`, with the file and the way out; reading goes on."""
+    state = StateManager(f"{files}?timeout=0.2")
+    state.set_hwm("k", 1)
+    path = state.backend._objects.root / ".writing"
+    with path.open() as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        with pytest.raises(StateBackendError, match=r"another process has been writing for 0\.2 s") as found:
+            state.set_hwm("k", 2)
+        assert found.value.path == str(path)
+        assert str(path) in found.value.remedy
+        assert state.get_hwm("k") == 1
+    state.set_hwm("k", 2)
+    assert state.get_hwm("k") == 2
 
 
 def test_a_lease_that_is_renewed_is_not_taken_over(files, monkeypatch):
