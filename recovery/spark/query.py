@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import socket
@@ -142,7 +143,6 @@ class RecoveryQuery:
         self._error: BaseException | None = None
         self._timer: threading.Thread | None = None
         self._query: Any = None
-        self._counted_batch = -1
         self._started_s = clock.elapsed_s()
         plan, config = prepared.plan, prepared.config
         self._mailboxes = [s.definition.mailbox for s in bound.steps if s.definition.timeouts]
@@ -179,6 +179,7 @@ class RecoveryQuery:
             may_close=self._may_close,
             on_closed=self._on_closed,
         )
+        self._counted_batch = self._closer.finished
         self._closer.begin(steps)
         self._closer.seeded(restore(self._store.driver_rows(CHECKPOINT_STEP), checkpoint))
         faults.reach("start.4")
@@ -296,12 +297,21 @@ class RecoveryQuery:
         self._notify(BatchDone(batch_id, self._closer.epoch, counts.rows, counts.keys, seconds))
 
     def _count_input(self) -> None:
-        """Add the input rows of the micro-batch before, whose progress Spark has reported by now."""
-        progress = self._query.lastProgress if self._query is not None else None
-        if progress is not None and progress["batchId"] != self._counted_batch:
-            self._counted_batch = progress["batchId"]
-            self.summary.rows += progress["numInputRows"]
-            self.meter.input(progress["batchId"], progress["numInputRows"])
+        """Add the input rows of the finished micro-batches whose progress Spark has reported since the last look. A
+        stream that waits for input reports that, too, under the number of the micro-batch to come."""
+        if self._query is None:
+            return
+        reported, newest = self._query._jsq.recentProgress(), self._counted_batch
+        for place in reversed(range(len(reported))):
+            progress = json.loads(reported[place].json())
+            batch, rows = progress["batchId"], progress["numInputRows"]
+            if batch <= self._counted_batch:
+                break
+            if "addBatch" in progress["durationMs"]:
+                newest = max(newest, batch)
+                self.summary.rows += rows
+                self.meter.input(batch, rows)
+        self._counted_batch = newest
 
     # ---- epochs
 
@@ -352,19 +362,21 @@ class RecoveryQuery:
         )
 
     def _watch(self) -> None:
-        """The idle timer: ends a due epoch when no micro-batch comes that would, and ends the run when one could not
-        be written."""
+        """The idle timer: counts and ends a due epoch when no micro-batch comes that would, and ends the run when one
+        could not be written."""
         interval_s = self._prepared.config.snapshot_interval_s
         period_s = min(0.5, max(0.05, interval_s / 8))
         while not self._over.wait(period_s):
             try:
                 self._closer.check()
-                if self._closer.due() and self._closer.lock.acquire(blocking=False):
+                waiting = self._closer.due() or self._closer.finished > self._counted_batch
+                if waiting and self._closer.lock.acquire(blocking=False):
                     try:
-                        if not self._parked.is_set() and self._closer.due():
+                        if not self._parked.is_set():
                             with contextlib.suppress(*JVM_GONE):
                                 self._count_input()
-                            self._closer.end_epoch(self._is_alive)
+                            if self._closer.due():
+                                self._closer.end_epoch(self._is_alive)
                     finally:
                         self._closer.lock.release()
             except BaseException as error:

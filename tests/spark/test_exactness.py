@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import functions as F
 
-from recovery import DiscardSink
-from tests.spark.support import add_up, run_to_end, states, totals_step
+from recovery import DiscardSink, RecoveryConfig, init_partitions, start
+from tests.spark.support import add_up, run_to_end, set_to, states, totals_step
 
 
 def in_two_threads(batch, _):
@@ -234,8 +234,6 @@ def test_large_batches_are_chunked(spark, feed, tmp_path, monkeypatch):
 
 def test_the_timer_closes_an_idle_stream(spark, feed, tmp_path):
     """When no micro-batch comes, the epoch closes by itself once the interval has passed."""
-    from recovery import RecoveryConfig, init_partitions, start
-
     feed.add_random(1)
     init_partitions(tmp_path / "db", 2)
     frame = feed.frame(spark).transform(totals_step())
@@ -252,3 +250,31 @@ def test_the_timer_closes_an_idle_stream(spark, feed, tmp_path):
         assert states(tmp_path / "db", "totals") == feed.totals()
     finally:
         query.stop()
+
+
+def test_rows_are_counted_when_the_stream_waits_in_between(spark, feed, tmp_path):
+    """Spark reports an idle stream too, under the number of the next micro-batch: no row is missed or counted twice."""
+    init_partitions(tmp_path / "db", 3)
+    expected = 0
+    with set_to(spark, {"spark.sql.streaming.noDataProgressEventInterval": "300"}):
+        config = RecoveryConfig(tmp_path / "db", snapshot_interval=0.1)
+        frame = feed.frame(spark).transform(totals_step())
+        query = start(frame, config, name="waiting", sink=DiscardSink(), trigger=0.05)
+        try:
+            for seed in range(3):
+                feed.add_random(seed, count=40)
+                expected += 40
+                deadline = time.monotonic() + 120
+                while query.summary.rows < expected or not idle(query):
+                    assert time.monotonic() < deadline, query.summary
+                    query.await_termination(0.05)
+        finally:
+            query.stop()
+    assert query.summary.rows == query.meter.totals.input_rows == expected
+    assert states(tmp_path / "db", "totals") == feed.totals()
+
+
+def idle(query) -> bool:
+    """Whether Spark's newest report is of a stream that waits, under a number that is still to come."""
+    progress = query.streaming_query.lastProgress
+    return progress["batchId"] == query.summary.batches and not progress["numInputRows"]
