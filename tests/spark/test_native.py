@@ -4,9 +4,6 @@ Spark on one checkpoint, micro-batch by micro-batch."""
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
 import threading
 import time
 from collections import Counter
@@ -28,21 +25,15 @@ from recovery.spark.plan import FORMAT_SETTING
 from recovery.storage.files import scan
 from tests.flows.native import (
     EVENTS,
-    QUERIES,
     STORES,
     TTL_MS,
     events,
     remembered,
-    rows_of,
-    settings,
     tumbling,
     write_events,
 )
-from tests.spark.support import ROOT, run_to_end, set_to
-from tests.spark.test_crashes import finish, recovery_command, wait_for_batch
+from tests.spark.support import run_to_end, set_to
 from tests.stores import problems
-
-FLOW = ROOT / "tests" / "flows" / "native.py"
 
 
 class Outputs:
@@ -62,12 +53,18 @@ class Outputs:
         return sum(self.batches.values(), Counter())
 
 
-def plainly(spark, frame, checkpoint: Path, mode: str = "append") -> Outputs:
+def plainly(frame, checkpoint: Path, mode: str = "append") -> Outputs:
     """What plain Spark gives for a query."""
+    query, outputs = start_plainly(frame, checkpoint, mode)
+    query.awaitTermination()
+    return outputs
+
+
+def start_plainly(frame, checkpoint: Path, mode: str = "append"):
+    """Spark's own handle, and what will have come out when it ends."""
     outputs = Outputs()
     writer = frame.writeStream.foreachBatch(outputs).outputMode(mode)
-    writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
-    return outputs
+    return writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start(), outputs
 
 
 def windows_without_duplicates(spark, path):
@@ -84,7 +81,7 @@ def test_stopped_and_rewound_it_is_as_plain_spark(spark, tmp_path, store, capfd)
     init_partitions(directory, 3)
     values = {**STORES[store], "spark.sql.streaming.stateStore.minDeltasForSnapshot": "3"}
     with set_to(spark, values):
-        truth = plainly(spark, windows_without_duplicates(spark, path), tmp_path / "plain").batches
+        truth = plainly(windows_without_duplicates(spark, path), tmp_path / "plain").batches
         assert len(truth) >= 9
         assert sum(sum(rows.values()) for rows in truth.values()) > 20
         seen = Outputs()
@@ -210,57 +207,3 @@ def test_changed_operators_are_told(spark, tmp_path):
     seen = Outputs()
     run_to_end(tumbling(spark, path), directory, seen)
     assert seen.batches
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", QUERIES)
-def test_random_kills(spark, tmp_path, name):
-    """SIGKILL at random moments, Spark's maintenance busy meanwhile: the files hold what plain Spark gives. So they do
-    after going back to any epoch."""
-    kills = int(os.environ.get("RECOVERY_TEST_NATIVE_KILLS", "5"))
-    seed = int(os.environ.get("RECOVERY_TEST_SEED", time.time_ns() % 1_000_000))
-    print(f"replay with: RECOVERY_TEST_SEED={seed} python -m pytest -m long {__file__} -k random_kills[{name}]")
-    generator = random.Random(seed)
-    build, mode, _ = QUERIES[name]
-    path, directory, output = tmp_path / "events", tmp_path / "db", tmp_path / "output"
-    write_events(path, seed, max(10, 4 * kills))
-    init_partitions(directory, 3)
-    conf = [option for key, value in settings(name).items() for option in ("--conf", f"{key}={value}")]
-
-    def run(*options: str, pause_s: float = 0.0, into=directory, output=output):
-        target = f"{FLOW}:make({name!r}, {str(path)!r}, {str(output)!r}, {pause_s})"
-        return recovery_command(target, into, "-b", "1h", *conf, *options)
-
-    at_work = 0
-    for _ in range(kills):
-        process = run("-s", generator.choice(["0", "0.3", "1"]), pause_s=0.3)
-        if generator.random() < 0.9:
-            for _ in range(generator.randrange(1, 4)):
-                wait_for_batch(process)
-            at_work += 1
-            time.sleep(generator.uniform(0, 0.6))
-        else:
-            time.sleep(generator.uniform(0, 8.0))
-        assert process.poll() is None, f"seed {seed}: the run ended before it was killed\n{process.stdout.read()}"
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-    printed = finish(process := run("-s", "0.5"))
-    assert process.returncode == 0, f"seed {seed}: {printed}"
-    if name == "both":
-        # Plain Spark does not know our step.
-        init_partitions(tmp_path / "whole", 3)
-        printed = finish(process := run("-s", "1h", into=tmp_path / "whole", output=tmp_path / "plain"))
-        assert process.returncode == 0, printed
-        truth = rows_of(tmp_path / "plain")
-    else:
-        with set_to(spark, {key: value for key, value in settings(name).items() if "maintenance" not in key}):
-            truth = plainly(spark, build(spark, str(path)), tmp_path / "plain", mode).merged()
-    found = rows_of(output)
-    assert found == truth, f"seed {seed}: {found - truth} too many, {truth - found} missing"
-    epochs = scan(directory)[0].description.epochs
-    epoch = generator.choice(epochs[: len(epochs) // 2 + 1]).epoch + 1
-    printed = finish(process := run("-s", "0.5", "--resume-epoch", str(epoch)))
-    assert process.returncode == 0, f"seed {seed}: {printed}"
-    found = rows_of(output)
-    assert found == truth, f"seed {seed}, back to epoch {epoch}: {found - truth} too many, {truth - found} missing"
-    print(f"{name}: {kills} kills, {at_work} of them after a micro-batch; {sum(truth.values())} rows")
