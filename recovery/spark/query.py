@@ -67,6 +67,7 @@ _UNCHECKED = {
     # recovery.spark.plan ran Spark's check already, on the plan without the sort of our steps.
     "spark.sql.streaming.unsupportedOperationCheck": "false",
 }
+_starting = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -596,18 +597,20 @@ def _materialised(batch: DataFrame) -> Iterator[DataFrame]:
 
 @contextlib.contextmanager
 def _session_settings(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
-    """Settings that a query copies when it starts; the session has its own back afterwards."""
-    before = {key: spark.conf.get(key, None) for key in settings}
-    try:
-        for key, value in settings.items():
-            spark.conf.set(key, value)
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                spark.conf.unset(key)
-            else:
+    """Settings that a query copies when it starts; the session has its own back afterwards. One start at a time: two
+    would take each other's settings away, or for those of the session."""
+    with _starting:
+        before = {key: spark.conf.get(key, None) for key in settings}
+        try:
+            for key, value in settings.items():
                 spark.conf.set(key, value)
+            yield
+        finally:
+            for key, value in before.items():
+                if value is None:
+                    spark.conf.unset(key)
+                else:
+                    spark.conf.set(key, value)
 
 
 def _triggered(writer: Any, trigger: str | Interval | None) -> Any:

@@ -176,8 +176,10 @@ def test_random_kills(spark, tmp_path):
     print(f"{kills} kills in {time.monotonic() - began_s:.0f} s")
     top_up(tmp_path, seed)
     run_to_end(tmp_path, {name: {} for name in QUERIES})
+    print(f"run to the end after {time.monotonic() - began_s:.0f} s")
     truth = truths(spark, tmp_path)
     check(tmp_path, truth, f"seed {seed}")
+    print(f"plain Spark's output known after {time.monotonic() - began_s:.0f} s")
     back = {}
     for name in QUERIES:
         held = describe(tmp_path / name / "db")

@@ -1,0 +1,71 @@
+"""Several queries in one process, on one session."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from recovery import DiscardSink, RecoveryConfig, init_partitions, start
+from recovery.spark.query import _SETTINGS, _UNCHECKED
+from tests.spark.support import Feed, states, totals_step
+
+MEET_S = 2
+
+
+class Meeting(StreamingQueryListener):
+    """Spark calls it within a query's start: the first waits for the second to be there, which waits for the first to
+    be over, unless something keeps them apart."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._second_there = threading.Event()
+        self.first_over = threading.Event()
+
+    def onQueryStarted(self, event):  # noqa: N802 - Spark calls it so
+        self.names.append(event.name)
+        if len(self.names) == 1:
+            self._second_there.wait(MEET_S)
+        else:
+            self._second_there.set()
+            self.first_over.wait(MEET_S)
+
+    def onQueryProgress(self, event):  # noqa: N802
+        pass
+
+    def onQueryIdle(self, event):  # noqa: N802
+        pass
+
+    def onQueryTerminated(self, event):  # noqa: N802
+        pass
+
+
+def test_started_at_once(spark, tmp_path):
+    """Two threads start a query each: both are exact, and the session has the settings that it had."""
+    settings = [*_SETTINGS, *_UNCHECKED]
+    before = [spark.conf.get(key, None) for key in settings]
+    feeds = {name: Feed(tmp_path / name / "input") for name in ("one", "two")}
+    for seed, (name, feed) in enumerate(feeds.items()):
+        feed.add_random(seed)
+        feed.add_random(seed + 10)
+        init_partitions(tmp_path / name / "db", 2)
+    meeting = Meeting()
+
+    def run(name: str) -> None:
+        frame = feeds[name].frame(spark).transform(totals_step())
+        config = RecoveryConfig(tmp_path / name / "db", snapshot_interval=0)
+        query = start(frame, config, sink=DiscardSink(), name=name, trigger="available-now")
+        meeting.first_over.set()
+        query.await_termination()
+
+    spark.streams.addListener(meeting)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(run, feeds))
+    finally:
+        spark.streams.removeListener(meeting)
+    assert sorted(meeting.names) == ["one", "two"]
+    assert [spark.conf.get(key, None) for key in settings] == before
+    for name, feed in feeds.items():
+        assert states(tmp_path / name / "db", "totals") == feed.totals()
