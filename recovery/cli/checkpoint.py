@@ -15,6 +15,7 @@ from recovery.cli.checkpoint_progress import CheckpointProgress
 from recovery.cli.common import directory_argument, format_size, json_option, print_json
 from recovery.cli.native import (
     conf_option,
+    operators_at,
     operators_text,
     print_state,
     session,
@@ -24,7 +25,7 @@ from recovery.cli.native import (
 from recovery.cli.places import directory_and
 from recovery.clock import SystemClock
 from recovery.native.exporting import Exported, export
-from recovery.native.held import held_files, held_operators
+from recovery.native.held import held_files
 from recovery.native.importing import Imported, import_checkpoint
 from recovery.state.steps import moment
 
@@ -113,7 +114,7 @@ def show(
         raise click.UsageError("--store, --variable and --changes-since need --operator.")
     at = moment(directory, epoch)
     files = held_files(at)
-    operators = held_operators(at)
+    operators = operators_at(at)
     if as_json:
         print_json(
             {
@@ -122,15 +123,13 @@ def show(
                 "batch": at.cut[2],
                 "files": len(files),
                 "bytes": sum(files.values()),
-                "operators": [each.as_json() for each in operators],
+                "operators": operators,
             }
         )
         return
     when = f"after micro-batch {at.cut[2]}" if at.epoch else "before the first micro-batch"
     click.echo(f"epoch {at.epoch}, {when}: {len(files):,} files, {format_size(sum(files.values()))}")
-    click.echo(
-        operators_text([each.as_json() for each in operators]) if operators else "no operator of Spark's own has state"
-    )
+    click.echo(operators_text(operators) if operators else "no operator of Spark's own has state")
 
 
 @contextlib.contextmanager

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from recovery.cli.common import format_size, print_json, table
-from recovery.errors import ConfigurationError, StateNotFoundError
+from recovery.errors import ConfigurationError, RecoveryError, StateNotFoundError
 from recovery.native.choose import choose_operator
-from recovery.native.held import held_operators
-from recovery.state.steps import moment
+from recovery.native.held import held_operators, held_rows
+from recovery.state.steps import Moment, moment
+from recovery.storage.measures import read_measures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,16 +78,29 @@ def session(conf: Sequence[str]) -> Iterator[SparkSession]:
         spark.stop()
 
 
+def operators_at(at: Moment) -> list[dict[str, Any]]:
+    """The native operators that have state at a moment, with the rows in it; None where that is not known."""
+    operators = held_operators(at)
+    rows: Mapping[int, int] = {}
+    if operators:
+        # The numbers are for people: that they are damaged is said by those who check the files.
+        with contextlib.suppress(RecoveryError, ValueError):
+            rows = held_rows(at, read_measures(at.paths[0]))
+    return [{**each.as_json(), "rows": rows.get(each.number)} for each in operators]
+
+
 def operators_text(operators: Sequence[Mapping[str, Any]]) -> str:
-    """The operators, as `NativeOperator.as_json` gives them, as a table."""
+    """The operators, as `operators_at` gives them, as a table; or without rows, as `NativeOperator.as_json` does."""
+    counted = any("rows" in each for each in operators)
     return table(
-        ("operator", "name", "stores", "partitions", "versions", "files", "size"),
+        ("operator", "name", "stores", "partitions", *(("rows",) if counted else ()), "versions", "files", "size"),
         (
             (
                 each["operator"],
                 each["name"] or None,
                 ", ".join(each["stores"]) + (f" ({', '.join(each['variables'])})" if each["variables"] else ""),
                 each["partitions"],
+                *(("unknown" if each["rows"] is None else each["rows"],) if counted else ()),
                 _span(each["oldest_version"], each["newest_version"]),
                 each["files"],
                 format_size(each["bytes"]),

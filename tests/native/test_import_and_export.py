@@ -299,6 +299,8 @@ def test_commands(source, store_dir, tmp_path):
     assert (operator["operator"], operator["oldest_version"], operator["newest_version"]) == (0, 1, 5)
     assert operator["bytes"] == sum(len(content) for path, content in job(4).items() if path.startswith("state/"))
     assert "stateStoreSave" in run("status", store_dir)[1]
+    assert "unknown" in run("status", store_dir)[1], "how many rows a job had is not in its checkpoint"
+    assert [each["rows"] for each in shown["operators"]] == [None]
     code, output = run("checkpoint", "export", store_dir, tmp_path / "out", "--json")
     assert code == 0
     assert json.loads(output)["steps_left_out"] == []
