@@ -20,6 +20,7 @@ from recovery.cli.native import (
     print_state,
     session,
     store_option,
+    timers_option,
     variable_option,
 )
 from recovery.cli.places import directory_and
@@ -84,6 +85,7 @@ def import_(source: str, directory: Path, flow_id: str, conf: tuple[str, ...], a
 @click.option("--operator", type=click.IntRange(min=0), help="Show the keys and values of this operator.")
 @store_option
 @variable_option
+@timers_option
 @click.option("--changes-since", "since", metavar="EPOCH", type=click.IntRange(min=0),
               help="With --operator: the keys whose value is another one than at this epoch.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most so many rows.")
@@ -95,6 +97,7 @@ def show(
     operator: int | None,
     store: str | None,
     variable: str | None,
+    timers: bool,
     since: int | None,
     limit: int,
     conf: tuple[str, ...],
@@ -107,11 +110,11 @@ def show(
     if operator is not None:
         print_state(
             directory, operator, epoch=epoch, store=store, variable=variable, since=since, limit=limit, conf=conf,
-            as_json=as_json,
+            as_json=as_json, timers=timers,
         )  # fmt: skip
         return
-    if store is not None or variable is not None or since is not None:
-        raise click.UsageError("--store, --variable and --changes-since need --operator.")
+    if store is not None or variable is not None or since is not None or timers:
+        raise click.UsageError("--store, --variable, --timers and --changes-since need --operator.")
     at = moment(directory, epoch)
     files = held_files(at)
     operators = operators_at(at)
