@@ -1,4 +1,4 @@
-"""The state of Spark's own operators looked at: how many rows and timers."""
+"""The state of Spark's own operators looked at: how many rows, timers, and `format("recovery")`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 import recovery
 from recovery.cli import main
+from recovery.spark.formats import register
 from tests.flows.native import STORES, events, join, timers, tumbling, write_events
 from tests.spark.support import run_to_end, set_to
 from tests.spark.test_checkpoints import command
@@ -28,6 +30,21 @@ def rows(directory):
     return {each["operator"]: each["rows"] for each in told(directory, "status")["operators"]}
 
 
+def ordered(frame):
+    """All of it, in an order."""
+    return sorted(frame.collect(), key=repr)
+
+
+def same(spark, directory, since=None, **options):
+    """Read in both ways: equal, types and all. Returns the rows."""
+    wanted = recovery.native_state(spark, directory, since=since, **options)
+    reader = spark.read.format("recovery").options(operator=0, **options)
+    found = (reader if since is None else reader.option("sinceEpoch", since)).load(str(directory))
+    assert found.schema == wanted.schema
+    assert ordered(found) == ordered(wanted)
+    return ordered(found)
+
+
 @pytest.fixture(scope="module")
 def ran(spark, tmp_path_factory):
     """Runs a query over some files of events, an epoch a micro-batch; once for each."""
@@ -42,6 +59,7 @@ def ran(spark, tmp_path_factory):
                 run_to_end(build(spark, source), directory, snapshot_interval=0, backup_interval="1h", **options)
         return directory
 
+    register(spark)
     return run
 
 
@@ -51,7 +69,7 @@ def by_value(spark, path):
 
 def test_how_many_rows(spark, ran):
     """Of a join those that wait on both sides. RocksDB that is set not to count says 0: that is shown as unknown."""
-    joined = ran(join)
+    joined = ran(join, files=1)
     waiting = [recovery.native_state(spark, joined, store=side).count() for side in ("left", "right")]
     assert rows(joined) == {0: sum(waiting)}
     assert min(waiting) > 0
@@ -71,6 +89,29 @@ def check_unknown(spark, directory):
     assert "unknown" in CliRunner().invoke(main, ["status", str(directory)]).output
 
 
+def test_the_format_gives_what_native_state_gives(spark, ran):
+    """Of windows at any epoch and between two, and of a side of a join; SQL on it is as on any frame."""
+    windows = ran(tumbling, UNTRACKED)
+    assert same(spark, windows, epoch=1) != same(spark, windows)
+    assert {row.change for row in same(spark, windows, epoch=2, since=1)} == {"added", "changed"}
+    same(spark, ran(join, files=1), store="left", epoch=1)
+    frame = spark.read.format("recovery").option("operator", 0).option("epoch", 1).load(str(windows))
+    assert frame.join(frame.select("key"), "key").where("key.key = 'k1'").select("value.*").columns == ["count", "sum"]
+    assert "driver" not in frame._jdf.queryExecution().toString()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"operator": 5}, "operator 5 has no state"), ({"operator": "x"}, "is no operator"),
+     ({"operator": 0, "step": "totals"}, "step or operator"), ({"operator": 0, "timers": "true"}, "has no timers"),
+     ({"operator": 0, "epoch": 1, "sinceEpoch": 2}, "is newer than")],
+)  # fmt: skip
+def test_what_the_format_cannot_read(spark, ran, options, error):
+    """It says why, as native_state does."""
+    with pytest.raises(PySparkException, match=error):
+        spark.read.format("recovery").options(**options).load(str(ran(tumbling, UNTRACKED))).collect()
+
+
 def test_timers_and_variables(spark, ran):
     """The timers that are registered at an epoch, and which came and went between two; by all ways the same. Other
     operators have none."""
@@ -78,21 +119,19 @@ def test_timers_and_variables(spark, ran):
     directory = ran(timers, STORES["rocksdb"], files=3)
     [operator] = told(directory, "checkpoint", "show")["operators"]
     assert (operator["variables"], operator["timers"]) == (["total", "values"], True)
-    before = {
-        (row.key.key, row.expiration_timestamp_ms)
-        for row in recovery.native_state(spark, directory, epoch=1, timers=True).collect()
-    }
+    before = {(row.key.key, row.expiration_timestamp_ms) for row in same(spark, directory, epoch=1, timers=True)}
     frame = recovery.native_state(spark, directory, timers=True)
     now = {(row.key.key, row.expiration_timestamp_ms) for row in frame.collect()}
     assert before > now
-    changes = recovery.native_state(spark, directory, since=1, timers=True).collect()
+    changes = same(spark, directory, since=1, timers=True)
     assert {(row.change, row.key.key, row.before, row.after) for row in changes} == {
         ("removed", key, at, None) for key, at in before - now
     }
-    changes = recovery.native_state(spark, directory, since=0, epoch=1, timers=True).collect()
+    changes = same(spark, directory, since=0, epoch=1, timers=True)
     assert {(row.change, row.key.key, row.before, row.after) for row in changes} == {
         ("added", key, None, at) for key, at in before
     }
+    same(spark, directory, variable="values")
     variables = [recovery.native_state(spark, directory, variable=name) for name in operator["variables"]]
     assert rows(directory) == {0: sum(variable.select("key").distinct().count() for variable in variables)}
     with pytest.raises(recovery.ConfigurationError, match="no store and no variable"):
