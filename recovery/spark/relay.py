@@ -14,6 +14,7 @@ All of it lies in the temporary directory of Spark's driver, which Spark removes
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import secrets
@@ -62,7 +63,9 @@ class Relay:
         self._lock = threading.Lock()
         self._path = self._home / "driver"
         if len(str(self._path).encode()) > LONGEST_ADDRESS:
+            # Spark does not remove this one.
             self._path = Path(tempfile.mkdtemp(prefix="recovery-", dir="/tmp")) / "driver"
+            atexit.register(shutil.rmtree, self._path.parent, ignore_errors=True)
         self._server = _server(self._path, self._answer)
 
     def address(self, spark: SparkSession) -> Address:
