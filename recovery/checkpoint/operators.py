@@ -15,6 +15,9 @@ import msgspec
 from recovery.checkpoint.needed import is_version
 
 _FILE = re.compile(r"state/(\d+)/(?:(\d+)/)?(.+)")
+TIMERS = "TimerState"
+"""Spark lists an operator's timers as one more variable, of this type."""
+
 _METADATA = re.compile(r"state/(\d+)/_metadata/(?:metadata|v2/(\d+))")
 
 
@@ -24,7 +27,7 @@ class NativeOperator:
 
     number: as Spark counts them in the plan. name: Spark's name for its kind, "" when the checkpoint does not say.
     stores: the names of its state stores, "default" where it has but one. partitions: how many it was divided into.
-    variables: of transformWithState, the names of its state variables.
+    variables, timers: of transformWithState, the names of its state variables, and whether it may register timers.
     oldest_version, newest_version: of the versioned files; micro-batch b leaves version b+1.
     """
 
@@ -32,6 +35,7 @@ class NativeOperator:
     name: str
     stores: tuple[str, ...]
     variables: tuple[str, ...]
+    timers: bool
     partitions: int
     files: int
     size_bytes: int
@@ -45,6 +49,7 @@ class NativeOperator:
             "name": self.name,
             "stores": list(self.stores),
             "variables": list(self.variables),
+            "timers": self.timers,
             "partitions": self.partitions,
             "files": self.files,
             "bytes": self.size_bytes,
@@ -109,7 +114,7 @@ def missing_store(sizes: Mapping[str, int], operators: Sequence[NativeOperator])
 
 
 def _operator(number: int, counted: _Counted, read: Callable[[str], str | bytes]) -> NativeOperator:
-    described = _Described("", (), len(counted.partitions), ())
+    described = _Described("", (), len(counted.partitions), (), False)
     if counted.metadata is not None:
         described = _described(read(counted.metadata[1])) or described
     return NativeOperator(
@@ -118,6 +123,7 @@ def _operator(number: int, counted: _Counted, read: Callable[[str], str | bytes]
         # Several stores may share the files of one.
         stores=described.stores or tuple(sorted(counted.stores)),
         variables=described.variables,
+        timers=described.timers,
         partitions=described.partitions,
         files=counted.files,
         size_bytes=counted.size_bytes,
@@ -131,6 +137,7 @@ class _Described(NamedTuple):
     stores: tuple[str, ...]
     partitions: int
     variables: tuple[str, ...]
+    timers: bool
 
 
 def _described(content: str | bytes) -> _Described | None:
@@ -140,11 +147,13 @@ def _described(content: str | bytes) -> _Described | None:
         described = msgspec.json.decode(lines[1])
         stores = described["stateStoreInfo"]
         properties = msgspec.json.decode(described.get("operatorPropertiesJson") or "{}")
+        kinds = {str(each["stateName"]): each.get("stateVariableType") for each in properties.get("stateVariables", ())}
         return _Described(
             str(described["operatorInfo"]["operatorName"]),
             tuple(str(store["storeName"]) for store in stores),
             max(int(store["numPartitions"]) for store in stores),
-            tuple(str(variable["stateName"]) for variable in properties.get("stateVariables", ())),
+            tuple(name for name, kind in kinds.items() if kind != TIMERS),
+            TIMERS in kinds.values(),
         )
     except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError):
         return None

@@ -15,16 +15,18 @@ from recovery.cli.checkpoint_progress import CheckpointProgress
 from recovery.cli.common import directory_argument, format_size, json_option, print_json
 from recovery.cli.native import (
     conf_option,
+    operators_at,
     operators_text,
     print_state,
     session,
     store_option,
+    timers_option,
     variable_option,
 )
 from recovery.cli.places import directory_and
 from recovery.clock import SystemClock
 from recovery.native.exporting import Exported, export
-from recovery.native.held import held_files, held_operators
+from recovery.native.held import held_files
 from recovery.native.importing import Imported, import_checkpoint
 from recovery.state.steps import moment
 
@@ -83,6 +85,7 @@ def import_(source: str, directory: Path, flow_id: str, conf: tuple[str, ...], a
 @click.option("--operator", type=click.IntRange(min=0), help="Show the keys and values of this operator.")
 @store_option
 @variable_option
+@timers_option
 @click.option("--changes-since", "since", metavar="EPOCH", type=click.IntRange(min=0),
               help="With --operator: the keys whose value is another one than at this epoch.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most so many rows.")
@@ -94,6 +97,7 @@ def show(
     operator: int | None,
     store: str | None,
     variable: str | None,
+    timers: bool,
     since: int | None,
     limit: int,
     conf: tuple[str, ...],
@@ -106,14 +110,14 @@ def show(
     if operator is not None:
         print_state(
             directory, operator, epoch=epoch, store=store, variable=variable, since=since, limit=limit, conf=conf,
-            as_json=as_json,
+            as_json=as_json, timers=timers,
         )  # fmt: skip
         return
-    if store is not None or variable is not None or since is not None:
-        raise click.UsageError("--store, --variable and --changes-since need --operator.")
+    if store is not None or variable is not None or since is not None or timers:
+        raise click.UsageError("--store, --variable, --timers and --changes-since need --operator.")
     at = moment(directory, epoch)
     files = held_files(at)
-    operators = held_operators(at)
+    operators = operators_at(at)
     if as_json:
         print_json(
             {
@@ -122,15 +126,13 @@ def show(
                 "batch": at.cut[2],
                 "files": len(files),
                 "bytes": sum(files.values()),
-                "operators": [each.as_json() for each in operators],
+                "operators": operators,
             }
         )
         return
     when = f"after micro-batch {at.cut[2]}" if at.epoch else "before the first micro-batch"
     click.echo(f"epoch {at.epoch}, {when}: {len(files):,} files, {format_size(sum(files.values()))}")
-    click.echo(
-        operators_text([each.as_json() for each in operators]) if operators else "no operator of Spark's own has state"
-    )
+    click.echo(operators_text(operators) if operators else "no operator of Spark's own has state")
 
 
 @contextlib.contextmanager

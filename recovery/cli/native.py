@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from recovery.cli.common import format_size, print_json, table
-from recovery.errors import ConfigurationError, StateNotFoundError
-from recovery.native.choose import choose_operator
-from recovery.native.held import held_operators
-from recovery.state.steps import moment
+from recovery.errors import ConfigurationError, RecoveryError, StateNotFoundError
+from recovery.native.choose import Wanted, choose_operator
+from recovery.native.held import held_operators, held_rows
+from recovery.state.steps import Moment, moment
+from recovery.storage.measures import read_measures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +41,13 @@ def variable_option(function: F) -> F:
     """--variable: which state variable of transformWithState."""
     return click.option(
         "--variable", metavar="NAME", help="With --operator, of transformWithState: which state variable."
+    )(function)
+
+
+def timers_option(function: F) -> F:
+    """--timers: the timers of transformWithState."""
+    return click.option(
+        "--timers", is_flag=True, help="With --operator, of transformWithState: its registered timers."
     )(function)
 
 
@@ -77,16 +85,29 @@ def session(conf: Sequence[str]) -> Iterator[SparkSession]:
         spark.stop()
 
 
+def operators_at(at: Moment) -> list[dict[str, Any]]:
+    """The native operators that have state at a moment, with the rows in it; None where that is not known."""
+    operators = held_operators(at)
+    rows: Mapping[int, int] = {}
+    if operators:
+        # The numbers are for people: that they are damaged is said by those who check the files.
+        with contextlib.suppress(RecoveryError, ValueError):
+            rows = held_rows(at, read_measures(at.paths[0]))
+    return [{**each.as_json(), "rows": rows.get(each.number)} for each in operators]
+
+
 def operators_text(operators: Sequence[Mapping[str, Any]]) -> str:
-    """The operators, as `NativeOperator.as_json` gives them, as a table."""
+    """The operators, as `operators_at` gives them, as a table; or without rows, as `NativeOperator.as_json` does."""
+    counted = any("rows" in each for each in operators)
     return table(
-        ("operator", "name", "stores", "partitions", "versions", "files", "size"),
+        ("operator", "name", "stores", "partitions", *(("rows",) if counted else ()), "versions", "files", "size"),
         (
             (
                 each["operator"],
                 each["name"] or None,
-                ", ".join(each["stores"]) + (f" ({', '.join(each['variables'])})" if each["variables"] else ""),
+                _stores(each),
                 each["partitions"],
+                *(("unknown" if each["rows"] is None else each["rows"],) if counted else ()),
                 _span(each["oldest_version"], each["newest_version"]),
                 each["files"],
                 format_size(each["bytes"]),
@@ -94,6 +115,11 @@ def operators_text(operators: Sequence[Mapping[str, Any]]) -> str:
             for each in operators
         ),
     )
+
+
+def _stores(operator: Mapping[str, Any]) -> str:
+    inside = [*operator["variables"], *(["timers"] if operator["timers"] else [])]
+    return ", ".join(operator["stores"]) + (f" ({', '.join(inside)})" if inside else "")
 
 
 def _span(oldest: int | None, newest: int | None) -> str | None:
@@ -112,6 +138,7 @@ def print_state(
     since: int | None = None,
     limit: int | None = None,
     key: str | None = None,
+    timers: bool = False,
 ) -> None:
     """Print the rows of an operator's state, sorted. What cannot be read is told before Spark is started.
 
@@ -120,20 +147,23 @@ def print_state(
     at = moment(directory, epoch)
     if since is not None:
         moment(directory, since)
-    choose_operator(held_operators(at), operator, store, variable, at.epoch)
+    choose_operator(held_operators(at), Wanted(operator, store, variable, timers), at.epoch)
     with session(conf) as spark:
         from recovery.spark.native_state import native_state, of_key, rows_as_json
 
         frame = native_state(
-            spark, directory, operator=operator, epoch=at.epoch, store=store, variable=variable, since=since
-        )
+            spark, directory, operator=operator, epoch=at.epoch, store=store, variable=variable, since=since,
+            timers=timers,
+        )  # fmt: skip
         columns = [name for name in frame.columns if name != "partition_id"]
         rows, more = rows_as_json(frame if key is None else of_key(frame, key), limit)
     if key is not None and not rows:
-        raise StateNotFoundError(f"operator {operator} has no state of key {key!r:.200} at epoch {at.epoch}")
+        what = "timer" if timers else "state"
+        raise StateNotFoundError(f"operator {operator} has no {what} of key {key!r:.200} at epoch {at.epoch}")
     if as_json:
         print_json({"directory": str(directory), "epoch": at.epoch, "operator": operator, "store": store,
-                    "variable": variable, "changes_since": since, "rows": rows, "more": more})  # fmt: skip
+                    "variable": variable, "timers": timers, "changes_since": since, "rows": rows,
+                    "more": more})  # fmt: skip
         return
     if key is not None:
         for row in rows:

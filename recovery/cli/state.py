@@ -11,7 +11,14 @@ import click
 
 from recovery.cli.common import format_time, json_option, print_json, table
 from recovery.cli.hwm import VALUES
-from recovery.cli.native import conf_option, print_state, refused_operator_option, store_option, variable_option
+from recovery.cli.native import (
+    conf_option,
+    print_state,
+    refused_operator_option,
+    store_option,
+    timers_option,
+    variable_option,
+)
 from recovery.cli.places import directory_and, state_options
 from recovery.cli.state_common import (
     Where,
@@ -52,7 +59,7 @@ def native_options(function: F) -> F:
     """--operator and what says which of its state."""
     option = click.option("--operator", type=click.IntRange(min=0), metavar="N",
                           help="Read the state of this operator of Spark's own; starts Spark.")  # fmt: skip
-    return option(store_option(variable_option(conf_option(function))))
+    return option(store_option(variable_option(timers_option(conf_option(function)))))
 
 
 @state.command(name="list")
@@ -69,6 +76,7 @@ def list_(
     operator: int | None,
     store: str | None,
     variable: str | None,
+    timers: bool,
     conf: tuple[str, ...],
     epoch: int | None,
     pattern: str | None,
@@ -81,8 +89,13 @@ def list_(
     if operator is not None:
         if step is not None or pattern is not None:
             raise click.UsageError("--operator goes with neither --step nor --pattern.")
-        print_state(Path(directory), operator, epoch=epoch, store=store, variable=variable, conf=conf, as_json=as_json)
+        print_state(
+            Path(directory), operator, epoch=epoch, store=store, variable=variable, timers=timers, conf=conf,
+            as_json=as_json,
+        )  # fmt: skip
         return
+    if timers:
+        raise click.UsageError("--timers needs --operator.")
     found = Where(directory, environment, step, epoch).target().entries(pattern)
     steps = [] if step is not None else _steps(directory)
     if as_json:
@@ -113,6 +126,7 @@ def get(
     operator: int | None,
     store: str | None,
     variable: str | None,
+    timers: bool,
     conf: tuple[str, ...],
     epoch: int | None,
     environment: str,
@@ -127,9 +141,12 @@ def get(
             raise click.UsageError("--operator needs --key, and goes without --step.")
         directory, _ = directory_and(words, ())
         print_state(
-            Path(directory), operator, epoch=epoch, store=store, variable=variable, conf=conf, as_json=as_json, key=key
-        )
+            Path(directory), operator, epoch=epoch, store=store, variable=variable, timers=timers, conf=conf,
+            as_json=as_json, key=key,
+        )  # fmt: skip
         return
+    if timers:
+        raise click.UsageError("--timers needs --operator.")
     directory, name = named(words, step, key)
     entry = Where(directory, environment, step, epoch).target().find(name)
     if entry is None:

@@ -18,10 +18,9 @@ from recovery.cli.common import (
     table,
     threshold_option,
 )
-from recovery.cli.native import operators_text
+from recovery.cli.native import operators_at, operators_text
 from recovery.clock import SystemClock
 from recovery.errors import EpochNotHeldError, RecoveryError
-from recovery.native.held import held_operators
 from recovery.planning.health import Finding, Level, parse_targets, worst
 from recovery.planning.measures import StepSize, measure_json
 from recovery.planning.resume import plan_resume
@@ -129,7 +128,7 @@ def _operators(directory: Path) -> list[dict[str, Any]]:
     """The native operators at the newest epoch. A run may collect it while we look: then the next one counts."""
     for _ in range(READ_ATTEMPTS):
         with contextlib.suppress(EpochNotHeldError):
-            return [each.as_json() for each in held_operators(moment(directory))]
+            return operators_at(moment(directory))
     return []
 
 

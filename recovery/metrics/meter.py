@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -75,6 +75,7 @@ class Meter:
         self._lock = threading.Lock()
         self._batches: dict[BatchId, BatchMeasure] = {}
         self._input: dict[int, int] = {}
+        self._operators: dict[int, Mapping[int, int]] = {}
         self._closed_batch = -1
         self._recent: dict[int, BatchMeasure] = {}
         self._pauses: dict[BatchId, float] = {}
@@ -102,11 +103,13 @@ class Meter:
             execution=self._execution, epoch=0, measured_ms=self._clock.wall_ms(), resume_s=resume_s, **self._memory()
         )
 
-    def input(self, batch: int, rows: int) -> None:
-        """The sources read so many rows for a micro-batch."""
+    def progress(self, batch: int, rows: int, operators: Mapping[int, int]) -> None:
+        """Spark has reported a micro-batch: so many rows were read for it, and the state of Spark's own operators has
+        so many rows after it, by their numbers, as far as that is known."""
         with self._lock:
             if batch > self._closed_batch:
                 self._input[batch] = rows
+                self._operators[batch] = operators
             self._totals = replace(self._totals, input_rows=self._totals.input_rows + rows)
 
     def batch(self, batch: BatchId, measured: BatchMeasure) -> None:
@@ -144,6 +147,8 @@ class Meter:
             # Spark says what it read when the micro-batch is over, which may be too late for the last of an epoch.
             read = sum(self._input.get(each, measured.rows) for each, measured in ended.items())
             self._input = {each: rows for each, rows in self._input.items() if each > batch}
+            operators = self._operators.get(batch, {})
+            self._operators = {each: found for each, found in self._operators.items() if each > batch}
             self._closed_batch = batch
             pause_s = sum(self._pauses.pop(each) for each in sorted(self._pauses) if each <= batch)
             measure = Measure(
@@ -166,6 +171,7 @@ class Meter:
                 collected=sum(each.collected for each in partitions),
                 collect_s=max((each.collect_s for each in partitions), default=0.0),
                 steps=summed(each.sizes for each in partitions),
+                operators=dict(operators),
                 **memory,
             )
             found = of_epoch(measure, self._targets)

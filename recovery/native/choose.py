@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from recovery.checkpoint.operators import NativeOperator
 from recovery.errors import ConfigurationError, StateNotFoundError
 
@@ -9,26 +11,53 @@ JOIN_SIDES = ("left", "right")
 ONE_STORE = "default"
 
 
-def choose_operator(
-    found: tuple[NativeOperator, ...], number: int, store: str | None, variable: str | None, epoch: int
-) -> NativeOperator:
-    """The operator of this number.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which state: of an operator, by its number; of which of its stores, where it has several, or of which variable;
+    or its timers."""
 
-    Raises StateNotFoundError when it, its store or its variable is not there, ConfigurationError when there are several
-    and none is named.
+    operator: int = 0
+    store: str | None = None
+    variable: str | None = None
+    timers: bool = False
+
+
+def choose_operator(found: tuple[NativeOperator, ...], wanted: Wanted, epoch: int) -> NativeOperator:
+    """The operator whose state is wanted.
+
+    Raises StateNotFoundError when it, its store, its variable or its timers are not there, ConfigurationError when
+    there are several and none is named.
     """
-    chosen = next((each for each in found if each.number == number), None)
+    chosen = next((each for each in found if each.number == wanted.operator), None)
     if chosen is None:
         listed = ", ".join(f"{each.number} ({each.name})" for each in found)
         raise StateNotFoundError(
-            f"Spark's operator {number} has no state at epoch {epoch}",
+            f"Spark's operator {wanted.operator} has no state at epoch {epoch}",
             cause=f"Operators with state are {listed}." if found else "No operator of Spark's own has state there.",
             remedy="See which there are: python -m recovery checkpoint show DIR",
         )
+    if wanted.timers:
+        _check_timers(chosen, wanted)
+        return chosen
     sides = JOIN_SIDES if any(name.startswith(JOIN_SIDES) for name in chosen.stores) else ()
-    _check(chosen, "store", store, (*sides, *chosen.stores), needed=ONE_STORE not in chosen.stores)
-    _check(chosen, "variable", variable, chosen.variables, needed=bool(chosen.variables))
+    _check(chosen, "store", wanted.store, (*sides, *chosen.stores), needed=ONE_STORE not in chosen.stores)
+    _check(chosen, "variable", wanted.variable, chosen.variables, needed=bool(chosen.variables))
     return chosen
+
+
+def _check_timers(operator: NativeOperator, wanted: Wanted) -> None:
+    if not operator.timers:
+        raise StateNotFoundError(
+            f"operator {operator.number} ({operator.name}) has no timers",
+            cause="It is a transformWithState with the time mode None."
+            if operator.variables
+            else "Timers are registered by transformWithState, with the time mode EventTime or ProcessingTime.",
+            remedy="See which there are: python -m recovery checkpoint show DIR",
+        )
+    if wanted.store is not None or wanted.variable is not None:
+        raise ConfigurationError(
+            "timers are of no store and no variable", cause="", remedy="Ask for timers, or for a variable."
+        )
 
 
 def _check(operator: NativeOperator, what: str, given: str | None, names: tuple[str, ...], *, needed: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from recovery.checkpoint.operators import NativeOperator, operators_of
@@ -10,7 +10,9 @@ from recovery.checkpoint.places import Observer, Progressed, ignore, storage_err
 from recovery.checkpoint.restore import Restored, restore
 from recovery.checkpoint.rows import CHECKPOINT_STEP, Content, file_of
 from recovery.errors import EpochNotHeldError, SparkCheckpointError
+from recovery.planning.measures import Measure, operator_rows
 from recovery.state.steps import Moment
+from recovery.storage.files import scan
 
 
 def held_files(at: Moment) -> dict[str, int]:
@@ -30,6 +32,14 @@ def held_operators(at: Moment) -> tuple[NativeOperator, ...]:
         return "" if state is None else state.value
 
     return operators_of(held_files(at), read)
+
+
+def held_rows(at: Moment, measures: Sequence[Measure]) -> Mapping[int, int]:
+    """The rows in the state of native operators at a moment, by their numbers, of what was measured in its directory,
+    oldest first; what is not in it is not known. See `operator_rows`."""
+    found = next((file.description for file in scan(at.paths[0].parent) if file.path == at.paths[0]), None)
+    snapshot = next((closed for closed in found.epochs if closed.cut == at.cut), None) if found else None
+    return operator_rows(measures, found.executions, snapshot) if found and snapshot else {}
 
 
 def materialise(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+
+from recovery.planning.timeline import timeline
+from recovery.planning.values import ClosedEpoch, Execution
 
 NEWEST = 1_000
 THINNED = 900
@@ -45,6 +48,8 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     pause_s: of that and the sealing, what the stream stood still for.
     collect_s: of the slowest partition. resume_s: of the execution, reading and planning and putting back the position.
     memory_…: resident bytes of the driver's Python, of its JVM, and of Spark's Python workers; None: not known.
+    operators: the rows in the state of Spark's own operators after micro-batch `batch`, by their numbers; what is not
+    in it is not known.
     """
 
     execution: int
@@ -69,6 +74,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     memory_jvm_bytes: int | None = None
     memory_workers_bytes: int | None = None
     steps: dict[str, StepSize] = {}
+    operators: dict[int, int] = {}
 
     @property
     def state_bytes(self) -> int:
@@ -112,6 +118,23 @@ def measure_json(measure: Measure) -> dict[str, Any]:
 def from_text(text: str) -> Measure:
     """The measure that a text holds; what a later version adds is left out. Raises ValueError."""
     return msgspec.json.decode(text, type=Measure)
+
+
+def operator_rows(
+    measures: Sequence[Measure], executions: Sequence[Execution], snapshot: ClosedEpoch
+) -> Mapping[int, int]:
+    """The rows in the state of Spark's own operators at a snapshot, by their numbers; what is not in it is not known.
+
+    They are those of its very micro-batch, from an epoch on its own timeline: one that edits steps has the micro-batch
+    of the epoch before it, and a number of another run is not taken. `measures` are oldest first.
+    """
+    parts = timeline(executions, snapshot)
+    for measure in reversed(measures):
+        if measure.batch == snapshot.batch_id and measure.operators:
+            owner = next((p for p in parts if p.first <= measure.epoch <= p.last), None)
+            if owner is not None and owner.execution.number == measure.execution:
+                return measure.operators
+    return {}
 
 
 def outdated(measure_id: int) -> list[int]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 
 from recovery.spark.appended import AppendedDataSource
+from recovery.spark.relay import address_for
 from recovery.spark.state_source import RecoveryDataSource
 
 
 def register(spark: SparkSession) -> None:
     """Make `format("appended")` and `format("recovery")` known to a session; `run` and `start` do it for theirs."""
     spark.dataSource.register(AppendedDataSource)
-    spark.dataSource.register(RecoveryDataSource)
+    spark.dataSource.register(RecoveryDataSource.of(address_for(spark)))

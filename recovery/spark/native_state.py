@@ -21,7 +21,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from recovery.checkpoint.places import storage_errors
 from recovery.errors import ConfigurationError, StateValueError
-from recovery.native.choose import JOIN_SIDES, choose_operator
+from recovery.native.choose import JOIN_SIDES, Wanted, choose_operator
 from recovery.native.held import held_operators, materialise
 from recovery.spark.session import check_master
 from recovery.state.steps import Moment, moment
@@ -36,30 +36,43 @@ def native_state(
     store: str | None = None,
     variable: str | None = None,
     since: int | None = None,
+    timers: bool = False,
 ) -> DataFrame:
     """The state of one native operator as a frame with the columns `key`, `value` and `partition_id`.
 
     operator: its number, see `native_operators`. epoch: one that all partitions hold; None: the newest.
     store: for operators with several, as joins have: the name of one, or "left" or "right" for the rows of a side.
     variable: of transformWithState, the name of the state variable.
+    timers: of transformWithState, its registered timers instead, one row each; in place of `value` is
+    `expiration_timestamp_ms`, in milliseconds since 1970.
     since: an older epoch; then the columns are `change` ("added", "changed" or "removed"), `key`, `before`, `after`.
     Reads only; a run may be going on. The epoch's checkpoint is written to a temporary directory, which is removed when
     the interpreter exits. Raises EpochNotHeldError, StateNotFoundError, ConfigurationError, CorruptPartitionError.
     """
     path = Path(directory)
-    check_master(spark.sparkContext.master)
-    now = moment(path, epoch)
-    if since is None:
-        return _read(spark, path, now, operator, store, variable)
-    frame = _read(spark, path, now, operator, store, variable, by_key=True)
-    before = moment(path, since)
-    if before.epoch > now.epoch:
+    return state_frame(spark, path, *moments(path, epoch, since), Wanted(operator, store, variable, timers))
+
+
+def moments(directory: Path, epoch: int | None, since: int | None) -> tuple[Moment, Moment | None]:
+    """The moment of an epoch, and the older one that it is compared with."""
+    now = moment(directory, epoch)
+    before = None if since is None else moment(directory, since)
+    if before is not None and before.epoch > now.epoch:
         raise ConfigurationError(
             f"epoch {before.epoch} is newer than epoch {now.epoch}", cause="", remedy="Give the older one as `since`."
         )
-    if before.epoch == 0 or not any(each.number == operator for each in held_operators(before)):
-        return _changes(frame.limit(0), frame)
-    return _changes(_read(spark, path, before, operator, store, variable, by_key=True), frame)
+    return now, before
+
+
+def state_frame(spark: SparkSession, directory: Path, now: Moment, before: Moment | None, wanted: Wanted) -> DataFrame:
+    """`native_state` of these moments."""
+    check_master(spark.sparkContext.master)
+    if before is None:
+        return _read(spark, directory, now, wanted)
+    frame = _read(spark, directory, now, wanted, by_key=True)
+    if before.epoch == 0 or not any(each.number == wanted.operator for each in held_operators(before)):
+        return _changes(frame.limit(0), frame, wanted.timers)
+    return _changes(_read(spark, directory, before, wanted, by_key=True), frame, wanted.timers)
 
 
 def native_operators(spark: SparkSession, directory: str | Path, *, epoch: int | None = None) -> DataFrame:
@@ -105,51 +118,49 @@ def rows_as_json(frame: DataFrame, limit: int | None) -> tuple[list[dict[str, An
         found = [row.row for row in (texts if limit is None else texts.limit(limit + 1)).collect()]
     except PySparkException as error:
         raise StateValueError(
-            f"Spark cannot read this state: {_first_line(error)}",
+            f"Spark cannot read this state: {first_line(error)}",
             cause="The key has another type, or the state is of a newer version of Spark.",
             remedy="See keys as they are: python -m recovery checkpoint show DIR --operator N",
         ) from error
     return [json.loads(text) for text in found[:limit]], limit is not None and len(found) > limit
 
 
-def _read(
-    spark: SparkSession,
-    directory: Path,
-    at: Moment,
-    operator: int,
-    store: str | None,
-    variable: str | None,
-    *,
-    by_key: bool = False,
-) -> DataFrame:
+def _read(spark: SparkSession, directory: Path, at: Moment, wanted: Wanted, *, by_key: bool = False) -> DataFrame:
     """`by_key`: one row a key, also where Spark would give one for each element of a list or each row of a join."""
-    choose_operator(held_operators(at), operator, store, variable, at.epoch)
-    reader = spark.read.format("statestore").option("operatorId", operator)
+    choose_operator(held_operators(at), wanted, at.epoch)
+    reader = spark.read.format("statestore").option("operatorId", wanted.operator)
+    store = wanted.store
     if store in JOIN_SIDES and by_key:
         store = f"{store}-keyWithIndexToValue"
     if store in JOIN_SIDES:
         reader = reader.option("joinSide", store)
     elif store is not None:
         reader = reader.option("storeName", store)
-    if variable is not None:
-        reader = reader.option("stateVarName", variable).option("flattenCollectionTypes", not by_key)
+    if wanted.variable is not None:
+        reader = reader.option("stateVarName", wanted.variable).option("flattenCollectionTypes", not by_key)
+    if wanted.timers:
+        reader = reader.option("readRegisteredTimers", True)
     try:
         return reader.load(f"file:{_checkpoints.of(directory, at)}")
     except PySparkException as error:
         raise StateValueError(
-            f"Spark cannot read the state of operator {operator}: {_first_line(error)}",
+            f"Spark cannot read the state of operator {wanted.operator}: {first_line(error)}",
             path=directory,
             cause="",
             remedy="Check --store and --variable; its files may be of a newer version of Spark.",
         ) from error
 
 
-def _changes(before: DataFrame, after: DataFrame) -> DataFrame:
-    """The keys whose value is another one, or is there in one of the two frames alone."""
+def _changes(before: DataFrame, after: DataFrame, timers: bool) -> DataFrame:
+    """The keys whose value is another one, or is there in one of the two frames alone. A key may have several timers;
+    each is there or not."""
     [value] = [name for name in after.columns if name not in ("key", "partition_id")]
     old = before.select(F.col("key").alias("old_key"), F.col(value).alias("before"), F.lit(True).alias("was"))
     new = after.select(F.col("key").alias("new_key"), F.col(value).alias("after"), F.lit(True).alias("is"))
-    joined = old.join(new, _same(old, "old_key", new, "new_key"), "full_outer")
+    together = _same(old, "old_key", new, "new_key")
+    if timers:
+        together = together & _same(old, "before", new, "after")
+    joined = old.join(new, together, "full_outer")
     kind = F.when(F.col("was").isNull(), "added").when(F.col("is").isNull(), "removed").otherwise("changed")
     unequal = F.col("was").isNull() | F.col("is").isNull() | ~_same(old, "before", new, "after")
     return joined.where(unequal).select(
@@ -209,5 +220,6 @@ class _Checkpoints:
 _checkpoints = _Checkpoints()
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, in short."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

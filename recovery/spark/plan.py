@@ -68,7 +68,7 @@ def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") ->
 
 
 def _steps(plan: Any) -> Iterator[RegisteredStep]:
-    for node in _walk(plan):
+    for node in walk(plan):
         step = _step_of(node)
         if step is not None:
             yield step
@@ -101,7 +101,7 @@ def _check_steps(steps: tuple[RegisteredStep, ...]) -> None:
 
 def _check_native_state(spark: SparkSession, plan: Any) -> None:
     """Files of format 2 carry ids whose order only Spark's commit log tells."""
-    if spark.conf.get(FORMAT_SETTING, "1") == "1" or not any(map(_keeps_state, _walk(plan))):
+    if spark.conf.get(FORMAT_SETTING, "1") == "1" or not any(map(_keeps_state, walk(plan))):
         return
     raise UnsupportedPlanError(
         f"Spark's state stores are set to another checkpoint format: {FORMAT_SETTING}={spark.conf.get(FORMAT_SETTING)}",
@@ -167,10 +167,11 @@ def _frame(spark: SparkSession, plan: Any) -> DataFrame:
     return DataFrame(dataset.ofRows(spark._jsparkSession, plan), spark)
 
 
-def _walk(node: Any) -> Iterator[Any]:
+def walk(node: Any) -> Iterator[Any]:
+    """The nodes of a plan of the JVM, each before its children."""
     yield node
     for child in _children(node):
-        yield from _walk(child)
+        yield from walk(child)
 
 
 def _children(node: Any) -> list[Any]:

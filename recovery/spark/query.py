@@ -46,6 +46,7 @@ from recovery.spark.failures import JVM_GONE, as_recovery_error, may_still_close
 from recovery.spark.formats import register
 from recovery.spark.incremental import FlowLoads
 from recovery.spark.listener import announce
+from recovery.spark.operator_rows import OperatorRows
 from recovery.spark.plan import BoundPlan, bind
 from recovery.spark.preparing import Prepared
 from recovery.spark.session import check_master
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
 
 AVAILABLE_NOW = "available-now"
 NEVER = float("inf")
+PROGRESS_LOOKS = 100
+PROGRESS_PERIOD_S = 0.01
 _SETTINGS = {
     # With it, stages of a micro-batch run before foreachBatch is called, and empty partitions lose their tasks.
     "spark.sql.adaptive.streaming.stateless.enabled": "false",
@@ -141,6 +144,9 @@ class RecoveryQuery:
         self._finished = False
         self._finish_lock = threading.Lock()
         self._telling = threading.Lock()
+        self._counting = threading.Lock()
+        self._operator_rows = OperatorRows()
+        self._reports = True
         self._error: BaseException | None = None
         self._timer: threading.Thread | None = None
         self._query: Any = None
@@ -167,6 +173,7 @@ class RecoveryQuery:
         self._delivery.rollback()
         faults.reach("start.3")
         checkpoint = self._store.scratch / "checkpoint"
+        self._native_state = checkpoint / "state"
         self._closer = EpochCloser(
             self._store,
             self.lease,
@@ -302,17 +309,33 @@ class RecoveryQuery:
         stream that waits for input reports that, too, under the number of the micro-batch to come."""
         if self._query is None:
             return
-        reported, newest = self._query._jsq.recentProgress(), self._counted_batch
-        for place in reversed(range(len(reported))):
-            progress = json.loads(reported[place].json())
-            batch, rows = progress["batchId"], progress["numInputRows"]
-            if batch <= self._counted_batch:
-                break
-            if "addBatch" in progress["durationMs"]:
-                newest = max(newest, batch)
-                self.summary.rows += rows
-                self.meter.input(batch, rows)
-        self._counted_batch = newest
+        with self._counting:
+            reported, newest = self._query._jsq.recentProgress(), self._counted_batch
+            for place in reversed(range(len(reported))):
+                progress = json.loads(reported[place].json())
+                batch, rows = progress["batchId"], progress["numInputRows"]
+                if batch <= self._counted_batch:
+                    break
+                if "addBatch" in progress["durationMs"]:
+                    newest = max(newest, batch)
+                    self.summary.rows += rows
+                    self.meter.progress(batch, rows, self._operator_rows.of(self._query._jsq, progress))
+            self._counted_batch = newest
+
+    def _await_progress(self, batch: BatchId) -> None:
+        """Spark reports a micro-batch some milliseconds after it has logged it as done, and before the next one begins:
+        wait for that, on the thread that writes epochs, where the rows in Spark's own operators are told by it."""
+        if not (self._reports and self._native_state.is_dir()):
+            return
+        with contextlib.suppress(Exception):
+            for _ in range(PROGRESS_LOOKS):
+                if self._counted_batch >= batch:
+                    return
+                self._count_input()
+                if self._counted_batch < batch and (not self._is_alive() or self._over.wait(PROGRESS_PERIOD_S)):
+                    return
+            # Reports may be switched off.
+            self._reports = False
 
     # ---- epochs
 
@@ -326,6 +349,7 @@ class RecoveryQuery:
         self.summary.snapshot_s += closed.duration_s
         if self._prepared.record is not None:
             self._prepared.record.note(self.summary.last_epoch, self.summary.batches, self.summary.rows)
+        self._await_progress(closed.batch)
         measure, missed = self.meter.closed(closed.epoch, closed.batch, closed.duration_s, closed.partitions)
         self._keep(measure)
         self.summary.exceeded = [each.as_json() for each in self.meter.exceeded]

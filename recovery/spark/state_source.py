@@ -1,18 +1,21 @@
-"""`spark.read.format("recovery")`: the state of a step at any epoch that is held, or what changed between two."""
+"""`spark.read.format("recovery")`: the state of a step, or of an operator of Spark's own, at any epoch that is held, or
+what changed between two."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
 from recovery.errors import ConfigurationError, StateValueError
 from recovery.planning.resume import Cut
+from recovery.spark.native_source import Address, NativeFrame, NativeReader, native_frame, number_of
 from recovery.state.steps import moment
 from recovery.storage.history import KeyState, changes_between, states_at
 
@@ -30,20 +33,37 @@ CHANGE_ARROW = pyarrow.schema([(name, pyarrow.string()) for name in ("key", "cha
 
 
 class RecoveryDataSource(DataSource):
-    """The states of one step as a DataFrame, one partition of it per recovery partition.
+    """The states of one step as a DataFrame, one partition of it per recovery partition; or native state.
 
     Options: `path`, the recovery directory; `step`; `epoch`, by default the newest that all partitions hold;
     `sinceEpoch`, an older one: then the keys whose state is another one than it was then.
+    In place of `step`: `operator`, and `store`, `variable` or `timers`, as `native_state` takes them.
     """
+
+    address: ClassVar[Address | None] = None
+    """Where the driver answers for the session that the class was registered in."""
+
+    _native: NativeFrame | None = None
+
+    @classmethod
+    def of(cls, address: Address | None) -> type[RecoveryDataSource]:
+        """The class to register in one session. It reaches Spark's other processes by value."""
+        return type(cls.__name__, (cls,), {"address": address})
 
     @classmethod
     def name(cls) -> str:
         return "recovery"
 
-    def schema(self) -> str:
+    def schema(self) -> str | StructType:
+        if _is_native(self.options):
+            self._native = native_frame(self.options, self.address)
+            return self._native.schema
         return CHANGE_SCHEMA if "sinceepoch" in self.options else STATE_SCHEMA
 
-    def reader(self, schema: Any) -> StateReader:
+    def reader(self, schema: StructType) -> DataSourceReader:
+        if _is_native(self.options):
+            # The frame that `schema` has chosen, so that all is of one moment.
+            return NativeReader(self._native or native_frame(self.options, self.address), schema)
         return StateReader(dict(self.options))
 
 
@@ -60,22 +80,16 @@ class StateReader(DataSourceReader):
     """Reads from the cuts that were found when the frame was planned: all its rows are of one moment."""
 
     def __init__(self, options: dict[str, str]) -> None:
-        if options.get("operator") is not None:
+        if not options.get("path") or not options.get("step") or "operator" in options:
             raise ConfigurationError(
-                'format("recovery") cannot read the state of Spark\'s own operators',
-                cause="It is a source written in Python: it runs beside Spark, and cannot call Spark's state stores.",
-                remedy='recovery.native_state(spark, "db/", operator=0) gives the same as a DataFrame.',
-            )
-        if not options.get("path") or not options.get("step"):
-            raise ConfigurationError(
-                'format("recovery") needs the options path and step',
+                'format("recovery") needs the options path, and step or operator',
                 cause="",
                 remedy='spark.read.format("recovery").option("step", "count").load("db/")',
             )
         self._directory = Path(options["path"])
         self._step = options["step"]
-        self._epoch = _epoch(options, "epoch")
-        self._since = _epoch(options, "sinceepoch")
+        self._epoch = number_of(options, "epoch")
+        self._since = number_of(options, "sinceepoch")
 
     def partitions(self) -> list[StatePartition]:
         now = moment(self._directory, self._epoch)
@@ -120,10 +134,5 @@ def _batches(rows: Iterator[tuple[Any, ...]], schema: pyarrow.Schema) -> Iterato
         yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _epoch(options: dict[str, str], name: str) -> int | None:
-    text = options.get(name)
-    if text is None:
-        return None
-    if not text.isdecimal():
-        raise ConfigurationError(f"option {name}={text!r} is no epoch", remedy="Epochs are numbered 1, 2, 3 …")
-    return int(text)
+def _is_native(options: Mapping[str, str]) -> bool:
+    return "operator" in options and "step" not in options

@@ -11,6 +11,8 @@ from recovery.checkpoint.places import is_uri, may_be_needed, newest_batch
 from recovery.checkpoint.relocate import names_places, relocated
 from recovery.errors import SparkCheckpointError
 
+VARIABLES = [{"stateName": "n"}, {"stateName": "seen"}, {"stateName": "$timers", "stateVariableType": "TimerState"}]
+
 
 def described(name, stores, **more):
     """An operator's own file."""
@@ -36,7 +38,7 @@ def test_operators_stores_and_variables():
         "state/2/_metadata/v2/10": described(
             "transformWithStateExec",
             ["default"],
-            operatorPropertiesJson=json.dumps({"stateVariables": [{"stateName": "n"}, {"stateName": "seen"}]}),
+            operatorPropertiesJson=json.dumps({"stateVariables": VARIABLES}),
         ),
         "state/3/0/1.changelog": "f",
     }
@@ -48,7 +50,7 @@ def test_operators_stores_and_variables():
         (2, "transformWithStateExec", ("default",), 3),
         (3, "", ("default",), 1),
     ]
-    assert [o.variables for o in found] == [(), (), ("n", "seen"), ()]
+    assert [(o.variables, o.timers) for o in found] == [((), False), ((), False), (("n", "seen"), True), ((), False)]
     assert [(o.oldest_version, o.newest_version) for o in found] == [(1, 2), (4, 4), (None, None), (1, 1)]
     assert found[0].files == 4
     assert found[1].size_bytes == sum(size for path, size in sizes.items() if path.startswith("state/1/"))

@@ -56,22 +56,24 @@ def test_micro_batches_belong_to_the_epoch_that_is_closed_as_of_them():
     counts.batch(0, batch())
     counts.batch(1, batch())
     counts.batch(2, batch(rows=99))
-    counts.input(0, 100)
-    counts.input(1, 200)
+    counts.progress(0, 100, {0: 7})
+    counts.progress(1, 200, {0: 8, 1: 3})
     counts.paused(1, 0.25)
     first, _ = counts.closed(1, 1, 0.75, [partition(), partition(collect_s=0.1)])
     assert (first.batches, first.batch_s, first.rows, first.input_rows) == (2, 4.0, 20, 300)
     assert (first.written, first.written_bytes, first.collected, first.collect_s) == (4, 40, 2, 0.5)
     assert first.steps == {"a": StepSize(6, 60)}
+    assert first.operators == {0: 8, 1: 3}, "of the very micro-batch that the epoch ends with"
     assert first.update_latency_s == pytest.approx(0.1 / 10)
     assert (first.snapshot_s, first.pause_s, first.memory_bytes) == (0.75, 0.25, 4_000)
     second, _ = counts.closed(2, 2, 0.5, [partition()])
     assert (second.batches, second.rows, second.pause_s) == (1, 99, 0)
     assert second.input_rows == 99, "Spark has not told yet what it read"
-    counts.input(2, 120)
+    counts.progress(2, 120, {0: 9})
     counts.batch(3, batch())
     third, _ = counts.closed(3, 3, 0.5, [partition()])
     assert third.input_rows == 10, "what came late counts for no other epoch"
+    assert (second.operators, third.operators) == ({}, {}), "nor does its number of rows"
     totals = counts.totals
     assert (totals.batches, totals.rows, totals.epochs, totals.snapshot_s) == (4, 129, 3, 1.75)
     assert totals.input_rows == 420

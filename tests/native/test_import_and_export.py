@@ -299,6 +299,12 @@ def test_commands(source, store_dir, tmp_path):
     assert (operator["operator"], operator["oldest_version"], operator["newest_version"]) == (0, 1, 5)
     assert operator["bytes"] == sum(len(content) for path, content in job(4).items() if path.startswith("state/"))
     assert "stateStoreSave" in run("status", store_dir)[1]
+    assert "unknown" in run("status", store_dir)[1], "how many rows a job had is not in its checkpoint"
+    assert [each["rows"] for each in shown["operators"]] == [None]
+    for command in (("checkpoint", "show"), ("state", "list")):
+        code, output = run(*command, store_dir, "--operator", 0, "--timers")
+        assert (code, "operator 0 (stateStoreSave) has no timers" in output) == (44, True)
+        assert run(*command, store_dir, "--timers")[0] == 2
     code, output = run("checkpoint", "export", store_dir, tmp_path / "out", "--json")
     assert code == 0
     assert json.loads(output)["steps_left_out"] == []

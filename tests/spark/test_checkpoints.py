@@ -11,10 +11,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import recovery
 from recovery import RecoveryConfig, init_partitions, start
 from recovery.checkpoint.places import LocalPlace
+from recovery.cli import main
 from recovery.clock import SystemClock
 from recovery.errors import SparkCheckpointError
 from recovery.native.exporting import export
@@ -64,6 +66,12 @@ def truth(spark, source: Path, home: Path) -> dict[int, list]:
 
 def place(path: Path) -> LocalPlace:
     return LocalPlace(path, lambda: "test")
+
+
+def known_rows(directory: Path, epoch: int) -> dict[int, int | None]:
+    """How many rows each operator has, as it is told without Spark."""
+    shown = CliRunner().invoke(main, ["checkpoint", "show", str(directory), "--epoch", str(epoch), "--json"])
+    return {each["operator"]: each["rows"] for each in json.loads(shown.output)["operators"]}
 
 
 def later(outputs: dict[int, list], batch: int) -> dict[int, list]:
@@ -117,6 +125,9 @@ def test_plain_spark_goes_on_from_an_exported_epoch(spark, source, expected, tmp
     directory = tmp_path / "db"
     operators = {(row.operatorId, row.operatorName) for row in recovery.native_operators(spark, directory).collect()}
     assert operators == {(0, "stateStoreSave"), (1, "dedupeWithinWatermark")}
+    for epoch in (CUT + 1, CUT + 2):
+        for number, rows in known_rows(directory, epoch).items():
+            assert rows == recovery.native_state(spark, directory, operator=number, epoch=epoch).count() > 0
 
     def state(epoch):
         frame = recovery.native_state(spark, directory, operator=0, epoch=epoch)

@@ -35,7 +35,7 @@ def test_any_held_epoch_and_what_changed(spark, feed, tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "error"),
-    [({}, "needs the options"), ({"operator": "0"}, "native_state"),
+    [({}, "needs the options"), ({"operator": "0"}, "No operator of Spark's own has state there"),
      ({"step": "totals", "epoch": "9"}, "epoch 9 is not held"),
      ({"step": "totals", "epoch": "x"}, "is no epoch")],
 )  # fmt: skip

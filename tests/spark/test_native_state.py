@@ -1,0 +1,157 @@
+"""The state of Spark's own operators looked at: how many rows, timers, and `format("recovery")`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
+import recovery
+from recovery.cli import main
+from recovery.spark.formats import register
+from tests.flows.native import STORES, events, join, timers, tumbling, write_events
+from tests.spark.support import run_to_end, set_to
+from tests.spark.test_checkpoints import command
+
+UNTRACKED = {**STORES["rocksdb"], "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false"}
+
+
+def told(directory, *command):
+    """What a command says as JSON, without Spark."""
+    done = CliRunner().invoke(main, [*map(str, command), str(directory), "--json"])
+    return json.loads(done.output)
+
+
+def rows(directory):
+    """What `status` says, by operator."""
+    return {each["operator"]: each["rows"] for each in told(directory, "status")["operators"]}
+
+
+def ordered(frame):
+    """All of it, in an order."""
+    return sorted(frame.collect(), key=repr)
+
+
+def same(spark, directory, since=None, **options):
+    """Read in both ways: equal, types and all. Returns the rows."""
+    wanted = recovery.native_state(spark, directory, since=since, **options)
+    reader = spark.read.format("recovery").options(operator=0, **options)
+    found = (reader if since is None else reader.option("sinceEpoch", since)).load(str(directory))
+    assert found.schema == wanted.schema
+    assert ordered(found) == ordered(wanted)
+    return ordered(found)
+
+
+@pytest.fixture(scope="module")
+def ran(spark, tmp_path_factory):
+    """Runs a query over some files of events, an epoch a micro-batch; once for each."""
+    home = tmp_path_factory.mktemp("ran")
+
+    def run(build, conf=None, files=2, **options):
+        directory = home / build.__name__
+        if not directory.exists():
+            source = home / f"{files} files"
+            write_events(source, 0, files)
+            with set_to(spark, conf or {}):
+                run_to_end(build(spark, source), directory, snapshot_interval=0, backup_interval="1h", **options)
+        return directory
+
+    register(spark)
+    return run
+
+
+def by_value(spark, path):
+    return events(spark, path).groupBy("key").agg(F.sum("value").alias("total")).orderBy("total")
+
+
+def test_how_many_rows(spark, ran):
+    """Of a join those that wait on both sides. RocksDB that is set not to count says 0: that is shown as unknown."""
+    joined = ran(join, files=1)
+    waiting = [recovery.native_state(spark, joined, store=side).count() for side in ("left", "right")]
+    assert rows(joined) == {0: sum(waiting)}
+    assert min(waiting) > 0
+    check_unknown(spark, ran(tumbling, UNTRACKED))
+
+
+@pytest.mark.long
+def test_rows_of_a_plan_that_is_sorted(spark, ran):
+    """It is computed twice, and Spark counts twice: unknown."""
+    check_unknown(spark, ran(by_value, output_mode="complete"))
+
+
+def check_unknown(spark, directory):
+    """Not shown as a number."""
+    assert rows(directory) == {0: None}
+    assert recovery.native_state(spark, directory).count() > 0
+    assert "unknown" in CliRunner().invoke(main, ["status", str(directory)]).output
+
+
+def test_the_format_gives_what_native_state_gives(spark, ran):
+    """Of windows at any epoch and between two, and of a side of a join; SQL on it is as on any frame."""
+    windows = ran(tumbling, UNTRACKED)
+    assert same(spark, windows, epoch=1) != same(spark, windows)
+    assert {row.change for row in same(spark, windows, epoch=2, since=1)} == {"added", "changed"}
+    same(spark, ran(join, files=1), store="left", epoch=1)
+    frame = spark.read.format("recovery").option("operator", 0).option("epoch", 1).load(str(windows))
+    assert frame.join(frame.select("key"), "key").where("key.key = 'k1'").select("value.*").columns == ["count", "sum"]
+    assert "driver" not in frame._jdf.queryExecution().toString()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"operator": 5}, "operator 5 has no state"), ({"operator": "x"}, "is no operator"),
+     ({"operator": 0, "step": "totals"}, "step or operator"), ({"operator": 0, "timers": "true"}, "has no timers"),
+     ({"operator": 0, "epoch": 1, "sinceEpoch": 2}, "is newer than")],
+)  # fmt: skip
+def test_what_the_format_cannot_read(spark, ran, options, error):
+    """It says why, as native_state does."""
+    with pytest.raises(PySparkException, match=error):
+        spark.read.format("recovery").options(**options).load(str(ran(tumbling, UNTRACKED))).collect()
+
+
+def test_timers_and_variables(spark, ran):
+    """The timers that are registered at an epoch, and which came and went between two; by all ways the same. Other
+    operators have none."""
+    pytest.importorskip("google.protobuf", reason="transformWithState in Python needs it")
+    directory = ran(timers, STORES["rocksdb"], files=3)
+    [operator] = told(directory, "checkpoint", "show")["operators"]
+    assert (operator["variables"], operator["timers"]) == (["total", "values"], True)
+    before = {(row.key.key, row.expiration_timestamp_ms) for row in same(spark, directory, epoch=1, timers=True)}
+    frame = recovery.native_state(spark, directory, timers=True)
+    now = {(row.key.key, row.expiration_timestamp_ms) for row in frame.collect()}
+    assert before > now
+    changes = same(spark, directory, since=1, timers=True)
+    assert {(row.change, row.key.key, row.before, row.after) for row in changes} == {
+        ("removed", key, at, None) for key, at in before - now
+    }
+    changes = same(spark, directory, since=0, epoch=1, timers=True)
+    assert {(row.change, row.key.key, row.before, row.after) for row in changes} == {
+        ("added", key, None, at) for key, at in before
+    }
+    same(spark, directory, variable="values")
+    variables = [recovery.native_state(spark, directory, variable=name) for name in operator["variables"]]
+    assert rows(directory) == {0: sum(variable.select("key").distinct().count() for variable in variables)}
+    with pytest.raises(recovery.ConfigurationError, match="no store and no variable"):
+        recovery.native_state(spark, directory, timers=True, variable="total")
+    with pytest.raises(recovery.StateNotFoundError, match="has no timers"):
+        recovery.native_state(spark, ran(tumbling, UNTRACKED), timers=True)
+
+
+@pytest.mark.long
+def test_the_commands_on_timers(spark, ran):
+    """`checkpoint show`, `state list` and `state get` show the timers that native_state gives."""
+    pytest.importorskip("google.protobuf", reason="transformWithState in Python needs it")
+    directory = ran(timers, STORES["rocksdb"], files=3)
+    frame = recovery.native_state(spark, directory, timers=True)
+    known = {row.key.key: row.expiration_timestamp_ms for row in frame.collect()}
+    options = (directory, "--operator", 0, "--timers", "--json")
+    for verb in (("checkpoint", "show"), ("state", "list")):
+        found = command(*verb, *options)["rows"]
+        assert {row["key"]["key"]: row["expiration_timestamp_ms"] for row in found} == known
+    changes = command("checkpoint", "show", *options, "--changes-since", 1)["rows"]
+    assert len(changes) == recovery.native_state(spark, directory, timers=True, since=1).count() > 0
+    got = command("state", "get", *options, "--key", min(known))["rows"]
+    assert [row["expiration_timestamp_ms"] for row in got] == [known[min(known)]]
