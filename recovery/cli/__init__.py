@@ -21,6 +21,7 @@ from recovery.cli.runs import runs
 from recovery.cli.state import state
 from recovery.cli.status import status
 from recovery.cli.verify import verify
+from recovery.cli.warmup import warmup
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -52,6 +53,7 @@ for command in (
     hwm,
     runs,
     state,
+    warmup,
     demo,
 ):
     main.add_command(command)

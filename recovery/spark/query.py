@@ -65,6 +65,10 @@ PROGRESS_PERIOD_S = 0.01
 _SETTINGS = {
     # With it, stages of a micro-batch run before foreachBatch is called, and empty partitions lose their tasks.
     "spark.sql.adaptive.streaming.stateless.enabled": "false",
+    # Of Spark's two ways to write its checkpoint, the one that starts no processes for a local file. Both rename a file
+    # when it is complete, and neither syncs it; ours need not outlive the run.
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
+    "FileSystemBasedCheckpointFileManager",
 }
 _UNCHECKED = {
     # recovery.spark.plan ran Spark's check already, on the plan without the sort of our steps.

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from recovery.errors import ConfigurationError, SparkUnavailableError
+from recovery.spark.classes import archive_options, archive_path
 
 MINIMUM_JAVA = 17
 _NOISE = re.compile(
@@ -56,7 +57,8 @@ def create_session(name: str, *, master: str = "local[*]", conf: Mapping[str, st
         settings.set(key, value)
     try:
         given = settings.get("spark.driver.extraJavaOptions", "")
-        settings.set("spark.driver.extraJavaOptions", f"{_log4j_options()} {given}".strip())
+        shared = archive_options(archive_path(java_home()), given)
+        settings.set("spark.driver.extraJavaOptions", f"{_log4j_options()} {shared} {given}".strip())
         gateway = launch_gateway(settings, popen_kwargs={"start_new_session": True, "stderr": subprocess.PIPE})
         _forward(gateway.proc.stderr)
         context = SparkContext(conf=settings, gateway=gateway)
@@ -100,6 +102,12 @@ def prepare_environment(*paths: str) -> None:
         os.environ["JAVA_HOME"] = str(_bundled_java())
 
 
+def java_home() -> Path:
+    """Where the Java stands that Spark will start with, in an environment that was prepared."""
+    named = os.environ.get("JAVA_HOME")
+    return Path(named) if named else Path(shutil.which("java") or "java").resolve().parent.parent
+
+
 def _java_is_new_enough() -> bool:
     home = os.environ.get("JAVA_HOME")
     java = Path(home, "bin", "java") if home else shutil.which("java")
@@ -130,6 +138,7 @@ def _bundled_java() -> Path:
     launcher.parent.mkdir()
     launcher.write_text(script)
     launcher.chmod(0o755)
+    (home / "lib").symlink_to(Path(JAVA).resolve().parent.parent / "lib")
     return home
 
 
