@@ -18,7 +18,13 @@ ROCKSDB = {
     # Counting rows costs a look-up for each write.
     "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
 }
+NO_PROCESSES = {
+    # Spark starts no processes for the files of its checkpoint then, as in runs on recovery partitions.
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
+    "FileSystemBasedCheckpointFileManager",
+}
 CONF = {
+    **NO_PROCESSES,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "localhost",

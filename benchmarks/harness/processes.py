@@ -65,6 +65,8 @@ def run_child(
         "PYSPARK_PYTHON": str(python),
         "SPARK_LOCAL_DIRS": str(scratch),
         "TMPDIR": str(scratch),
+        # No archive of classes: contenders that are not ours have none.
+        "RECOVERY_CACHE": str(scratch),
         **environment,
     }
     errors = directory / "stderr.log"
