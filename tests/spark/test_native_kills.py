@@ -29,6 +29,7 @@ AHEAD = 12
 START_S = 15
 """So long it takes until the last query has started, on two cores."""
 TIMEOUT_S = 300
+STATE_FILES = {"hdfs": {".delta", ".snapshot"}, "rocksdb": {".zip"}, "changelog": {".zip", ".changelog"}}
 NO_PROCESSES = {
     # Of Spark's two ways to write a checkpoint, the one that starts fewer processes: a third less time.
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
@@ -139,15 +140,15 @@ def truths(spark, root: Path) -> dict[str, Counter]:
     }
 
 
-def state_store(directory: Path) -> str:
-    """Which of STORES has written the files that the partitions hold, of all epochs."""
+def state_files(directory: Path) -> set[str]:
+    """The kinds of state files that the partitions hold: they tell which state store has written them."""
     kinds = set()
     for file in scan(directory):
         connection = apsw.Connection(str(file.path), flags=apsw.SQLITE_OPEN_READONLY)
         keys = connection.execute("SELECT state_key FROM snaps WHERE step_id = ?", (CHECKPOINT_STEP,))
         kinds |= {Path(file_of(key)[0]).suffix for (key,) in keys}
         connection.close()
-    return "hdfs" if ".delta" in kinds else "changelog" if ".changelog" in kinds else "rocksdb"
+    return kinds & set().union(*STATE_FILES.values())
 
 
 def check(root: Path, truth: dict[str, Counter], when: str) -> None:
@@ -191,7 +192,9 @@ def test_random_kills(spark, tmp_path):
     check(tmp_path, truth, f"seed {seed}, back to {back}")
     for name, (_, _, store) in QUERIES.items():
         assert 2 * at_work[name] >= kills, f"{name} was at work at {at_work[name]} of {kills} kills"
-        assert state_store(tmp_path / name / "db") == store, name
+        files = state_files(tmp_path / name / "db")
+        assert files, name
+        assert files <= STATE_FILES[store], name
 
 
 def run_and_kill(root: Path, generator: random.Random, *, wait_for_all: bool) -> set[str]:
