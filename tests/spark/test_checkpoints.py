@@ -272,6 +272,12 @@ def test_another_file_system(spark, tmp_path):
     assert held(tmp_path / "made here" / "exported") == job(3)
     with pytest.raises(recovery.ConfigurationError, match="not empty"):
         export(tmp_path / "db", target)
+    init_partitions(tmp_path / "mounted", 2)
+    with set_to(spark, {"fs.viewfs.mounttable.cluster.link./jobs": f"file://{tmp_path}"}):
+        viewed = HadoopPlace(spark, "viewfs://cluster/jobs/job", lambda: "test")
+        assert import_checkpoint(viewed, tmp_path / "mounted", "windows", clock=SystemClock()).batch == 3
+        export(tmp_path / "mounted", HadoopPlace(spark, "viewfs://cluster/jobs/again", lambda: "test"))
+    assert held(tmp_path / "again") == job(3)
 
     def fail(event):
         if event.what == "copying":
