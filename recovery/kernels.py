@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 INT64_END = 2**63
+HALF = 32
+"""Bits of the lower half of an int64 whose sum comes in two parts."""
 HASHES = 2.0**64
 
 
@@ -50,12 +52,25 @@ class Kernel(Protocol):
         ...
 
 
+class AddingKernel(Kernel, Protocol):
+    """One whose rows may have been combined before they come here."""
+
+    def add(self, groups: Groups, parts: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        """The new states, of rows that stand for several each: `parts` as `recovery.spark.combining` makes them."""
+        ...
+
+
 @dataclass(frozen=True)
 class Count:
     """Rows, or rows in which the input is not NULL."""
 
     def merge(self, groups: Groups, inputs: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
         found = _valid(groups, inputs[0]) if inputs else groups.counts
+        return [pc.add(states[0].fill_null(0), pa.array(found))]
+
+    def add(self, groups: Groups, parts: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        """Of one part: how many."""
+        found = np.add.reduceat(parts[0].to_numpy(), groups.starts)
         return [pc.add(states[0].fill_null(0), pa.array(found))]
 
     def result(self, states: Sequence[pa.Array]) -> pa.Array:
@@ -80,8 +95,19 @@ class Sum:
         sums = np.add.reduceat(numbers, groups.starts) + before
         if not values.null_count:
             return [pa.array(sums)]
-        seen = (_valid(groups, values) > 0) | held.is_valid().to_numpy(zero_copy_only=False)
-        return [pa.array(sums, mask=~seen)]
+        return [pa.array(sums, mask=~_seen(groups, values, held))]
+
+    def add(self, groups: Groups, parts: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        """Of one part, or of an int64's upper and lower half, neither of which overflows."""
+        if len(parts) == 1:
+            return self.merge(groups, parts, states)
+        upper, lower = (np.add.reduceat(part.fill_null(0).to_numpy(), groups.starts) for part in parts)
+        before = states[0].fill_null(0).to_numpy()
+        if max(_largest(upper) << HALF, _largest(lower), _largest(before)) >= INT64_END // 4:
+            _check_halves(upper, lower, before)
+        # What wraps in between does no harm.
+        sums = pa.array((upper << HALF) + lower + before, mask=~_seen(groups, parts[0], states[0]))
+        return [sums]
 
     def result(self, states: Sequence[pa.Array]) -> pa.Array:
         return states[0]
@@ -95,6 +121,10 @@ class Mean:
 
     def merge(self, groups: Groups, inputs: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
         return Sum(self.kind).merge(groups, inputs, states[:1]) + Count().merge(groups, inputs, states[1:])
+
+    def add(self, groups: Groups, parts: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        """Of the parts of a sum and that of a count."""
+        return Sum(self.kind).add(groups, parts[:-1], states[:1]) + Count().add(groups, parts[-1:], states[1:])
 
     def result(self, states: Sequence[pa.Array]) -> pa.Array:
         # Integers beyond 2**53 lose their last digits in the division only.
@@ -110,16 +140,20 @@ class Variance:
     root: bool
 
     def merge(self, groups: Groups, inputs: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        counts = inputs[0].is_valid().cast(pa.int64())
+        return self.add(groups, [counts, inputs[0], pa.array(np.zeros(len(counts)))], states)
+
+    def add(self, groups: Groups, parts: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        """Of parts like the states."""
         n_a, mean_a, m2_a = (state.fill_null(0).to_numpy(zero_copy_only=False) for state in states)
-        valid = inputs[0].is_valid().to_numpy(zero_copy_only=False)
-        values = inputs[0].fill_null(0.0).to_numpy(zero_copy_only=False)
-        n_b = np.add.reduceat(valid.astype(np.int64), groups.starts)
-        mean_b = np.add.reduceat(values, groups.starts) / np.maximum(n_b, 1)
-        m2_b = np.add.reduceat(np.where(valid, values - mean_b[groups.group], 0.0) ** 2, groups.starts)
-        n = n_a + n_b
-        share = n_b / np.maximum(n, 1)
+        n, mean, m2 = (part.fill_null(0).to_numpy(zero_copy_only=False) for part in parts)
+        n_b = np.add.reduceat(n, groups.starts)
+        mean_b = np.add.reduceat(n * mean, groups.starts) / np.maximum(n_b, 1)
+        m2_b = np.add.reduceat(m2 + n * (mean - mean_b[groups.group]) ** 2, groups.starts)
+        both = n_a + n_b
+        share = n_b / np.maximum(both, 1)
         delta = mean_b - mean_a
-        return [pa.array(n), pa.array(mean_a + delta * share), pa.array(m2_a + m2_b + delta * delta * n_a * share)]
+        return [pa.array(both), pa.array(mean_a + delta * share), pa.array(m2_a + m2_b + delta * delta * n_a * share)]
 
     def result(self, states: Sequence[pa.Array]) -> pa.Array:
         n = states[0].to_numpy(zero_copy_only=False) - self.sample
@@ -141,6 +175,8 @@ class Extreme:
         })  # fmt: skip
         found = both.group_by("group", use_threads=False).aggregate([("value", self.function)])
         return [found.column(f"value_{self.function}").combine_chunks()]
+
+    add = merge
 
     def result(self, states: Sequence[pa.Array]) -> pa.Array:
         return states[0]
@@ -250,6 +286,16 @@ def _valid(groups: Groups, values: pa.Array) -> Any:
     return np.add.reduceat(values.is_valid().to_numpy(zero_copy_only=False).astype(np.int64), groups.starts)
 
 
+def _seen(groups: Groups, values: pa.Array, held: pa.Array) -> Any:
+    """Which keys have a value that is not NULL, or had one."""
+    return (_valid(groups, values) > 0) | held.is_valid().to_numpy(zero_copy_only=False)
+
+
+def _largest(numbers: Any) -> int:
+    """The largest absolute value."""
+    return max(abs(int(numbers.min())), abs(int(numbers.max()))) if len(numbers) else 0
+
+
 def _rank(group: Any) -> Any:
     """The number of each row within its key, from 0; rows are sorted by key."""
     places = np.arange(len(group))
@@ -262,12 +308,16 @@ def _check_int64(groups: Groups, values: Any, before: Any) -> None:
     """Raises OverflowAt when a sum leaves the range. Wrapped sums in between do no harm."""
     if not len(values):
         return
-    largest = max(abs(int(values.min())), abs(int(values.max())))
-    held = max(abs(int(before.min())), abs(int(before.max())))
-    if largest * int(groups.counts.max()) + held < INT64_END:
-        return
-    exact = np.add.reduceat(values.astype(object), groups.starts) + before.astype(object)
-    for place, total in enumerate(exact):
+    if _largest(values) * int(groups.counts.max()) + _largest(before) >= INT64_END:
+        _check_exact(np.add.reduceat(values.astype(object), groups.starts) + before.astype(object))
+
+
+def _check_halves(upper: Any, lower: Any, before: Any) -> None:
+    _check_exact(upper.astype(object) * (1 << HALF) + lower.astype(object) + before.astype(object))
+
+
+def _check_exact(totals: Any) -> None:
+    for place, total in enumerate(totals):
         if not -INT64_END <= total < INT64_END:
             raise OverflowAt(place, f"{total} is no bigint")
 

@@ -1,8 +1,8 @@
 """Declared aggregation: a vectorised step whose function is made of `recovery.aggregates`.
 
-Spark evaluates the inputs; each task sorts the rows, reduces them to one row per key in Arrow and NumPy, merges those
-with the states of the same keys, and only that reaches the state table. (Spark's own partial aggregation cannot
-stand below a step: in a streaming plan it becomes a stateful operator, with a state store of its own.)
+Spark evaluates the inputs and, where it can, combines the rows of a key within each partition before the exchange
+(`recovery.spark.combining`); each task sorts what comes, reduces it to one row per key in Arrow and NumPy, merges those
+with the states of the same keys, and only that reaches the state table.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -20,11 +21,23 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from recovery.aggregates import Aggregate
 from recovery.errors import ConfigurationError, StateValueError
-from recovery.kernels import Count, Distinct, Extreme, Groups, Kernel, Mean, OverflowAt, Ranked, Sum, Variance
+from recovery.kernels import (
+    AddingKernel,
+    Count,
+    Distinct,
+    Extreme,
+    Groups,
+    Kernel,
+    Mean,
+    OverflowAt,
+    Ranked,
+    Sum,
+    Variance,
+)
 from recovery.migration import Migrate
 from recovery.spark.arrow_step import GROUP, ROWS, START, apply_arrow, arrow_schema
-from recovery.spark.formats import register
-from recovery.spark.step import Keys, check_step, locate_key, time_zone
+from recovery.spark.combining import Part, combined, counted, is_key, parts_of
+from recovery.spark.step import KeyedInput, Keys, check_step, locate_key, time_zone
 from recovery.spark.worker import parse_keys
 from recovery.state_table import StateTable
 
@@ -36,13 +49,21 @@ _ORDERED = (*_COMPARED, T.StringType, T.BooleanType, T.BinaryType)
 
 @dataclass(frozen=True)
 class PlannedAggregate:
-    """One aggregated column: the kernel, the names of its inputs in `rows` and of its columns in `states`."""
+    """One aggregated column: the kernel, the names of its inputs in `rows` and of its columns in `states`. combined:
+    the inputs are parts of combined rows, not the values of single ones."""
 
     name: str
     kernel: Kernel
     inputs: tuple[str, ...]
     states: tuple[T.StructField, ...]
     result: T.DataType
+    combined: bool = False
+
+    def merge(self, groups: Groups, inputs: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        """The new states."""
+        if self.combined:
+            return cast(AddingKernel, self.kernel).add(groups, inputs, states)
+        return self.kernel.merge(groups, inputs, states)
 
 
 @dataclass(frozen=True)
@@ -62,7 +83,7 @@ class Aggregation:
             try:
                 # What leaves the range of doubles is refused as a state.
                 with np.errstate(all="ignore"):
-                    merged = each.kernel.merge(groups, inputs, held)
+                    merged = each.merge(groups, inputs, held)
                     output[each.name] = each.kernel.result(merged)
             except OverflowAt as error:
                 parts = tuple(states[name][error.place].as_py() for name in self.keys)
@@ -105,7 +126,6 @@ class AggregateStep:
             )
         if epoch == 0:
             return spark.createDataFrame([], applied.output)
-        register(spark)
         reader = spark.read.format("recovery").option("step", self._step_id)
         states = (reader if epoch is None else reader.option("epoch", epoch)).load(str(directory))
         return states.select("key", "state").mapInArrow(applied.finish, applied.output)
@@ -171,20 +191,12 @@ def _apply(
     ]
     if any(name.startswith(_INPUT) for name in keyed.names):
         raise ConfigurationError(f"step {step_id!r}: a key is named {_INPUT}…", remedy="Rename it before the step.")
-    planned: list[PlannedAggregate] = []
-    for name, each in columns.items():
-        inputs = [F.col(f"`{one}`") if isinstance(one, str) else one for one in each.inputs]
-        _check_inputs(frame, step_id, name, each)
-        kinds = [field.dataType for field in frame.select(*inputs).schema] if inputs else []
-        cast, made = plan_aggregate(step_id, name, each, kinds)
-        names = tuple(f"{_INPUT}{len(taken) + number}" for number in range(len(inputs)))
-        if each.function == "approx_distinct":
-            inputs = [F.when(inputs[0].isNotNull(), F.xxhash64(inputs[0]))]
-        taken += [
-            (one if to is None else one.cast(to)).alias(alias)
-            for one, to, alias in zip(inputs, cast, names, strict=True)
-        ]
-        planned.append(PlannedAggregate(name, made.kernel, names, made.states, made.result))
+    prepared = {name: _prepare(frame, step_id, name, each) for name, each in columns.items()}
+    rows, names, weight = _rows(frame, taken, keyed, prepared)
+    planned = [
+        PlannedAggregate(name, each.made.kernel, names[name], each.made.states, each.made.result, weight is not None)
+        for name, each in prepared.items()
+    ]
     output = T.StructType(
         [T.StructField(name, kind) for name, kind in zip(keyed.names, keyed.types, strict=True)]
         + [T.StructField(each.name, each.result) for each in planned]
@@ -200,8 +212,55 @@ def _apply(
     }
     aggregation = Aggregation(keyed.names, tuple(planned))
     chosen = keyed.names[0] if len(keyed.names) == 1 else keyed.names
-    result = apply_arrow(frame.select(*taken), step_id, chosen, aggregation, states, output, None, migrate, form)
+    result = apply_arrow(rows, step_id, chosen, aggregation, states, output, None, migrate, form, weight)
     return result, AppliedAggregation(aggregation, keyed.types, states, output, time_zone(frame))
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """An aggregate over a frame: its inputs as it wants them, and what their rows can be combined to, if they can."""
+
+    made: MadeAggregate
+    inputs: tuple[Column, ...]
+    parts: tuple[Part, ...] | None
+
+
+def _prepare(frame: DataFrame, step_id: str, name: str, each: Aggregate) -> _Prepared:
+    inputs = [F.col(f"`{one}`") if isinstance(one, str) else one for one in each.inputs]
+    _check_inputs(frame, step_id, name, each)
+    kinds = [field.dataType for field in frame.select(*inputs).schema] if inputs else []
+    casts, made = plan_aggregate(step_id, name, each, kinds)
+    if each.function == "approx_distinct":
+        inputs = [F.when(inputs[0].isNotNull(), F.xxhash64(inputs[0]))]
+    inputs = [one if to is None else one.cast(to) for one, to in zip(inputs, casts, strict=True)]
+    kinds = [kind if to is None else to for kind, to in zip(kinds, casts, strict=True)]
+    return _Prepared(made, tuple(inputs), parts_of(each, list(zip(inputs, kinds, strict=True))))
+
+
+def _rows(
+    frame: DataFrame, taken: Sequence[Column], keyed: KeyedInput, prepared: dict[str, _Prepared]
+) -> tuple[DataFrame, dict[str, tuple[str, ...]], str | None]:
+    """The rows that the step gets, the names of each aggregate's columns in them, and the one that says for how many
+    rows of the frame each stands: None when they could not be combined."""
+    parts = {name: each.parts for name, each in prepared.items() if each.parts is not None}
+    whole = len(parts) == len(prepared) and all(map(is_key, keyed.types))
+    names = {
+        name: tuple(f"{_INPUT}{place}_{number}" for number in range(len(parts[name] if whole else each.inputs)))
+        for place, (name, each) in enumerate(prepared.items())
+    }
+    if not whole:
+        inputs = [
+            one.alias(alias)
+            for name, each in prepared.items()
+            for one, alias in zip(each.inputs, names[name], strict=True)
+        ]
+        return frame.select(*taken, *inputs), names, None
+    named = {names[name]: of_one for name, of_one in parts.items()}
+    counts = [names[name][0] for name, each in prepared.items() if each.made.kernel == Count() and not each.inputs]
+    weight = counts[0] if counts else f"{_INPUT}rows"
+    if not counts:
+        named[(weight,)] = (counted(),)
+    return combined(frame, taken, named), names, weight
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,7 @@ def apply_arrow(
     order_by: str | Column | Sequence[str | Column] | None,
     migrate: Migrate | None,
     form: Form,
+    weight: str | None = None,
 ) -> DataFrame:
     """The frame behind a vectorised step. Raises ConfigurationError."""
     zone = time_zone(frame)
@@ -110,6 +111,7 @@ def apply_arrow(
         sorted_by_spark=order_by is not None,
         output=struct(step_id, output),
         time_zone=zone,
+        weight=weight,
     )
     return register(frame, definition, order_by, form, None if migrate is None else _checked(migrate, table))
 

@@ -10,6 +10,7 @@ from recovery.spark.state_source import RecoveryDataSource
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("appended")` and `format("recovery")` known to a session; `run` and `start` do it for theirs."""
+    """Let `format("recovery")` in this session read the state of Spark's own operators, too, which it asks this process
+    for. For all else Spark finds it and `format("appended")` by itself, where the package is installed."""
     spark.dataSource.register(AppendedDataSource)
     spark.dataSource.register(RecoveryDataSource.of(address_for(spark)))

@@ -19,7 +19,6 @@ from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.pipeline import Node, Pipeline
 from recovery.planning.pipeline import LastNode, NodePlan, plan_nodes
 from recovery.planning.resume import ResumePlan, plan_resume
-from recovery.spark.formats import register
 from recovery.spark.incremental import Load, Loading, _current, moved
 from recovery.spark.session import check_master, create_session
 from recovery.state.closed_marks import changes
@@ -84,7 +83,6 @@ def run_pipeline(
         if session is None:
             session = create_session(pipeline.name, master=master, conf=conf)
             held.callback(session.stop)
-        register(session)
         record = state.history.begin(pipeline.name, PIPELINE, {"resume": resume})
         try:
             record.beat()

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from recovery.errors import UnsupportedPlanError
+from recovery.spark.combining import PLACE_NAME, Combiner, install
 from recovery.spark.step import HASH, UDF_NAME, RegisteredStep, registered
 
 FORMAT_SETTING = "spark.sql.streaming.stateStore.checkpointFormatVersion"
@@ -37,11 +38,12 @@ STATEFUL_NODES = {
 
 @dataclass(frozen=True)
 class BoundPlan:
-    """A frame ready to start, and the steps in it."""
+    """A frame ready to start, the steps in it, and what combines rows before some of them."""
 
     frame: DataFrame
     steps: tuple[RegisteredStep, ...]
     output_mode: str
+    combiner: Combiner | None = None
 
 
 def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") -> BoundPlan:
@@ -64,7 +66,8 @@ def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") ->
     if not steps:
         return BoundPlan(frame, (), output_mode)
     _check_supported(spark, plan, output_mode)
-    return BoundPlan(_frame(spark, _rebuild(spark, plan, partition_count)), steps, output_mode)
+    combiner = install(spark, list(_functions(plan, PLACE_NAME)))
+    return BoundPlan(_frame(spark, _rebuild(spark, plan, partition_count)), steps, output_mode, combiner)
 
 
 def _steps(plan: Any) -> Iterator[RegisteredStep]:
@@ -75,10 +78,17 @@ def _steps(plan: Any) -> Iterator[RegisteredStep]:
 
 
 def _step_of(node: Any) -> RegisteredStep | None:
-    if node.nodeName() != "MapInArrow":
-        return None
-    name = str(node.functionExpr().name())
+    name = _function(node)
     return registered.get(name.removeprefix(UDF_NAME)) if name.startswith(UDF_NAME) else None
+
+
+def _function(node: Any) -> str:
+    """The name of the function that the node maps batches by; empty for another node."""
+    return str(node.functionExpr().name()) if node.nodeName() == "MapInArrow" else ""
+
+
+def _functions(plan: Any, prefix: str) -> Iterator[str]:
+    return (name for name in map(_function, walk(plan)) if name.startswith(prefix))
 
 
 def _check_steps(steps: tuple[RegisteredStep, ...]) -> None:

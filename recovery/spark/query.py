@@ -43,7 +43,6 @@ from recovery.sinks import DiscardSink, Resume
 from recovery.sinks.delivery import NOTE_KEY, SINK_STEP, Delivery
 from recovery.spark.closing import DECLARATIONS_STEP, EpochClosed, EpochCloser
 from recovery.spark.failures import JVM_GONE, as_recovery_error, may_still_close
-from recovery.spark.formats import register
 from recovery.spark.incremental import FlowLoads
 from recovery.spark.listener import announce
 from recovery.spark.operator_rows import OperatorRows
@@ -300,6 +299,8 @@ class RecoveryQuery:
         with materialised as frame, self._loads.during(batch.sparkSession, batch_id):
             self._delivery.write(frame, batch_id, self._closer.epoch)
         self._closer.finished = batch_id
+        if self._bound.combiner is not None and self._query is not None:
+            self._bound.combiner.learn(self._query._jsq)
         counts = self._store.counts(self.lease, batch_id)
         self.summary.batches += 1
         self.summary.states += counts.keys
@@ -566,7 +567,6 @@ def start_prepared(
 
 def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:
     """The flow's streaming frame. Raises FlowFailedError when its code fails."""
-    register(spark)
     try:
         frame = flow.build(spark)
     except RecoveryError:

@@ -71,7 +71,7 @@ class StepDefinition:
     key_in_place: the key is one string column, so its text is that column. sorted_by_spark: the rows of a key have an
     order, so Spark sorts them; the tasks do it otherwise. state_schema: the columns of the states of
     a step whose `update` sees tables; None for one that is called key by key. time_zone: the session's, which Arrow's
-    timestamps carry.
+    timestamps carry. weight: the column that says for how many rows of the step's input a row stands; None for one.
     """
 
     step_id: StepId
@@ -89,6 +89,7 @@ class StepDefinition:
     sorted_by_spark: bool
     output: T.StructType
     time_zone: str
+    weight: str | None = None
 
     @property
     def key_text(self) -> str:

@@ -9,8 +9,6 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from recovery import register
-
 DOCUMENT = Path(__file__).parents[2] / "docs" / "appended.md"
 
 
@@ -23,8 +21,7 @@ def log(tmp_path) -> Path:
 
 @pytest.fixture
 def lines(spark):
-    """A reader of the format, by path and options."""
-    register(spark)
+    """A reader of the format, which Spark finds by its name, by path and options."""
 
     def load(path, schema=None, **options):
         reader = spark.readStream.format("appended").options(**options)

@@ -7,6 +7,7 @@ import json
 import pytest
 from pyspark.errors import PySparkException
 
+from recovery import register
 from recovery.clock import SystemClock
 from recovery.state.targets import REMOVED, Steps
 from tests.spark.support import run_to_end, states, totals_step
@@ -41,6 +42,7 @@ def test_any_held_epoch_and_what_changed(spark, feed, tmp_path):
 )  # fmt: skip
 def test_what_cannot_be_read(spark, feed, tmp_path, options, error):
     """It says what is missing."""
+    register(spark)
     feed.add([("a", 1)])
     run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db")
     with pytest.raises(PySparkException, match=error):

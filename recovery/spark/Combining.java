@@ -1,0 +1,158 @@
+package recovery;
+
+import java.util.ArrayList;
+import java.util.Iterator;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import org.apache.spark.sql.catalyst.expressions.Alias;
+import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.expressions.PythonUDF;
+import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression;
+import org.apache.spark.sql.catalyst.expressions.aggregate.Complete$;
+import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.MapInArrow;
+import org.apache.spark.sql.catalyst.plans.logical.Project;
+import org.apache.spark.sql.execution.FilterExec;
+import org.apache.spark.sql.execution.ProjectExec;
+import org.apache.spark.sql.execution.SparkPlan;
+import org.apache.spark.sql.execution.SparkStrategy;
+import org.apache.spark.sql.execution.aggregate.HashAggregateExec;
+import org.apache.spark.util.AccumulatorV2;
+import scala.Option;
+import scala.collection.immutable.Seq;
+
+/**
+ * Plans the combining of rows before a step's exchange: see combining.py, which has Spark's own compiler read this.
+ *
+ * Only the driver has these classes: what they plan are Spark's own operators. Spark plans every micro-batch anew, so
+ * each plan can learn from the one before.
+ */
+public class Combining extends SparkStrategy {
+    private final SparkStrategy aggregation;
+    private final Map places = new ConcurrentHashMap();
+
+    /** Takes the strategy by which Spark plans aggregates of frames that do not stream. */
+    public Combining(SparkStrategy aggregation) {
+        this.aggregation = aggregation;
+    }
+
+    /** From now on the function of this name stands for an aggregate, which has the function's columns. */
+    public void declare(String name, LogicalPlan aggregate) {
+        places.put(name, new Place((Aggregate) aggregate, aggregation));
+    }
+
+    /** Takes note of how far rows were combined in a micro-batch that was executed by this plan. */
+    public void learn(SparkPlan plan) {
+        if (plan instanceof HashAggregateExec) {
+            for (Iterator each = places.values().iterator(); each.hasNext();) {
+                ((Place) each.next()).learn((HashAggregateExec) plan);
+            }
+        }
+        for (int i = 0; i < plan.children().length(); i++) {
+            learn((SparkPlan) plan.children().apply(i));
+        }
+    }
+
+    public Seq apply(LogicalPlan plan) {
+        List planned = new ArrayList();
+        if (plan instanceof MapInArrow && ((MapInArrow) plan).functionExpr() instanceof PythonUDF) {
+            PythonUDF function = (PythonUDF) ((MapInArrow) plan).functionExpr();
+            Place place = (Place) places.get(function.name());
+            if (place != null) {
+                planned.add(place.plan((MapInArrow) plan, function));
+            }
+        }
+        return Place.seq(planned);
+    }
+}
+
+/** One place of a plan, over its micro-batches. */
+class Place {
+    /** So many micro-batches are not combined after one that kept three quarters of its rows or more. */
+    private static final int PAUSE = 20;
+    /** Fewer rows say nothing. */
+    private static final long TELLING = 1000L;
+
+    private final Aggregate aggregate;
+    private final SparkStrategy aggregation;
+    private int pause;
+
+    Place(Aggregate aggregate, SparkStrategy aggregation) {
+        this.aggregate = aggregate;
+        this.aggregation = aggregation;
+    }
+
+    SparkPlan plan(MapInArrow place, PythonUDF function) {
+        // Optimising gives attributes other ids, as where an alias was of no use.
+        Project rows = new Project(renamed(function.children(), aggregate.child().output()), place.child());
+        List child = new ArrayList();
+        child.add(rows);
+        SparkPlan whole = (SparkPlan) aggregation.apply((LogicalPlan) aggregate.withNewChildren(seq(child))).head();
+        if (whole instanceof HashAggregateExec && worthwhile()) {
+            return new ProjectExec(renamed(aggregate.output(), place.output()), combined((HashAggregateExec) whole));
+        }
+        return new ProjectExec(renamed(rows.output(), place.output()), leaf(whole));
+    }
+
+    private boolean worthwhile() {
+        if (pause > 0) {
+            pause--;
+        }
+        return pause == 0;
+    }
+
+    void learn(HashAggregateExec executed) {
+        if (executed.child() instanceof FilterExec && id(executed.output()).equals(id(aggregate.output()))) {
+            long before = rows(executed.child());
+            if (before >= TELLING && 4L * rows(executed) >= 3L * before) {
+                pause = PAUSE;
+            }
+        }
+    }
+
+    /** The keys' columns may be those of other aggregates, too; the last column is not. */
+    private static Object id(Seq output) {
+        return ((Attribute) output.last()).exprId();
+    }
+
+    private static long rows(SparkPlan plan) {
+        return ((Long) ((AccumulatorV2) plan.metrics().apply("numOutputRows")).value()).longValue();
+    }
+
+    /** The aggregate of each partition by itself, of two steps between which Spark would have an exchange. */
+    private SparkPlan combined(HashAggregateExec last) {
+        HashAggregateExec first = (HashAggregateExec) last.child();
+        List complete = new ArrayList();
+        for (int i = 0; i < first.aggregateExpressions().length(); i++) {
+            AggregateExpression each = (AggregateExpression) first.aggregateExpressions().apply(i);
+            complete.add(each.copy(each.aggregateFunction(), Complete$.MODULE$, each.isDistinct(), each.filter(), each.resultId()));
+        }
+        // Nothing is left out: filters count what comes through.
+        FilterExec input = new FilterExec(Literal.TrueLiteral(), first.child());
+        return new HashAggregateExec(
+            Option.empty(), false, Option.empty(), first.groupingExpressions(), seq(complete), last.aggregateAttributes(),
+            0, last.resultExpressions(), input);
+    }
+
+    private static SparkPlan leaf(SparkPlan plan) {
+        return plan.children().isEmpty() ? plan : leaf((SparkPlan) plan.children().head());
+    }
+
+    private static Seq renamed(Seq from, Seq to) {
+        List aliases = new ArrayList();
+        for (int i = 0; i < from.length(); i++) {
+            Attribute as = (Attribute) to.apply(i);
+            aliases.add(new Alias(
+                (Expression) from.apply(i), as.name(), as.exprId(), seq(new ArrayList()), Option.empty(), seq(new ArrayList())));
+        }
+        return seq(aliases);
+    }
+
+    static Seq seq(List list) {
+        return scala.jdk.javaapi.CollectionConverters.asScala(list).toSeq();
+    }
+}
