@@ -48,7 +48,7 @@ from recovery.spark.listener import announce
 from recovery.spark.operator_rows import OperatorRows
 from recovery.spark.plan import BoundPlan, bind
 from recovery.spark.preparing import Prepared
-from recovery.spark.session import check_master
+from recovery.spark.session import DEFAULTS, FILE_MANAGER, check_master
 from recovery.spark.ticks import write_mailbox
 from recovery.spark.worker import ADDRESS_PROPERTY
 from recovery.storage.files import FilePartitions
@@ -64,10 +64,8 @@ PROGRESS_PERIOD_S = 0.01
 _SETTINGS = {
     # With it, stages of a micro-batch run before foreachBatch is called, and empty partitions lose their tasks.
     "spark.sql.adaptive.streaming.stateless.enabled": "false",
-    # Of Spark's two ways to write its checkpoint, the one that starts no processes for a local file. Both rename a file
-    # when it is complete, and neither syncs it; ours need not outlive the run.
-    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
-    "FileSystemBasedCheckpointFileManager",
+    # In a session of somebody else's, too; but file sources, which are made after the start, take what it has then.
+    FILE_MANAGER: DEFAULTS[FILE_MANAGER],
 }
 _UNCHECKED = {
     # recovery.spark.plan ran Spark's check already, on the plan without the sort of our steps.

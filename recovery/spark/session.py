@@ -26,6 +26,7 @@ _NOISE = re.compile(
     r"|^WARNING: (A (terminally|restricted)|Please consider|Use --enable-native|Restricted methods|package )"
 )
 _ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
+FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -38,6 +39,9 @@ DEFAULTS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
     # Over TCP a task waits some 40 ms until the last packet for its Python worker is on its way.
     "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
+    # Of Spark's two ways to write its checkpoint, the one that starts fewer processes for a local file. Both rename a
+    # file when it is complete, and neither syncs it; that of a run need not outlive it.
+    FILE_MANAGER: "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
 }
 
 
