@@ -57,7 +57,7 @@ def create_session(name: str, *, master: str = "local[*]", conf: Mapping[str, st
 
     prepare_environment()
     settings = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
-    for key, value in {**DEFAULTS, **(conf or {})}.items():
+    for key, value in {**DEFAULTS, **_daemon(), **(conf or {})}.items():
         settings.set(key, value)
     try:
         given = settings.get("spark.driver.extraJavaOptions", "")
@@ -74,6 +74,12 @@ def create_session(name: str, *, master: str = "local[*]", conf: Mapping[str, st
         ) from error
     context.setLogLevel("ERROR")
     return SparkSession(context)
+
+
+def _daemon() -> dict[str, str]:
+    """Our daemon for Python workers, where they run this Python, in which it is installed."""
+    same = os.environ.get("PYSPARK_PYTHON") == sys.executable
+    return {"spark.python.daemon.module": "recovery.spark.daemon"} if same else {}
 
 
 def check_master(master: str) -> None:

@@ -12,7 +12,7 @@ import pickle
 import tempfile
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat
+from itertools import count, repeat
 from typing import IO, Any, NamedTuple, cast
 
 import msgspec
@@ -37,6 +37,8 @@ BATCH_PROPERTY = "streaming.sql.batchId"
 CHUNK_ROWS = 32_768
 SORTED_BYTES = 32 << 20
 SPOOL_BYTES = 64 << 20
+_tasks = count()
+"""How many this process has run."""
 
 
 def run_step(
@@ -64,9 +66,9 @@ def run_step(
 
 
 def _settle() -> None:
-    """Once in a worker: take what was imported from the cyclic garbage collector, which Spark's daemon has look at all
-    of it after every task, when the driver waits for a processor."""
-    if not gc.get_freeze_count():
+    """Take what was imported from the cyclic garbage collector, which Spark's daemon has look at all of it after every
+    task, when the driver waits for a processor: before a worker's first task, and what that has imported."""
+    if next(_tasks) < 2:
         gc.freeze()
 
 

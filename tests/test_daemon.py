@@ -1,0 +1,50 @@
+"""The path of Python workers: Spark's archives are left off it, where PySpark is installed beside them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+import pytest
+
+HOME = Path(pyspark.__file__).parent
+ARCHIVES = [
+    *map(str, sorted((HOME / "python" / "lib").glob("*.zip"))),
+    *map(str, (HOME / "jars").glob("spark-core_*.jar")),
+]
+LOOK = """
+import sys
+from recovery.spark.daemon import leave_archives
+{before}
+leave_archives()
+import pyspark, importlib
+importlib.invalidate_caches()
+print(pyspark.__file__, *(each for each in [*sys.path, *sys.path_importer_cache] if each in {archives}), sep="\\n")
+"""
+
+
+def looked(before: str = "") -> list[str]:
+    """Where PySpark comes from, and the archives that are still looked into."""
+    code = f"import sys; sys.path[:0] = {ARCHIVES!r}\n" + LOOK.format(before=before, archives=ARCHIVES)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_there_are_such_archives():
+    """The names under which this version of Spark has them."""
+    assert len(ARCHIVES) == 3
+
+
+@pytest.mark.parametrize("before", ["", "import importlib.util; importlib.util.find_spec('nothing')"])
+def test_pyspark_comes_from_where_it_is_installed(before):
+    """And no list of an archive is kept to be read again, also where one was looked into before."""
+    assert looked(before) == [pyspark.__file__]
+
+
+def test_where_it_is_not_installed_the_archives_stay():
+    """As on a machine that has Spark without PySpark's package."""
+    found = looked("sys.path[:] = [each for each in sys.path if 'site-packages/' in each or 'packages' not in each]")
+    assert found[0].startswith(ARCHIVES[1]) or found[0].startswith(ARCHIVES[0])
+    assert set(ARCHIVES) <= set(found)
