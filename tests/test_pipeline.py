@@ -30,7 +30,9 @@ pipeline = Pipeline("nightly", [Node("clean", read=read, transform=make(5), writ
 
 def definition(source: str, tmp_path) -> str:
     """The hash of the node, as another process finds it."""
-    path = tmp_path / "jobs.py"
+    # Each in a directory of its own: Python takes two sources of one size and second for the same.
+    path = tmp_path / str(len(list(tmp_path.iterdir()))) / "jobs.py"
+    path.parent.mkdir()
     path.write_text(source)
     code = "import sys; from recovery.loader import load; print(load(sys.argv[1]).nodes[0].definition)"
     done = run_python(code, path)
