@@ -99,10 +99,11 @@ class Place {
     }
 
     private boolean worthwhile() {
-        if (pause > 0) {
-            pause--;
+        if (pause == 0) {
+            return true;
         }
-        return pause == 0;
+        pause--;
+        return false;
     }
 
     void learn(HashAggregateExec executed) {

@@ -2,7 +2,7 @@
 
 Spark plans every aggregate of a stream with a state store of its own, so the plan holds a place instead: a function
 that the planner, taught by a strategy of ours, replaces by an aggregate over each partition by itself. The strategy
-is a few lines of Java for the driver alone, compiled by the compiler that Spark has for its own generated code.
+is Java for the driver alone (Combining.java), compiled by the compiler that Spark has for its own generated code.
 """
 
 from __future__ import annotations

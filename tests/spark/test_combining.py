@@ -11,9 +11,10 @@ from decimal import Decimal
 import pytest
 from pyspark.sql import functions as F
 
-from recovery import aggregate
+from recovery import RecoveryConfig, aggregate, init_partitions, start
 from recovery.aggregates import count, max_, mean, min_, stddev, sum_, top_k, variance
 from recovery.errors import StateValueError
+from recovery.spark.query import BatchDone
 from tests.spark.support import run_to_end, states
 
 LARGE = 2**62
@@ -71,7 +72,7 @@ def test_every_function_that_can_be_combined(spark, feed, tmp_path):
     step = aggregate("figures", key="key", **COLUMNS)
     frame = parsed(feed.frame(spark).repartition(3)).transform(step)
     done = run_to_end(frame, tmp_path / "db", lambda batch, _: seen.update({row.key: row for row in batch.collect()}))
-    assert done.states == sum(1 for _ in states(tmp_path / "db", "figures")) * 4
+    assert done.states == len(states(tmp_path / "db", "figures")) * 4
     assert set(seen) == set(rows)
     for key, row in seen.items():
         found, truth = row.asDict(), expected(rows[key])
@@ -140,10 +141,14 @@ def test_what_does_not_shrink_is_sent_as_it_is(spark, feed, tmp_path):
         feed.add((f"k{number % 7}", number) for number in range(3000))
     plans = Plans(spark)
     step = aggregate("s", key="key", n=count(), total=sum_("value"))
-    done = run_to_end(feed.frame(spark).transform(step), tmp_path / "db", plans)
+    init_partitions(tmp_path / "db", 2)
+    told = []
+    config = RecoveryConfig(tmp_path / "db", snapshot_interval=0)
+    frame = feed.frame(spark).transform(step)
+    start(frame, config, sink=plans, name="s", trigger="available-now", observer=told.append).await_termination()
     assert plans.combined == [True, True, True, False, False]
     assert {key: [s["n"], s["total"]] for key, s in states(tmp_path / "db", "s").items()} == feed.totals()
-    assert done.rows == len(feed.rows)
+    assert [event.rows for event in told if isinstance(event, BatchDone)] == [3000, 300, 3000, 3000, 3000]
 
 
 def test_two_steps_over_one_frame(spark, feed, tmp_path):
