@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -32,11 +33,17 @@ def order(key: str | None) -> tuple[bool, bytes]:
     return key is not None, (key or "").encode()
 
 
-@given(st.lists(st.lists(KEYS, min_size=1, max_size=30), max_size=8), st.integers(1, 40), st.integers(0, 2000))
-def test_rows_come_out_sorted_and_none_is_lost(keys, piece_rows, limit_bytes):
-    """For all batches, and all limits from a file for every batch to no file at all."""
+@given(
+    st.lists(st.lists(KEYS, min_size=1, max_size=30), max_size=8),
+    st.integers(1, 40),
+    st.integers(0, 2000),
+    st.integers(2, 50),
+)
+def test_rows_come_out_sorted_and_none_is_lost(keys, piece_rows, limit_bytes, sample_rows):
+    """For all batches, all limits from a file for every batch to no file at all, and whether few keys are different."""
     batches = batches_of(keys)
-    found = list(sorted_by("key", iter(batches), piece_rows, limit_bytes))
+    with mock.patch("recovery.spark.sorting.SAMPLE_ROWS", sample_rows):
+        found = list(sorted_by("key", iter(batches), piece_rows, limit_bytes))
     assert all(0 < len(batch) <= piece_rows for batch in found)
     rows = [(row["key"], row["row"]) for batch in found for row in batch.to_pylist()]
     expected = [(row["key"], row["row"]) for batch in batches for row in batch.to_pylist()]

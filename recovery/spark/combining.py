@@ -11,7 +11,6 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -22,6 +21,7 @@ from pyspark.sql import types as T
 from recovery.aggregates import Aggregate
 from recovery.errors import UnsupportedPlanError
 from recovery.kernels import HALF
+from recovery.spark.java_sources import compiled
 
 PLACE_NAME = "recovery_combine:"
 STRATEGY = "recovery.Combining"
@@ -129,12 +129,9 @@ def _install(spark: SparkSession) -> Any:
     jvm, gateway = spark._jvm, spark.sparkContext._gateway
     assert jvm is not None
     assert gateway is not None
-    compiler = jvm.org.codehaus.janino.SimpleCompiler()
-    compiler.setParentClassLoader(jvm.Thread.currentThread().getContextClassLoader())
-    compiler.cook((files("recovery.spark") / "Combining.java").read_text())
     given = gateway.new_array(jvm.Object, 1)
     given[0] = spark._jsparkSession.sessionState().planner().Aggregation()
-    strategy = compiler.getClassLoader().loadClass(STRATEGY).getConstructors()[0].newInstance(given)
+    strategy = compiled(spark, "Combining.java").loadClass(STRATEGY).getConstructors()[0].newInstance(given)
     experimental = spark._jsparkSession.experimental()
     getattr(experimental, "extraStrategies_$eq")(experimental.extraStrategies().appended(strategy))
     return strategy

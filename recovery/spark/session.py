@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from recovery.errors import ConfigurationError, SparkUnavailableError
+from recovery.spark import local_files
 from recovery.spark.classes import archive_options, archive_path
 
 MINIMUM_JAVA = 17
@@ -24,6 +25,12 @@ _NOISE = re.compile(
     r"WARNING: Using incubator modules|Using Spark's default log4j profile|Using Spark's repl log4j profile"
     r"|Setting default log level to|To adjust logging level use|^Picked up |^WARNING: .*(sun.misc.Unsafe|terminally)"
     r"|^WARNING: (A (terminally|restricted)|Please consider|Use --enable-native|Restricted methods|package )"
+)
+_COMPILE_LATER = (
+    # In a run's first minute the JVM spends a third of its time on compiling, most of it to the last degree, for code
+    # that plans micro-batches. What rows go through gets there within a micro-batch of some size all the same.
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=20000 "
+    "-XX:Tier4CompileThreshold=100000 -XX:Tier4BackEdgeThreshold=400000"
 )
 _ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
 FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
@@ -35,6 +42,8 @@ DEFAULTS = {
     "spark.driver.memory": "2g",
     "spark.driver.host": "localhost",
     "spark.driver.bindAddress": "127.0.0.1",
+    # Two tasks are to share a file of some hundred KiB, not only one of 4 MiB: the slower one is waited for.
+    "spark.sql.files.openCostInBytes": str(256 << 10),
     # One record batch of a step's input is a chunk of its loop.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
     # Over TCP a task waits some 40 ms until the last packet for its Python worker is on its way.
@@ -62,7 +71,7 @@ def create_session(name: str, *, master: str = "local[*]", conf: Mapping[str, st
     try:
         given = settings.get("spark.driver.extraJavaOptions", "")
         shared = archive_options(archive_path(java_home()), given)
-        settings.set("spark.driver.extraJavaOptions", f"{_log4j_options()} {shared} {given}".strip())
+        settings.set("spark.driver.extraJavaOptions", f"{_log4j_options()} {_COMPILE_LATER} {shared} {given}".strip())
         gateway = launch_gateway(settings, popen_kwargs={"start_new_session": True, "stderr": subprocess.PIPE})
         _forward(gateway.proc.stderr)
         context = SparkContext(conf=settings, gateway=gateway)
@@ -73,7 +82,9 @@ def create_session(name: str, *, master: str = "local[*]", conf: Mapping[str, st
             remedy="Check the settings; with --debug the whole error is shown.",
         ) from error
     context.setLogLevel("ERROR")
-    return SparkSession(context)
+    session = SparkSession(context)
+    local_files.install(session)
+    return session
 
 
 def _daemon() -> dict[str, str]:
