@@ -23,15 +23,10 @@ NO_PROCESSES = {
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
     "FileSystemBasedCheckpointFileManager",
 }
-AS_RUNS_HAVE_IT = {
-    # A file is shared by the tasks in equal parts, and the JVM compiles less to the last degree: good for all.
-    "spark.sql.files.openCostInBytes": str(256 << 10),
-    "spark.driver.extraJavaOptions": "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=20000 "
-    "-XX:Tier4CompileThreshold=100000 -XX:Tier4BackEdgeThreshold=400000",
-}
 CONF = {
     **NO_PROCESSES,
-    **AS_RUNS_HAVE_IT,
+    # A file is shared by the tasks in equal parts, as in runs on recovery partitions.
+    "spark.sql.files.openCostInBytes": str(256 << 10),
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "localhost",

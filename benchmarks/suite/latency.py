@@ -1,7 +1,8 @@
 """Duration of small micro-batches: on plain Spark, on recovery partitions, and with a stateful step.
 
-Each run reads small files one a micro-batch; a duration is what Spark reports for the whole trigger. The first
-micro-batches, in which Spark and the workers warm up, are left out.
+Each contender runs its query several times in one session, each time from the beginning. A run reads small files one a
+micro-batch; a duration is what Spark reports for the whole trigger. The first micro-batches of a run are left out. The
+first run tells of a stream that has just begun, the last one of a stream that goes on, for which the JVM has compiled.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement
 
 CORES = 2
-QUICK = ("--rows", "20", "--batches", "6", "--skip", "2", "--keys", "100")
+QUICK = ("--rows", "20", "--batches", "6", "--skip", "2", "--keys", "100", "--runs", "2")
 BASELINE = "without a step"
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain Spark": {"plain": True, "step": False, "interval_s": 0},
@@ -33,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What can be chosen."""
     parser.add_argument("--rows", type=int, default=100, help="lines in a micro-batch (default: %(default)s)")
     parser.add_argument("--batches", type=int, default=80, help="micro-batches of a run (default: %(default)s)")
-    parser.add_argument("--skip", type=int, default=20, help="of them to warm up (default: %(default)s)")
+    parser.add_argument("--skip", type=int, default=20, help="of them not counted (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=10, help="of the same in one session (default: %(default)s)")
     parser.add_argument("--keys", type=int, default=10_000, help="different keys (default: %(default)s)")
 
 
@@ -48,21 +50,29 @@ def run(arguments: argparse.Namespace) -> Report:
             name,
             environments.own_python(),
             f"{__name__}:measure",
-            {**variant, "files": str(lines.files_directory), "skip": arguments.skip, "totals": "totals"},
+            {
+                **variant,
+                "files": str(lines.files_directory),
+                "skip": arguments.skip,
+                "runs": arguments.runs,
+                "totals": "totals",
+            },
         )
         for name, variant in VARIANTS.items()
     ]
 
     def check(contender: Contender, answer: dict[str, Any], directory: Path) -> str | None:
-        if answer["batches"] != arguments.batches:
-            return f"read {answer['batches']} micro-batches instead of {arguments.batches}"
         every_batch = contender.arguments["interval_s"] == 0 and not contender.arguments["plain"]
-        if every_batch and answer["epochs"] != arguments.batches:
-            return f"closed {answer['epochs']} epochs instead of {arguments.batches}"
-        if not contender.arguments["step"]:
-            return None
-        wrong = keyed_lines.check(lines, directory / contender.arguments["totals"])
-        return f"wrong totals: {wrong}" if wrong else None
+        for number, (batches, epochs) in enumerate(zip(answer["batches"], answer["epochs"], strict=True)):
+            if batches != arguments.batches:
+                return f"read {batches} micro-batches instead of {arguments.batches}"
+            if every_batch and epochs != arguments.batches:
+                return f"closed {epochs} epochs instead of {arguments.batches}"
+            if contender.arguments["step"]:
+                wrong = keyed_lines.check(lines, directory / f"{contender.arguments['totals']}-{number}")
+                if wrong:
+                    return f"wrong totals: {wrong}"
+        return None
 
     return report(arguments, keyed.rounds(arguments).measure(contenders, check))
 
@@ -70,6 +80,7 @@ def run(arguments: argparse.Namespace) -> Report:
 def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -> Report:
     """The table of what was measured."""
     summaries = table.summarise(measurements)
+    first = {each.contender: each.middle(lambda run: run.answer["first_s"]) for each in summaries}
     baseline = next((s.seconds for s in summaries if s.contender == BASELINE), None)
     return Report(
         name="latency",
@@ -78,10 +89,12 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
             "milliseconds; less is better",
             [(each.contender, each.seconds and each.seconds * 1000) for each in summaries],
         ),
-        headers=("micro-batches", "median ms", "spread of medians ms", "95 % ms", "×", "state"),
+        headers=("micro-batches", "at first ms", "×", "median ms", "spread of medians ms", "95 % ms", "×", "state"),
         rows=[
             (
                 each.contender,
+                table.milliseconds(first[each.contender]),
+                table.ratio(first[each.contender], first.get(BASELINE)),
                 table.milliseconds(each.seconds),
                 table.spread((run.seconds for run in each.runs), table.milliseconds),
                 table.milliseconds(each.middle(lambda run: run.answer["high_s"])),
@@ -92,8 +105,9 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
         ],
         measurements=measurements,
         notes=[
-            f"{arguments.batches} micro-batches of {arguments.rows} rows, the first {arguments.skip} not counted; "
-            f"medians over {arguments.repeat} interleaved rounds; × is against `{BASELINE}`.",
+            f"{arguments.batches} micro-batches of {arguments.rows} rows, the first {arguments.skip} not counted, "
+            f"{arguments.runs} times in one session: of the first time `at first`, of the last time the others. "
+            f"Medians over {arguments.repeat} interleaved rounds; × is against `{BASELINE}`.",
             "`-s 0` closes an epoch, durably, after every micro-batch; the others every 10 s. Plain Spark writes the "
             "same query to the same sink without recovery partitions.",
         ],
@@ -115,32 +129,37 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         lines = session.readStream.option("maxFilesPerTrigger", 1).text(arguments["files"])
         return step(lines) if arguments["step"] else lines
 
-    query: Any
-    directory = Path("recovery")
-    epochs = 0
-    if arguments["plain"]:
-        writer = build(spark).writeStream.foreachBatch(sink.write).trigger(availableNow=True)
-        query = writer.option("checkpointLocation", f"file:{Path('checkpoint').absolute()}").start()
-        query.awaitTermination()
-    else:
-        init_partitions(directory, CORES)
-        config = RecoveryConfig(directory, snapshot_interval=arguments["interval_s"])
-        running = start(Flow("latency", build, sink), config, spark=spark, trigger="available-now")
-        query = running.streaming_query
-        running.await_termination()
-        epochs = running.summary.epochs
-    progress = [each for each in query.recentProgress if each["numInputRows"]]
-    durations_s = [each["durationMs"]["triggerExecution"] / 1000 for each in progress]
+    durations_s: list[list[float]] = []
+    epochs: list[int] = []
+    for number in range(arguments["runs"]):
+        query: Any
+        if arguments["plain"]:
+            writer = build(spark).writeStream.foreachBatch(sink.write).trigger(availableNow=True)
+            query = writer.option("checkpointLocation", f"file:{Path(f'checkpoint-{number}').absolute()}").start()
+            query.awaitTermination()
+            epochs.append(0)
+        else:
+            directory = Path(f"recovery-{number}")
+            init_partitions(directory, CORES)
+            config = RecoveryConfig(directory, snapshot_interval=arguments["interval_s"])
+            running = start(Flow("latency", build, sink), config, spark=spark, trigger="available-now")
+            query = running.streaming_query
+            running.await_termination()
+            epochs.append(running.summary.epochs)
+        progress = [each for each in query.recentProgress if each["numInputRows"]]
+        durations_s.append([each["durationMs"]["triggerExecution"] / 1000 for each in progress])
     found = versions(spark)
     spark.stop()
     if arguments["step"]:
-        write_totals(directory, Path(arguments["totals"]))
-    counted = durations_s[arguments["skip"] :]
+        for number in range(arguments["runs"]):
+            write_totals(Path(f"recovery-{number}"), Path(f"{arguments['totals']}-{number}"))
+    first, *_, last = [each[arguments["skip"] :] for each in [durations_s[0], *durations_s]]
     return {
-        "seconds": median(counted),
-        "high_s": quantiles(counted, n=20)[-1],
+        "seconds": median(last),
+        "first_s": median(first),
+        "high_s": quantiles(last, n=20)[-1],
         "durations_s": durations_s,
-        "batches": len(durations_s),
+        "batches": [len(each) for each in durations_s],
         "epochs": epochs,
         "versions": found,
     }

@@ -26,12 +26,6 @@ _NOISE = re.compile(
     r"|Setting default log level to|To adjust logging level use|^Picked up |^WARNING: .*(sun.misc.Unsafe|terminally)"
     r"|^WARNING: (A (terminally|restricted)|Please consider|Use --enable-native|Restricted methods|package )"
 )
-_COMPILE_LATER = (
-    # In a run's first minute the JVM spends a third of its time on compiling, most of it to the last degree, for code
-    # that plans micro-batches. What rows go through gets there within a micro-batch of some size all the same.
-    "-XX:+IgnoreUnrecognizedVMOptions -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=20000 "
-    "-XX:Tier4CompileThreshold=100000 -XX:Tier4BackEdgeThreshold=400000"
-)
 _ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
 FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 DEFAULTS = {
@@ -71,7 +65,7 @@ def create_session(name: str, *, master: str = "local[*]", conf: Mapping[str, st
     try:
         given = settings.get("spark.driver.extraJavaOptions", "")
         shared = archive_options(archive_path(java_home()), given)
-        settings.set("spark.driver.extraJavaOptions", f"{_log4j_options()} {_COMPILE_LATER} {shared} {given}".strip())
+        settings.set("spark.driver.extraJavaOptions", f"{_log4j_options()} {shared} {given}".strip())
         gateway = launch_gateway(settings, popen_kwargs={"start_new_session": True, "stderr": subprocess.PIPE})
         _forward(gateway.proc.stderr)
         context = SparkContext(conf=settings, gateway=gateway)
