@@ -105,11 +105,15 @@ def states(directory: Path, step: str) -> dict:
 
 @contextlib.contextmanager
 def set_to(spark, values):
-    """Settings of the shared session, for a while."""
+    """Settings of the shared session, for a while; it has its own back afterwards."""
+    before = {key: spark.conf.get(key, None) for key in values}
     for key, value in values.items():
         spark.conf.set(key, value)
     try:
         yield
     finally:
-        for key in values:
-            spark.conf.unset(key)
+        for key, value in before.items():
+            if value is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, value)
