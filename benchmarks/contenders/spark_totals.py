@@ -18,13 +18,10 @@ ROCKSDB = {
     # Counting rows costs a look-up for each write.
     "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
 }
-NO_PROCESSES = {
-    # Spark starts no processes for the files of its checkpoint then, as in runs on recovery partitions.
+CONF = {
+    # Spark starts fewer processes for the files of its checkpoint then, as in runs on recovery partitions.
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
     "FileSystemBasedCheckpointFileManager",
-}
-CONF = {
-    **NO_PROCESSES,
     # A file is shared by the tasks in equal parts, as in runs on recovery partitions.
     "spark.sql.files.openCostInBytes": str(256 << 10),
     "spark.ui.enabled": "false",

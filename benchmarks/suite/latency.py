@@ -43,6 +43,8 @@ def run(arguments: argparse.Namespace) -> Report:
     """Measures and reports."""
     if not 0 <= arguments.skip < arguments.batches - 1:
         raise SystemExit("--skip must leave two micro-batches to measure")
+    if arguments.runs < 1:
+        raise SystemExit("--runs must be at least 1")
     shape = keyed_lines.Shape(arguments.rows * arguments.batches, arguments.keys, arguments.batches)
     lines = keyed_lines.generate(shape, arguments.work / "inputs")
     contenders = [

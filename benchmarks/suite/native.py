@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import keyed, keyed_lines
-from benchmarks.contenders.spark_totals import NO_PROCESSES, ROCKSDB
+from benchmarks.contenders.spark_totals import ROCKSDB
 from benchmarks.harness import environments, table
 from benchmarks.harness.pictures import bars
 from benchmarks.harness.report import Report
@@ -108,7 +108,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     from recovery import Flow, RecoveryConfig, init_partitions, start
     from recovery.spark.session import create_session
 
-    conf = {**NO_PROCESSES, "spark.sql.shuffle.partitions": str(CORES), **STORES[arguments["store"]]}
+    conf = {"spark.sql.shuffle.partitions": str(CORES), **STORES[arguments["store"]]}
     spark = create_session("native", master=f"local[{CORES}]", conf=conf)
     latest: dict[str, Any] = {}
 

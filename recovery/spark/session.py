@@ -69,15 +69,15 @@ def create_session(name: str, *, master: str = "local[*]", conf: Mapping[str, st
         gateway = launch_gateway(settings, popen_kwargs={"start_new_session": True, "stderr": subprocess.PIPE})
         _forward(gateway.proc.stderr)
         context = SparkContext(conf=settings, gateway=gateway)
+        context.setLogLevel("ERROR")
+        session = SparkSession(context)
+        local_files.install(session)
     except Exception as error:
         raise SparkUnavailableError(
             f"Spark did not start: {str(error).strip().splitlines()[0] if str(error).strip() else error!r}",
             cause="Java, the master or a --conf setting; see the lines above.",
             remedy="Check the settings; with --debug the whole error is shown.",
         ) from error
-    context.setLogLevel("ERROR")
-    session = SparkSession(context)
-    local_files.install(session)
     return session
 
 
