@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from typing import Any
+from zlib import crc32
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
-from recovery.keys import encode_key, partition_of
+from recovery.keys import encode_key
 from recovery.spark.arrow_worker import ArrowStepTask
-from recovery.spark.step import BATCH, KEY, StepDefinition
+from recovery.spark.step import EVERYWHERE, HASH_BITS, KEY, PLACE, StepDefinition
+from recovery.spark.worker import run_tasks
 from tests.stores import STEP, Driver, paths_of, query
 
 
@@ -42,25 +44,23 @@ def definition(
     )
 
 
-def run_batch(driver: Driver, step: StepDefinition, batch: int, rows: pa.Table, *, piece: int = 1000) -> list[dict]:
-    """Run the tasks of one micro-batch over `rows`; returns the output, as Spark would have it."""
+def run_batch(
+    driver: Driver, step: StepDefinition, batch: int, rows: pa.Table, *, piece: int = 1000, gathered: bool = False
+) -> list[dict]:
+    """Run the tasks of one micro-batch over `rows`, or with `gathered` the one that has all of them; returns the
+    output, as Spark would have it."""
     parts = [rows.column(position).to_pylist() for position in step.key_columns]
     texts = [state_key(values) for values in zip(*parts, strict=True)]
     if not step.key_in_place:
         rows = rows.append_column(KEY, pa.array(texts, pa.string()))
+    hashes = [crc32(text.encode()) for text in texts]
     output: list[dict] = []
-    for partition in range(driver.count):
-        mine = [i for i, text in enumerate(texts) if partition_of(text, driver.count) == partition]
-        if not mine:
-            continue
-        chosen = rows.take(mine).append_column(BATCH, pa.array([partition] * len(mine), pa.int64()))
-        store = driver.task()
-        try:
-            task = ArrowStepTask(step, store, driver.count, batch)
-            for found in task.run(iter(chosen.to_batches(max_chunksize=piece))):
-                output += found.to_pylist()
-        finally:
-            store.release()
+    for place in [EVERYWHERE] if gathered else range(driver.count):
+        mine = [i for i, number in enumerate(hashes) if gathered or number % driver.count == place]
+        places = pa.array([place << HASH_BITS | hashes[i] for i in mine], pa.int64())
+        batches = rows.take(pa.array(mine, pa.int64())).append_column(PLACE, places).to_batches(max_chunksize=piece)
+        for found in run_tasks(step, iter(batches), lambda: (driver.task(), driver.count), batch, ArrowStepTask):
+            output += found.to_pylist()
     return output
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from unittest import mock
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recovery.spark.arrow_worker import ArrowStepTask
-from recovery.spark.sorting import sorted_by
+from recovery.spark.sorting import by_number, sorted_by
 from recovery.storage.initialize import init_partitions
 from tests.stores import Driver
 from tests.tasks import definition, run_batch, stored
@@ -53,6 +54,23 @@ def test_rows_come_out_sorted_and_none_is_lost(keys, piece_rows, limit_bytes, sa
         assert rows == sorted(expected, key=lambda row: order(row[0]))  # stable
 
 
+@given(
+    st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=30), max_size=8),
+    st.integers(1, 7),
+    st.integers(0, 2000),
+)
+def test_rows_by_number(numbers, count, limit_bytes):
+    """For all batches and limits: each number once, in order, with its rows as they came."""
+    batches = [pa.record_batch({"key": pa.array(part, pa.int64()), "row": range(len(part))}) for part in numbers]
+    given_rows = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+    found = {}
+    for number, run in by_number(lambda rows: rows.column("key").to_numpy() % count, iter(batches), limit_bytes):
+        assert number not in found
+        found[number] = [tuple(row.values()) for batch in run for row in batch.to_pylist()]
+    assert list(found) == sorted({key % count for key, _ in given_rows})
+    assert found == {number: [row for row in given_rows if row[0] % count == number] for number in found}
+
+
 def test_runs_are_read_in_pieces(monkeypatch):
     """A key that goes on over the end of a piece, and keys that only one run has."""
     monkeypatch.setattr("recovery.spark.sorting.PIECE_BYTES", 200)
@@ -76,7 +94,8 @@ def test_nothing_is_left_when_the_rest_is_not_asked_for():
 
 
 def test_a_step_whose_rows_do_not_fit(tmp_path, monkeypatch):
-    """Totals of a task that sorts by way of a file are those of one that does not."""
+    """Totals of a task that sorts by way of a file are those of one that does not; so are those of one task for both
+    partitions."""
     monkeypatch.setattr(ArrowStepTask, "chunk_rows", 20)
     rows = pa.table({"key": [f"k{number * 37 % 101}" for number in range(1000)], "value": range(1000)})
 
@@ -86,14 +105,14 @@ def test_a_step_whose_rows_do_not_fit(tmp_path, monkeypatch):
 
     step = definition(add_up, "total bigint", "key string", rows, ("key",))
     totals = []
-    for number, limit_bytes in enumerate([0, 1000, 1 << 20]):
+    for number, (limit_bytes, gathered) in enumerate(product([0, 1000, 1 << 20], [False, True])):
         monkeypatch.setattr(ArrowStepTask, "sorted_bytes", limit_bytes)
         init_partitions(tmp_path / str(number), 2)
         with Driver(tmp_path / str(number)) as driver:
-            run_batch(driver, step, 0, rows, piece=50)
+            run_batch(driver, step, 0, rows, piece=50, gathered=gathered)
             driver.close(0)
             totals.append(stored(driver))
-    assert totals[0] == totals[1] == totals[2]
+    assert all(each == totals[0] for each in totals)
     assert sum(state["total"] for state in totals[0].values()) == sum(range(1000))
     assert len(totals[0]) == 101
 

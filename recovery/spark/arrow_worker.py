@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recovery.errors import StateValueError
-from recovery.ids import BatchId
+from recovery.ids import BatchId, PartitionIndex
 from recovery.spark.arrow_step import DISCARD, EXISTS, GROUP, HELPERS, ROWS, START, arrow_schema
 from recovery.spark.step import StepDefinition, TableUpdate
 from recovery.spark.worker import Runs, StepTask
@@ -28,8 +28,15 @@ FLAG = pa.schema([(DISCARD, pa.bool_())])
 class ArrowStepTask(StepTask):
     """One task of a step whose `update` sees tables."""
 
-    def __init__(self, definition: StepDefinition, store: TaskStore, partition_count: int, batch: BatchId) -> None:
-        super().__init__(definition, store, partition_count, batch)
+    def __init__(
+        self,
+        definition: StepDefinition,
+        store: TaskStore,
+        partition: PartitionIndex,
+        partition_count: int,
+        batch: BatchId,
+    ) -> None:
+        super().__init__(definition, store, partition, partition_count, batch)
         assert definition.state_schema is not None
         self._states = arrow_schema(definition.state_schema, definition.time_zone)
         self._table = StateTable(self._states)
@@ -39,7 +46,6 @@ class ArrowStepTask(StepTask):
         runs = self._runs(chunk)
         assert runs is not None
         definition = self._definition
-        assert self._partition is not None
         stored = self._store.read(definition.step_id, self._partition, self._batch, tuple(runs.texts))
         ends = runs.ends.to_numpy().astype(np.int64)
         starts = np.concatenate(([0], ends[:-1]))

@@ -8,7 +8,6 @@ is Java for the driver alone (Combining.java), compiled by the compiler that Spa
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -21,16 +20,14 @@ from pyspark.sql import types as T
 from recovery.aggregates import Aggregate
 from recovery.errors import UnsupportedPlanError
 from recovery.kernels import HALF
-from recovery.spark.java_sources import compiled
+from recovery.spark.java_sources import planner_strategy
 
 PLACE_NAME = "recovery_combine:"
-STRATEGY = "recovery.Combining"
 
 Combine: TypeAlias = Callable[[Sequence[Column]], Column]
 
 _declared: dict[str, Any] = {}
 """Spark's aggregate for each place, by the name of its function."""
-_installing = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -112,29 +109,12 @@ def install(spark: SparkSession, names: Sequence[str]) -> Combiner | None:
     """Have the session's planner combine at the places of these functions; None without any."""
     if not names:
         return None
-    with _installing:
-        strategy = _installed(spark) or _install(spark)
-        for name in names:
-            strategy.declare(name, _declared[name])
+    strategy = planner_strategy(
+        spark, "Combining", lambda _: (spark._jsparkSession.sessionState().planner().Aggregation(),)
+    )
+    for name in names:
+        strategy.declare(name, _declared[name])
     return Combiner(strategy)
-
-
-def _installed(spark: SparkSession) -> Any:
-    strategies = spark._jsparkSession.experimental().extraStrategies()
-    found = (strategies.apply(place) for place in range(strategies.length()))
-    return next((each for each in found if each.getClass().getName() == STRATEGY), None)
-
-
-def _install(spark: SparkSession) -> Any:
-    jvm, gateway = spark._jvm, spark.sparkContext._gateway
-    assert jvm is not None
-    assert gateway is not None
-    given = gateway.new_array(jvm.Object, 1)
-    given[0] = spark._jsparkSession.sessionState().planner().Aggregation()
-    strategy = compiled(spark, "Combining.java").loadClass(STRATEGY).getConstructors()[0].newInstance(given)
-    experimental = spark._jsparkSession.experimental()
-    getattr(experimental, "extraStrategies_$eq")(experimental.extraStrategies().appended(strategy))
-    return strategy
 
 
 def _sum(value: Column, kind: T.DataType) -> tuple[Part, ...] | None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any
 
 from pyspark.sql import SparkSession
+
+_installing = threading.Lock()
 
 
 def compiled(spark: SparkSession, source: str) -> Any:
@@ -16,3 +20,27 @@ def compiled(spark: SparkSession, source: str) -> Any:
     compiler.setParentClassLoader(jvm.Thread.currentThread().getContextClassLoader())
     compiler.cook((files("recovery.spark") / source).read_text())
     return compiler.getClassLoader()
+
+
+def planner_strategy(spark: SparkSession, name: str, arguments: Callable[[Any], Sequence[Any]]) -> Any:
+    """The session's planner strategy of our class `name`, which queries that are started from now on are planned with.
+    Where there is none yet, one is made with what `arguments` gives for the JVM."""
+    with _installing:
+        experimental = spark._jsparkSession.experimental()
+        strategies = experimental.extraStrategies()
+        for each in map(strategies.apply, range(strategies.length())):
+            if each.getClass().getName() == f"recovery.{name}":
+                return each
+        made = _made(spark, name, arguments(spark._jvm))
+        getattr(experimental, "extraStrategies_$eq")(strategies.appended(made))
+        return made
+
+
+def _made(spark: SparkSession, name: str, arguments: Sequence[Any]) -> Any:
+    jvm, gateway = spark._jvm, spark.sparkContext._gateway
+    assert jvm is not None
+    assert gateway is not None
+    given = gateway.new_array(jvm.Object, len(arguments))
+    for place, each in enumerate(arguments):
+        given[place] = each
+    return compiled(spark, f"{name}.java").loadClass(f"recovery.{name}").getConstructors()[0].newInstance(given)

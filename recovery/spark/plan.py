@@ -19,7 +19,8 @@ from pyspark.sql import functions as F
 
 from recovery.errors import UnsupportedPlanError
 from recovery.spark.combining import PLACE_NAME, Combiner, install
-from recovery.spark.step import HASH, UDF_NAME, RegisteredStep, registered
+from recovery.spark.gathering import Gathering
+from recovery.spark.step import UDF_NAME, RegisteredStep, registered
 
 FORMAT_SETTING = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 STATEFUL_NODES = {
@@ -38,12 +39,14 @@ STATEFUL_NODES = {
 
 @dataclass(frozen=True)
 class BoundPlan:
-    """A frame ready to start, the steps in it, and what combines rows before some of them."""
+    """A frame ready to start, the steps in it, what combines rows before some of them, and what does without their
+    exchanges."""
 
     frame: DataFrame
     steps: tuple[RegisteredStep, ...]
     output_mode: str
     combiner: Combiner | None = None
+    gathering: Gathering | None = None
 
 
 def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") -> BoundPlan:
@@ -67,7 +70,8 @@ def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") ->
         return BoundPlan(frame, (), output_mode)
     _check_supported(spark, plan, output_mode)
     combiner = install(spark, list(_functions(plan, PLACE_NAME)))
-    return BoundPlan(_frame(spark, _rebuild(spark, plan, partition_count)), steps, output_mode, combiner)
+    gathering = Gathering(spark, [step.definition.hash_column for step in steps])
+    return BoundPlan(_frame(spark, _rebuild(spark, plan, partition_count)), steps, output_mode, combiner, gathering)
 
 
 def _steps(plan: Any) -> Iterator[RegisteredStep]:
@@ -163,7 +167,8 @@ def _rebuild(spark: SparkSession, node: Any, partition_count: int) -> Any:
 
 def _exchange(source: DataFrame, step: RegisteredStep, partition_count: int) -> Any:
     definition = step.definition
-    spread = source.repartitionById(partition_count, (F.col(HASH) % partition_count).cast("int"))
+    hashes = F.col(definition.hash_column)
+    spread = source.repartitionById(partition_count, (hashes % partition_count).cast("int"))
     if definition.sorted_by_spark:
         text = F.col(f"`{definition.key_text}`")
         spread = spread.sortWithinPartitions(text.asc_nulls_first(), *step.order_by)

@@ -304,6 +304,8 @@ class RecoveryQuery:
         self.summary.states += counts.keys
         self._update_mailboxes()
         seconds = self._clock.elapsed_s() - started_s
+        if self._bound.gathering is not None:
+            self._bound.gathering.learn(counts.rows, seconds)
         self.meter.batch(batch_id, BatchMeasure(*counts, seconds))
         self._notify(BatchDone(batch_id, self._closer.epoch, counts.rows, counts.keys, seconds))
 
@@ -315,10 +317,11 @@ class RecoveryQuery:
         with self._counting:
             reported, newest = self._query._jsq.recentProgress(), self._counted_batch
             for place in reversed(range(len(reported))):
-                progress = json.loads(reported[place].json())
-                batch, rows = progress["batchId"], progress["numInputRows"]
+                batch = reported[place].batchId()
                 if batch <= self._counted_batch:
                     break
+                progress = json.loads(reported[place].json())
+                rows = progress["numInputRows"]
                 if "addBatch" in progress["durationMs"]:
                     newest = max(newest, batch)
                     self.summary.rows += rows

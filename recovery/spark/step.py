@@ -2,7 +2,8 @@
 
 A step sends every row to the Spark partition that has the number of its key's recovery partition, and hands that to
 `recovery.spark.worker`, which sorts it by key. How many recovery partitions there are is not known yet when a
-plan is built, so the exchange is a placeholder that `recovery.spark.plan` replaces when a run starts.
+plan is built, so the exchange is a placeholder that `recovery.spark.plan` replaces when a run starts. A small
+micro-batch takes no exchange: see `recovery.spark.gathering`.
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ from recovery.planning.steps import FlowStep
 PREFIX = "__recovery_"
 KEY = PREFIX + "key"
 HASH = PREFIX + "hash"
-BATCH = PREFIX + "batch"
+NOW = PREFIX + "now"
+PLACE = PREFIX + "place"
 TICK = PREFIX + "tick"
 UDF_NAME = "recovery_step:"
-PARTITION_BITS = 16
-"""BATCH packs the micro-batch's time in milliseconds above these bits (0 for a step that does not need it) and the
-Spark partition below."""
+HASH_BITS = 32
+"""PLACE, the last column that a task sees, holds the key's hash in these bits and above them the Spark partition, or
+EVERYWHERE."""
+EVERYWHERE = -1
+"""In place of the Spark partition: one task has the rows of all recovery partitions."""
 
 Update: TypeAlias = Callable[[Any, list[Any], GroupState], Iterable[tuple[Any, ...]] | None]
 TableUpdate: TypeAlias = Callable[[pa.Table, pa.Table], tuple[Any, Any]]
@@ -95,6 +99,11 @@ class StepDefinition:
     def key_text(self) -> str:
         """The column that holds the state keys, or what they are before they are escaped."""
         return self.columns[self.key_columns[0]] if self.key_in_place else KEY
+
+    @property
+    def hash_column(self) -> str:
+        """The column by whose values rows are spread; by its name the planner knows the step's exchange."""
+        return f"{HASH}_{self.token}"
 
     @property
     def mailbox(self) -> Path:
@@ -304,32 +313,30 @@ def time_zone(frame: DataFrame) -> str:
 
 
 def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFrame:
-    """input → key text and hash → placeholder exchange → batch time and partition → the step's function."""
+    """input → key text and hash → placeholder exchange → batch time and place → the step's function."""
     own = [F.col(f"`{name}`") for name in frame.columns]
-    hashed = F.crc32(text.cast("binary"))
+    hashed = F.crc32(text.cast("binary")).alias(definition.hash_column)
     if definition.timeouts:
         from recovery.spark.ticks import read_ticks
 
         ticks = read_ticks(frame.sparkSession, definition.mailbox)
         frame = frame.withColumn(KEY, text).unionByName(ticks, allowMissingColumns=True)
-        keyed = frame.select(
-            *own, KEY, F.coalesce(F.col(TICK).cast("long"), F.crc32(F.col(KEY).cast("binary"))).alias(HASH)
-        )
+        hashed = F.coalesce(F.col(TICK).cast("long"), F.crc32(F.col(KEY).cast("binary")))
+        keyed = frame.select(*own, KEY, hashed.alias(definition.hash_column))
         passed = [*own, F.col(KEY)]
     elif definition.key_in_place:
-        keyed = frame.select(*own, hashed.alias(HASH))
+        keyed = frame.select(*own, hashed)
         passed = own
     else:
-        keyed = frame.select(*own, text.alias(KEY), F.crc32(text.cast("binary")).alias(HASH))
+        keyed = frame.select(*own, text.alias(KEY), hashed)
         passed = [*own, F.col(KEY)]
     # A placeholder: one partition, which recovery.spark.plan replaces by as many as there are recovery partitions.
     exchanged = keyed.repartitionById(1, F.lit(0))
-    packed = F.spark_partition_id().cast("long")
     if definition.needs_time:
         # The time becomes a literal of the micro-batch's generated code, which Spark then compiles every time anew.
-        now = F.unix_millis(F.current_timestamp())
-        packed = F.shiftleft(now, PARTITION_BITS).bitwiseOR(packed)
-    placed = exchanged.select(*passed, packed.alias(BATCH))
+        passed.append(F.unix_millis(F.current_timestamp()).alias(NOW))
+    partition = F.shiftleft(F.spark_partition_id().cast("long"), HASH_BITS)
+    placed = exchanged.select(*passed, partition.bitwiseOR(F.col(definition.hash_column)).alias(PLACE))
 
     def step(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if definition.state_schema is not None:

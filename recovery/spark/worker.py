@@ -11,8 +11,9 @@ import gc
 import pickle
 import tempfile
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Sequence
-from itertools import count, repeat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import chain, count, repeat
 from typing import IO, Any, NamedTuple, cast
 
 import msgspec
@@ -27,8 +28,8 @@ from recovery.errors import RecoveryError, StateValueError, UnsupportedPlanError
 from recovery.group_state import GroupState
 from recovery.ids import BatchId, PartitionIndex
 from recovery.keys import ESCAPE, decode_key, encode_key, partition_of
-from recovery.spark.sorting import sorted_by
-from recovery.spark.step import PARTITION_BITS, StepDefinition, Update
+from recovery.spark.sorting import by_number, sorted_by
+from recovery.spark.step import EVERYWHERE, HASH_BITS, NOW, PLACE, StepDefinition, Update
 from recovery.storage.files import connect_task
 from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, TaskStore
 
@@ -58,11 +59,42 @@ def run_step(
             cause="The streaming frame was started with writeStream, or its job was started from elsewhere.",
             remedy="Start it with recovery.start(frame, RecoveryConfig(...), sink=...) or recovery.run.",
         )
-    store, partition_count = connect_task(address)
-    try:
-        yield from (kind or StepTask)(definition, store, partition_count, BatchId(int(batch_id))).run(batches)
-    finally:
-        store.release()
+    connect = partial(connect_task, address)
+    yield from run_tasks(definition, batches, connect, BatchId(int(batch_id)), kind or StepTask)
+
+
+def run_tasks(
+    definition: StepDefinition,
+    batches: Iterator[pa.RecordBatch],
+    connect: Callable[[], tuple[TaskStore, int]],
+    batch: BatchId,
+    kind: type[StepTask],
+) -> Iterator[pa.RecordBatch]:
+    """A task for the recovery partition whose rows these are or, where they were gathered instead of exchanged, for
+    each in turn. `connect` gives a store, which opens nothing yet, and the number of recovery partitions."""
+    given = (each for each in batches if each.num_rows)
+    first = next(given, None)
+    if first is None:
+        return
+    _, count = connect()
+    place = first.column(PLACE)[0].as_py() >> HASH_BITS
+    rows = chain([first], given)
+    del first
+    divided: Iterable[tuple[int, Iterator[pa.RecordBatch]]] = [(place, rows)]
+    if place == EVERYWHERE:
+        divided = by_number(partial(_partitions, count=count), rows, kind.sorted_bytes)
+    for partition, of_one in divided:
+        store, _ = connect()
+        task = kind(definition, store, PartitionIndex(partition), count, batch)
+        try:
+            yield from task.run(of_one)
+        finally:
+            store.release()
+
+
+def _partitions(rows: pa.RecordBatch, count: int) -> Any:
+    """The recovery partition of each row, as an array."""
+    return (rows.column(PLACE).to_numpy() & ((1 << HASH_BITS) - 1)) % count
 
 
 def _settle() -> None:
@@ -83,20 +115,28 @@ class Runs(NamedTuple):
 
 
 class StepTask:
-    """One task: the state of its loop over chunks."""
+    """What a task does for one recovery partition: the state of its loop over chunks."""
 
     chunk_rows = CHUNK_ROWS
     sorted_bytes = SORTED_BYTES
 
-    def __init__(self, definition: StepDefinition, store: TaskStore, partition_count: int, batch: BatchId) -> None:
+    def __init__(
+        self,
+        definition: StepDefinition,
+        store: TaskStore,
+        partition: PartitionIndex,
+        partition_count: int,
+        batch: BatchId,
+    ) -> None:
         self._definition = definition
         self._store = store
+        self._partition = partition
         self._partition_count = partition_count
+        self._place: int | None = None
         self._batch = batch
         self._codec = StateCodec(definition.state_type)
-        self._row = _row_type(definition)
+        self._row = _row_type(definition.columns)
         self._schema = to_arrow_schema(definition.output, timezone=definition.time_zone)
-        self._partition: PartitionIndex | None = None
         self._now_ms = 0
         self._spool = _Spool()
         self._rows = 0
@@ -105,7 +145,8 @@ class StepTask:
         self._due: dict[str, None] = {}
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Process everything, yielding output as it comes; the changes are applied at the end, in one transaction."""
+        """Process the partition's rows, one at least, yielding output as it comes; the changes are applied at the end,
+        in one transaction."""
         with _paused_collector():
             for chunk in self._chunks(batches):
                 output = self._process(chunk)
@@ -117,17 +158,15 @@ class StepTask:
             late = self._time_out(list(self._due))
             if late:
                 yield self._to_arrow(late)
-        if self._partition is not None:
-            count = BatchCount(self._rows, self._keys)
-            self._store.apply(self._definition.step_id, self._partition, self._batch, self._spool, count)
+        count = BatchCount(self._rows, self._keys)
+        self._store.apply(self._definition.step_id, self._partition, self._batch, self._spool, count)
         self._spool.close()
 
     def _chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         name = self._definition.key_text
-        given: Iterator[pa.RecordBatch] = (batch for batch in batches if batch.num_rows)
         if not self._definition.sorted_by_spark:
-            given = sorted_by(name, given, self.chunk_rows, self.sorted_bytes)
-        return _chunks(given, name, self.chunk_rows)
+            batches = sorted_by(name, batches, self.chunk_rows, self.sorted_bytes)
+        return _chunks(batches, name, self.chunk_rows)
 
     def _process(self, chunk: pa.RecordBatch) -> pa.RecordBatch | None:
         """Call update for every key of a chunk that holds whole keys, sorted."""
@@ -167,7 +206,6 @@ class StepTask:
     def _call(
         self, keys: Sequence[Any], texts: list[str], rows: list[Any], ends: list[int], timed_out: bool = False
     ) -> list[tuple[Any, ...]]:
-        assert self._partition is not None
         definition = self._definition
         stored = self._store.read(definition.step_id, self._partition, self._batch, tuple(texts))
         output: list[tuple[Any, ...]] = []
@@ -231,19 +269,21 @@ class StepTask:
         return output
 
     def _locate(self, chunk: pa.RecordBatch) -> None:
-        """Learn the recovery partition and the micro-batch's time from the column computed behind the exchange."""
-        packed = pc.min_max(chunk.column(chunk.num_columns - 1))
-        low, high = packed["min"].as_py(), packed["max"].as_py()
-        partition = PartitionIndex(low & ((1 << PARTITION_BITS) - 1))
-        if low != high or (self._partition is not None and partition != self._partition):
+        """Check that all rows are of this partition, and learn the micro-batch's time, by what was computed behind the
+        exchange."""
+        places = chunk.column(PLACE).to_numpy() >> HASH_BITS
+        partitions = _partitions(chunk, self._partition_count)
+        first = self._place is None
+        if self._place is None:
+            self._place = int(places[0])
+        if (places != self._place).any() or (partitions != self._partition).any():
             raise UnsupportedPlanError(
                 f"step {self._definition.step_id!r}: one call saw rows of several recovery partitions"
             )
-        if self._partition is None:
-            self._partition = partition
-            self._now_ms = low >> PARTITION_BITS
+        if first and self._definition.needs_time:
+            self._now_ms = chunk.column(NOW)[0].as_py()
             if self._definition.timeouts:
-                due = self._store.due(self._definition.step_id, partition, self._batch, self._now_ms)
+                due = self._store.due(self._definition.step_id, self._partition, self._batch, self._now_ms)
                 self._due = dict.fromkeys(due)
 
     def _check_partition(self, text: str) -> None:
@@ -406,9 +446,10 @@ def _combine(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _row_type(definition: StepDefinition) -> type:
+@lru_cache
+def _row_type(columns: tuple[str, ...]) -> type:
     """The named tuple of the input's columns; names that Python does not allow become _0, _1 …"""
-    return namedtuple("Row", definition.columns, rename=True)
+    return namedtuple("Row", columns, rename=True)
 
 
 def _to_python(column: pa.Array) -> list[Any]:

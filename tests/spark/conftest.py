@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import random
+
 import pytest
 
 from tests.spark.support import Feed
@@ -17,6 +20,15 @@ def spark():
     session = create_session("tests", master="local[2,4]", conf={"spark.sql.shuffle.partitions": "2"})
     yield session
     session.stop()
+
+
+@pytest.fixture(autouse=True)
+def exchanged(request, monkeypatch):
+    """In every other test, drawn by lot, no micro-batch counts as small."""
+    from recovery.spark import gathering
+
+    if random.Random(f"{request.node.nodeid} {os.environ.get('RECOVERY_TEST_SEED')}").random() < 0.5:
+        monkeypatch.setattr(gathering, "FEW_ROWS", -1)
 
 
 @pytest.fixture

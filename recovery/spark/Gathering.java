@@ -1,0 +1,142 @@
+package recovery;
+
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
+import org.apache.spark.sql.catalyst.expressions.Alias;
+import org.apache.spark.sql.catalyst.expressions.Attribute;
+import org.apache.spark.sql.catalyst.expressions.BitwiseOr;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.MapInArrow;
+import org.apache.spark.sql.catalyst.plans.logical.MapInPandas;
+import org.apache.spark.sql.catalyst.plans.logical.Project;
+import org.apache.spark.sql.catalyst.plans.logical.RepartitionByExpression;
+import org.apache.spark.sql.catalyst.plans.logical.Sort;
+import org.apache.spark.sql.execution.CoalesceExec;
+import org.apache.spark.sql.execution.PlanLater;
+import org.apache.spark.sql.execution.ProjectExec;
+import org.apache.spark.sql.execution.SortExec;
+import org.apache.spark.sql.execution.SparkPlan;
+import org.apache.spark.sql.execution.SparkStrategy;
+import org.apache.spark.sql.types.DataTypes;
+import scala.collection.immutable.Seq;
+
+/**
+ * Plans one task instead of a step's exchange, for micro-batches that are expected to be small: see gathering.py.
+ *
+ * Only the driver has this class: what it plans are Spark's own operators. Spark plans every micro-batch anew.
+ */
+public class Gathering extends SparkStrategy {
+    /** What is read of sources that tell their size is no more than this many bytes. */
+    private static final long MOST_BYTES = 1L << 20;
+    /** A plan without a known size has one beyond all others. */
+    private static final long UNKNOWN_BYTES = 1L << 60;
+    /** Where nothing else is below the exchange, the tasks there are as good as one: none of it needs rows together. */
+    private static final Set NARROW = new HashSet(Arrays.asList(new Object[] {
+        "Project", "Filter", "Union", "Generate", "EventTimeWatermark", "MapInArrow", "MapInPandas", "BatchEvalPython",
+        "ArrowEvalPython"}));
+
+    private final String place;
+    private final Expression everywhere;
+    private final Set small = ConcurrentHashMap.newKeySet();
+
+    /** Takes the name of the column that tells tasks whose rows they have, and what it says above a key's hash. */
+    public Gathering(String place, Long everywhere) {
+        this.place = place;
+        this.everywhere = new Literal(everywhere, DataTypes.LongType);
+    }
+
+    /** Whether the rows that this column spreads are expected to be few. */
+    public void expect(String hashColumn, boolean few) {
+        if (few) {
+            small.add(hashColumn);
+        } else {
+            small.remove(hashColumn);
+        }
+    }
+
+    public Seq apply(LogicalPlan plan) {
+        List planned = new ArrayList();
+        if (!small.isEmpty() && plan instanceof Project) {
+            SparkPlan gathered = gathered((Project) plan);
+            if (gathered != null) {
+                planned.add(gathered);
+            }
+        }
+        return seq(planned);
+    }
+
+    private SparkPlan gathered(Project project) {
+        Sort sort = isOfPartitions(project.child()) ? (Sort) project.child() : null;
+        Attribute hash = hash(sort == null ? project.child() : sort.child());
+        if (hash == null) {
+            return null;
+        }
+        LogicalPlan input = (LogicalPlan) (sort == null ? project.child() : sort.child()).children().head();
+        double bytes = input.stats().sizeInBytes().doubleValue();
+        List columns = columns(project, hash);
+        if (columns == null || bytes > MOST_BYTES && bytes < UNKNOWN_BYTES || !isNarrow(input)) {
+            return null;
+        }
+        SparkPlan rows = new CoalesceExec(1, new PlanLater(input));
+        return new ProjectExec(seq(columns), sort == null ? rows : new SortExec(sort.order(), false, rows, 0));
+    }
+
+    private static boolean isOfPartitions(LogicalPlan plan) {
+        return plan instanceof Sort && !((Sort) plan).global();
+    }
+
+    /** The column by which the plan spreads few rows; null if it is no step's exchange, or not few are expected. */
+    private Attribute hash(LogicalPlan plan) {
+        if (plan instanceof RepartitionByExpression) {
+            Seq by = ((RepartitionByExpression) plan).partitionExpressions();
+            Seq columns = ((Expression) by.head()).references().toSeq();
+            if (columns.length() == 1 && small.contains(((Attribute) columns.head()).name())) {
+                return (Attribute) columns.head();
+            }
+        }
+        return null;
+    }
+
+    /** What the project gives, with the place that says that the rows are those of all partitions. */
+    private List columns(Project project, Attribute hash) {
+        List columns = new ArrayList();
+        boolean found = false;
+        for (int i = 0; i < project.projectList().length(); i++) {
+            Object each = project.projectList().apply(i);
+            if (each instanceof Alias && ((Alias) each).name().equals(place)) {
+                Alias alias = (Alias) each;
+                each = alias.copy(
+                    new BitwiseOr(everywhere, hash), alias.name(), alias.exprId(), alias.qualifier(), alias.explicitMetadata(),
+                    alias.nonInheritableMetadataKeys());
+                found = true;
+            }
+            columns.add(each);
+        }
+        return found ? columns : null;
+    }
+
+    private boolean isNarrow(LogicalPlan plan) {
+        boolean barrier = plan instanceof MapInArrow && ((MapInArrow) plan).isBarrier()
+            || plan instanceof MapInPandas && ((MapInPandas) plan).isBarrier();
+        boolean narrow = plan.children().isEmpty() || NARROW.contains(plan.nodeName()) || isOfPartitions(plan);
+        if (barrier || !narrow && hash(plan) == null) {
+            return false;
+        }
+        for (int i = 0; i < plan.children().length(); i++) {
+            if (!isNarrow((LogicalPlan) plan.children().apply(i))) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    private static Seq seq(List list) {
+        return scala.jdk.javaapi.CollectionConverters.asScala(list).toSeq();
+    }
+}

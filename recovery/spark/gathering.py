@@ -1,0 +1,48 @@
+"""Gathering a small micro-batch's rows in one task, instead of exchanging them between as many as there are partitions.
+
+Of a micro-batch of a hundred rows, the exchange takes longer than all that is done with them: a stage of its own, a
+shuffle, and a second stage whose tasks wait for it. So where the last micro-batch was small, a strategy of ours has the
+planner put one task in the exchange's place (Gathering.java), and that does the work of all partitions, one after the
+other. What a source tells of its size is believed, and a micro-batch that turns out large is done all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import SparkSession
+
+from recovery.spark.java_sources import planner_strategy
+from recovery.spark.step import EVERYWHERE, HASH_BITS, PLACE
+
+FEW_ROWS = 2000
+LONG_S = 0.25
+PAUSE = 20
+"""So many micro-batches are exchanged after a gathered one that took long."""
+
+
+class Gathering:
+    """How the micro-batches of one run are planned."""
+
+    def __init__(self, spark: SparkSession, hash_columns: Sequence[str]) -> None:
+        """`hash_columns` are those by which the steps' rows are spread."""
+        self._strategy = planner_strategy(spark, "Gathering", lambda jvm: (PLACE, jvm.Long(EVERYWHERE << HASH_BITS)))
+        self._hash_columns = hash_columns
+        self._pause = 0
+        self._expect(False)
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """A micro-batch had so many rows and took so long: tell the planner what to expect of the next one."""
+        few = rows <= FEW_ROWS
+        if self._pause:
+            self._pause -= 1
+        elif few and self._few and seconds > LONG_S:
+            self._pause = PAUSE
+        few = few and not self._pause
+        if few != self._few:
+            self._expect(few)
+
+    def _expect(self, few: bool) -> None:
+        for each in self._hash_columns:
+            self._strategy.expect(each, few)
+        self._few = few

@@ -1,0 +1,193 @@
+"""Small micro-batches whose rows one task gathers: results as where they are exchanged, and when it is done."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from pyspark.sql import functions as F
+
+from recovery import RecoveryConfig, aggregate, init_partitions, start
+from recovery.aggregates import count, sum_
+from recovery.spark import gathering
+from tests.spark.support import add_up, run_to_end, states, totals_step
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """What counts as few rows, as outside of tests, on a machine that is never slow."""
+    monkeypatch.setattr(gathering, "FEW_ROWS", 2000)
+    monkeypatch.setattr(gathering, "LONG_S", 60)
+
+
+class Plans:
+    """A sink that notes for each micro-batch how its plan brings rows together, once for each step."""
+
+    def __init__(self, spark) -> None:
+        self._spark = spark
+        self.gathered: list[list[bool]] = []
+        self.rows: list[tuple] = []
+
+    def __call__(self, batch, _) -> None:
+        self.rows += map(tuple, batch.collect())
+        [query] = self._spark.streams.active
+        plan = query._jsq.streamingQuery().lastExecution().executedPlan().toString()
+        places = [line for line in plan.splitlines() if "Coalesce" in line or "Exchange" in line]
+        self.gathered.append(["Coalesce 1" in line for line in places])
+
+
+def test_the_second_small_one_is_gathered(spark, feed, tmp_path):
+    """Nothing is known before the first. One that is known to be large is exchanged, and so is the one after it."""
+    for seed in range(3):
+        feed.add_random(seed)
+    feed.add((f"k{number % 50}", number * 1_000_003) for number in range(100_000))
+    for seed in range(3, 6):
+        feed.add_random(seed)
+    plans = Plans(spark)
+    run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", plans)
+    assert plans.gathered == [[False], [True], [True], [False], [False], [True], [True]]
+    assert states(tmp_path / "db", "totals") == feed.totals()
+
+
+def test_a_large_one_that_was_not_foreseen(spark, tmp_path):
+    """A source that does not tell its size: what comes after a small micro-batch is gathered, however much it is."""
+    log = tmp_path / "input.log"
+    log.touch()
+    lines = spark.readStream.format("appended").load(str(log))
+    keyed = lines.selectExpr("split(value, ',')[0] AS key", "cast(split(value, ',')[1] AS long) AS value")
+    init_partitions(tmp_path / "db", 3)
+    plans = Plans(spark)
+    config = RecoveryConfig(tmp_path / "db", snapshot_interval=0)
+    query = start(keyed.transform(totals_step()), config, sink=plans, name="test")
+    written = 0
+    for lines in (5, 5, 100_000):
+        with log.open("a") as file:
+            file.write("".join(f"k{each % 5000},{each}\n" for each in range(lines)))
+        written += lines
+        deadline = time.monotonic() + 60
+        while query.is_active and query.summary.rows < written and time.monotonic() < deadline:
+            time.sleep(0.05)
+    query.stop()
+    # The many lines may come in several micro-batches.
+    assert plans.gathered[:3] == [[False], [True], [True]]
+    n = {key: n for key, (n, _) in states(tmp_path / "db", "totals").items()}
+    assert n == {f"k{each}": 20 + 2 * (each < 5) for each in range(5000)}
+
+
+def test_order_within_a_key(spark, feed, tmp_path):
+    """Spark sorts in the one task, too."""
+    for number in range(4):
+        feed.add((f"k{value % 7}", (value * 37) % 101 + 101 * number) for value in range(101))
+
+    def collected(key, rows, state):
+        state.update([*(state.get if state.exists else []), *(row.value for row in rows)])
+        yield key, len(rows), 0
+
+    plans = Plans(spark)
+    run_to_end(feed.frame(spark).transform(totals_step(update=collected, order_by="value")), tmp_path / "db", plans)
+    assert plans.gathered == [[False], [True], [True], [True]]
+    for key, values in states(tmp_path / "db", "totals").items():
+        assert values == sorted(value for name, value in feed.rows if name == key)
+
+
+def test_steps_in_a_chain_and_side_by_side(spark, feed, tmp_path):
+    """Each has its own place; with a declared aggregate, whose rows are combined before."""
+    for seed in range(4):
+        feed.add_random(seed)
+    chain = feed.frame(spark).transform(totals_step("first"))
+    chain = chain.select("key", F.lit(1).cast("long").alias("value")).transform(totals_step("second"))
+    side = feed.frame(spark).transform(aggregate("third", key="key", n=count(), total=sum_("value")))
+    plans = Plans(spark)
+    run_to_end(chain.select("key", "n", "total").union(side), tmp_path / "db", plans)
+    assert [all(each) for each in plans.gathered] == [False, True, True, True]
+    assert {len(each) for each in plans.gathered} == {3}
+    assert states(tmp_path / "db", "first") == feed.totals()
+    assert {key: [s["n"], s["total"]] for key, s in states(tmp_path / "db", "third").items()} == feed.totals()
+    calls = {key: total for key, (_, total) in states(tmp_path / "db", "second").items()}
+    files = [feed.rows[start : start + 300] for start in range(0, 1200, 300)]
+    assert calls == {key: sum(any(key == k for k, _ in rows) for rows in files) for key in feed.totals()}
+
+
+def test_timeouts(spark, feed, tmp_path):
+    """Of all partitions, in one task."""
+    for number in range(3):
+        feed.add([(f"k{number}-{each}", 1) for each in range(30)])
+
+    def expiring(key, rows, state):
+        if state.hasTimedOut:
+            state.remove()
+            yield key, -1, -1
+            return
+        state.update(len(rows))
+        state.setTimeoutDuration(1)
+        yield key, 1, 1
+
+    plans = Plans(spark)
+    run_to_end(feed.frame(spark).transform(totals_step(update=expiring)), tmp_path / "db", plans)
+    assert [each[0] for each in plans.gathered[1:]] == [True] * (len(plans.gathered) - 1)
+    gone = {key for key, n, _ in plans.rows if n == -1}
+    assert {key for key, _ in feed.rows} == gone | set(states(tmp_path / "db", "totals"))
+    assert len(gone) >= 60
+
+
+@pytest.mark.parametrize("wide", ["repartition", "state"])
+def test_what_is_below_goes_on_in_parallel(spark, feed, tmp_path, wide):
+    """Where the flow has an exchange or state of Spark's own before the step, there is another one behind it."""
+    for seed in range(3):
+        feed.add_random(seed)
+    frame = feed.frame(spark)
+    frame = frame.repartition(3) if wide == "repartition" else frame.dropDuplicates(["key", "value"])
+    plans = Plans(spark)
+    run_to_end(frame.transform(totals_step()), tmp_path / "db", plans)
+    assert plans.gathered == [[False, False]] * 3
+
+
+def test_what_takes_long_is_exchanged(spark, feed, tmp_path, monkeypatch):
+    """For some micro-batches: then it is tried again."""
+    monkeypatch.setattr(gathering, "PAUSE", 2)
+    monkeypatch.setattr(gathering, "LONG_S", 0.3)
+    for _ in range(6):
+        feed.add([(f"k{number}", 1) for number in range(20)])
+
+    def slow(key, rows, state):
+        time.sleep(0.02)
+        yield from add_up(key, rows, state)
+
+    plans = Plans(spark)
+    run_to_end(feed.frame(spark).transform(totals_step(update=slow)), tmp_path / "db", plans)
+    assert plans.gathered == [[False], [True], [False], [False], [True], [False]]
+    assert states(tmp_path / "db", "totals") == feed.totals()
+
+
+def test_a_task_that_fails_between_partitions(spark, feed, tmp_path):
+    """What it has applied to the partitions before is undone when it runs again."""
+    for seed in range(4):
+        feed.add_random(seed, keys=20)
+    marker = tmp_path / "failed"
+
+    def fragile(key, rows, state):
+        if state.exists and key == last and not marker.exists():
+            marker.touch()
+            raise RuntimeError("lost")
+        yield from add_up(key, rows, state)
+
+    from recovery.keys import partition_of
+
+    last = max((f"k{number}" for number in range(20)), key=lambda key: (partition_of(key, 3), key))
+    run_to_end(feed.frame(spark).transform(totals_step(update=fragile)), tmp_path / "db")
+    assert marker.exists()
+    assert states(tmp_path / "db", "totals") == feed.totals()
+
+
+def test_the_next_run_of_a_frame_knows_nothing(spark, feed, tmp_path):
+    """What was expected at the end of a run is forgotten: the first micro-batch of the next may be large."""
+    frame = feed.frame(spark).transform(totals_step())
+    for number in range(2):
+        for seed in range(2):
+            feed.add_random(10 * number + seed)
+        plans = Plans(spark)
+        init_partitions(tmp_path / f"db-{number}", 2)
+        config = RecoveryConfig(tmp_path / f"db-{number}", snapshot_interval=0)
+        start(frame, config, sink=plans, name="test", trigger="available-now").await_termination()
+        assert plans.gathered == [[False], *[[True]] * (2 * number + 1)]
+        assert states(tmp_path / f"db-{number}", "totals") == feed.totals()
