@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from recovery.keys import encode_key
 from recovery.spark.arrow_worker import ArrowStepTask
-from recovery.spark.step import EVERYWHERE, HASH_BITS, KEY, PLACE, StepDefinition
+from recovery.spark.step import HASH_BITS, KEY, PLACE, UNHASHED, StepDefinition
 from recovery.spark.worker import run_tasks
 from tests.stores import STEP, Driver, paths_of, query
 
@@ -45,19 +45,25 @@ def definition(
 
 
 def run_batch(
-    driver: Driver, step: StepDefinition, batch: int, rows: pa.Table, *, piece: int = 1000, gathered: bool = False
+    driver: Driver,
+    step: StepDefinition,
+    batch: int,
+    rows: pa.Table,
+    *,
+    piece: int = 1000,
+    gathered: int | None = None,
 ) -> list[dict]:
-    """Run the tasks of one micro-batch over `rows`, or with `gathered` the one that has all of them; returns the
-    output, as Spark would have it."""
+    """Run the tasks of one micro-batch over `rows`, or the one that has all of them where they are `gathered`:
+    EVERYWHERE or UNHASHED. Returns the output, as Spark would have it."""
     parts = [rows.column(position).to_pylist() for position in step.key_columns]
     texts = [state_key(values) for values in zip(*parts, strict=True)]
     if not step.key_in_place:
         rows = rows.append_column(KEY, pa.array(texts, pa.string()))
     hashes = [crc32(text.encode()) for text in texts]
     output: list[dict] = []
-    for place in [EVERYWHERE] if gathered else range(driver.count):
-        mine = [i for i, number in enumerate(hashes) if gathered or number % driver.count == place]
-        places = pa.array([place << HASH_BITS | hashes[i] for i in mine], pa.int64())
+    for place in range(driver.count) if gathered is None else [gathered]:
+        mine = [i for i, number in enumerate(hashes) if place < 0 or number % driver.count == place]
+        places = pa.array([place << HASH_BITS | hashes[i] * (place != UNHASHED) for i in mine], pa.int64())
         batches = rows.take(pa.array(mine, pa.int64())).append_column(PLACE, places).to_batches(max_chunksize=piece)
         for found in run_tasks(step, iter(batches), lambda: (driver.task(), driver.count), batch, ArrowStepTask):
             output += found.to_pylist()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from recovery.spark.arrow_worker import ArrowStepTask
 from recovery.spark.sorting import by_number, sorted_by
+from recovery.spark.step import EVERYWHERE, UNHASHED
 from recovery.storage.initialize import init_partitions
 from tests.stores import Driver
 from tests.tasks import definition, run_batch, stored
@@ -105,7 +106,7 @@ def test_a_step_whose_rows_do_not_fit(tmp_path, monkeypatch):
 
     step = definition(add_up, "total bigint", "key string", rows, ("key",))
     totals = []
-    for number, (limit_bytes, gathered) in enumerate(product([0, 1000, 1 << 20], [False, True])):
+    for number, (limit_bytes, gathered) in enumerate(product([0, 1000, 1 << 20], [None, EVERYWHERE, UNHASHED])):
         monkeypatch.setattr(ArrowStepTask, "sorted_bytes", limit_bytes)
         init_partitions(tmp_path / str(number), 2)
         with Driver(tmp_path / str(number)) as driver:

@@ -9,8 +9,10 @@ import java.util.concurrent.ConcurrentHashMap;
 import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.BitwiseOr;
+import org.apache.spark.sql.catalyst.expressions.Crc32;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.expressions.NamedExpression;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.MapInArrow;
 import org.apache.spark.sql.catalyst.plans.logical.MapInPandas;
@@ -19,7 +21,6 @@ import org.apache.spark.sql.catalyst.plans.logical.RepartitionByExpression;
 import org.apache.spark.sql.catalyst.plans.logical.Sort;
 import org.apache.spark.sql.execution.CoalesceExec;
 import org.apache.spark.sql.execution.PlanLater;
-import org.apache.spark.sql.execution.ProjectExec;
 import org.apache.spark.sql.execution.SortExec;
 import org.apache.spark.sql.execution.SparkPlan;
 import org.apache.spark.sql.execution.SparkStrategy;
@@ -43,12 +44,14 @@ public class Gathering extends SparkStrategy {
 
     private final String place;
     private final Expression everywhere;
+    private final Expression unhashed;
     private final Set small = ConcurrentHashMap.newKeySet();
 
-    /** Takes the name of the column that tells tasks whose rows they have, and what it says above a key's hash. */
-    public Gathering(String place, Long everywhere) {
+    /** Takes the name of the column that tells tasks whose rows they have, and what it says, with and without hashes. */
+    public Gathering(String place, Long everywhere, Long unhashed) {
         this.place = place;
         this.everywhere = new Literal(everywhere, DataTypes.LongType);
+        this.unhashed = new Literal(unhashed, DataTypes.LongType);
     }
 
     /** Whether the rows that this column spreads are expected to be few. */
@@ -79,12 +82,16 @@ public class Gathering extends SparkStrategy {
         }
         LogicalPlan input = (LogicalPlan) (sort == null ? project.child() : sort.child()).children().head();
         double bytes = input.stats().sizeInBytes().doubleValue();
-        List columns = columns(project, hash);
-        if (columns == null || bytes > MOST_BYTES && bytes < UNKNOWN_BYTES || !isNarrow(input)) {
+        if (bytes > MOST_BYTES && bytes < UNKNOWN_BYTES || !isNarrow(input)) {
             return null;
         }
-        SparkPlan rows = new CoalesceExec(1, new PlanLater(input));
-        return new ProjectExec(seq(columns), sort == null ? rows : new SortExec(sort.order(), false, rows, 0));
+        LogicalPlan rows = withoutHash(input, hash);
+        List columns = columns(project, rows == null ? new BitwiseOr(everywhere, hash) : unhashed);
+        if (columns == null) {
+            return null;
+        }
+        SparkPlan gathered = new CoalesceExec(1, new PlanLater(new Project(seq(columns), rows == null ? input : rows)));
+        return sort == null ? gathered : new SortExec(sort.order(), false, gathered, 0);
     }
 
     private static boolean isOfPartitions(LogicalPlan plan) {
@@ -103,8 +110,26 @@ public class Gathering extends SparkStrategy {
         return null;
     }
 
-    /** What the project gives, with the place that says that the rows are those of all partitions. */
-    private List columns(Project project, Attribute hash) {
+    /** The rows without the column of hashes, which few rows' keys are hashed for where they are; null if it has to stay. */
+    private static LogicalPlan withoutHash(LogicalPlan input, Attribute hash) {
+        if (!(input instanceof Project)) {
+            return null;
+        }
+        Seq list = ((Project) input).projectList();
+        List others = new ArrayList();
+        for (int i = 0; i < list.length(); i++) {
+            NamedExpression each = (NamedExpression) list.apply(i);
+            if (!each.exprId().equals(hash.exprId())) {
+                others.add(each);
+            } else if (!(each instanceof Alias) || !(((Alias) each).child() instanceof Crc32)) {
+                return null;
+            }
+        }
+        return new Project(seq(others), ((Project) input).child());
+    }
+
+    /** What the project gives, with this as the place; null if it gives none. */
+    private List columns(Project project, Expression of) {
         List columns = new ArrayList();
         boolean found = false;
         for (int i = 0; i < project.projectList().length(); i++) {
@@ -112,7 +137,7 @@ public class Gathering extends SparkStrategy {
             if (each instanceof Alias && ((Alias) each).name().equals(place)) {
                 Alias alias = (Alias) each;
                 each = alias.copy(
-                    new BitwiseOr(everywhere, hash), alias.name(), alias.exprId(), alias.qualifier(), alias.explicitMetadata(),
+                    of, alias.name(), alias.exprId(), alias.qualifier(), alias.explicitMetadata(),
                     alias.nonInheritableMetadataKeys());
                 found = true;
             }

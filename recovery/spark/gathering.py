@@ -9,11 +9,12 @@ other. What a source tells of its size is believed, and a micro-batch that turns
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from pyspark.sql import SparkSession
 
 from recovery.spark.java_sources import planner_strategy
-from recovery.spark.step import EVERYWHERE, HASH_BITS, PLACE
+from recovery.spark.step import EVERYWHERE, HASH_BITS, PLACE, UNHASHED
 
 FEW_ROWS = 2000
 LONG_S = 0.25
@@ -26,7 +27,7 @@ class Gathering:
 
     def __init__(self, spark: SparkSession, hash_columns: Sequence[str]) -> None:
         """`hash_columns` are those by which the steps' rows are spread."""
-        self._strategy = planner_strategy(spark, "Gathering", lambda jvm: (PLACE, jvm.Long(EVERYWHERE << HASH_BITS)))
+        self._strategy = planner_strategy(spark, "Gathering", _places)
         self._hash_columns = hash_columns
         self._pause = 0
         self._expect(False)
@@ -46,3 +47,7 @@ class Gathering:
         for each in self._hash_columns:
             self._strategy.expect(each, few)
         self._few = few
+
+
+def _places(jvm: Any) -> tuple[Any, ...]:
+    return PLACE, jvm.Long(EVERYWHERE << HASH_BITS), jvm.Long(UNHASHED << HASH_BITS)

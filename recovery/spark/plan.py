@@ -168,7 +168,7 @@ def _rebuild(spark: SparkSession, node: Any, partition_count: int) -> Any:
 def _exchange(source: DataFrame, step: RegisteredStep, partition_count: int) -> Any:
     definition = step.definition
     hashes = F.col(definition.hash_column)
-    spread = source.repartitionById(partition_count, (hashes % partition_count).cast("int"))
+    spread = source.repartitionById(partition_count, (hashes % F.expr(f"{partition_count}L")).cast("int"))
     if definition.sorted_by_spark:
         text = F.col(f"`{definition.key_text}`")
         spread = spread.sortWithinPartitions(text.asc_nulls_first(), *step.order_by)

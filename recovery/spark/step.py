@@ -38,10 +38,12 @@ PLACE = PREFIX + "place"
 TICK = PREFIX + "tick"
 UDF_NAME = "recovery_step:"
 HASH_BITS = 32
-"""PLACE, the last column that a task sees, holds the key's hash in these bits and above them the Spark partition, or
-EVERYWHERE."""
+"""PLACE, the last column that a task sees, holds the key's hash in these bits and above them the Spark partition,
+EVERYWHERE or UNHASHED."""
 EVERYWHERE = -1
 """In place of the Spark partition: one task has the rows of all recovery partitions."""
+UNHASHED = -2
+"""The same, and the keys' hashes are left to the task."""
 
 Update: TypeAlias = Callable[[Any, list[Any], GroupState], Iterable[tuple[Any, ...]] | None]
 TableUpdate: TypeAlias = Callable[[pa.Table, pa.Table], tuple[Any, Any]]
@@ -372,7 +374,7 @@ def _part_text(column: Column, kind: T.DataType) -> Column:
         return F.unix_micros(column).cast("string")
     if isinstance(kind, T.FractionalType) and not isinstance(kind, T.DecimalType):
         column = column + F.lit(0.0)  # -0.0 and 0.0 are one key
-    return column.cast("string")
+    return column if kind == T.StringType() else column.cast("string")
 
 
 def _key_fields(frame: DataFrame, step_id: str, keys: Sequence[str | Column]) -> list[T.StructField]:

@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import chain, count, repeat
 from typing import IO, Any, NamedTuple, cast
+from zlib import crc32
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
@@ -29,7 +31,7 @@ from recovery.group_state import GroupState
 from recovery.ids import BatchId, PartitionIndex
 from recovery.keys import ESCAPE, decode_key, encode_key, partition_of
 from recovery.spark.sorting import by_number, sorted_by
-from recovery.spark.step import EVERYWHERE, HASH_BITS, NOW, PLACE, StepDefinition, Update
+from recovery.spark.step import EVERYWHERE, HASH_BITS, NOW, PLACE, UNHASHED, StepDefinition, Update
 from recovery.storage.files import connect_task
 from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, TaskStore
 
@@ -78,10 +80,12 @@ def run_tasks(
         return
     _, count = connect()
     place = first.column(PLACE)[0].as_py() >> HASH_BITS
-    rows = chain([first], given)
+    rows: Iterator[pa.RecordBatch] = chain([first], given)
     del first
+    if place == UNHASHED:
+        rows = map(partial(_hashed, definition), rows)
     divided: Iterable[tuple[int, Iterator[pa.RecordBatch]]] = [(place, rows)]
-    if place == EVERYWHERE:
+    if place in (EVERYWHERE, UNHASHED):
         divided = by_number(partial(_partitions, count=count), rows, kind.sorted_bytes)
     for partition, of_one in divided:
         store, _ = connect()
@@ -90,6 +94,15 @@ def run_tasks(
             yield from task.run(of_one)
         finally:
             store.release()
+
+
+def _hashed(definition: StepDefinition, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with the hashes of their keys, which else Spark computes for its exchange."""
+    texts = rows.column(definition.key_text).to_pylist()
+    if definition.key_in_place:
+        texts = map(encode_key, texts)
+    places = np.fromiter((crc32(text.encode()) for text in texts), np.int64, len(rows)) | (EVERYWHERE << HASH_BITS)
+    return rows.set_column(rows.num_columns - 1, PLACE, pa.array(places))
 
 
 def _partitions(rows: pa.RecordBatch, count: int) -> Any:

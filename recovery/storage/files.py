@@ -10,7 +10,7 @@ import resource
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -303,6 +303,7 @@ class FileTaskStore:
         self._scratch = scratch
         self._lease = lease
         self._clock = clock
+        self._path: Path | None = None
         self._delta: Delta | None = None
         self._looked_up = 0
         self._seam_s = 0.0
@@ -347,7 +348,9 @@ class FileTaskStore:
     @contextlib.contextmanager
     def _delta_of(self, step: StepId, partition: PartitionIndex) -> Iterator[Delta]:
         """The task's delta. A successor removes it: what fails then is the lease, not the disk."""
-        path = _delta_path(self._scratch, step, partition)
+        if self._path is None:
+            self._path = _delta_path(self._scratch, step, partition)
+        path = self._path
         try:
             if self._delta is None:
                 self._delta = Delta(path, self._partitions[partition], self._lease, step)
@@ -360,10 +363,16 @@ class FileTaskStore:
 
 def connect_task(address: str) -> tuple[FileTaskStore, int]:
     """The store that `address` (see `PartitionStore.address`) leads to, and the number of partitions."""
+    partitions, scratch, lease = _parsed(address)
+    return FileTaskStore(partitions, scratch, lease, SystemClock()), len(partitions)
+
+
+@lru_cache(maxsize=4)
+def _parsed(address: str) -> tuple[list[Path], Path, Lease]:
+    """What an address says; all tasks of a run are given the same one."""
     parsed = json.loads(address)
     lease = Lease(ExecutionNumber(parsed["number"]), parsed["id"])
-    partitions = [Path(path) for path in parsed["partitions"]]
-    return FileTaskStore(partitions, Path(parsed["scratch"]), lease, SystemClock()), len(partitions)
+    return [Path(path) for path in parsed["partitions"]], Path(parsed["scratch"]), lease
 
 
 def _delta_path(scratch: Path, step: StepId, index: int) -> Path:

@@ -15,6 +15,7 @@ from recovery import DiscardSink, RecoveryConfig, init_partitions, start, statef
 from recovery.storage.files import scan
 
 ROOT = Path(__file__).resolve().parents[2]
+ODD_KEYS = ["", " ", "a/b*..", "quote'\"", "😀", "␀", "␀0", "nul\0inside", "é", "x" * 10_000, "[null]", None]
 
 
 class Feed:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 from pyspark.sql import functions as F
 
-from recovery import RecoveryConfig, aggregate, init_partitions, start
+from recovery import RecoveryConfig, aggregate, init_partitions, start, stateful
 from recovery.aggregates import count, sum_
+from recovery.keys import encode_key, partition_of
 from recovery.spark import gathering
-from tests.spark.support import add_up, run_to_end, states, totals_step
+from tests.spark.support import ODD_KEYS, add_up, run_to_end, states, totals_step
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +74,30 @@ def test_a_large_one_that_was_not_foreseen(spark, tmp_path):
     assert plans.gathered[:3] == [[False], [True], [True]]
     n = {key: n for key, (n, _) in states(tmp_path / "db", "totals").items()}
     assert n == {f"k{each}": 20 + 2 * (each < 5) for each in range(5000)}
+
+
+@pytest.mark.parametrize("columns", ["one", "two"])
+def test_odd_keys(spark, tmp_path, columns):
+    """The task computes of a key what Spark does where rows are exchanged."""
+    for number in range(3):
+        rows = [(key, number) for key in ODD_KEYS]
+        spark.createDataFrame(rows, "key string, value long").coalesce(1).write.parquet(str(tmp_path / f"in/{number}"))
+    files = spark.readStream.schema("key string, value long").option("maxFilesPerTrigger", 1)
+    frame = files.parquet(str(tmp_path / "in/*"))
+    key = "key" if columns == "one" else ["key", F.concat("key", F.lit("é")).alias("other")]
+
+    def counted(_, rows, state):
+        state.update((state.get if state.exists else 0) + len(rows))
+
+    plans = Plans(spark)
+    step = stateful("totals", key=key, update=counted, output="key string")
+    run_to_end(frame.transform(step), tmp_path / "db", plans)
+    assert plans.gathered == [[False], [True], [True]]
+    found = states(tmp_path / "db", "totals")
+    # A key that two partitions held would have a part of its count in each.
+    assert set(found.values()) == {3}
+    names = set(found) if columns == "one" else {encode_key(json.loads(key)[0]) for key in found}
+    assert names == set(map(encode_key, ODD_KEYS))
 
 
 def test_order_within_a_key(spark, feed, tmp_path):
@@ -170,8 +196,6 @@ def test_a_task_that_fails_between_partitions(spark, feed, tmp_path):
             marker.touch()
             raise RuntimeError("lost")
         yield from add_up(key, rows, state)
-
-    from recovery.keys import partition_of
 
     last = max((f"k{number}" for number in range(20)), key=lambda key: (partition_of(key, 3), key))
     run_to_end(feed.frame(spark).transform(totals_step(update=fragile)), tmp_path / "db")

@@ -26,7 +26,7 @@ from recovery import (
 )
 from recovery.keys import encode_key, partition_of
 from recovery.storage.files import scan
-from tests.spark.support import add_up, run_to_end, states, totals_step
+from tests.spark.support import ODD_KEYS, add_up, run_to_end, states, totals_step
 
 
 @dataclass
@@ -58,9 +58,6 @@ def test_composite_keys_of_any_type(spark, feed, tmp_path):
         '["b","1","2026-01-02"]': 1,
     }
     assert all(row.typed for row in keys)
-
-
-ODD_KEYS = ["", " ", "a/b*..", "quote'\"", "😀", "␀", "␀0", "nul\0inside", "é", "x" * 10_000, "[null]", None]
 
 
 def test_odd_keys(spark, tmp_path):
