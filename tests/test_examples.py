@@ -110,6 +110,7 @@ def test_word_count_goes_on_where_it_stopped(shell: Any) -> None:
     assert "rows are as they were written" in shell("python digests.py")
 
 
+@pytest.mark.long
 def test_flight_delays_match_the_data(shell: Any) -> None:
     """After two runs on a growing file, the figures of every carrier and airplane are those of all of it."""
     printed = shell(commands_of("flight_delays.py"))
@@ -137,6 +138,7 @@ def test_flight_delays_match_the_data(shell: Any) -> None:
     assert shown.groups() == (f"{n:,}", f"{airplanes:,}", f"{minutes / carriers['UA'][1]:.1f}")
 
 
+@pytest.mark.long
 def test_sessions_end_on_an_idle_stream_and_between_runs(shell: Any) -> None:
     """Timeouts fire without input while a flow runs, and at the next run when they passed meanwhile."""
     printed = shell(commands_of("sessions.py"))
@@ -200,6 +202,7 @@ def test_a_remote_job_is_submitted_once(shell: Any) -> None:
     assert printed.splitlines()[-2:] == [f"job {job}: model of nightly/train/2024-05-01"] * 2
 
 
+@pytest.mark.long
 def test_windows_of_flights(shell: Any) -> None:
     """Every day that is complete is told once, over two runs, with the flights that a plain loop counts in it."""
     printed = shell(commands_of("windows.py"))

@@ -66,14 +66,18 @@ STEPS = {
 }
 
 
-def step(lines: DataFrame, kind: str = "python") -> DataFrame:
-    """Lines `key,value` to running totals per key, by one of STEPS."""
+def events(lines: DataFrame) -> DataFrame:
+    """Lines `key,value` as columns."""
     from pyspark.sql import functions as F
 
-    events = lines.select(
+    return lines.select(
         F.substring_index("value", ",", 1).alias("key"), F.substring_index("value", ",", -1).cast("long").alias("value")
     )
-    return events.transform(STEPS[kind])
+
+
+def step(lines: DataFrame, kind: str = "python") -> DataFrame:
+    """Lines `key,value` to running totals per key, by one of STEPS."""
+    return events(lines).transform(STEPS[kind])
 
 
 def files_flow(files: str, kind: str = "python") -> Flow:

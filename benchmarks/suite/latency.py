@@ -1,4 +1,4 @@
-"""Duration of small micro-batches: on plain Spark, on recovery partitions, and with a stateful step.
+"""Duration of small micro-batches: on plain Spark, on recovery partitions, with a Python function, and with a step.
 
 Each contender runs its query several times in one session, each time from the beginning. A run reads small files one a
 micro-batch; a duration is what Spark reports for the whole trigger. The first micro-batches of a run are left out. The
@@ -9,7 +9,7 @@ which the JVM has compiled.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import median, quantiles
@@ -25,10 +25,11 @@ CORES = 2
 QUICK = ("--rows", "20", "--batches", "6", "--skip", "2", "--keys", "100", "--runs", "2")
 BASELINE = "without a step"
 VARIANTS: dict[str, dict[str, Any]] = {
-    "plain Spark": {"plain": True, "step": False, "interval_s": 0},
-    BASELINE: {"plain": False, "step": False, "interval_s": 10},
-    "with a step": {"plain": False, "step": True, "interval_s": 10},
-    "with a step, -s 0": {"plain": False, "step": True, "interval_s": 0},
+    "plain Spark": {"plain": True, "work": "none", "interval_s": 0},
+    BASELINE: {"plain": False, "work": "none", "interval_s": 10},
+    "with a function": {"plain": False, "work": "function", "interval_s": 10},
+    "with a step": {"plain": False, "work": "step", "interval_s": 10},
+    "with a step, -s 0": {"plain": False, "work": "step", "interval_s": 0},
 }
 
 
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> Report:
                 return f"read {batches} micro-batches instead of {arguments.batches}"
             if every_batch and epochs != arguments.batches:
                 return f"closed {epochs} epochs instead of {arguments.batches}"
-            if contender.arguments["step"]:
+            if contender.arguments["work"] == "step":
                 wrong = keyed_lines.check(lines, directory / f"{contender.arguments['totals']}-{number}")
                 if wrong:
                     return f"wrong totals: {wrong}"
@@ -113,14 +114,20 @@ def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -
             f"{arguments.runs} times in one session: of the first time `at first`, of the second half of the times the "
             f"others. Medians over {arguments.repeat} interleaved rounds; × is against `{BASELINE}`.",
             "`-s 0` closes an epoch, durably, after every micro-batch; the others every 10 s. Plain Spark writes the "
-            "same query to the same sink without recovery partitions.",
+            "same query to the same sink without recovery partitions. `with a function`: the lines taken apart, as for "
+            "the step, and given to a Python function by `mapInArrow`, which keeps nothing.",
         ],
     )
 
 
+def _given(batches: Iterator[Any]) -> Iterator[Any]:
+    """A function without state."""
+    yield from batches
+
+
 def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     """The child: runs one of the variants."""
-    from benchmarks.contenders.recovery_totals import step, versions, write_totals
+    from benchmarks.contenders.recovery_totals import events, step, versions, write_totals
     from recovery import DiscardSink, Flow, RecoveryConfig, init_partitions, start
     from recovery.spark.session import create_session
 
@@ -131,7 +138,9 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
 
     def build(session: Any) -> Any:
         lines = session.readStream.option("maxFilesPerTrigger", 1).text(arguments["files"])
-        return step(lines) if arguments["step"] else lines
+        if arguments["work"] == "step":
+            return step(lines)
+        return lines if arguments["work"] == "none" else events(lines).mapInArrow(_given, "key string, value long")
 
     durations_s: list[list[float]] = []
     epochs: list[int] = []
@@ -154,7 +163,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         durations_s.append([each["durationMs"]["triggerExecution"] / 1000 for each in progress])
     found = versions(spark)
     spark.stop()
-    if arguments["step"]:
+    if arguments["work"] == "step":
         for number in range(arguments["runs"]):
             write_totals(Path(f"recovery-{number}"), Path(f"{arguments['totals']}-{number}"))
     counted = [each[arguments["skip"] :] for each in durations_s]
