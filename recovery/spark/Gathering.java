@@ -110,7 +110,7 @@ public class Gathering extends SparkStrategy {
         return null;
     }
 
-    /** The rows without the column of hashes, which few rows' keys are hashed for where they are; null if it has to stay. */
+    /** The rows without the column of their keys' hashes, which the task computes itself; null if it has to stay. */
     private static LogicalPlan withoutHash(LogicalPlan input, Attribute hash) {
         if (!(input instanceof Project)) {
             return null;
