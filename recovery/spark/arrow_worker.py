@@ -7,6 +7,7 @@ texts in Arrow's compiled kernels. What `update` returns is checked before any o
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -14,12 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recovery.errors import StateValueError
-from recovery.ids import BatchId, PartitionIndex
 from recovery.spark.arrow_step import DISCARD, EXISTS, GROUP, HELPERS, ROWS, START, arrow_schema
-from recovery.spark.step import StepDefinition, TableUpdate
+from recovery.spark.step import TableUpdate
 from recovery.spark.worker import Runs, StepTask
 from recovery.state_table import StateTable
-from recovery.storage.seam import FIELD_SEPARATOR, Changes, TaskStore
+from recovery.storage.seam import FIELD_SEPARATOR, Changes
 from recovery.tables import as_table, columns_of
 
 FLAG = pa.schema([(DISCARD, pa.bool_())])
@@ -28,18 +28,14 @@ FLAG = pa.schema([(DISCARD, pa.bool_())])
 class ArrowStepTask(StepTask):
     """One task of a step whose `update` sees tables."""
 
-    def __init__(
-        self,
-        definition: StepDefinition,
-        store: TaskStore,
-        partition: PartitionIndex,
-        partition_count: int,
-        batch: BatchId,
-    ) -> None:
-        super().__init__(definition, store, partition, partition_count, batch)
-        assert definition.state_schema is not None
-        self._states = arrow_schema(definition.state_schema, definition.time_zone)
-        self._table = StateTable(self._states)
+    @cached_property
+    def _states(self) -> pa.Schema:
+        assert self._definition.state_schema is not None
+        return arrow_schema(self._definition.state_schema, self._definition.time_zone)
+
+    @cached_property
+    def _table(self) -> StateTable:
+        return StateTable(self._states)
 
     def _process(self, chunk: pa.RecordBatch) -> pa.RecordBatch | None:
         """Call update for a chunk that holds whole keys, sorted; spool what changed."""
