@@ -35,8 +35,6 @@ import scala.collection.immutable.Seq;
 public class Gathering extends SparkStrategy {
     /** What is read of sources that tell their size is no more than this many bytes. */
     private static final long MOST_BYTES = 1L << 20;
-    /** A plan without a known size has one beyond all others. */
-    private static final long UNKNOWN_BYTES = 1L << 60;
     /** Where nothing else is below the exchange, the tasks there are as good as one: none of it needs rows together. */
     private static final Set NARROW = new HashSet(Arrays.asList(new Object[] {
         "Project", "Filter", "Union", "Generate", "EventTimeWatermark", "MapInArrow", "MapInPandas", "BatchEvalPython",
@@ -81,8 +79,7 @@ public class Gathering extends SparkStrategy {
             return null;
         }
         LogicalPlan input = (LogicalPlan) (sort == null ? project.child() : sort.child()).children().head();
-        double bytes = input.stats().sizeInBytes().doubleValue();
-        if (bytes > MOST_BYTES && bytes < UNKNOWN_BYTES || !isNarrow(input)) {
+        if (!isNarrow(input) || knownBytes(input) > MOST_BYTES) {
             return null;
         }
         LogicalPlan rows = withoutHash(input, hash);
@@ -102,6 +99,9 @@ public class Gathering extends SparkStrategy {
     private Attribute hash(LogicalPlan plan) {
         if (plan instanceof RepartitionByExpression) {
             Seq by = ((RepartitionByExpression) plan).partitionExpressions();
+            if (by.length() != 1) {
+                return null;
+            }
             Seq columns = ((Expression) by.head()).references().toSeq();
             if (columns.length() == 1 && small.contains(((Attribute) columns.head()).name())) {
                 return (Attribute) columns.head();
@@ -159,6 +159,19 @@ public class Gathering extends SparkStrategy {
             }
         }
         return true;
+    }
+
+    /** What the sources say that there is to read, all together; of one that does not know, nothing. */
+    private static double knownBytes(LogicalPlan plan) {
+        double bytes = 0;
+        if (plan.children().isEmpty()) {
+            bytes = plan.stats().sizeInBytes().doubleValue();
+            return bytes < plan.conf().defaultSizeInBytes() ? bytes : 0;
+        }
+        for (int i = 0; i < plan.children().length(); i++) {
+            bytes += knownBytes((LogicalPlan) plan.children().apply(i));
+        }
+        return bytes;
     }
 
     private static Seq seq(List list) {

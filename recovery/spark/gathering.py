@@ -20,7 +20,9 @@ from recovery.spark.step import EVERYWHERE, HASH_BITS, PLACE, UNHASHED
 FEW_ROWS = 2000
 LONG_S = 0.25
 PAUSE = 20
-"""So many micro-batches are exchanged after a gathered one that took long."""
+"""So many micro-batches are exchanged after a gathered one that took long, and longer than exchanged ones do; twice as
+many after the next such one."""
+MOST_PAUSE = 1280
 
 
 class Gathering:
@@ -30,17 +32,27 @@ class Gathering:
         """`hash_columns` are those by which the steps' rows are spread."""
         self._strategy = planner_strategy(spark, "Gathering", _places)
         self._hash_columns = hash_columns
+        # Attempts of one task at the same moment would read their input twice, and may find different keys in it.
+        self._allowed = spark.sparkContext.getConf().get("spark.speculation", "false").lower() != "true"
         self._pause = 0
+        self._next_pause = PAUSE
+        self._exchanged_s: float | None = None
         self._expect(False)
 
     def learn(self, rows: int, seconds: float) -> None:
-        """A micro-batch had so many rows and took so long: tell the planner what to expect of the next one."""
+        """A micro-batch had so many rows, or keys, and took so long: tell the planner what to expect of the next."""
         few = rows <= FEW_ROWS
         if self._pause:
             self._pause -= 1
-        elif few and self._few and seconds > LONG_S:
-            self._pause = PAUSE
-        few = few and not self._pause
+            if few:
+                self._exchanged_s = seconds if self._exchanged_s is None else min(self._exchanged_s, seconds)
+        elif few and self._few and seconds <= LONG_S:
+            self._next_pause = PAUSE
+        elif few and self._few and (self._exchanged_s is None or seconds > self._exchanged_s):
+            # It may have been long for another reason than the one task: the pause will show.
+            self._pause, self._exchanged_s = self._next_pause, None
+            self._next_pause = min(2 * self._next_pause, MOST_PAUSE)
+        few = few and self._allowed and not self._pause
         if few != self._few:
             self._expect(few)
 

@@ -169,35 +169,40 @@ class RecoveryQuery:
             sink, _resume_of_sink(plan, execution, self._store), recoverable=prepared.temporary is None
         )
         self._loads = FlowLoads(None if prepared.temporary else config.path, clock)
-        self._store.start(execution, [s.definition.step_id for s in bound.steps])
-        prepared.record_run(execution, clock)
-        self._delivery.rollback()
-        faults.reach("start.3")
-        checkpoint = self._store.scratch / "checkpoint"
-        self._native_state = checkpoint / "state"
-        self._closer = EpochCloser(
-            self._store,
-            self.lease,
-            plan,
-            checkpoint,
-            self._delivery,
-            self._loads,
-            clock=clock,
-            snapshot_interval_s=NEVER if prepared.temporary else config.snapshot_interval_s,
-            backup_interval_s=config.backup_interval_s,
-            may_close=self._may_close,
-            on_closed=self._on_closed,
-        )
-        self._counted_batch = self._closer.finished
-        self._closer.begin(steps)
-        self._closer.seeded(restore(self._store.driver_rows(CHECKPOINT_STEP), checkpoint))
-        faults.reach("start.4")
-        # Before the stream: afterwards the partitions belong to the thread that closes epochs.
-        self._keep(self.meter.started(prepared.planned_s + clock.elapsed_s() - self._started_s))
-        self._serve_metrics(execution)
-        self._notify(Resumed(execution.number, plan.resume_epoch, plan, self.metrics_url))
-        self._update_mailboxes()
-        self._launch(checkpoint, trigger)
+        with contextlib.ExitStack() as failed:
+            failed.callback(self._delivery.release)
+            self._store.start(execution, [s.definition.step_id for s in bound.steps])
+            prepared.record_run(execution, clock)
+            self._delivery.rollback()
+            faults.reach("start.3")
+            checkpoint = self._store.scratch / "checkpoint"
+            self._native_state = checkpoint / "state"
+            self._closer = EpochCloser(
+                self._store,
+                self.lease,
+                plan,
+                checkpoint,
+                self._delivery,
+                self._loads,
+                clock=clock,
+                snapshot_interval_s=NEVER if prepared.temporary else config.snapshot_interval_s,
+                backup_interval_s=config.backup_interval_s,
+                may_close=self._may_close,
+                on_closed=self._on_closed,
+            )
+            failed.callback(self._closer.finish)
+            self._counted_batch = self._closer.finished
+            self._closer.begin(steps)
+            self._closer.seeded(restore(self._store.driver_rows(CHECKPOINT_STEP), checkpoint))
+            faults.reach("start.4")
+            # Before the stream: afterwards the partitions belong to the thread that closes epochs.
+            self._keep(self.meter.started(prepared.planned_s + clock.elapsed_s() - self._started_s))
+            self._serve_metrics(execution)
+            self._notify(Resumed(execution.number, plan.resume_epoch, plan, self.metrics_url))
+            failed.callback(self._remove_mailboxes)
+            self._update_mailboxes()
+            self._launch(checkpoint, trigger)
+            failed.pop_all()
 
     def _plan_steps(self, plan: ResumePlan, config: RecoveryConfig) -> StepPlan:
         """What happens to the state that the partitions hold at the epoch that the run goes on from."""
@@ -305,7 +310,7 @@ class RecoveryQuery:
         self._update_mailboxes()
         seconds = self._clock.elapsed_s() - started_s
         if self._bound.gathering is not None:
-            self._bound.gathering.learn(counts.rows, seconds)
+            self._bound.gathering.learn(max(counts.rows, counts.keys), seconds)
         self.meter.batch(batch_id, BatchMeasure(*counts, seconds))
         self._notify(BatchDone(batch_id, self._closer.epoch, counts.rows, counts.keys, seconds))
 
@@ -420,6 +425,10 @@ class RecoveryQuery:
             for mailbox in self._mailboxes:
                 write_mailbox(mailbox, due_ms, self._store.partition_count)
 
+    def _remove_mailboxes(self) -> None:
+        for mailbox in self._mailboxes:
+            mailbox.unlink(missing_ok=True)
+
     # ---- the end
 
     def _finish(self) -> None:
@@ -451,8 +460,7 @@ class RecoveryQuery:
             if self._prepared.record is not None:
                 self._prepared.record.note(self.summary.last_epoch, self.summary.batches, self.summary.rows)
             self._prepared.release(self._error)
-            for mailbox in self._mailboxes:
-                mailbox.unlink(missing_ok=True)
+            self._remove_mailboxes()
             self.summary.elapsed_s = self._clock.elapsed_s() - self._started_s
 
     def _stop_query(self) -> None:
@@ -556,6 +564,8 @@ def start_prepared(
     try:
         frame = build_flow(flow, spark or _active_session(flow_id)) if isinstance(flow, Flow) else flow
         check_master(frame.sparkSession.sparkContext.master)
+        if trigger not in (None, AVAILABLE_NOW):
+            parse_interval(trigger)
         bound = bind(frame, prepared.plan.partitions[0].count, output_mode)
         prepared.open_store()
         return RecoveryQuery(prepared, bound, sink or DiscardSink(), trigger, observer, clock)

@@ -61,8 +61,9 @@ def run_step(
             cause="The streaming frame was started with writeStream, or its job was started from elsewhere.",
             remedy="Start it with recovery.start(frame, RecoveryConfig(...), sink=...) or recovery.run.",
         )
-    connect = partial(connect_task, address)
-    yield from run_tasks(definition, batches, connect, BatchId(int(batch_id)), kind or StepTask)
+    connect = partial(connect_task, address, f"{context.stageId()}/{context.partitionId()}")
+    again = context.attemptNumber() > 0
+    yield from run_tasks(definition, batches, connect, BatchId(int(batch_id)), kind or StepTask, again=again)
 
 
 def run_tasks(
@@ -71,9 +72,34 @@ def run_tasks(
     connect: Callable[[], tuple[TaskStore, int]],
     batch: BatchId,
     kind: type[StepTask],
+    *,
+    again: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """A task for the recovery partition whose rows these are or, where they were gathered instead of exchanged, for
-    each in turn. `connect` gives a store, which opens nothing yet, and the number of recovery partitions."""
+    each in turn. `connect` gives a store, which opens nothing yet, and the number of recovery partitions.
+
+    again: the task ran before. What is below a gathered one ran again, too, and what came of it may have other keys.
+    """
+    done: set[int] = set()
+    yield from _run_each(definition, batches, connect, batch, kind, done)
+    if again:
+        _, count = connect()
+        for partition in set(range(count)) - done:
+            store, _ = connect()
+            try:
+                store.withdraw(definition.step_id, PartitionIndex(partition), batch)
+            finally:
+                store.release()
+
+
+def _run_each(
+    definition: StepDefinition,
+    batches: Iterator[pa.RecordBatch],
+    connect: Callable[[], tuple[TaskStore, int]],
+    batch: BatchId,
+    kind: type[StepTask],
+    done: set[int],
+) -> Iterator[pa.RecordBatch]:
     given = (each for each in batches if each.num_rows)
     first = next(given, None)
     if first is None:
@@ -94,6 +120,7 @@ def run_tasks(
             yield from task.run(of_one)
         finally:
             store.release()
+        done.add(partition)
 
 
 def _hashed(definition: StepDefinition, rows: pa.RecordBatch) -> pa.RecordBatch:

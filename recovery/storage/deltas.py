@@ -45,7 +45,8 @@ CREATE TABLE batches (
     row_count INTEGER NOT NULL,
     key_count INTEGER NOT NULL,
     looked_up INTEGER NOT NULL,
-    seam_s    REAL NOT NULL
+    seam_s    REAL NOT NULL,
+    task      TEXT NOT NULL
 ) STRICT;
 """
 
@@ -258,21 +259,34 @@ class Delta:
         changes: Iterable[Changes],
         count: BatchCount,
         seam_s: Callable[[], float] = lambda: 0.0,
+        task: str = "",
     ) -> None:
-        """See `TaskStore.apply`. `seam_s` says what the task has spent here; it is asked before the commit."""
+        """See `TaskStore.apply`. `seam_s` says what the task has spent here; it is asked before the commit. `task` is
+        the same for all attempts of one task."""
         with translated(self.path), transaction(self._connection):
             meta = self._check(batch)
-            if meta.applied_batch == batch:
-                for statement in UNDO:
-                    self._connection.execute(meta.sql(statement), {"batch": batch})
+            self._undo(meta, batch)
             for chunk in changes:
                 if chunk.packed:
                     statement = meta.sql(APPLY_WITH_TIMEOUTS if chunk.timeouts else APPLY_PLAIN)
                     self._connection.execute(statement, {"batch": batch, "packed": apsw.carray(chunk.packed)})
             self._connection.execute("UPDATE meta SET applied_batch = ?", (batch,))
             self._connection.execute(
-                "INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?)", (batch, *count[:3], seam_s())
+                "INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?, ?)", (batch, *count[:3], seam_s(), task)
             )
+
+    def withdraw(self, batch: BatchId, task: str) -> None:
+        """See `TaskStore.withdraw`."""
+        with translated(self.path), transaction(self._connection):
+            meta = self._check(batch)
+            if rows(self._connection, "SELECT 1 FROM batches WHERE batch = ? AND task = ?", (batch, task)):
+                self._undo(meta, batch)
+                self._connection.execute("DELETE FROM batches WHERE batch = ?", (batch,))
+
+    def _undo(self, meta: Meta, batch: BatchId) -> None:
+        if meta.applied_batch == batch:
+            for statement in UNDO:
+                self._connection.execute(meta.sql(statement), {"batch": batch})
 
     def due(self, batch: BatchId, up_to_ms: int) -> list[str]:
         """See `TaskStore.due`."""

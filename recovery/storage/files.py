@@ -32,7 +32,15 @@ from recovery.planning.values import Execution, FoundFile, PartitionDescription
 from recovery.storage import partition as one
 from recovery.storage.deltas import Delta, create_delta
 from recovery.storage.measures import add_measure
-from recovery.storage.schema import file_uri, open_partition, prepare_writer, read_partition, transaction, translated
+from recovery.storage.schema import (
+    file_uri,
+    open_partition,
+    prepare_writer,
+    read_partition,
+    reading,
+    transaction,
+    translated,
+)
 from recovery.storage.seam import RESERVED_PREFIX, BatchCount, Changes, CloseRequest
 
 SUFFIX = ".sqlite3"
@@ -298,11 +306,13 @@ class FileTaskStore:
     """A task's view: one delta, opened for this task alone. A connection kept from an earlier task could write to a
     file that was removed since, and be told that all is well."""
 
-    def __init__(self, partitions: Sequence[Path], scratch: Path, lease: Lease, clock: Clock) -> None:
+    def __init__(self, partitions: Sequence[Path], scratch: Path, lease: Lease, clock: Clock, task: str = "") -> None:
+        """`task` is the same for all attempts of one task."""
         self._partitions = partitions
         self._scratch = scratch
         self._lease = lease
         self._clock = clock
+        self._task = task
         self._path: Path | None = None
         self._delta: Delta | None = None
         self._looked_up = 0
@@ -326,7 +336,12 @@ class FileTaskStore:
         began_s = self._clock.elapsed_s()
         with self._delta_of(step, partition) as delta:
             counted = BatchCount(count.rows, count.keys, self._looked_up)
-            delta.apply(batch, changes, counted, lambda: self._seam_s + self._clock.elapsed_s() - began_s)
+            delta.apply(batch, changes, counted, lambda: self._seam_s + self._clock.elapsed_s() - began_s, self._task)
+
+    def withdraw(self, step: StepId, partition: PartitionIndex, batch: BatchId) -> None:
+        """See `TaskStore.withdraw`."""
+        with self._delta_of(step, partition) as delta:
+            delta.withdraw(batch, self._task)
 
     def due(self, step: StepId, partition: PartitionIndex, batch: BatchId, up_to_ms: int) -> list[str]:
         """See `TaskStore.due`."""
@@ -361,10 +376,11 @@ class FileTaskStore:
             raise LeaseLostError(f"the scratch file of execution {self._lease.number} is gone", path=path) from error
 
 
-def connect_task(address: str) -> tuple[FileTaskStore, int]:
-    """The store that `address` (see `PartitionStore.address`) leads to, and the number of partitions."""
+def connect_task(address: str, task: str = "") -> tuple[FileTaskStore, int]:
+    """The store that `address` (see `PartitionStore.address`) leads to, and the number of partitions. `task` is the
+    same for all attempts of one task."""
     partitions, scratch, lease = _parsed(address)
-    return FileTaskStore(partitions, scratch, lease, SystemClock()), len(partitions)
+    return FileTaskStore(partitions, scratch, lease, SystemClock(), task), len(partitions)
 
 
 @lru_cache(maxsize=4)
@@ -404,8 +420,5 @@ def read_step(paths: Sequence[Path], step: str, resume_epoch: Epoch | None = Non
     """State keys and values of a step, in no particular order: as of the newest closed epoch of each file, or as an
     execution from `resume_epoch` would find them."""
     for path in paths:
-        connection = open_partition(path, "ro")
-        try:
+        with reading(path) as connection:
             yield from one.step_values(connection, path, StepId(step), resume_epoch)
-        finally:
-            connection.close()

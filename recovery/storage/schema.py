@@ -252,9 +252,42 @@ def _read(path: Path, mode: Literal["unshared", "ro"], read: Callable[[apsw.Conn
         return read(connection)
 
 
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[apsw.Connection]:
+    """A connection for what is read row by row, with nothing changed, as by `read_partition`.
+
+    What was read already cannot be read again: raises StorageError when somebody began to write to a file that was
+    read alone. Raises what `open_partition` raises.
+    """
+    alone, before = not has_log(path), stamp(path)
+    try:
+        with contextlib.closing(open_partition(path, "unshared" if alone else "ro")) as connection:
+            yield connection
+    except RecoveryError as error:
+        if alone and stamp(path) != before:
+            raise _written_meanwhile(path) from error
+        raise
+    if alone and stamp(path) != before:
+        raise _written_meanwhile(path)
+
+
+def _written_meanwhile(path: Path) -> StorageError:
+    return StorageError(
+        "it was written to while it was read",
+        path=path,
+        cause="A run began meanwhile.",
+        remedy="Run the same command again.",
+    )
+
+
 def has_log(path: Path) -> bool:
     """Whether a log lies beside the file: somebody uses it, or was killed using it."""
-    return any(path.with_name(path.name + suffix).exists() for suffix in ("-wal", "-journal"))
+    return any(beside(path, suffix).exists() for suffix in ("-wal", "-journal"))
+
+
+def beside(path: Path, suffix: Literal["-wal", "-shm", "-journal"]) -> Path:
+    """A file of SQLite's own that belongs to `path`; of a symbolic link it lies where the link leads."""
+    return Path(f"{os.path.realpath(path)}{suffix}")
 
 
 def stamp(path: Path) -> tuple[int, int, int] | None:

@@ -80,6 +80,10 @@ class TaskStore(Protocol):
         """Record what `batch` changed, in one transaction; replaces an earlier apply of the same batch whole."""
         ...
 
+    def withdraw(self, step: StepId, partition: PartitionIndex, batch: BatchId) -> None:
+        """Undo what an earlier attempt of this task, not of another one, applied of `batch`. One transaction."""
+        ...
+
     def due(self, step: StepId, partition: PartitionIndex, batch: BatchId, up_to_ms: int) -> list[str]:
         """The keys whose timeout, before `batch`, is at or before `up_to_ms`; sorted."""
         ...

@@ -156,13 +156,16 @@ def test_timeouts(spark, feed, tmp_path):
     assert len(gone) >= 60
 
 
-@pytest.mark.parametrize("wide", ["repartition", "state"])
+@pytest.mark.parametrize("wide", ["repartition", "hint", "state"])
 def test_what_is_below_goes_on_in_parallel(spark, feed, tmp_path, wide):
     """Where the flow has an exchange or state of Spark's own before the step, there is another one behind it."""
     for seed in range(3):
         feed.add_random(seed)
     frame = feed.frame(spark)
-    frame = frame.repartition(3) if wide == "repartition" else frame.dropDuplicates(["key", "value"])
+    if wide == "state":
+        frame = frame.dropDuplicates(["key", "value"])
+    else:
+        frame = frame.repartition(3) if wide == "repartition" else frame.hint("repartition")
     plans = Plans(spark)
     run_to_end(frame.transform(totals_step()), tmp_path / "db", plans)
     assert plans.gathered == [[False, False]] * 3
@@ -176,7 +179,7 @@ def test_what_takes_long_is_exchanged(spark, feed, tmp_path, monkeypatch):
         feed.add([(f"k{number}", 1) for number in range(20)])
 
     def slow(key, rows, state):
-        time.sleep(0.02)
+        time.sleep(0.05)
         yield from add_up(key, rows, state)
 
     plans = Plans(spark)
@@ -201,6 +204,82 @@ def test_a_task_that_fails_between_partitions(spark, feed, tmp_path):
     run_to_end(feed.frame(spark).transform(totals_step(update=fragile)), tmp_path / "db")
     assert marker.exists()
     assert states(tmp_path / "db", "totals") == feed.totals()
+
+
+def test_a_task_that_runs_again_with_other_keys(spark, feed, tmp_path):
+    """What is below the one task runs again with it, and may give others: what the first attempt left is undone."""
+    for _ in range(3):
+        feed.add([("x", 1), ("last", 1)])
+    marker = tmp_path / "failed"
+    of = {partition: next(k for k in map(str, range(99)) if partition_of(k, 3) == partition) for partition in range(3)}
+
+    def fragile(key, rows, state):
+        if key == of[2] and state.exists and not marker.exists():
+            marker.touch()
+            raise RuntimeError("lost")
+        yield from add_up(key, rows, state)
+
+    @F.udf("string")
+    def of_attempt(key):
+        if key == "last":
+            return of[2]
+        return of[1] if marker.exists() else of[0]
+
+    frame = feed.frame(spark).withColumn("key", of_attempt.asNondeterministic()("key"))
+    plans = Plans(spark)
+    run_to_end(frame.transform(totals_step(update=fragile)), tmp_path / "db", plans)
+    assert marker.exists()
+    assert plans.gathered == [[False], [True], [True]]
+    assert states(tmp_path / "db", "totals") == {of[0]: [1, 1], of[1]: [2, 2], of[2]: [3, 3]}
+
+
+def test_a_large_one_beside_timeouts(spark, feed, tmp_path):
+    """What the files tell of their size counts, although the ticks beside them tell nothing."""
+    for seed in range(2):
+        feed.add_random(seed)
+    feed.add((f"k{number % 50}", number * 1_000_003) for number in range(100_000))
+
+    def waiting(key, rows, state):
+        yield from add_up(key, rows, state)
+        state.setTimeoutDuration(3_600_000)
+
+    plans = Plans(spark)
+    run_to_end(feed.frame(spark).transform(totals_step(update=waiting)), tmp_path / "db", plans)
+    assert plans.gathered == [[False], [True], [False]]
+    assert states(tmp_path / "db", "totals") == feed.totals()
+
+
+class Expected:
+    """In the place of the planner's strategy: what it was told last."""
+
+    few = False
+
+    def expect(self, _: str, few: bool) -> None:
+        self.few = few
+
+
+def test_when_it_is_tried_again(spark, monkeypatch):
+    """What takes long gathered, and longer than exchanged, is exchanged for ever longer; what does not is gathered."""
+    expected = Expected()
+    monkeypatch.setattr(gathering, "planner_strategy", lambda *_: expected)
+    monkeypatch.setattr(gathering, "LONG_S", 0.25)
+
+    def exchanged(gathered_s: float, exchanged_s: float, count: int) -> int:
+        found = 0
+        for _ in range(count):
+            found += not expected.few
+            learning.learn(100, gathered_s if expected.few else exchanged_s)
+        return found
+
+    learning = gathering.Gathering(spark, ["hash"])
+    assert exchanged(0.1, 0.2, 100) == 1
+    learning = gathering.Gathering(spark, ["hash"])
+    assert exchanged(0.3, 0.5, 1000) == 1 + gathering.PAUSE
+    learning = gathering.Gathering(spark, ["hash"])
+    assert exchanged(0.3, 0.2, 1000) > 990
+    # Of keys that timed out there are no rows.
+    learning.learn(gathering.FEW_ROWS + 1, 0.1)
+    assert not expected.few
 
 
 def test_the_next_run_of_a_frame_knows_nothing(spark, feed, tmp_path):
