@@ -1,9 +1,25 @@
-"""Making what was written survive a power loss."""
+"""Making what was written survive a power loss, and finding all of it."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+
+def files_below(directory: Path) -> Iterator[Path]:
+    """Every file in a directory and in those below it, in no order; none where it is missing.
+
+    Raises OSError for a directory that cannot be listed, which `Path.rglob` passes over.
+    """
+
+    def refuse(error: OSError) -> None:
+        # One that was removed meanwhile holds nothing.
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise error
+
+    for parent, _, names in os.walk(directory, onerror=refuse):
+        yield from (Path(parent, name) for name in names)
 
 
 def sync(path: Path) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pyarrow
 
-from recovery.backup.manifest import Manifest, StoredCopy, backup_id, fingerprint, object_name
+from recovery.backup.manifest import OBJECTS, Manifest, StoredCopy, backup_id, fingerprint, object_name
 from recovery.backup.note import LastBackup, note_backup
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.repository import begin, check_store, finish, give_up, list_backups
 from recovery.backup.target import CHUNK_BYTES, Target
 from recovery.clock import Clock
-from recovery.errors import BackupDamagedError, RecoveryError, StorageError
+from recovery.errors import BackupDamagedError, InconsistentPartitionsError, RecoveryError, StorageError
 from recovery.ids import PartitionIndex
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
@@ -30,6 +30,7 @@ from recovery.storage.files import allow_open_files, scan
 from recovery.storage.verify import PartitionCheck
 
 AT_ONCE = 4
+ATTEMPTS = 3
 FILES_PER_COPY = 8
 # Of what pyarrow offers the best for partitions: 2.4 times smaller at 200 MB/s a core (gzip: 2.3 times at 70 MB/s).
 CODEC = "zstd"
@@ -78,18 +79,23 @@ def make_backup(
     base = begin(target, identity, lambda: next(bases, None) or list_backups(target).newest, clock.wall_ms())
     try:
         allow_open_files(len(planned.partitions) * FILES_PER_COPY)
-        pinned = pin(d.path for d in planned.partitions)
-        try:
+        there = {entry.name: entry.size_bytes for entry in target.entries(OBJECTS)}
+        usable = [copy for copy in base if there.get(copy.object_name) == copy.stored_bytes]
+        paths = [d.path for d in planned.partitions]
+        for attempt in range(ATTEMPTS):
             taken_ms = clock.wall_ms()
-            # What is stored is checked as what a restore would find.
-            plan_resume([FoundFile(each.path, each.description) for each in pinned])
+            store = partial(_store, target, f"{identity}.{attempt}" if attempt else identity, taken_ms, check, observe)
             with tempfile.TemporaryDirectory(prefix="recovery-backup-", dir=scratch) as name:
-                store = partial(_store, target, identity, Path(name), taken_ms, check, observe)
-                known = {(copy.description.index, copy.fingerprint): copy for copy in base}
-                results = _each(pinned, lambda each: _reused(each, known) or store(each))
-        finally:
-            for each in pinned:
-                each.release()
+                results = _copies(paths, usable, partial(store, Path(name)))
+            if results is not None:
+                break
+        else:
+            raise StorageError(
+                "no copies of one moment could be taken",
+                path=directory,
+                cause="Runs began and ended again and again while the partitions were copied.",
+                remedy="Run it again; or during a run, when all partitions can be held at one moment.",
+            )
         manifest = Manifest(
             id=identity,
             store_id=planned.store_id,
@@ -116,7 +122,31 @@ def make_backup(
     )
 
 
-def _reused(pinned: PinnedPartition, known: dict[tuple[PartitionIndex, int], StoredCopy]) -> StoredCopy | None:
+def _copies(
+    paths: Sequence[Path], usable: Sequence[StoredCopy], store: Callable[[PinnedPartition], StoredCopy]
+) -> list[StoredCopy] | None:
+    """A copy of each partition, as of one moment; those that are stored already as they are, the others by `store`.
+
+    None when they turned out to be of different moments: a run that begins while files that nobody used are copied
+    changes them. Raises what `plan` raises when they do not even fit at the beginning.
+    """
+    known = {(copy.description.index, copy.fingerprint): copy for copy in usable}
+    pinned = pin(paths)
+    try:
+        # What is stored is checked as what a restore would find.
+        plan_resume([FoundFile(each.path, each.description) for each in pinned])
+        results = _each(pinned, lambda each: _reused(each, known) or store(each))
+    finally:
+        for each in pinned:
+            each.release()
+    try:
+        plan_resume([FoundFile(each.path, each.description) for each in pinned])
+    except InconsistentPartitionsError:
+        return None
+    return results
+
+
+def _reused(pinned: PinnedPartition, known: Mapping[tuple[PartitionIndex, int], StoredCopy]) -> StoredCopy | None:
     d = pinned.description
     return known.get((d.index, fingerprint(d, pinned.operational)))
 
@@ -133,10 +163,10 @@ def _each(pinned: list[PinnedPartition], work: Callable[[PinnedPartition], Store
 def _store(
     target: Target,
     identity: str,
-    scratch: Path,
     taken_ms: int,
     check: bool,
     observe: Observer,
+    scratch: Path,
     pinned: PinnedPartition,
 ) -> StoredCopy:
     """Copy, compress and write one partition."""

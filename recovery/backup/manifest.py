@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -127,7 +128,7 @@ def decode(data: bytes, identity: str) -> Manifest:
                 _decode_copy(part, value["store_id"], len(value["partitions"])) for part in value["partitions"]
             ),
         )
-    except (EOFError, OSError, KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+    except (EOFError, OSError, zlib.error, KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise ValueError(f"not a manifest: {error or type(error).__name__}") from error
 
 

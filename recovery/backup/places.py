@@ -28,10 +28,24 @@ SHORTEST_SECRET = 4
 
 def open_target(place: str, environ: Mapping[str, str] = os.environ, *, no_answer_s: float = NO_ANSWER_S) -> Target:
     """The place of backups meant by a path or an address. Nothing is asked of it yet. Raises ConfigurationError."""
+    if not place:
+        raise ConfigurationError(
+            "no place for backups is given",
+            cause="It is empty; a variable of the shell may not be set.",
+            remedy="Give a path, or an address such as s3://BUCKET/PATH.",
+        )
     scheme, separator, _ = place.partition("://")
     if not separator:
         return DirectoryTarget(Path(place))
-    parts = urlsplit(place)
+    try:
+        parts = urlsplit(place)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"it is no address: {error}",
+            path=shown_address(place),
+            cause="",
+            remedy="See docs/backup.md for the forms.",
+        ) from None
     if scheme == "file":
         return DirectoryTarget(Path(unquote(parts.path)))
     if scheme not in SCHEMES:

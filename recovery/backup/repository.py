@@ -15,7 +15,8 @@ Removing backups
     prune.2 Remove the manifests of the others, and what is under `running/` and older than a day.
     prune.3 Read `running/`, and then the manifests again.
     prune.4 Remove the objects listed in prune.1, except those of manifests that were kept in prune.1 or are there in
-            prune.3, and those that `running/` names or whose name has the id of a backup that is running.
+            prune.3, and those that `running/` names or whose name has the id of a backup that is running. None, when
+            no manifest can be read.
 
 Why it holds: a backup that prune.3 does not see running is either finished, and then its manifest is seen; or
 began later, and then its objects are not in the list of prune.1, and make.2 finds that a removed base is gone.
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -157,8 +159,9 @@ def prune(target: Target, rules: Sequence[KeepRule], now_ms: int) -> Pruned:
     needed |= {name for each in running if each is not None for name in each.needs}
     ids = [each.id for each in running if each is not None]
     garbage = [o for o in objects if o.name not in needed and not any(identity in o.name for identity in ids)]
-    if None in running:
-        # Somebody announces a backup at this moment, and what it needs cannot be told yet.
+    if None in running or not kept:
+        # Somebody announces a backup at this moment, and what it needs cannot be told yet. Or no manifest is there that
+        # can be read: rather than that nobody needs what is stored, something is wrong with the place.
         garbage = []
     with ThreadPoolExecutor(READERS) as pool:
         list(pool.map(lambda entry: target.delete(entry.name), garbage))
@@ -190,7 +193,7 @@ def _read_running(target: Target, entry: Entry) -> Running | None:
     except FileNotFoundError:
         # It ended since it was listed: its manifest is read after this.
         return Running(identity, frozenset())
-    except (EOFError, OSError, ValueError, KeyError, TypeError):
+    except (EOFError, OSError, zlib.error, ValueError, KeyError, TypeError):
         return None
 
 

@@ -11,6 +11,7 @@ from recovery.backup.manifest import MANIFESTS, StoredCopy
 from recovery.backup.progress import Observer, Progressed
 from recovery.backup.repository import Listing, list_backups
 from recovery.backup.target import DirectoryTarget, Target
+from recovery.durable import files_below
 from recovery.errors import BackupDamagedError, DirectoryLockedError, NoBackupError, RecoveryError, StorageError
 from recovery.planning.backups import Copy
 from recovery.storage.copies import copy_with_log, describe_copy
@@ -96,12 +97,12 @@ class PlainSource:
             _refuse_live(parent)
         for path in paths:
             try:
-                description = describe_copy(path, scratch)
+                description, changed_ms = describe_copy(path, scratch)
             except RecoveryError as error:
                 self.problems.append(f"{path.relative_to(directory)}: {error.found}")
             else:
                 taken_ms = path.stat().st_mtime_ns // 1_000_000
-                self.copies.append(Copy(description, str(path), taken_ms))
+                self.copies.append(Copy(description, str(path), taken_ms, changed_ms))
         if not self.copies:
             found = f"no file in it can be used: {'; '.join(self.problems[:3])}" if self.problems else (
                 "it holds neither backups nor copies of partitions"
@@ -130,7 +131,7 @@ def _refuse_live(directory: Path) -> None:
 
 def _databases(directory: Path) -> list[Path]:
     try:
-        return sorted(path for path in directory.rglob(f"*{SUFFIX}") if path.is_file())
+        return sorted(path for path in files_below(directory) if path.suffix == SUFFIX and path.is_file())
     except OSError as error:
         raise StorageError(str(error), path=directory) from error
 

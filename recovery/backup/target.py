@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 import pyarrow
 import pyarrow.fs
 
-from recovery.durable import sync
+from recovery.durable import files_below, sync
 from recovery.errors import BackupDamagedError, BackupTargetError
 
 CHUNK_BYTES = 4 << 20
@@ -86,9 +86,12 @@ class DirectoryTarget:
                     draft.unlink(missing_ok=True)
                 raise
             for directory in (path.parent, *path.parent.parents):
-                sync(directory)
                 if directory == self.root.parent:
+                    # Others may own it, and not let this user list it; then they have made the root.
+                    with contextlib.suppress(PermissionError):
+                        sync(directory)
                     break
+                sync(directory)
         return size
 
     def read(self, name: str) -> Iterator[bytes]:
@@ -105,7 +108,7 @@ class DirectoryTarget:
         """See `Target.entries`."""
         found = []
         with self._translated():
-            for path in (self.root / prefix).rglob("*"):
+            for path in files_below(self.root / prefix):
                 with contextlib.suppress(FileNotFoundError):
                     status = path.stat()
                     if path.is_file():

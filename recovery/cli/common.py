@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +25,8 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with _only_text():
+                return super().invoke(ctx)
         except RecoveryError as error:
             if ctx.params.get("debug"):
                 # All but its last lines: they are the error's text, which follows.
@@ -40,6 +42,21 @@ class Commands(click.Group):
             # The reader of our output went away; that is its right.
             sys.stderr.close()
             ctx.exit(1)
+
+
+@contextlib.contextmanager
+def _only_text() -> Iterator[None]:
+    """Names of files may hold any bytes; what else is given has to be text."""
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        if error.reason != "surrogates not allowed":
+            raise
+        raise ConfigurationError(
+            f"{error.object!r:.120} is no text",
+            cause="It holds bytes that are not UTF-8, or half a character.",
+            remedy="Write it in UTF-8.",
+        ) from error
 
 
 class IntervalType(click.ParamType[float]):

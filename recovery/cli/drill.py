@@ -9,9 +9,11 @@ from secrets import token_hex
 import click
 
 from recovery.cli.backup_progress import CopyProgress
-from recovery.cli.common import DIRECTORY, INTERVAL, format_size, json_option, print_json, table
+from recovery.cli.common import INTERVAL, format_size, json_option, print_json, table
 from recovery.cli.restore import MomentType, announcing, plan_facts
 from recovery.clock import SystemClock
+
+SCRATCH = click.Path(exists=True, file_okay=False, writable=True, path_type=Path)
 
 
 @click.command()
@@ -19,7 +21,7 @@ from recovery.clock import SystemClock
 @click.option("--epoch", type=click.IntRange(min=0), help="Rehearse restoring this epoch.")
 @click.option("--at", "at_ms", type=MomentType(), help="Rehearse restoring the newest epoch closed by this time.")
 @click.option("--max-age", type=INTERVAL, help="Fail when the restored epoch is older than this.")
-@click.option("--scratch", type=DIRECTORY, help="Where to restore to; by default where temporary files go.")
+@click.option("--scratch", type=SCRATCH, help="Where to restore to; by default where temporary files go.")
 @json_option
 def drill(
     source: str, epoch: int | None, at_ms: int | None, max_age: float | None, scratch: Path | None, as_json: bool

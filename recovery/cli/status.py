@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from recovery.cli.common import (
 )
 from recovery.cli.native import operators_at, operators_text
 from recovery.clock import SystemClock
-from recovery.errors import EpochNotHeldError, RecoveryError
+from recovery.errors import EpochNotHeldError, RecoveryError, StorageError
 from recovery.planning.health import Finding, Level, parse_targets, worst
 from recovery.planning.measures import StepSize, measure_json
 from recovery.planning.resume import plan_resume
@@ -29,6 +28,7 @@ from recovery.report.facts import Facts, gather
 from recovery.state.steps import moment
 from recovery.storage.files import step_names
 from recovery.storage.lock import lock_holder
+from recovery.storage.schema import beside
 from recovery.storage.seam import RESERVED_PREFIX
 
 READ_ATTEMPTS = 5
@@ -126,9 +126,15 @@ def collect_status(
 
 def _operators(directory: Path) -> list[dict[str, Any]]:
     """The native operators at the newest epoch. A run may collect it while we look: then the next one counts."""
-    for _ in range(READ_ATTEMPTS):
-        with contextlib.suppress(EpochNotHeldError):
+    for left in reversed(range(READ_ATTEMPTS)):
+        try:
             return operators_at(moment(directory))
+        except EpochNotHeldError:
+            continue
+        except StorageError:
+            # A run may have begun to write to what was read.
+            if not left:
+                raise
     return []
 
 
@@ -165,7 +171,7 @@ def _partition(file: FoundFile, sizes: Mapping[str, StepSize] | None) -> dict[st
     newest = d.newest.live_rows if d.newest else 0
     # A file of an older version does not tell steps from the rows that the run keeps of itself.
     keys = newest if sizes is None else sum(s.rows for step, s in sizes.items() if not step.startswith(RESERVED_PREFIX))
-    log = file.path.with_name(file.path.name + "-wal")
+    log = beside(file.path, "-wal")
     return {
         "file": file.path.name,
         "error": None,

@@ -28,11 +28,16 @@ OPERATIONAL = PartitionIndex(0)
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One copy of one partition. origin names where it lies, taken_ms is the wall time at which it was taken."""
+    """One copy of one partition. origin names where it lies, taken_ms is the wall time at which it was taken.
+
+    changed_ms: when the operational state in it was changed last; 0: not known. The time of a plain file is that of
+    its last copying, which says nothing of its age.
+    """
 
     description: PartitionDescription
     origin: str
     taken_ms: int
+    changed_ms: int = 0
 
     @property
     def index(self) -> PartitionIndex:
@@ -147,8 +152,8 @@ def _holds(group: Iterable[Copy], cut: Cut) -> bool:
 
 
 def _latest(copies: Sequence[Copy]) -> Copy:
-    """Of the copies that hold an epoch the one taken last: operational state is not undone with epochs."""
-    return max(copies, key=lambda copy: (copy.taken_ms, copy.description.newest_epoch))
+    """Of the copies that hold an epoch the one with the newest operational state, which is not undone with epochs."""
+    return max(copies, key=lambda copy: (copy.changed_ms, copy.taken_ms, copy.description.newest_epoch))
 
 
 def _closest(copies: Sequence[Copy]) -> Copy:

@@ -60,10 +60,16 @@ def read_export(lines: Sequence[str]) -> list[Exported]:
     return states
 
 
+def _is_number(value: Any) -> bool:
+    return type(value) is int and abs(value) < 1 << 63
+
+
 def _read(line: Any) -> Exported:
     if isinstance(line, dict) and "content" in line:
-        if isinstance(line.get("id"), str):
-            return Exported(line["id"], None, None, line["content"], int(line.get("generation", 0)), None)
-        if isinstance(line.get("step"), str) and isinstance(line.get("key"), str):
-            return Exported(None, line["step"], line["key"], line["content"], 0, line.get("timeout_ms"))
+        generation, timeout_ms = line.get("generation", 0), line.get("timeout_ms")
+        if isinstance(line.get("id"), str) and _is_number(generation):
+            return Exported(line["id"], None, None, line["content"], generation, None)
+        keyed = isinstance(line.get("step"), str) and isinstance(line.get("key"), str)
+        if keyed and (timeout_ms is None or _is_number(timeout_ms)):
+            return Exported(None, line["step"], line["key"], line["content"], 0, timeout_ms)
     raise StateValueError(f"{line!r:.120} is no state")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from recovery.config import parse_interval
-from recovery.durable import sync
+from recovery.durable import files_below, sync
 from recovery.errors import ConfigurationError, RecoveryError, StateBackendError
 
 T = TypeVar("T")
@@ -169,7 +169,7 @@ class FileObjects:
     def paths(self, prefix: str) -> list[str]:
         """See `Objects.paths`."""
         with self._translated():
-            found = [path for path in (self.root / prefix).rglob("*.json") if path.is_file()]
+            found = [path for path in files_below(self.root / prefix) if path.suffix == ".json" and path.is_file()]
             return sorted(path.relative_to(self.root).as_posix() for path in found if not path.name.startswith("."))
 
     def delete(self, path: str) -> None:

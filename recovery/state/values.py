@@ -57,7 +57,10 @@ def loads(text: str) -> Any:
 def parse_json(text: str | bytes) -> Any:
     """JSON as it stands. Raises StateValueError; NaN and the like are no JSON, and a key given twice is a mistake."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        found = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        # Python reads numbers that no float can hold, and half a character written as an escape.
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+        return found
     except (ValueError, RecursionError) as error:
         raise StateValueError(
             f"this is no JSON: {error}", cause="", remedy='Write text in quotes ("abc"), numbers bare (5).'

@@ -21,13 +21,24 @@ from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.ids import Epoch
 from recovery.planning.values import PartitionDescription
 from recovery.storage.partition import describe, rewind
-from recovery.storage.schema import connect, has_log, open_partition, read_partition, rows, stamp, translated
+from recovery.storage.schema import (
+    beside,
+    connect,
+    has_log,
+    open_partition,
+    read_partition,
+    rows,
+    stamp,
+    translated,
+    value,
+)
 
 PAGES_PER_STEP = 2048
 ATTEMPTS = 3
 
 # Changes whenever operational state does, which no epoch tells of.
 TOTALS = "SELECT states, states_digest FROM totals"
+CHANGED = "SELECT max(changed_ms) FROM states"
 
 CopyObserver = Callable[[int, int], None]
 """Is told the bytes done and the bytes in all."""
@@ -115,10 +126,18 @@ class PinnedPartition:
 def _operational(connection: apsw.Connection, path: Path) -> tuple[int, int]:
     """How many rows of operational state there are, and the sum of their digests; none in files of older versions."""
     with translated(path):
-        if not rows(connection, "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'totals'"):
+        if not _has_states(connection):
             return 0, 0
         [found] = rows(connection, TOTALS) or [(0, 0)]
         return found[0], found[1]
+
+
+def _changed_ms(connection: apsw.Connection) -> int:
+    return (value(connection, CHANGED) or 0) if _has_states(connection) else 0
+
+
+def _has_states(connection: apsw.Connection) -> bool:
+    return bool(connection.pragma("user_version") >= 2)
 
 
 def pin(paths: Iterable[Path]) -> list[PinnedPartition]:
@@ -156,23 +175,30 @@ def settle(path: Path, newest: Epoch) -> PartitionDescription:
     return described
 
 
-def describe_copy(path: Path, scratch: Path) -> PartitionDescription:
-    """What a copied file says of itself, with what is in a log beside it. Neither is changed.
+def describe_copy(path: Path, scratch: Path) -> tuple[PartitionDescription, int]:
+    """What a copied file says of itself, with what is in a log beside it, and when its operational state was changed
+    last, in milliseconds since 1970. Neither file is changed.
 
     Raises what `open_partition` and `describe` raise.
     """
+
+    def read(connection: apsw.Connection) -> tuple[PartitionDescription, int]:
+        described = describe(connection, path)
+        with translated(path):
+            return described, _changed_ms(connection)
+
     if not has_log(path):
-        return read_partition(path, lambda connection: describe(connection, path))
+        return read_partition(path, read)
     # A reader of a log writes its index beside it.
     with tempfile.TemporaryDirectory(dir=scratch) as name, translated(path):
         copied = Path(name) / path.name
         copy_with_log(path, copied)
-        return replace(read_partition(copied, lambda connection: describe(connection, copied)), path=path)
+        return read_partition(copied, read)
 
 
 def copy_with_log(source: Path, target: Path) -> None:
     """Copy a file that nobody uses, and the log beside it if there is one, as they are. Raises OSError."""
     shutil.copyfile(source, target)
-    log = source.with_name(f"{source.name}-wal")
+    log = beside(source, "-wal")
     if log.exists():
-        shutil.copyfile(log, target.with_name(f"{target.name}-wal"))
+        shutil.copyfile(log, beside(target, "-wal"))

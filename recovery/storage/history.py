@@ -14,7 +14,7 @@ from recovery.errors import CorruptPartitionError, EpochNotHeldError
 from recovery.ids import NO_EPOCH
 from recovery.planning.resume import BEGINNING, Cut
 from recovery.storage.digests import SNAPS_DIGEST
-from recovery.storage.schema import open_partition, read_partition, rows, snapshot, translated
+from recovery.storage.schema import read_partition, reading, rows, snapshot, translated
 
 # A row that was not replaced after the epoch, or what the first successor after it replaced.
 AT = f"""
@@ -98,22 +98,18 @@ def has_step(path: Path, step: str) -> bool:
 def steps_in(path: Path) -> list[str]:
     """The steps that have rows in the newest snapshot or in one that is held, sorted; reserved ones too."""
     sql = "SELECT DISTINCT step_id FROM snaps UNION SELECT DISTINCT step_id FROM superseded ORDER BY 1"
-    with contextlib.closing(open_partition(path, "ro")) as connection, translated(path):
+    with reading(path) as connection, translated(path):
         return [step for (step,) in rows(connection, sql)]
 
 
 @contextlib.contextmanager
 def _reading(path: Path, *cuts: Cut) -> Iterator[apsw.Connection]:
-    connection = open_partition(path, "ro")
-    try:
-        with translated(path):
-            apsw.sqlite_extra.load(connection, "sha1")
-            with snapshot(connection):
-                for cut in cuts:
-                    _check_held(connection, path, cut)
-                yield connection
-    finally:
-        connection.close()
+    with reading(path) as connection, translated(path):
+        apsw.sqlite_extra.load(connection, "sha1")
+        with snapshot(connection):
+            for cut in cuts:
+                _check_held(connection, path, cut)
+            yield connection
 
 
 def _check_held(connection: apsw.Connection, path: Path, cut: Cut) -> None:

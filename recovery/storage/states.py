@@ -23,6 +23,7 @@ import apsw.sqlite_extra
 from recovery.errors import CorruptPartitionError, DuplicatePartitionError, MissingPartitionsError, NoPartitionsError
 from recovery.storage.digests import MODULUS, SUM_SQL, combine, record_digest, row_digest_sql
 from recovery.storage.schema import (
+    beside,
     open_partition,
     partition_path,
     read_partition,
@@ -71,12 +72,13 @@ Change = Callable[[StoredState | None], str | None]
 def home(directory: Path) -> Path:
     """The partition that holds the operational state. Raises NoPartitionsError or MissingPartitionsError."""
     path = partition_path(directory, 0)
-    if path.exists():
-        return path
-    if any(directory.glob("part-*.sqlite3")):
-        raise MissingPartitionsError(f"{path.name}, which holds the operational state, is missing", path=directory)
-    what = "it holds no recovery partition" if directory.is_dir() else "there is no such directory"
-    raise NoPartitionsError(what, path=directory)
+    with translated(directory):
+        if path.exists():
+            return path
+        if any(directory.glob("part-*.sqlite3")):
+            raise MissingPartitionsError(f"{path.name}, which holds the operational state, is missing", path=directory)
+        what = "it holds no recovery partition" if directory.is_dir() else "there is no such directory"
+        raise NoPartitionsError(what, path=directory)
 
 
 def read_states(path: Path, ids: Sequence[str]) -> dict[str, StoredState]:
@@ -164,7 +166,7 @@ def check_states(connection: apsw.Connection) -> list[str]:
 def writer_of(path: Path) -> int | None:
     """The process that holds the write lock of a partition, as far as the operating system tells; None: unknown."""
     try:
-        inode = path.with_name(path.name + "-shm").stat().st_ino
+        inode = beside(path, "-shm").stat().st_ino
         with open("/proc/locks", encoding="ascii") as locks:  # noqa: PTH123 - no file of ours
             for line in locks:
                 fields = line.split()
