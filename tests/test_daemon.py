@@ -9,6 +9,8 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from recovery.spark.session import told
+
 HOME = Path(pyspark.__file__).parent
 ARCHIVES = [
     *map(str, sorted((HOME / "python" / "lib").glob("*.zip"))),
@@ -48,3 +50,13 @@ def test_where_it_is_not_installed_the_archives_stay():
     found = looked("sys.path[:] = [each for each in sys.path if 'site-packages/' in each or 'packages' not in each]")
     assert found[0].startswith(ARCHIVES[1]) or found[0].startswith(ARCHIVES[0])
     assert set(ARCHIVES) <= set(found)
+
+
+def test_what_a_worker_says_whose_task_was_ended():
+    """Its traceback is not passed on; any other is, and what stands around it."""
+    daemon = '  File "/x/pyspark/python/lib/pyspark.zip/pyspark/daemon.py", line 264, in manager\n'
+    ended = ["Traceback (most recent call last):\n", daemon, "BrokenPipeError: [Errno 32] Broken pipe\n"]
+    other = ["Traceback (most recent call last):\n", daemon, "ValueError: of somebody else\n"]
+    own = ["Traceback (most recent call last):\n", '  File "flow.py", line 2\n', "BrokenPipeError: of the flow\n"]
+    lines = ["before\n", *ended, "Picked up JAVA_TOOL_OPTIONS\n", *other, *own, "after\n", ended[0]]
+    assert list(told(lines)) == ["before\n", *other, *own, "after\n", ended[0]]

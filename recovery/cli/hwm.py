@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import click
@@ -93,9 +94,17 @@ def parse_value(text: str) -> Any:
     try:
         return loads(text)
     except StateValueError:
-        if text[:1] in ("{", "[", '"'):
+        if text[:1] in ("{", "[", '"') or _is_too_great(text):
             raise
         return text
+
+
+def _is_too_great(text: str) -> bool:
+    """Whether it is a number that no float can hold."""
+    try:
+        return text.lstrip("-")[:1].isdigit() and math.isinf(float(text))
+    except ValueError:
+        return False
 
 
 def _facts(mark: Mark) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import re
 import shlex
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +27,8 @@ _NOISE = re.compile(
     r"|Setting default log level to|To adjust logging level use|^Picked up |^WARNING: .*(sun.misc.Unsafe|terminally)"
     r"|^WARNING: (A (terminally|restricted)|Please consider|Use --enable-native|Restricted methods|package )"
 )
+_TRACEBACK = "Traceback (most recent call last):"
+_DAEMON = re.compile(r"pyspark[/\\]daemon\.py")
 _ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
 FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 DEFAULTS = {
@@ -168,10 +171,29 @@ def _forward(stream: IO[bytes]) -> None:
     """Pass the JVM's error output on, without the lines that say nothing to anyone."""
 
     def copy() -> None:
-        for line in stream:
-            text = line.decode(errors="replace")
-            if not _NOISE.search(text):
+        for text in told(line.decode(errors="replace") for line in stream):
+            # Whoever has taken its place may have closed it, and the JVM waits for what nobody reads.
+            with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write(text)
                 sys.stderr.flush()
 
     threading.Thread(target=copy, name="jvm-stderr", daemon=True).start()
+
+
+def told(lines: Iterable[str]) -> Iterator[str]:
+    """The lines that say something to somebody. A Python worker whose task was ended does not: it finds the socket
+    closed, and prints that with its traceback."""
+    traceback: list[str] = []
+    for line in lines:
+        if line.startswith(_TRACEBACK):
+            yield from traceback
+            traceback = [line]
+        elif traceback and line[:1].isspace():
+            traceback.append(line)
+        elif traceback:
+            if not (line.startswith("BrokenPipeError") and any(_DAEMON.search(each) for each in traceback)):
+                yield from (*traceback, line)
+            traceback = []
+        elif not _NOISE.search(line):
+            yield line
+    yield from traceback

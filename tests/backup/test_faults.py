@@ -21,7 +21,7 @@ from recovery.backup.manifest import MANIFESTS, OBJECTS, RUNNING
 from recovery.backup.repository import list_backups, prune
 from recovery.backup.target import DirectoryTarget, Entry
 from recovery.errors import BackupTargetError, NoBackupError, RecoveryError
-from recovery.planning.backups import KeepRule
+from recovery.planning.backups import KeepRule, parse_keep
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
 from tests.stores import ROOT, alter, paths_of
 
@@ -492,9 +492,11 @@ def test_nothing_is_restored_from_damage_that_sqlite_does_not_see(store, tmp_pat
 
 
 def test_objects_without_a_manifest_are_no_backup(store, tmp_path):
-    """All objects were stored and the manifest was not."""
+    """All objects were stored and the manifest was not. Pruning leaves them until there is one: they may be all there
+    is when the manifests were lost."""
     back_up(store, tmp_path / "dest")
     for entry in DirectoryTarget(tmp_path / "dest").entries(MANIFESTS):
         DirectoryTarget(tmp_path / "dest").delete(entry.name)
+    assert prune(DirectoryTarget(tmp_path / "dest"), [parse_keep("1")], 0).objects == 0
     with pytest.raises(NoBackupError):
         bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)

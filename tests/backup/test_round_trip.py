@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -22,11 +25,12 @@ from recovery.errors import (
     MissingPartitionsError,
     NoBackupError,
     NoPartitionsError,
+    StorageError,
 )
 from recovery.storage.files import scan
 from recovery.storage.partition import describe
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
-from tests.stores import Driver, alter, paths_of
+from tests.stores import Driver, alter, paths_of, run_python
 
 
 def files(directory: Path) -> dict[str, str]:
@@ -123,6 +127,98 @@ class TestBackup:
         monkeypatch.setattr("recovery.storage.copies.describe", damaged)
         with pytest.raises(CorruptPartitionError, match="damaged"):
             back_up(store, tmp_path / "dest")
+
+    def test_a_run_that_begins_while_partitions_are_copied(self, store, tmp_path, monkeypatch):
+        """What was copied before is of another moment than what is copied after: all are copied again."""
+        from recovery.storage.copies import PinnedPartition
+
+        original = PinnedPartition.copy_to
+        copied = []
+
+        def copy_then_work(self, target, *arguments):
+            found = original(self, target, *arguments)
+            copied.append(self.path.name)
+            if len(copied) == 1:
+                work(store, 3, floor=99)
+            return found
+
+        monkeypatch.setattr("recovery.backup.make.AT_ONCE", 1)
+        monkeypatch.setattr(PinnedPartition, "copy_to", copy_then_work)
+        made = back_up(store, tmp_path / "dest")
+        assert [c.description.newest_epoch for c in made.manifest.copies] == [8, 8, 8]
+        assert len(copied) == 6
+        bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
+        assert states(tmp_path / "new") == states(store)
+
+        def copy_and_work(self, target, *arguments):
+            found = original(self, target, *arguments)
+            work(store, 3, floor=99)
+            return found
+
+        work(store, 1)
+        monkeypatch.setattr(PinnedPartition, "copy_to", copy_and_work)
+        with pytest.raises(StorageError, match="no copies of one moment"):
+            back_up(store, tmp_path / "dest")
+        assert len(list_backups(DirectoryTarget(tmp_path / "dest")).manifests) == 1
+
+    @pytest.mark.parametrize("how", ["gone", "short"])
+    def test_an_object_that_is_not_there_any_more_is_stored_again(self, store, tmp_path, how):
+        """An unchanged partition is listed again only if its object is there as it was stored."""
+        first = back_up(store, tmp_path / "dest")
+        lost = tmp_path / "dest" / first.manifest.copies[1].object_name
+        if how == "gone":
+            lost.unlink()
+        else:
+            lost.write_bytes(lost.read_bytes()[:-1])
+        second = back_up(store, tmp_path / "dest")
+        assert (second.stored, second.reused) == (1, 2)
+        bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
+        assert states(tmp_path / "new") == states(store)
+
+    def test_flipped_bits_in_a_manifest(self, store, tmp_path):
+        """That backup is not finished, whatever the bit; the others are used, and new ones made."""
+        back_up(store, tmp_path / "dest")
+        work(store, 1)
+        back_up(store, tmp_path / "dest")
+        [path, _] = sorted((tmp_path / "dest" / "manifests").iterdir())
+        whole = path.read_bytes()
+        for bit in range(0, 8 * len(whole), 7):
+            data = bytearray(whole)
+            data[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(data)
+            found = list_backups(DirectoryTarget(tmp_path / "dest"))
+            assert len(found.manifests) + len(found.unreadable) == 2
+        path.write_bytes(b"\x1f\x8b\x08" + bytes(len(whole)))
+        assert back_up(store, tmp_path / "dest").reused == 3
+        assert bring_back(tmp_path / "dest", tmp_path / "new", tmp_path).plan.epoch == 6
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user, who may not list")
+    def test_what_cannot_be_listed_is_not_empty(self, store):
+        """Pruning a place whose manifests cannot be listed removes nothing."""
+        public = Path(tempfile.mkdtemp(prefix="recovery-backup-", dir="/tmp"))
+        try:
+            back_up(store, public / "dest")
+            for path in (public, *public.rglob("*")):
+                os.chown(path, 65534, 65534)
+            (public / "dest" / "manifests").chmod(0o300)
+            code = """
+import os, sys
+from pathlib import Path
+from recovery.backup.repository import prune
+from recovery.backup.target import DirectoryTarget
+from recovery.errors import BackupTargetError
+from recovery.planning.backups import parse_keep
+os.setgid(65534); os.setuid(65534)
+try:
+    print(prune(DirectoryTarget(Path(sys.argv[1])), [parse_keep("1")], 0))
+except BackupTargetError as error:
+    print("refused")
+"""
+            result = run_python(code, public / "dest")
+            assert (result.stdout, result.stderr) == ("refused\n", "")
+            assert len(DirectoryTarget(public / "dest").entries(OBJECTS)) == 3
+        finally:
+            shutil.rmtree(public)
 
     def test_unchanged_partitions_are_not_stored_again(self, store, tmp_path):
         """The second backup lists the objects of the first; each of both can be restored alone."""
@@ -360,6 +456,18 @@ class TestPlainCopies:
         assert done.plan.epoch == 5
         assert [Path(text.split(":")[0]).name for text in done.left_out] == ["part-2.sqlite3"]
         assert states(tmp_path / "restored") == {e: s for e, s in states(store).items() if e <= 5}
+
+    def test_the_newest_operational_state_is_taken(self, store, tmp_path):
+        """Of copies with the same epoch, whichever was copied last: a file's time says nothing of its age."""
+        for number, day in enumerate(("monday", "tuesday"), 1):
+            StateManager(store).set_hwm("orders", number)
+            shutil.copytree(store, tmp_path / "copies" / day)
+            time.sleep(0.002)
+        for path in (tmp_path / "copies" / "monday").iterdir():
+            os.utime(path)
+        (tmp_path / "scratch").mkdir()
+        bring_back(tmp_path / "copies", tmp_path / "new", tmp_path / "scratch")
+        assert StateManager(tmp_path / "new").get_hwm("orders") == 2
 
     def test_a_live_directory_is_not_a_place_of_copies(self, store, tmp_path):
         """Files that a run has open are not copied with `cp`."""

@@ -116,6 +116,16 @@ def test_formats(spark, feed, tmp_path, format):
     assert records(READERS[format](output)) == [("a", 2, 4), ("b", 1, 2)]
 
 
+@pytest.mark.parametrize("options", [{"lineSep": "\r"}, {"compression": "gzip"}, {"Encoding": "ISO-8859-1"}], ids=str)
+def test_lines_of_another_form(spark, feed, tmp_path, options):
+    """A file with rows is never taken for one with a header alone."""
+    feed.add([("a", 1), ("b", 2), ("a", 3)])
+    sink = FileSink(tmp_path / "out", "csv", options={"header": True, **options}, files_per_batch=1)
+    run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", sink)
+    read = spark.read.options(header=True, **options).csv([str(path) for path in sink.files()])
+    assert sorted(tuple(row) for row in read.collect()) == [("a", "2", "4"), ("b", "1", "2")]
+
+
 def test_a_task_that_fails_leaves_no_file(spark, feed, tmp_path):
     """What the first attempt of a task wrote is not in the output, whether it failed before or after the step."""
     for seed in range(2):

@@ -213,6 +213,33 @@ def test_what_was_cleared_stays_cleared(recovery, store_dir):
     assert recovery("state", "get", store_dir, "doc") == "1\n"
 
 
+def test_what_is_no_text_and_no_number(recovery, store_dir, tmp_path):
+    """Each is an error of its own, and nothing was written."""
+    broken = "\udcff"
+    with Driver(store_dir) as run:
+        run.apply(0, {"a": "1"})
+        run.close(0)
+    for words in (
+        ("hwm", "set", store_dir, "k", "1e999"),
+        ("state", "set", store_dir, "process/p/x", '{"value": 1e999}', "-y"),
+        ("state", "set", store_dir, "--step", "count", "--key", "a", '"\\ud800"', "-y"),
+    ):
+        assert "JSON" in recovery(*words, code=33)
+    assert "no text" in recovery("state", "get", store_dir, "--step", "count", "--key", broken, code=11)
+    assert "no text" in recovery("state", "list", store_dir, "--step", broken, code=11)
+    assert "File name too long" in recovery("hwm", "list", tmp_path / ("x" * 300), code=12)
+    file = tmp_path / "states.jsonl"
+    for wrong in (
+        '{"id":"process/p/x","content":{"value":1},"generation":"abc"}',
+        '{"step":"count","key":"a","content":2,"timeout_ms":"abc"}',
+        '{"step":"count","key":"a","content":2,"timeout_ms":100000000000000000000}',
+    ):
+        file.write_text(f'{{"format":"recovery-state","version":1}}\n{wrong}\n{{"end":1}}\n')
+        assert "is no state" in recovery("state", "import", store_dir, file, "-y", code=45)
+    assert json.loads(recovery("state", "get", store_dir, "--step", "count", "--key", "a")) == 1
+    assert recovery("hwm", "list", store_dir, "--json") == "[]\n"
+
+
 def test_a_torn_export_is_an_error(recovery, store_dir):
     """Cut off anywhere, it is refused whole; so is what is no export."""
     for name in "ab":

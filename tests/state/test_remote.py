@@ -387,7 +387,7 @@ def test_migration_between_all_of_them(store_dir, tmp_path):
         places.append(str(back))
         for source, target in pairwise(places):
             result = CliRunner().invoke(main, ["state", "migrate", source, target])
-            assert result.output == f"{len(documents)} states copied and verified\n"
+            assert result.stdout == f"{len(documents)} states copied and verified\n"
             assert open_backend(target, SystemClock(), RetryPolicy()).list() == documents
     assert StateManager(back).get_hwm("a/b") == 1
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recovery.errors import StateValueError
-from recovery.state.values import dumps, loads
+from recovery.state.values import dumps, loads, parse_json
 
 BERLIN = ZoneInfo("Europe/Berlin")
 scalars = (
@@ -51,6 +51,13 @@ def test_not_a_number():
     assert math.isnan(loads(dumps(math.nan)))
     assert loads(dumps([math.inf, -math.inf])) == [math.inf, -math.inf]
     assert "NaN" not in dumps(math.nan)
+
+
+@pytest.mark.parametrize("text", ["1e999", "[-1e999]", '{"a": NaN}', '"\\ud800"', '{"\\udfff": 1}', '{"a": 1, "a": 2}'])
+def test_json_that_could_not_be_written_again(text):
+    """Python reads it, and no other program would read what Python writes for it."""
+    with pytest.raises(StateValueError, match="no JSON"):
+        parse_json(text)
 
 
 def test_numbers_of_numpy_stand_for_numbers_of_python():

@@ -13,7 +13,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from recovery import init_partitions
+from recovery import StateManager, init_partitions
 from recovery.errors import (
     CorruptPartitionError,
     ForeignPartitionError,
@@ -25,6 +25,7 @@ from recovery.errors import (
 )
 from recovery.planning.resume import plan_resume
 from recovery.storage import schema
+from recovery.storage.copies import copy_with_log
 from recovery.storage.files import FilePartitions, scan, step_names
 from recovery.storage.verify import PartitionCheck
 from tests.stores import (
@@ -190,6 +191,37 @@ class TestScan:
         filled(store_dir)
         assert window(store_dir) == (0, 1, 2)
 
+    def test_the_log_of_a_link_is_where_it_leads(self, store_dir, tmp_path):
+        """Epochs that are in the log alone count, while a run goes on, after a kill, and in a copy."""
+        for path in paths_of(store_dir):
+            shutil.move(path, tmp_path / f"real-{path.name}")
+            path.symlink_to(tmp_path / f"real-{path.name}")
+        code = """
+import os, sys
+from pathlib import Path
+from tests.stores import Driver
+run = Driver(Path(sys.argv[1]))
+for batch in (0, 10, 20):
+    run.apply(batch, {"a": str(batch), "b": "1"})
+    run.close(batch)
+os.kill(os.getpid(), 9)
+"""
+        assert run_python(code, store_dir).returncode == -9
+        assert window(store_dir) == (0, 1, 2, 3)
+        (tmp_path / "copies").mkdir()
+        for path in paths_of(store_dir):
+            copy_with_log(path, tmp_path / "copies" / path.name)
+        assert window(tmp_path / "copies") == (0, 1, 2, 3)
+        StateManager(store_dir).set_hwm("orders", 5)
+        with Driver(store_dir) as run:
+            assert run.epoch == 4
+            StateManager(store_dir).set_hwm("orders", 6)
+            assert StateManager(store_dir).get_hwm("orders") == 6
+            run.apply(30, {"a": "30"})
+            run.close(30)
+            assert window(store_dir) == (0, 1, 2, 3, 4)
+        assert problems(store_dir) == []
+
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user, who may not write or read")
     def test_a_directory_that_may_only_be_read_can_be_looked_at(self, make_store):
         """Without the right to write, plan and verify still work, and without the right to read it is said."""
@@ -204,18 +236,22 @@ from recovery.errors import StorageError
 from recovery.planning.resume import plan_resume
 from recovery.storage.files import scan
 from recovery.storage.verify import PartitionCheck
+from recovery.cli.status import collect_status
+from recovery.state.steps import moment
 os.setgid(65534); os.setuid(65534)
 try:
     plan = plan_resume(scan(Path(sys.argv[1])))
     assert all(PartitionCheck(d.path).run().problems == () for d in plan.partitions)
-    print(plan.resume_epoch)
+    found = [state.key for state in moment(Path(sys.argv[1])).states("count")]
+    problem = collect_status(Path(sys.argv[1]), scan(Path(sys.argv[1])), {})["problem"]
+    print(plan.resume_epoch, problem, len(found))
 except StorageError as error:
     print(error.path)
 """
         try:
             public.chmod(0o555)
             result = run_python(code, public)
-            assert (result.stdout.strip(), result.stderr) == ("3", "")
+            assert (result.stdout.strip(), result.stderr) == ("3 None 3", "")
             public.chmod(0o711)
             result = run_python(code, public)
             assert (result.stdout.strip(), result.stderr) == (str(public), "")
