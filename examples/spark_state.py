@@ -8,7 +8,7 @@ r"""Visits of a site by a `transformWithState` processor with timers, as Spark h
     python -m recovery run examples/spark_state.py -r db/ -s 1s
 
 A visit ends after half an hour (of event time) without a click. The first run tells nothing of bob, whose visit is
-still open; the second one goes on with it.
+still open; the second one goes on with it. Spark needs the package protobuf for such processors (pip install protobuf).
 """
 
 from __future__ import annotations

@@ -65,8 +65,7 @@ def report(arguments: argparse.Namespace, measurements: list[Measurement]) -> Re
         measurements=measurements,
         notes=[
             f"{arguments.events:,} events over {arguments.keys:,} keys in {arguments.batches} equal files; medians "
-            f"over {arguments.repeat} interleaved rounds. The first micro-batch, some ten seconds of each contender, "
-            "is part of it.",
+            f"over {arguments.repeat} interleaved rounds. The session's first micro-batch is part of it.",
         ],
         picture=bars(
             "A Python function per key", "seconds; less is better", [(s.contender, s.seconds) for s in summaries]

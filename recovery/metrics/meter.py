@@ -137,9 +137,15 @@ class Meter:
             self._totals = replace(self._totals, pause_s=self._totals.pause_s + pause_s)
 
     def closed(
-        self, epoch: Epoch, batch: BatchId, duration_s: float, partitions: Sequence[ClosedPartition]
+        self,
+        epoch: Epoch,
+        batch: BatchId,
+        duration_s: float,
+        partitions: Sequence[ClosedPartition],
+        backup_lag_s: float | None = None,
     ) -> tuple[Measure, tuple[Finding, ...]]:
-        """An epoch was closed as of a micro-batch: the measure to keep, and the targets that it does not meet."""
+        """An epoch was closed as of a micro-batch: the measure to keep, and the targets that it does not meet.
+        `backup_lag_s`: the age of the newest backup; None when there is none."""
         memory = self._memory()
         with self._lock:
             ended = {each: self._batches.pop(each) for each in sorted(self._batches) if each <= batch}
@@ -174,7 +180,7 @@ class Meter:
                 operators=dict(operators),
                 **memory,
             )
-            found = of_epoch(measure, self._targets)
+            found = of_epoch(measure, self._targets, backup_lag_s)
             missed = tuple(each for each in found if each.level.severity)
             self._note(missed)
             t = self._totals

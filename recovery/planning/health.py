@@ -136,9 +136,9 @@ def findings(
     return tuple(Finding(t, values[t.name], t.level(values[t.name])) for t in targets)
 
 
-def of_epoch(measure: Measure, targets: Sequence[Target]) -> tuple[Finding, ...]:
-    """One epoch held against the targets."""
-    return findings([measure], targets, state_bytes=measure.state_bytes, backup_lag_s=None)
+def of_epoch(measure: Measure, targets: Sequence[Target], backup_lag_s: float | None = None) -> tuple[Finding, ...]:
+    """One epoch held against the targets; `backup_lag_s` as for `findings`."""
+    return findings([measure], targets, state_bytes=measure.state_bytes, backup_lag_s=backup_lag_s)
 
 
 def worst(found: Sequence[Finding]) -> Level:

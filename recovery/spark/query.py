@@ -361,7 +361,9 @@ class RecoveryQuery:
         if self._prepared.record is not None:
             self._prepared.record.note(self.summary.last_epoch, self.summary.batches, self.summary.rows)
         self._await_progress(closed.batch)
-        measure, missed = self.meter.closed(closed.epoch, closed.batch, closed.duration_s, closed.partitions)
+        measure, missed = self.meter.closed(
+            closed.epoch, closed.batch, closed.duration_s, closed.partitions, self._backup_lag_s()
+        )
         self._keep(measure)
         self.summary.exceeded = [each.as_json() for each in self.meter.exceeded]
         self._notify(replace(closed, health=missed))
@@ -387,15 +389,20 @@ class RecoveryQuery:
 
     def _families(self, about: About) -> Iterator[Family]:
         """The metrics now."""
-        totals, backup = self.meter.totals, last_backup(self._prepared.config.path)
+        totals = self.meter.totals
         closed_s = totals.last_closed_s
         return families(
             about,
             totals,
             resume_s=self.meter.resume_s,
             epoch_age_s=None if closed_s is None else self._clock.elapsed_s() - closed_s,
-            backup_age_s=None if backup is None else (self._clock.wall_ms() - backup.finished_ms) / 1000,
+            backup_age_s=self._backup_lag_s(),
         )
+
+    def _backup_lag_s(self) -> float | None:
+        """How long ago `recovery backup` finished last; None when it never did."""
+        backup = last_backup(self._prepared.config.path)
+        return None if backup is None else max(0, self._clock.wall_ms() - backup.finished_ms) / 1000
 
     def _watch(self) -> None:
         """The idle timer: counts and ends a due epoch when no micro-batch comes that would, and ends the run when one

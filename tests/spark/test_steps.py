@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +17,7 @@ from recovery import (
     FlowFailedError,
     FlowMismatchError,
     RecoveryConfig,
+    RecoveryError,
     StateValueError,
     StepChangedError,
     UnknownStepError,
@@ -413,3 +416,34 @@ def test_discard_sink_needs_no_steps(spark, feed, tmp_path):
     assert run_to_end(feed.frame(spark), tmp_path / "db", DiscardSink()).rows == 300
     feed.add_random(2, count=70)
     assert run_to_end(feed.frame(spark), tmp_path / "db", DiscardSink()).rows == 70
+
+
+def test_what_a_start_that_fails_leaves(spark, feed, tmp_path, monkeypatch):
+    """An unreadable trigger is refused before anything begins; what fails later leaves no file and no lock."""
+    feed.add([("a", 1)])
+    init_partitions(tmp_path / "db", 2)
+    before = {path: path.read_bytes() for path in (tmp_path / "db").iterdir()}
+
+    def waiting(key, rows, state):
+        yield from add_up(key, rows, state)
+        state.setTimeoutDuration(1000)
+
+    def begin(trigger):
+        frame = feed.frame(spark).transform(totals_step(update=waiting))
+        return start(frame, RecoveryConfig(tmp_path / "db"), name="flow", trigger=trigger)
+
+    with pytest.raises(ConfigurationError, match="parsecs"):
+        begin("5 parsecs")
+    assert {path: path.read_bytes() for path in before} == before
+    mailboxes = set(Path(tempfile.gettempdir()).glob("recovery-ticks-*"))
+
+    def fail(*_):
+        raise RuntimeError("no query")
+
+    monkeypatch.setattr("recovery.spark.query._triggered", fail)
+    with pytest.raises(RecoveryError, match="no query"):
+        begin("available-now")
+    assert set(Path(tempfile.gettempdir()).glob("recovery-ticks-*")) == mailboxes
+    monkeypatch.undo()
+    begin("available-now").await_termination()
+    assert states(tmp_path / "db", "totals") == {"a": [1, 1]}
