@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import pickle
 from collections.abc import Callable
 from math import isfinite
@@ -74,8 +75,7 @@ class StateCodec:
         try:
             encoded = self._to_json(value)
             back = self.decode(encoded.decode())
-            # A type may define no equality of its own: then the same text twice is the proof.
-            if type(back) is type(value) and (back == value or self._to_json(back) == encoded):
+            if type(back) is type(value) and (back == value or _same(back, value)):
                 return encoded.decode()
         except Exception as error:
             raise StateValueError(
@@ -86,6 +86,30 @@ class StateCodec:
             f"{_shown(value)} would come back as {_shown(back)}",
             cause=f"The value does not fit the declared type of the state, {self.state_type!r}.",
         )
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are equal, or would be if types without an equality of their own compared their fields."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    fields = _fields(type(one))
+    if fields is None:
+        return bool(one == other)
+    return all(_same(getattr(one, name), getattr(other, name)) for name in fields)
+
+
+def _fields(kind: type) -> tuple[str, ...] | None:
+    """The names of the fields of a class that msgspec knows by them; None for another."""
+    attributes = getattr(kind, "__attrs_attrs__", None)
+    if attributes is not None:
+        return tuple(each.name for each in attributes)
+    if dataclasses.is_dataclass(kind):
+        return tuple(field.name for field in dataclasses.fields(kind))
+    return getattr(kind, "__struct_fields__", None)
 
 
 def forget_type(state_type: StateType) -> None:

@@ -14,8 +14,9 @@ def files_below(directory: Path) -> Iterator[Path]:
     """
 
     def refuse(error: OSError) -> None:
-        # One that was removed meanwhile holds nothing.
-        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        # One that was removed meanwhile holds nothing, and the file system's own directory nothing of ours.
+        own = isinstance(error, PermissionError) and Path(error.filename).name == "lost+found"
+        if not (own or isinstance(error, FileNotFoundError | NotADirectoryError)):
             raise error
 
     for parent, _, names in os.walk(directory, onerror=refuse):

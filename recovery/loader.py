@@ -114,8 +114,10 @@ def _evaluate(module: ModuleType, expression: str, target: str) -> Any:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         try:
             arguments = [ast.literal_eval(argument) for argument in node.args]
-            named = {k.arg: ast.literal_eval(k.value) for k in node.keywords if k.arg is not None}
-        except ValueError:
+            if any(k.arg is None for k in node.keywords):
+                raise _unreadable(target, expression)
+            named = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
+        except (ValueError, TypeError):
             raise _unreadable(target, expression) from None
         return _call(_attribute(module, node.func.id, target), arguments, named, target)
     raise _unreadable(target, expression)

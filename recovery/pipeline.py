@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -72,6 +74,7 @@ class Pipeline:
 
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
+_COUNTED = (*_PLAIN, list, tuple, set, frozenset, dict, functools.partial)
 
 
 def _described(value: Any, seen: set[int]) -> Iterator[str]:
@@ -83,7 +86,8 @@ def _described(value: Any, seen: set[int]) -> Iterator[str]:
     elif isinstance(value, types.FunctionType):
         seen.add(id(value))
         yield from _code(value.__code__)
-        for held in (*(value.__defaults__ or ()), *(cell.cell_contents for cell in value.__closure__ or ())):
+        yield from _described(value.__kwdefaults__ or {}, seen)
+        for held in (*(value.__defaults__ or ()), *map(_held, value.__closure__ or ())):
             yield from _described(held, seen)
         for name in sorted(_names(value.__code__)):
             if name in value.__globals__:
@@ -97,15 +101,38 @@ def _described(value: Any, seen: set[int]) -> Iterator[str]:
             yield from _described(each, seen)
     elif hasattr(value, "__recovery_definition__"):
         yield from _described(value.__recovery_definition__(), seen)
+    elif isinstance(value, functools.partial):
+        yield from _described((value.func, value.args, value.keywords), seen)
+    elif isinstance(value, types.MethodType):
+        yield from _described((value.__func__, _held_by(value.__self__)), seen)
     else:
-        yield type(value).__qualname__
-        yield from _described(getattr(value, "__func__", None), seen)
+        seen.add(id(value))
+        yield getattr(value, "__qualname__", type(value).__qualname__)
+        if callable(value) and not isinstance(value, type):
+            call = inspect.getattr_static(type(value), "__call__", None)
+            yield from _described((call if isinstance(call, types.FunctionType) else None, _held_by(value)), seen)
+
+
+def _held(cell: types.CellType) -> Any:
+    """What a variable of an enclosing function holds; nothing while it is not set."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _held_by(value: Any) -> dict[str, Any]:
+    """The attributes of an object whose method is called, or which is called itself."""
+    return dict(getattr(value, "__dict__", {}))
 
 
 def _global(name: str, value: Any, module: str, seen: set[int]) -> Iterator[str]:
     """A global that a function uses: functions of its own module and plain values count; else its name."""
     yield name
-    if isinstance(value, (*_PLAIN, list, tuple, dict)) or getattr(value, "__module__", None) == module:
+    if (
+        isinstance(value, (*_PLAIN, list, tuple, set, frozenset, dict, functools.partial))
+        or getattr(value, "__module__", None) == module
+    ):
         yield from _described(value, seen)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 
 def as_table(given: Any) -> pa.Table:
@@ -42,14 +43,24 @@ def _fitted(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
             raise ValueError(f"{field.name!r} as {given}, where {field.type} is declared")
         try:
             # Not every type can be reached in one step: dictionaries and views are unpacked first.
+            before = column
             for step in _way(given, field.type):
                 column = column.cast(step)
+            if _overflows(before, column):
+                raise pa.ArrowInvalid("a number is too great")
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise ValueError(f"{field.name!r} with values that do not fit {field.type}: {error}") from error
     if column.null_count and not field.nullable:
         raise ValueError(f"NULL in {field.name!r}, which is declared NOT NULL")
     combined = column.combine_chunks()
     return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
+
+
+def _overflows(given: pa.ChunkedArray[Any], column: pa.ChunkedArray[Any]) -> bool:
+    """Whether a number has become infinite: a cast to a shorter float lets it, and rounds the others."""
+    if not (pa.types.is_floating(given.type) and pa.types.is_floating(column.type)):
+        return False
+    return bool(pc.any(pc.and_not(pc.is_inf(column), pc.is_inf(given))).as_py())
 
 
 def _way(given: pa.DataType, wanted: pa.DataType) -> list[pa.DataType]:

@@ -141,7 +141,7 @@ def test_only_asked_columns_are_made_and_in_the_asked_order() -> None:
 
 @pytest.mark.parametrize(
     ("rest", "expected"),
-    [(b"\n", []), (b"\r\n", []), (b"\nb\n", ["b"]), (b"b\n", ["b"]), (b"\rb\n", ["\rb"]), (b"\n\n", [""])],
+    [(b"\n", []), (b"\r\n", []), (b"\nb\n", ["b"]), (b"b\n", ["b"]), (b"\rb\n", ["\rb"]), (b"\n\n", [""]), (b"\r", [])],
 )
 @pytest.mark.parametrize("partition_bytes", [1, 2, 100])
 def test_the_line_end_of_a_taken_line_is_no_line(rest: bytes, expected: list[str], partition_bytes: int) -> None:
@@ -200,6 +200,9 @@ def test_a_line_that_no_row_can_hold_is_an_error(monkeypatch: pytest.MonkeyPatch
     content = b"ok\n" + b"x" * 2000 + b"\n"
     with pytest.raises(FlowFailedError, match=r"/logs/a\.log.*line at byte 3 has 2001 bytes"):
         list(batches(content, Shape(VALUE, window_bytes=100)))
+    # Each byte that is no text takes three.
+    with pytest.raises(FlowFailedError, match="longest possible is 1000"):
+        list(batches(b"\xff" * 400 + b"\n", Shape(VALUE)))
 
 
 @UNHURRIED

@@ -449,6 +449,19 @@ def test_a_copy_in_the_making_is_not_read(log: Path, path_of: PathOf) -> None:
     assert query.values() == ["new"]
 
 
+def test_a_copy_of_a_short_log(log: Path) -> None:
+    """However little is in it."""
+    append(log, "one\ntwo\n")
+    query = Query(log.parent)
+    assert query.values() == ["one", "two"]
+    shutil.copy(log, log.with_name("app.log.1"))
+    assert query.values() == []
+    log.write_text("")
+    assert query.values() == []
+    append(log, "three\n")
+    assert query.values() == ["three"]
+
+
 def test_a_copy_that_stays_is_a_file_of_its_own(log: Path) -> None:
     """A copy under a rotation's name that is a minute old, or as old as the log to the query, is read."""
     append(log, LONG)
@@ -638,6 +651,25 @@ def test_lost_positions_do_not_pile_up_for_ever(log: Path, monkeypatch: pytest.M
         assert query.values() == [f"{i}"]
         log.with_name(f"{i}.log").unlink()
     assert len(query.at["files"]) == 4
+
+
+def test_files_that_the_path_does_not_name_stay_where_they_are(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many: when it names them again, nothing comes twice."""
+    monkeypatch.setattr("recovery.appended.planner.KEPT_LOST_FILES", 3)
+    for number in range(10):
+        append(log.with_name(f"b{number}.log"), f"{number}\n")
+    append(log.with_name("a.log"), "a\n")
+    query = Query(log.parent / "*.log")
+    assert len(query.values()) == 11
+    every, query.options = query.options, parse_options({"path": str(log.parent / "a*.log")})
+    query.restart()
+    append(log.with_name("a.log"), "more\n")
+    assert query.values() == ["more"]
+    query.options = every
+    query.restart()
+    assert query.values() == []
+    append(log.with_name("b0.log"), "more of b0\n")
+    assert query.values() == ["more of b0"]
 
 
 # --- planning again, and reading while files change

@@ -205,3 +205,51 @@ class TestPickle:
         """A pickle in a file is only read where the step asked for pickles."""
         text = StateCodec("pickle").encode(Session(1))
         assert isinstance(StateCodec().decode(text), str)
+
+
+@dataclasses.dataclass
+class Loose:
+    """Fields whose declared types say little, or allow what JSON has not."""
+
+    seen: dict = dataclasses.field(default_factory=dict)
+    pairs: list = dataclasses.field(default_factory=list)
+    low: float | None = None
+    any: Any = None
+
+
+@dataclasses.dataclass(eq=False)
+class Nameless:
+    """A type without an equality of its own."""
+
+    inner: list[Any] = dataclasses.field(default_factory=list)
+
+
+class Unequal(msgspec.Struct, eq=False):
+    """The same of msgspec's."""
+
+    n: int
+    held: list[Nameless] = []
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Loose, Loose(low=math.inf)), (Loose, Loose(low=math.nan)), (Loose, Loose(seen={1: "a"})),
+        (Loose, Loose(pairs=[(1, 2)])), (Loose, Loose(any=b"x")), (Loose, Loose(any={1, 2})), (dict, {1: 2}),
+        (list[float | None], [math.inf]), (Nameless, Nameless([(1, 2)])), (Nameless, Nameless([math.nan])),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_json_has_another_form_for_is_refused(kind, value):
+    """It would come back as something else, whatever the declared type lets through."""
+    with pytest.raises(StateValueError):
+        StateCodec(kind).encode(value)
+
+
+@pytest.mark.parametrize("value", [Nameless([1, {"a": [None, 2.5]}]), Unequal(1, [Nameless(["x"])])], ids=str)
+def test_types_without_equality_are_compared_by_their_fields(value):
+    """So they can be stored."""
+    codec = StateCodec(type(value))
+    back = codec.decode(codec.encode(value))
+    assert back is not value
+    assert msgspec.to_builtins(back) == msgspec.to_builtins(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from functools import partial
 
 import pytest
 
@@ -55,6 +56,49 @@ def test_a_change_of_what_a_node_does_changes_its_definition(tmp_path, old, new)
     """Of its code, of functions and values of its module that it uses, of values it holds."""
     assert old in SOURCE
     assert definition(SOURCE.replace(old, new), tmp_path) != definition(SOURCE, tmp_path)
+
+
+class Reader:
+    """A source with a setting, that is called."""
+
+    def __init__(self, table):
+        self.table = table
+
+    def __call__(self, spark):
+        return spark.table(self.table)
+
+    def read(self, spark):
+        return spark.table(self.table)
+
+
+def keyed(default):
+    """A function with a keyword-only argument."""
+
+    def read(spark, *, table=default):
+        return spark.table(table)
+
+    return read
+
+
+def plain(spark, table):
+    return spark.table(table)
+
+
+def other(spark, table):
+    return spark.sql(table)
+
+
+@pytest.mark.parametrize(
+    ("one", "another"),
+    [(Reader("x"), Reader("y")), (Reader("x").read, Reader("y").read), (keyed("x"), keyed("y")),
+     (partial(plain, table="x"), partial(plain, table="y")), (partial(plain, table="x"), partial(other, table="x")),
+     (len, print)],
+    ids=["called", "method", "keyword", "partial", "partial function", "built in"],
+)  # fmt: skip
+def test_values_of_all_kinds_of_callables_count(one, another):
+    """What differs in an attribute, in a keyword or in what is wrapped is another node."""
+    assert Node("a", read=one, write=len).definition == Node("a", read=one, write=len).definition
+    assert Node("a", read=one, write=len).definition != Node("a", read=another, write=len).definition
 
 
 def test_what_cannot_be_a_pipeline():

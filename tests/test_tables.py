@@ -18,6 +18,7 @@ TAKEN = [
     (pa.array([1], pa.int8()), pa.int64()),
     (pa.array([7], pa.uint64()), pa.int32()),
     (pa.array([1], pa.int32()), pa.float64()),
+    (pa.array([0.5, None, float("inf")]), pa.float32()),
     (pa.array([1], pa.int32()), pa.decimal128(12, 2)),
     (pa.array([999, None]), pa.decimal128(5, 2)),
     (pa.array([2**63 - 1]), pa.decimal128(38, 18)),
@@ -29,6 +30,7 @@ TAKEN = [
 ]
 REFUSED = [
     (pa.array([1.0]), pa.int64()),
+    (pa.array([1.0, 1e300]), pa.float32()),
     (pa.array(["1"]), pa.int64()),
     (pa.array([1]), pa.bool_()),
     (pa.array([1]), pa.timestamp("us")),

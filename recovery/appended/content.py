@@ -90,7 +90,7 @@ def _windows(piece: Slice, read: Read, window_bytes: int) -> Iterator[tuple[int,
             end = find_line_end(read, place + len(data), piece.whole.end) or piece.whole.end
             length = end - place
             if length > MAX_LINE_BYTES:
-                raise _too_long(piece, place, length)
+                raise _too_long(display(piece.whole.expected.path), place, length)
             data = read(place, length)
         yield place, data, length
         place += length
@@ -104,7 +104,8 @@ def _first_line(piece: Slice, read: Read) -> int:
     if not whole.after_unfinished:
         return whole.begin
     ending = read(whole.begin, min(2, whole.end - whole.begin))
-    return whole.begin + (1 if ending[:1] == b"\n" else 2 if ending == b"\r\n" else 0)
+    # A return at the very end is the first half of a line end, whose second half is yet to be written.
+    return whole.begin + (1 if ending[:1] == b"\n" or ending == b"\r" else 2 if ending == b"\r\n" else 0)
 
 
 def _batches(path: str, offset: int, data: bytes, length: int, shape: Shape) -> Iterator[pa.RecordBatch]:
@@ -115,6 +116,9 @@ def _batches(path: str, offset: int, data: bytes, length: int, shape: Shape) -> 
     if "value" in names and not _is_utf8(data, length):
         data = _decoded(path, offset, data[:length], shape)
         length = len(data)
+        if length > MAX_LINE_BYTES:
+            # Each byte that was replaced became three.
+            raise _too_long(path, offset, length)
         starts, ends = _bounds(data, length)
     if offset == 0 and data.startswith(BYTE_ORDER_MARK):
         starts[0] = len(BYTE_ORDER_MARK)
@@ -200,10 +204,10 @@ def _decoded(path: str, offset: int, data: bytes, shape: Shape) -> bytes:
     return data
 
 
-def _too_long(piece: Slice, place: int, length: int) -> FlowFailedError:
+def _too_long(path: str, place: int, length: int) -> FlowFailedError:
     return FlowFailedError(
         f"The line at byte {place} has {length} bytes; the longest possible is {MAX_LINE_BYTES}.",
-        path=display(piece.whole.expected.path),
+        path=path,
         cause="The file is binary, or its lines do not end with a newline.",
         remedy="Write shorter lines: a value of a row cannot be longer.",
     )

@@ -137,8 +137,9 @@ class Planner:
         }
         if self._fixed is not None:
             self._bounds = bounds
-        lost = dict(sorted(seen.lost.items())[-KEPT_LOST_FILES:])
-        return InputOffset(after | lost, before.next_id + len(fresh), turn)
+        # Of absent ones there are ever more; of others never, while the path does not name them.
+        kept = dict(sorted(seen.lost.items())[-KEPT_LOST_FILES:]) | dict(seen.aside)
+        return InputOffset(after | kept, before.next_id + len(fresh), turn)
 
     def _survey(self, before: InputOffset) -> Survey:
         """Looks again before it believes that something is lost: a rotation may have been under way."""
@@ -264,7 +265,8 @@ class _Lines:
         if number in self._barren:
             barren_start, barren_stop, was = self._barren[number]
             # What was there before may have been written over, unless the file only grew.
-            if barren_start <= start <= barren_stop and (was == file or was.size < file.size):
+            grown = was.same_file(file) and was.size < file.size
+            if barren_start <= start <= barren_stop and (was == file or grown):
                 begin = barren_stop
         if begin >= stop:
             return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from recovery.appended.files import FileStat, PathPattern, display, joined
-from recovery.appended.locate import CONVINCING_BYTES, Holds, Look, later_generations, locate
+from recovery.appended.locate import Holds, Look, later_generations, locate
 from recovery.appended.options import Options
 from recovery.appended.position import FilePosition
 from recovery.appended.rotation import bases
@@ -23,12 +23,14 @@ COPYING_NS = 60_000_000_000
 class Survey:
     """What one look has shown.
 
-    `found`: where the known files are. `lost`: those that may be absent or are input no more, kept in case
-    they come back. `fresh`: files not known so far, each with the name of the log it belongs to, oldest first.
+    `found`: where the known files are. `lost`: those that are absent and may be, kept in case they come back.
+    `aside`: those that the path does not name any more, kept in case it names them again. `fresh`: files not known so
+    far, each with the name of the log it belongs to, oldest first.
     """
 
     found: Mapping[int, FileStat]
     lost: Mapping[int, FilePosition]
+    aside: Mapping[int, FilePosition]
     fresh: list[tuple[FileStat, str]]
 
 
@@ -52,12 +54,15 @@ def survey(
     present = {(file.device, file.inode) for file in found.values()}
     logs = _logs(known, found)
     lost: dict[int, FilePosition] = {}
+    aside: dict[int, FilePosition] = {}
     for number in sorted(known.keys() - found.keys()):
         position = known[number]
         here = look.listed.get(position.path)
         if here is not None and (here.device, here.inode) in present:
             here = None
-        if not pattern.names(position.origin) or _rotated_away(position, here, logs):
+        if not pattern.names(position.origin):
+            aside[number] = position
+        elif _rotated_away(position, here, logs):
             lost[number] = position
         elif here is None:
             if options.on_missing == "fail":
@@ -70,14 +75,14 @@ def survey(
         if pattern.names(known[number].origin) or file.path in look.listed:
             named[number] = file
         else:
-            lost[number] = known[number]
+            aside[number] = known[number]
     read = {file.path: file for number, file in found.items() if known[number].offset}
     fresh = [
         (file, origin)
         for file, origin in (*_new_files(present, look), *_between_generations(known, named, look))
         if now_ns - file.ctime_ns > COPYING_NS or not _is_copy_in_the_making(file, read, begins_with)
     ]
-    return Survey(named, lost, sorted(fresh, key=lambda one: (one[0].mtime_ns, one[0].path)))
+    return Survey(named, lost, aside, sorted(fresh, key=lambda one: (one[0].mtime_ns, one[0].path)))
 
 
 def _logs(known: Mapping[int, FilePosition], found: Mapping[int, FileStat]) -> dict[tuple[str, str], bool]:
@@ -118,8 +123,6 @@ def _is_copy_in_the_making(file: FileStat, read: Mapping[str, FileStat], begins_
 
     The name is a rotation's, and the log, of which something was read, begins with all that the copy has.
     """
-    if file.size < CONVINCING_BYTES:
-        return False
     logs = (read.get(joined(file.directory, base)) for base in bases(file.name))
     return any(log is not None and log.size >= file.size and begins_with(log, file) for log in logs)
 

@@ -261,7 +261,7 @@ def edit(
         raise missing(name)
     text = json.dumps(before.content, indent=2, ensure_ascii=False) + "\n"
     edited = click.edit(text, extension=".json")
-    if edited is None or parse_json(edited) == before.content:
+    if edited is None or json_text(parse_json(edited)) == json_text(before.content):
         done("nothing to change", as_json)
         return
     done(target.write("edit", {name: parse_json(edited)}, {name: before}), as_json)

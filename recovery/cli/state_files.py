@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +11,24 @@ import click
 
 from recovery.cli.common import json_option
 from recovery.cli.places import directory_and, state_options
-from recovery.cli.state_common import Where, ask, done, epoch_option, force_option, lines_of, pattern_option, shown
+from recovery.cli.state_common import (
+    Where,
+    ask,
+    done,
+    epoch_option,
+    force_option,
+    json_text,
+    lines_of,
+    pattern_option,
+    shown,
+)
 from recovery.clock import SystemClock
 from recovery.errors import ConfigurationError, CorruptStateError
 from recovery.state.exports import Exported, export_lines, read_export
 from recovery.state.migrate import migrate
 from recovery.state.open import open_backend
 from recovery.state.retry import RetryPolicy
-from recovery.state.targets import Documents, Entry, Name, Target, Timed
+from recovery.state.targets import Documents, Entry, Name, Target, Timed, check_content
 
 
 @click.command()
@@ -52,20 +64,23 @@ def export(
 @state_options
 @json_option
 def import_(words: tuple[str, ...], force: bool, yes: bool, environment: str, as_json: bool) -> None:
-    """Read states that `export` wrote: all of them or none. Asks before it overwrites others.
+    """Read states that `export` wrote, all of them or none; those of steps are one epoch. Asks before it overwrites.
 
     A state that was removed since it was exported stays removed, unless --force is given.
     """
     directory, [file] = directory_and(words, ("FILE",))
     found = read_export(lines_of(file))
     documents = [each for each in found if each.id is not None]
-    said = []
+    keys = [each for each in found if each.step is not None]
+    # What may be refused, or answered with a no, comes before anything is written.
+    writes = []
     if documents:
-        said.append(_import_documents(Where(directory, environment, None).documents(), documents, yes, force))
-    for step in dict.fromkeys(each.step for each in found if each.step is not None):
-        target = Where(directory, environment, step, force=force).target()
-        said.append(_import_step(target, step, [each for each in found if each.step == step], yes or force))
-    done("; ".join(said) or "nothing to change", as_json)
+        writes.append(_import_documents(Where(directory, environment, None).documents(), documents, yes, force))
+    if keys:
+        writes.append(
+            _import_keys(Where(directory, environment, keys[0].step, force=force).target(), keys, yes or force)
+        )
+    done("; ".join([write() for write in reversed(writes)][::-1]) or "nothing to change", as_json)
 
 
 @click.command(name="migrate")
@@ -80,7 +95,7 @@ def migrate_(source: str, target: str, force: bool, as_json: bool) -> None:
     done(f"{count} states copied and verified", as_json)
 
 
-def _import_documents(target: Documents, found: list[Exported], yes: bool, force: bool) -> str:
+def _import_documents(target: Documents, found: list[Exported], yes: bool, force: bool) -> Callable[[], str]:
     removed = target.removed()
     stale = [e.id for e in found if e.id is not None and removed.get(e.id, 0) > e.generation]
     if stale and not force:
@@ -91,23 +106,38 @@ def _import_documents(target: Documents, found: list[Exported], yes: bool, force
         )
     seen = {str(e.id): target.find(str(e.id)) for e in found}
     changes: dict[Name, Any] = {
-        str(e.id): e.content for e in found if (s := seen[str(e.id)]) is None or s.content != e.content
+        str(e.id): e.content
+        for e in found
+        if (s := seen[str(e.id)]) is None or json_text(s.content) != json_text(e.content)
     }
+    for name, content in changes.items():
+        check_content(str(name), content)
     replaced = [name for name in changes if seen[str(name)] is not None]
     if replaced:
         ask(f"Overwrite {', '.join(map(shown, replaced[:3]))}{' …' if len(replaced) > 3 else ''}?", yes or force)
-    if changes:
-        target.write("import", changes, {name: seen[str(name)] for name in changes})
-    return f"{len(changes)} states written"
+
+    def write() -> str:
+        if changes:
+            target.write("import", changes, {name: seen[str(name)] for name in changes})
+        return f"{len(changes)} states written"
+
+    return write
 
 
-def _import_step(target: Target, step: str, found: list[Exported], sure: bool) -> str:
-    seen: dict[Name, Entry | None] = {(step, str(e.key)): target.find((step, str(e.key))) for e in found}
-    changes: dict[Name, Any] = {(step, str(e.key)): Timed(e.content, e.timeout_ms) for e in found}
-    replaced = [n for n, s in seen.items() if s is not None and Timed(s.content, s.timeout_ms) != changes[n]]
+def _import_keys(target: Target, found: list[Exported], sure: bool) -> Callable[[], str]:
+    """Of all steps at once: they are one epoch."""
+    names = [(str(e.step), str(e.key)) for e in found]
+    seen: dict[Name, Entry | None] = {name: target.find(name) for name in names}
+    changes: dict[Name, Any] = {name: Timed(e.content, e.timeout_ms) for name, e in zip(names, found, strict=True)}
+    replaced = Counter(
+        name[0]
+        for name in dict.fromkeys(names)
+        if (s := seen[name]) is not None and Timed(s.content, s.timeout_ms) != changes[name]
+    )
     if replaced:
-        ask(f"Overwrite {len(replaced)} keys of step {step}?", sure)
-    return target.write("import", changes, seen)
+        listed = ", ".join(f"{count} keys of step {step}" for step, count in replaced.items())
+        ask(f"Overwrite {listed}?", sure)
+    return lambda: target.write("import", changes, seen)
 
 
 def _write_whole(path: Path, text: str) -> None:

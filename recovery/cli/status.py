@@ -26,9 +26,8 @@ from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.report.facts import Facts, gather
 from recovery.state.steps import moment
-from recovery.storage.files import step_names
+from recovery.storage.files import log_bytes, step_names
 from recovery.storage.lock import lock_holder
-from recovery.storage.schema import beside
 from recovery.storage.seam import RESERVED_PREFIX
 
 READ_ATTEMPTS = 5
@@ -171,7 +170,6 @@ def _partition(file: FoundFile, sizes: Mapping[str, StepSize] | None) -> dict[st
     newest = d.newest.live_rows if d.newest else 0
     # A file of an older version does not tell steps from the rows that the run keeps of itself.
     keys = newest if sizes is None else sum(s.rows for step, s in sizes.items() if not step.startswith(RESERVED_PREFIX))
-    log = beside(file.path, "-wal")
     return {
         "file": file.path.name,
         "error": None,
@@ -183,7 +181,7 @@ def _partition(file: FoundFile, sizes: Mapping[str, StepSize] | None) -> dict[st
         "closed_ms": d.newest.closed_ms if d.newest else None,
         "keys": keys,
         "size_bytes": d.size_bytes,
-        "log_bytes": log.stat().st_size if log.exists() else 0,
+        "log_bytes": log_bytes(file.path),
     }
 
 

@@ -28,7 +28,7 @@ class MetricsEndpoint:
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
             self._server = _server(self, family, host, port)
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, UnicodeError) as error:
             raise ConfigurationError(
                 f"metrics cannot be served at {_shown(host)}:{port}: {error}",
                 cause="Another process listens there, or the address is not one of this machine.",

@@ -67,11 +67,15 @@ class Meter:
         clock: Clock,
         targets: Sequence[Target],
         memory: Callable[[int], Memory] = measure_memory,
+        *,
+        closes: bool = True,
     ) -> None:
+        """`closes`: whether epochs will be closed; what they are measured by is kept until then."""
         self._execution = execution
         self._clock = clock
         self._targets = targets
         self._measure_memory = memory
+        self._closes = closes
         self._lock = threading.Lock()
         self._batches: dict[BatchId, BatchMeasure] = {}
         self._input: dict[int, int] = {}
@@ -107,7 +111,7 @@ class Meter:
         """Spark has reported a micro-batch: so many rows were read for it, and the state of Spark's own operators has
         so many rows after it, by their numbers, as far as that is known."""
         with self._lock:
-            if batch > self._closed_batch:
+            if self._closes and batch > self._closed_batch:
                 self._input[batch] = rows
                 self._operators[batch] = operators
             self._totals = replace(self._totals, input_rows=self._totals.input_rows + rows)
@@ -115,7 +119,9 @@ class Meter:
     def batch(self, batch: BatchId, measured: BatchMeasure) -> None:
         """A micro-batch was processed."""
         with self._lock:
-            self._batches[batch] = self._recent[batch] = measured
+            self._recent[batch] = measured
+            if self._closes:
+                self._batches[batch] = measured
             self._recent.pop(batch - RECENT_BATCHES, None)
             t = self._totals
             self._totals = replace(

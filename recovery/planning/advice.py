@@ -141,9 +141,14 @@ def _interval(known: Known, usable: Sequence[Measure], tolerate_s: float) -> Int
 
     def option(batches: int) -> Option:
         span_s = batches * batch_s
-        return Option(span_s, batches, snapshot_s / span_s, resume_s + span_s)
+        return Option(span_s, batches, snapshot_s / span_s, recovery_s(span_s))
 
-    tolerated = max(1, math.floor((tolerate_s - resume_s) / batch_s)) if tolerate_s > resume_s else 1
+    def recovery_s(span_s: float) -> float:
+        # At worst the crash comes when the last snapshot is all but written, and what went on beside it is lost too.
+        return resume_s + span_s + min(snapshot_s, span_s)
+
+    left_s = tolerate_s - resume_s
+    tolerated = max(1, math.floor(max(left_s - snapshot_s, left_s / 2) / batch_s)) if left_s > 0 else 1
     longest = option(tolerated)
     # Rare enough not to be felt, and no rarer: every micro-batch that need not come again is one less.
     cheap = max(1, math.ceil(snapshot_s / (CHEAP * batch_s)))
@@ -152,11 +157,13 @@ def _interval(known: Known, usable: Sequence[Measure], tolerate_s: float) -> Int
     setting_s = _rounded_down(longest.interval_s) if cheap >= tolerated else _rounded_up(chosen.interval_s)
     setting_s = min(setting_s, longest.interval_s)
     proposed = Option(setting_s, max(1, round(setting_s / batch_s)), snapshot_s / max(setting_s, batch_s),
-                      resume_s + max(setting_s, batch_s))  # fmt: skip
+                      recovery_s(max(setting_s, batch_s)))  # fmt: skip
     present = None
     if known.snapshot_interval_s is not None:
         span_s = max(known.snapshot_interval_s, batch_s)
-        present = Option(known.snapshot_interval_s, math.ceil(span_s / batch_s), snapshot_s / span_s, resume_s + span_s)
+        present = Option(
+            known.snapshot_interval_s, math.ceil(span_s / batch_s), snapshot_s / span_s, recovery_s(span_s)
+        )
     options = {proposed, *([present] if present else [])}
     for each in (option(1), longest):
         # Two that are nearly the same would only confuse.
@@ -178,15 +185,16 @@ def _why_interval(
     cheap: int,
     proposed: Option,
 ) -> str:
+    beside_s = min(snapshot_s, (tolerate_s - resume_s) / 2)
     fits = (
-        f"{format_seconds(tolerate_s)} − {format_seconds(resume_s)} to resume, ÷ {format_seconds(batch_s)} "
-        f"a micro-batch: {tolerated} may come again"
+        f"{format_seconds(tolerate_s)} − {format_seconds(resume_s)} to resume − {format_seconds(beside_s)} in which "
+        f"the snapshot is written, ÷ {format_seconds(batch_s)} a micro-batch: {tolerated} may come again"
     )
     cost = (
         f"{format_seconds(snapshot_s)} ÷ ({format_seconds(batch_s)} × {tolerated}) = "
         f"{format_share(snapshot_s / (batch_s * tolerated))} of the stream's time"
     )
-    if resume_s + batch_s > tolerate_s:
+    if resume_s + batch_s + min(snapshot_s, batch_s) > tolerate_s:
         end = (
             "Resuming and one micro-batch alone take longer than that: shorten the micro-batches, with a limit on what "
             "a source gives at once, or tolerate more."

@@ -131,7 +131,7 @@ def lane_chart(
 
 def meter(value: float, warning: float, critical: float, level: str, label: str) -> str:
     """A value on its way to two levels."""
-    full = max(critical * 1.15, value)
+    full = max(critical * 1.15, value) or 1
     ticks = "".join(
         f'<line class="mark {name}" x1="{100 * limit / full:.2f}%" x2="{100 * limit / full:.2f}%" y1="0" y2="12"/>'
         for name, limit in (("warning", warning), ("critical", critical))

@@ -121,7 +121,7 @@ class FileSink:
             return bool(pq.read_metadata(path).num_rows == 0)
         # Spark's names of options are the same in any case. Lines can be told apart if nothing else was asked for.
         options = {name.lower(): value for name, value in self._options.items()}
-        plain = not options.keys() & {"linesep", "encoding", "charset", "compression", "codec"}
+        plain = path.suffix == ".csv" and not options.keys() & {"linesep", "encoding", "charset"}
         if self.format == "csv" and size_bytes < _LONGEST_HEADER and options.get("header") == "true" and plain:
             return path.read_bytes().count(b"\n") <= 1
         return False

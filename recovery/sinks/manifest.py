@@ -195,7 +195,12 @@ def plan_output(found: Found, resume: Resume, *, format: str, path: Path, fresh:
 
     fresh: the flow's earlier output may be elsewhere. check_from: files of earlier epochs need not be there any more.
     """
-    note = None if resume.note is None else decode_note(resume.note)
+    try:
+        note = None if resume.note is None else decode_note(resume.note)
+    except OutputMismatchError:
+        if not fresh:
+            raise
+        note = None
     if found.owner is None:
         _check_unused(found, note, path, fresh)
         return OutputPlan((), found.torn, (), ())

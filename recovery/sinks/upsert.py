@@ -157,12 +157,19 @@ class UpsertSink:
     def check(self, resume: Resume) -> None:
         """Raise what would make `rollback` impossible; see `EpochSink`."""
         with self._session() as database:
-            self._lacking(self._columns(database), "table")
+            columns = self._columns(database)
+            self._lacking(columns, "table")
             self._plan(database, resume)
+        self._check_writable(columns)
 
     def rollback(self, resume: Resume) -> None:
         """Leave exactly the effect of the closed epochs; see `EpochSink`. One transaction."""
         with self._session() as database:
+            owned = database.exists("owner")
+        with self._session() as database:
+            # First of all: SQLite does not wait for a writer that came between a read and the write.
+            if owned:
+                database.run("UPDATE {owner} SET execution_id = execution_id")
             columns = self._columns(database)
             plan = self._plan(database, resume)
             if not plan.known:
@@ -191,13 +198,13 @@ class UpsertSink:
         of_key = [list(columns).index(k) for k in self.key]
         mark = (self._execution, batch_id)
         with self._session() as database:
+            self._hold(database)
             unknown = [column for column in columns if column not in self._columns(database)]
             if unknown:
                 raise ConfigurationError(
                     f"table {self.table} has no column {', '.join(unknown)}",
                     remedy="Add it, or select the columns that the table has.",
                 )
-            self._hold(database)
             if database.columns("staged") != [*columns, *MARKS]:
                 database.run("DROP TABLE {staged}")
                 database.run(CREATE_STAGED, columns=listed(columns))
@@ -235,8 +242,8 @@ class UpsertSink:
     def publish(self, output: EpochOutput) -> None:
         """Write the epoch's rows into the table; see `EpochSink`. One transaction, with the position."""
         with self._session() as database:
-            columns = self._columns(database)
             self._hold(database)
+            columns = self._columns(database)
             if database.run("SELECT published FROM {epochs} WHERE epoch = {p}", (output.epoch,)) == [(0,)]:
                 self._publish(database, columns, output.epoch, output.batch, output.execution.id)
                 self._forget(database, output.floor)
@@ -356,6 +363,21 @@ class UpsertSink:
                 cause="It does not exist, or the database is not the one that was meant.",
                 remedy="Create it first, with a primary key on the key's columns.",
             ) from error
+
+    def _check_writable(self, columns: Sequence[str]) -> None:
+        """Rows of all columns have to be put back when a run goes back: refuse columns that only the database may
+        write, before anything depends on it."""
+        with self._session() as database:
+            try:
+                database.run(
+                    "EXPLAIN INSERT INTO {table} ({columns}) SELECT {columns} FROM {table}", columns=listed(columns)
+                )
+            except SinkFailedError as error:
+                raise ConfigurationError(
+                    f"table {self.table}: its rows could not be put back: {error.found}",
+                    cause="The database computes one of its columns itself: a generated column, or an identity.",
+                    remedy="Take a table without it, and compute it in a view or in the flow.",
+                ) from error
 
     def _lacking(self, columns: Sequence[str], where: str) -> None:
         lacking = [k for k in self.key if k not in columns]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -214,10 +215,15 @@ class Incremental:
     def _lagged(self, before: Any) -> Any:
         if self.watermark_lag is None:
             return before
-        if isinstance(before, datetime | date):
+        if isinstance(before, datetime):
             return before - timedelta(seconds=parse_interval(self.watermark_lag))
+        # Days and whole numbers are rounded up: too much is read rather than too little.
+        if isinstance(before, date):
+            return before - timedelta(days=math.ceil(parse_interval(self.watermark_lag) / 86_400))
         if isinstance(self.watermark_lag, int | float) and not isinstance(before, str | bytes):
-            return before - type(before)(self.watermark_lag)
+            return before - type(before)(
+                math.ceil(self.watermark_lag) if isinstance(before, int) else self.watermark_lag
+            )
         raise _bad(self.key, f"watermark_lag={self.watermark_lag!r} cannot be taken from {before!r:.40}",
                    "Give an interval for times, a number for numbers.")  # fmt: skip
 

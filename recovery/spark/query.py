@@ -163,7 +163,7 @@ class RecoveryQuery:
             resume_epoch=execution.resume_epoch,
             last_epoch=execution.resume_epoch - 1,
         )
-        self.meter = Meter(execution.number, clock, parse_targets(config.thresholds))
+        self.meter = Meter(execution.number, clock, parse_targets(config.thresholds), closes=prepared.temporary is None)
         steps = self._plan_steps(plan, config)
         self._delivery = Delivery(
             sink, _resume_of_sink(plan, execution, self._store), recoverable=prepared.temporary is None

@@ -393,7 +393,19 @@ def _key_fields(frame: DataFrame, step_id: str, keys: Sequence[str | Column]) ->
                 cause="A key is a string, number, boolean, date or timestamp, or several of those columns.",
                 remedy="Cast it, for instance with to_json or hex.",
             )
+        if _is_fine(field.dataType) and frame.sparkSession.conf.get("spark.sql.ansi.enabled") == "false":
+            raise ConfigurationError(
+                f"step {step_id!r}: key column {field.name!r} is a {field.dataType.simpleString()}, and Spark's "
+                "ANSI mode is off",
+                cause="Small numbers would have another text than with it (1.0E-7), so they would be other keys.",
+                remedy="Leave spark.sql.ansi.enabled on, or cast the column to a string.",
+            )
     return fields
+
+
+def _is_fine(kind: T.DataType) -> bool:
+    """Whether a decimal has so many places that Java writes some with an exponent."""
+    return isinstance(kind, T.DecimalType) and kind.scale > 6
 
 
 def _position(frame: DataFrame, step_id: str, name: str) -> int:

@@ -116,7 +116,7 @@ class DirectoryBackend:
 
         def as_text(change: Change) -> Callable[[StoredState | None], str | None]:
             def changed(stored: StoredState | None) -> str | None:
-                return _text(change(None if stored is None else _document(stored)))
+                return to_text(change(None if stored is None else _document(stored)))
 
             return changed
 
@@ -137,7 +137,7 @@ class DirectoryBackend:
 
     def place(self, documents: Sequence[Document]) -> None:
         """See `Backend.place`. One transaction."""
-        stored = [StoredState(d.state_id, d.generation, _text(d.content), d.changed_ms) for d in documents]
+        stored = [StoredState(d.state_id, d.generation, to_text(d.content), d.changed_ms) for d in documents]
         self._patiently(lambda: place_states(home(self.directory), stored, busy_ms=round(self._retry.busy_s * 1000)))
 
     @contextmanager
@@ -172,7 +172,8 @@ class DirectoryBackend:
         return "another process" if writer is None else f"process {writer}"
 
 
-def _text(content: Any) -> str | None:
+def to_text(content: Any) -> str | None:
+    """Content as it is stored. Two that are equal in Python may differ in it: 1, 1.0 and true."""
     return None if content is None else json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -11,7 +11,7 @@ from recovery.state.epochs import Edited, StepKey
 from recovery.state.ids import escape
 from recovery.state.marks import EPOCH_STEP
 from recovery.state.steps import moment
-from recovery.storage.history import has_step, states_at
+from recovery.storage.history import few_states_at, has_step
 from recovery.storage.states import home
 
 
@@ -24,7 +24,7 @@ def closed_marks(directory: Path, environment: str) -> dict[str, Any]:
     if not has_step(path, EPOCH_STEP):
         return {}
     prefix = f"{escape(environment)}/"
-    found = states_at(path, EPOCH_STEP, moment(directory).cut)
+    found = few_states_at(path, EPOCH_STEP, moment(directory).cut)
     return {s.key.removeprefix(prefix): json.loads(s.value) for s in found if s.key.startswith(prefix)}
 
 

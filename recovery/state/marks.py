@@ -103,7 +103,9 @@ def check_value(value: Any) -> Any:
     """`value` as JSON's own types, when it can be a mark: of a type that has an order. Raises StateValueError."""
     encoded = to_json(value)
     plain = from_json(encoded)
-    if not isinstance(plain, _KINDS) or (isinstance(plain, float | Decimal) and math.isnan(plain)):
+    if not isinstance(plain, _KINDS) or (
+        plain.is_nan() if isinstance(plain, Decimal) else isinstance(plain, float) and math.isnan(plain)
+    ):
         raise StateValueError(
             f"{type(value).__name__} {value!r:.80} cannot be a high-water mark",
             cause="It has no order.",

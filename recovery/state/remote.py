@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from recovery.clock import Clock
 from recovery.config import format_interval
 from recovery.errors import CorruptStateError, LeaseLostError, StateLockedError, UnsupportedVersionError
-from recovery.state.backend import Change, Document
+from recovery.state.backend import Change, Document, to_text
 from recovery.state.ids import StateId
 from recovery.state.leases import HeldLease, LeaseTerms
 from recovery.state.objects import Conflict, Objects, Token, nonce
@@ -117,7 +117,7 @@ class RemoteBackend:
             before = self._get(state_id)
             known = None if before is None else before.document
             content = change(known)
-            if (None if known is None else known.content) == content:
+            if to_text(None if known is None else known.content) == to_text(content):
                 return known
             now_ms = self._clock.wall_ms()
             # A clock that is behind must not make a change look older than the one before.

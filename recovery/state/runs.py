@@ -175,6 +175,7 @@ class RunRecorder:
         self._clock = clock
         self._state_id = state_id
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -219,10 +220,15 @@ class RunRecorder:
 
     def write(self, change: Callable[[Run], Run] = lambda run: run) -> None:
         """Write the record, after `change`, with a fresh heartbeat."""
-        with self._lock:
-            changed = replace(change(self.run), heartbeat_ms=max(self._clock.wall_ms(), self.run.heartbeat_ms))
+        with self._writing:
+            with self._lock:
+                before = self.run.details
+                changed = replace(change(self.run), heartbeat_ms=max(self._clock.wall_ms(), self.run.heartbeat_ms))
+            # A backend may take long to answer, and nobody who notes something waits for it.
             self._backend.update({self._state_id: lambda _: _content(changed)})
-            self.run = changed
+            with self._lock:
+                noted = {name: value for name, value in self.run.details.items() if before.get(name) != value}
+                self.run = replace(changed, details={**changed.details, **noted})
 
 
 def read_run(run_id: str, content: Mapping[str, Any]) -> tuple[Run, float]:

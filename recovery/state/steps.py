@@ -20,7 +20,7 @@ from recovery.state.open import choose, open_backend
 from recovery.state.retry import RetryPolicy
 from recovery.state.runs import EDIT, RunHistory
 from recovery.storage.files import scan
-from recovery.storage.history import KeyChange, KeyState, changes_between, sizes_at, states_at, steps_in
+from recovery.storage.history import KeyChange, KeyState, changes_between, few_states_at, sizes_at, states_at, steps_in
 from recovery.storage.lock import DirectoryLock, lock_holder
 from recovery.storage.seam import RESERVED_PREFIX
 from recovery.storage.verify import PartitionCheck
@@ -46,7 +46,7 @@ class Moment:
     def state(self, step: str, key: str) -> KeyState | None:
         """The state of one key."""
         path = self.paths[partition_of(key, len(self.paths))]
-        return next(states_at(path, step, self.cut, key), None)
+        return next(iter(few_states_at(path, step, self.cut, key)), None)
 
     def sizes(self, step: str) -> Iterator[tuple[str, int]]:
         """The keys of a step and the size of each value in bytes, without reading the values."""

@@ -33,6 +33,7 @@ from recovery.storage import partition as one
 from recovery.storage.deltas import Delta, create_delta
 from recovery.storage.measures import add_measure
 from recovery.storage.schema import (
+    beside,
     file_uri,
     open_partition,
     prepare_writer,
@@ -79,6 +80,14 @@ def scan(directory: Path) -> list[FoundFile]:
     if not found:
         raise NoPartitionsError("it holds no recovery partition", path=directory)
     return found
+
+
+def log_bytes(path: Path) -> int:
+    """The size of the log that belongs to a partition; 0 without one."""
+    try:
+        return beside(path, "-wal").stat().st_size
+    except OSError:
+        return 0
 
 
 def step_names(paths: Sequence[Path]) -> list[str]:

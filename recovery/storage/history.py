@@ -61,15 +61,25 @@ class KeyChange:
     after: KeyState | None
 
 
-def states_at(path: Path, step: str, cut: Cut, key: str | None = None) -> Iterator[KeyState]:
-    """The states of a step in one partition as of a cut; of one key, when it is given.
+def states_at(path: Path, step: str, cut: Cut) -> Iterator[KeyState]:
+    """The states of a step in one partition as of a cut.
 
     All are as of the cut, also while a run goes on. Raises EpochNotHeldError when the partition lacks it (any more),
-    CorruptPartitionError.
+    CorruptPartitionError; StorageError when a run began meanwhile on a partition that nobody used.
     """
     with _reading(path, cut) as connection:
-        sql = AT.format(key="" if key is None else ONE_KEY)
-        yield from _states(connection, path, sql, {"step": step, "epoch": cut[0], "key": key})
+        yield from _states(connection, path, AT.format(key=""), {"step": step, "epoch": cut[0]})
+
+
+def few_states_at(path: Path, step: str, cut: Cut, key: str | None = None) -> list[KeyState]:
+    """The same of a step that has few keys, or of one key, all at once, and again when a run began meanwhile."""
+
+    def read(connection: apsw.Connection) -> list[KeyState]:
+        with _as_of(connection, path, cut):
+            sql = AT.format(key="" if key is None else ONE_KEY)
+            return list(_states(connection, path, sql, {"step": step, "epoch": cut[0], "key": key}))
+
+    return read_partition(path, read)
 
 
 def sizes_at(path: Path, step: str, cut: Cut) -> Iterator[tuple[str, int]]:
@@ -98,18 +108,29 @@ def has_step(path: Path, step: str) -> bool:
 def steps_in(path: Path) -> list[str]:
     """The steps that have rows in the newest snapshot or in one that is held, sorted; reserved ones too."""
     sql = "SELECT DISTINCT step_id FROM snaps UNION SELECT DISTINCT step_id FROM superseded ORDER BY 1"
-    with reading(path) as connection, translated(path):
-        return [step for (step,) in rows(connection, sql)]
+
+    def read(connection: apsw.Connection) -> list[str]:
+        with translated(path):
+            return [step for (step,) in rows(connection, sql)]
+
+    return read_partition(path, read)
 
 
 @contextlib.contextmanager
 def _reading(path: Path, *cuts: Cut) -> Iterator[apsw.Connection]:
-    with reading(path) as connection, translated(path):
+    with reading(path) as connection, _as_of(connection, path, *cuts):
+        yield connection
+
+
+@contextlib.contextmanager
+def _as_of(connection: apsw.Connection, path: Path, *cuts: Cut) -> Iterator[None]:
+    """A read transaction in which all cuts are held, with the digests at hand."""
+    with translated(path):
         apsw.sqlite_extra.load(connection, "sha1")
         with snapshot(connection):
             for cut in cuts:
                 _check_held(connection, path, cut)
-            yield connection
+            yield
 
 
 def _check_held(connection: apsw.Connection, path: Path, cut: Cut) -> None:

@@ -30,14 +30,15 @@ def known(found, **fields):
 
 
 def test_the_interval_is_what_may_come_again():
-    """30 s − 1 s to resume, ÷ 0.5 s a micro-batch: 58 of them; a snapshot of 1 s costs 3.4 % of that."""
+    """30 s − 1 s to resume − 1 s in which the snapshot is written, ÷ 0.5 s a micro-batch: 56 of them; a snapshot of 1 s
+    costs 3.6 % of that."""
     interval = advise(known(measures(5)), 30.0).interval
-    assert interval.tolerated_batches == 58
+    assert interval.tolerated_batches == 56
     longest = max(interval.options, key=lambda option: option.interval_s)
-    assert (longest.interval_s, longest.recovery_s) in {(29.0, 30.0), (20.0, 21.0)}
+    assert (longest.interval_s, longest.recovery_s) in {(28.0, 30.0), (20.0, 22.0)}
     assert interval.proposed.interval_s == 20.0
-    assert interval.proposed.recovery_s == 21.0
-    assert "1 s ÷ (500 ms × 58) = 3.4 % of the stream's time" in interval.why
+    assert interval.proposed.recovery_s == 22.0
+    assert "1 s ÷ (500 ms × 56) = 3.6 % of the stream's time" in interval.why
 
 
 def test_no_longer_than_it_takes_to_be_cheap():
@@ -97,7 +98,7 @@ def test_the_proposal_keeps_its_promise(count, batch_s, snapshot_s, resume_s, to
     advice = advise(known(found), tolerate_s)
     interval = advice.interval
     assert interval.proposed.interval_s > 0
-    if resume_s + batch_s <= tolerate_s:
+    if resume_s + batch_s + min(snapshot_s, batch_s) <= tolerate_s:
         assert interval.proposed.recovery_s <= tolerate_s * 1.0001 + 1e-9
         assert interval.tolerated_batches * batch_s + resume_s <= tolerate_s * 1.0001 + 1e-9
     else:

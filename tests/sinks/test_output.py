@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import os
 import random
@@ -338,6 +339,17 @@ class TestMismatch:
         assert visible(fresh) == sorted(store.closed[-1].records)
         Run(store, fresh)
         self.refused(store, disk, "was written|does not hold|snapshot")
+
+    def test_a_new_output_after_another_sink(self):
+        """The flow's output was in a table so far: that is said, and a new one begins when it is asked for."""
+        store, _ = lived()
+        store.closed[-1] = dataclasses.replace(store.closed[-1], note='{"upsert": "x"}')
+        self.refused(store, MemoryDisk(), "another kind of sink")
+        disk = MemoryDisk()
+        run = Run(store, disk, fresh=True)
+        run.write(run.closed_batch + 1)
+        run.close(run.closed_batch + 1)
+        assert visible(disk) == sorted(store.closed[-1].records)
 
     def test_a_missing_and_a_changed_file(self):
         """They are named; old ones may go when the sink is told so."""

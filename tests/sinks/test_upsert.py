@@ -474,3 +474,46 @@ def test_staging_and_closing_take_turns(tmp_path):
     thread.join(60)
     assert database.table() == expected(store)
     assert len(store.closed) == 1
+
+
+def test_a_column_that_only_the_database_may_write(tmp_path):
+    """It is refused before the first run: rows of all columns have to be put back when a run goes back."""
+    database = Database(tmp_path / "words.db")
+    database.execute("ALTER TABLE words ADD COLUMN twice INTEGER GENERATED ALWAYS AS (n * 2)")
+    with pytest.raises(ConfigurationError, match=r"could not be put back: .*generated"):
+        Run(Store(), database)
+    assert database.execute("SELECT name FROM sqlite_schema WHERE name LIKE '%recovery%'") == []
+
+
+def test_a_writer_beside_is_waited_for(tmp_path):
+    """Every transaction begins with a write, so SQLite waits for another's, and nothing that was read is stale."""
+    database = Database(tmp_path / "words.db")
+    database.execute("PRAGMA journal_mode = WAL")
+    store, others = Store(), []
+
+    class Meddling(Database):
+        """Another program commits whenever a transaction of the sink's has read something."""
+
+        def __init__(self) -> None:
+            self.path = database.path
+            self.statements = self.kill_at = self.fail_at = self.fail_from = 0
+
+        def statement(self) -> None:
+            super().statement()
+            with (
+                contextlib.suppress(sqlite3.OperationalError),
+                contextlib.closing(sqlite3.connect(self.path, timeout=0)) as connection,
+                connection,
+            ):
+                connection.execute("INSERT INTO words VALUES (?, 9, 0, 'other')", (f"other {next(_values)}",))
+                others.append(True)
+
+    run = Run(store, Meddling())
+    for batch in range(3):
+        run.write(batch)
+        run.close(batch)
+    run = Run(store, Meddling(), resume_epoch=3)
+    run.write(2)
+    run.close(2)
+    assert len(others) > 10
+    assert {word for word, part in database.table() if part < 9} == {"a", "b", "c"}

@@ -67,6 +67,25 @@ def test_the_last_who_moved_a_mark_wins_and_a_rewind_takes_back_epochs_alone(sto
         assert state.get_hwm("orders") == 6
 
 
+def test_a_mark_that_is_set_while_another_is_read(store_dir, state, monkeypatch):
+    """Nobody uses the partitions, so they are read alone; who writes then makes it be read again."""
+    from recovery.storage import history
+
+    with execution(store_dir) as writer:
+        close(store_dir, writer, orders=5)
+    original, written = history._states, []
+
+    def meddle(*arguments):
+        yield from original(*arguments)
+        if not written:
+            written.append(True)
+            StateManager(store_dir).set_hwm("other", 1)
+
+    monkeypatch.setattr(history, "_states", meddle)
+    assert state.get_hwm("orders") == 5
+    assert written
+
+
 def test_a_mark_of_an_epoch_is_moved_forward_only_and_can_be_removed(store_dir, state):
     """Also by those who set it at once; a removed one stays removed when the run goes back."""
     with execution(store_dir) as writer:

@@ -240,6 +240,44 @@ def test_what_is_no_text_and_no_number(recovery, store_dir, tmp_path):
     assert recovery("hwm", "list", store_dir, "--json") == "[]\n"
 
 
+def test_values_that_python_takes_for_equal(recovery, ran, tmp_path, monkeypatch):
+    """1, 1.0 and true are three: each is written, in a directory and elsewhere."""
+    for place in (ran, f"file://{tmp_path}/elsewhere"):
+        recovery("state", "set", place, "doc", '{"on": 1}')
+        recovery("state", "set", place, "doc", '{"on": true}', "-y")
+        assert recovery("state", "get", place, "doc") == '{"on":true}\n'
+        file = tmp_path / "states.jsonl"
+        recovery("state", "export", place, "--output-file", file)
+        recovery("state", "set", place, "doc", '{"on": 1.0}', "-y")
+        recovery("state", "import", place, file, "-y")
+        assert recovery("state", "get", place, "doc") == '{"on":true}\n'
+        monkeypatch.setattr("click.edit", lambda *_, **__: '{"on": 1}')
+        assert "written" in recovery("state", "edit", place, "doc")
+        assert recovery("state", "get", place, "doc") == '{"on":1}\n'
+
+
+def test_an_import_is_all_or_nothing(recovery, ran, tmp_path):
+    """Steps and documents: what is asked is asked before anything is written, and steps are one epoch."""
+    with Driver(ran, steps=("count", "other")) as run:
+        run.apply(100, {"a": "1"}, step="count")
+        run.apply(100, {"a": "1"}, step="other")
+        run.close(100)
+    file = tmp_path / "states.jsonl"
+    recovery("state", "export", ran, "--step", "count", "--step", "other", "--output-file", file)
+    lines = file.read_text().replace('"key":"a","content":1', '"key":"a","content":2').splitlines()
+    lines[-1:] = ['{"id":"doc","content":7,"generation":1}', f'{{"end":{len(lines) - 1}}}']
+    file.write_text("\n".join(lines) + "\n")
+    before = json.loads(recovery("plan", ran, "--json"))["resume_epoch"]
+    assert "keys of step" in recovery("state", "import", ran, file, answer="n\n", code=1)
+    recovery("state", "get", ran, "doc", code=44)
+    assert json.loads(recovery("plan", ran, "--json"))["resume_epoch"] == before
+    recovery("state", "import", ran, file, answer="y\n")
+    assert json.loads(recovery("plan", ran, "--json"))["resume_epoch"] == before + 1
+    for step in ("count", "other"):
+        assert recovery("state", "get", ran, "--step", step, "--key", "a") == "2\n"
+    assert recovery("state", "get", ran, "doc") == "7\n"
+
+
 def test_a_torn_export_is_an_error(recovery, store_dir):
     """Cut off anywhere, it is refused whole; so is what is no export."""
     for name in "ab":

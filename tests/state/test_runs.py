@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 
 import pytest
 
@@ -121,6 +122,30 @@ def test_a_heartbeat_is_noted_while_a_run_goes_on(store_dir, clock):
         assert time.monotonic() < deadline
     run.end()
     assert not run._thread.is_alive()
+
+
+def test_nobody_waits_for_a_slow_backend(state, clock, monkeypatch):
+    """What is noted while a record is being written is in the next one."""
+    run = state.history.begin("orders", "flow")
+    writing, answered = threading.Event(), threading.Event()
+    update = state.backend.update
+
+    def slowly(changes):
+        writing.set()
+        assert answered.wait(30)
+        return update(changes)
+
+    monkeypatch.setattr(state.backend, "update", slowly)
+    thread = threading.Thread(target=run.write)
+    thread.start()
+    assert writing.wait(30)
+    run.note(epoch=7)
+    assert not answered.is_set()
+    answered.set()
+    thread.join()
+    run.end(rows=3)
+    [found] = state.list_runs("orders")
+    assert found.details == {"epoch": 7, "rows": 3}
 
 
 def test_runs_are_selected_and_newest_first(state, clock):
