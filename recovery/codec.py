@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import functools
 import pickle
 from collections.abc import Callable
 from math import isfinite
@@ -91,18 +92,19 @@ class StateCodec:
 def _same(one: Any, other: Any) -> bool:
     """Whether two values are equal, or would be if types without an equality of their own compared their fields."""
     if type(one) is not type(other):
-        return False
+        return bool(one == other)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    fields = _fields(type(one))
+    fields: tuple[str, ...] | None = _fields(type(one))  # type: ignore[arg-type]
     if fields is None:
         return bool(one == other)
     return all(_same(getattr(one, name), getattr(other, name)) for name in fields)
 
 
-def _fields(kind: type) -> tuple[str, ...] | None:
+@functools.lru_cache(1024)
+def _fields(kind: Any) -> tuple[str, ...] | None:
     """The names of the fields of a class that msgspec knows by them; None for another."""
     attributes = getattr(kind, "__attrs_attrs__", None)
     if attributes is not None:

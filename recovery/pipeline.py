@@ -46,10 +46,10 @@ class Node:
             if not callable(function) and not (role == "transform" and function is None):
                 raise ConfigurationError(f"node {self.name!r}: {role}={function!r} is not a function")
 
-    @property
+    @functools.cached_property
     def definition(self) -> str:
         """A hash of what the node does: the code of its functions, of those of their modules that they use, and of
-        values they hold. Not of data, nor of packages."""
+        values they hold, as they are when it is first asked for. Not of data, nor of packages."""
         parts = [self.name, *self.needs]
         for function in (self.read, self.transform, self.write):
             parts += _described(function, set())
@@ -104,7 +104,10 @@ def _described(value: Any, seen: set[int]) -> Iterator[str]:
     elif isinstance(value, functools.partial):
         yield from _described((value.func, value.args, value.keywords), seen)
     elif isinstance(value, types.MethodType):
-        yield from _described((value.__func__, _held_by(value.__self__)), seen)
+        yield from _described(value.__func__, seen)
+        if id(value.__self__) not in seen:
+            seen.add(id(value.__self__))
+            yield from _described(_held_by(value.__self__), seen)
     else:
         seen.add(id(value))
         yield getattr(value, "__qualname__", type(value).__qualname__)
@@ -122,17 +125,14 @@ def _held(cell: types.CellType) -> Any:
 
 
 def _held_by(value: Any) -> dict[str, Any]:
-    """The attributes of an object whose method is called, or which is called itself."""
-    return dict(getattr(value, "__dict__", {}))
+    """The attributes of an object whose method is called, or which is called itself; of a class none."""
+    return {} if isinstance(value, type) else dict(getattr(value, "__dict__", {}))
 
 
 def _global(name: str, value: Any, module: str, seen: set[int]) -> Iterator[str]:
     """A global that a function uses: functions of its own module and plain values count; else its name."""
     yield name
-    if (
-        isinstance(value, (*_PLAIN, list, tuple, set, frozenset, dict, functools.partial))
-        or getattr(value, "__module__", None) == module
-    ):
+    if isinstance(value, _COUNTED) or getattr(value, "__module__", None) == module:
         yield from _described(value, seen)
 
 

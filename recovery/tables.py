@@ -43,11 +43,10 @@ def _fitted(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
             raise ValueError(f"{field.name!r} as {given}, where {field.type} is declared")
         try:
             # Not every type can be reached in one step: dictionaries and views are unpacked first.
-            before = column
             for step in _way(given, field.type):
-                column = column.cast(step)
-            if _overflows(before, column):
-                raise pa.ArrowInvalid("a number is too great")
+                before, column = column, column.cast(step)
+                if _overflows(before, column):
+                    raise pa.ArrowInvalid("a number is too great")
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise ValueError(f"{field.name!r} with values that do not fit {field.type}: {error}") from error
     if column.null_count and not field.nullable:
@@ -58,6 +57,11 @@ def _fitted(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
 
 def _overflows(given: pa.ChunkedArray[Any], column: pa.ChunkedArray[Any]) -> bool:
     """Whether a number has become infinite: a cast to a shorter float lets it, and rounds the others."""
+    if _is_list(column.type) and _is_list(given.type):
+        return _overflows(pc.list_flatten(given), pc.list_flatten(column))
+    if pa.types.is_struct(column.type) and pa.types.is_struct(given.type):
+        fields = range(len(column.type))
+        return any(_overflows(pc.struct_field(given, [each]), pc.struct_field(column, [each])) for each in fields)
     if not (pa.types.is_floating(given.type) and pa.types.is_floating(column.type)):
         return False
     return bool(pc.any(pc.and_not(pc.is_inf(column), pc.is_inf(given))).as_py())

@@ -58,5 +58,6 @@ def test_what_a_worker_says_whose_task_was_ended():
     ended = ["Traceback (most recent call last):\n", daemon, "BrokenPipeError: [Errno 32] Broken pipe\n"]
     other = ["Traceback (most recent call last):\n", daemon, "ValueError: of somebody else\n"]
     own = ["Traceback (most recent call last):\n", '  File "flow.py", line 2\n', "BrokenPipeError: of the flow\n"]
-    lines = ["before\n", *ended, "Picked up JAVA_TOOL_OPTIONS\n", *other, *own, "after\n", ended[0]]
+    chained = ["\n", "During handling of the above exception, another exception occurred:\n", "\n", *ended]
+    lines = ["before\n", *ended, *chained, "Picked up JAVA_TOOL_OPTIONS\n", *other, *own, "after\n", ended[0]]
     assert list(told(lines)) == ["before\n", *other, *own, "after\n", ended[0]]

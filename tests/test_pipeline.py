@@ -101,6 +101,33 @@ def test_values_of_all_kinds_of_callables_count(one, another):
     assert Node("a", read=one, write=len).definition != Node("a", read=another, write=len).definition
 
 
+class Dispatching(Reader):
+    """It holds methods of its own, and changes while it reads."""
+
+    def __init__(self, table):
+        super().__init__(table)
+        self.by_kind = {"csv": self.read, "all": self}
+        self.count = 0
+
+    def read(self, spark):
+        self.count += 1
+        return super().read(spark)
+
+    @classmethod
+    def made(cls, spark):
+        return spark
+
+
+@pytest.mark.parametrize("role", ["read", "made"])
+def test_a_definition_is_that_of_before_the_run(role):
+    """Although what it holds changes with it, and leads back to itself."""
+    reader = Dispatching("x")
+    node = Node("a", read=getattr(reader, role), write=len)
+    first = node.definition
+    reader.count += 1
+    assert node.definition == first == Node("a", read=getattr(Dispatching("x"), role), write=len).definition
+
+
 def test_what_cannot_be_a_pipeline():
     """Each says what is wrong."""
     node = Node("a", read=len, write=len)

@@ -31,6 +31,9 @@ TAKEN = [
 REFUSED = [
     (pa.array([1.0]), pa.int64()),
     (pa.array([1.0, 1e300]), pa.float32()),
+    (pa.array([1e300]).dictionary_encode(), pa.float32()),
+    (pa.array([[1.0, 1e300], None]), pa.list_(pa.float32())),
+    (pa.array([{"a": 1e300}]), pa.struct([("a", pa.float32())])),
     (pa.array(["1"]), pa.int64()),
     (pa.array([1]), pa.bool_()),
     (pa.array([1]), pa.timestamp("us")),

@@ -132,7 +132,8 @@ def _import_keys(target: Target, found: list[Exported], sure: bool) -> Callable[
     replaced = Counter(
         name[0]
         for name in dict.fromkeys(names)
-        if (s := seen[name]) is not None and Timed(s.content, s.timeout_ms) != changes[name]
+        if (s := seen[name]) is not None
+        and (json_text(s.content), s.timeout_ms) != (json_text(changes[name].content), changes[name].timeout_ms)
     )
     if replaced:
         listed = ", ".join(f"{count} keys of step {step}" for step, count in replaced.items())

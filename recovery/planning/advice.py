@@ -185,7 +185,7 @@ def _why_interval(
     cheap: int,
     proposed: Option,
 ) -> str:
-    beside_s = min(snapshot_s, (tolerate_s - resume_s) / 2)
+    beside_s = max(0.0, min(snapshot_s, (tolerate_s - resume_s) / 2))
     fits = (
         f"{format_seconds(tolerate_s)} − {format_seconds(resume_s)} to resume − {format_seconds(beside_s)} in which "
         f"the snapshot is written, ÷ {format_seconds(batch_s)} a micro-batch: {tolerated} may come again"
@@ -196,8 +196,8 @@ def _why_interval(
     )
     if resume_s + batch_s + min(snapshot_s, batch_s) > tolerate_s:
         end = (
-            "Resuming and one micro-batch alone take longer than that: shorten the micro-batches, with a limit on what "
-            "a source gives at once, or tolerate more."
+            "Resuming, one micro-batch and writing its snapshot alone take longer than that: shorten the "
+            "micro-batches, with a limit on what a source gives at once, or tolerate more."
         )
     elif cheap < tolerated:
         end = (

@@ -375,8 +375,9 @@ class UpsertSink:
             except SinkFailedError as error:
                 raise ConfigurationError(
                     f"table {self.table}: its rows could not be put back: {error.found}",
-                    cause="The database computes one of its columns itself: a generated column, or an identity.",
-                    remedy="Take a table without it, and compute it in a view or in the flow.",
+                    cause="It has a column that only the database may write, such as a generated one, or this user may "
+                    "not insert into it.",
+                    remedy="Take a table without it, and compute it in a view or in the flow; or grant the right.",
                 ) from error
 
     def _lacking(self, columns: Sequence[str], where: str) -> None:

@@ -28,6 +28,7 @@ _NOISE = re.compile(
     r"|^WARNING: (A (terminally|restricted)|Please consider|Use --enable-native|Restricted methods|package )"
 )
 _TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _DAEMON = re.compile(r"pyspark[/\\]daemon\.py")
 _ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
 FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
@@ -184,16 +185,21 @@ def told(lines: Iterable[str]) -> Iterator[str]:
     """The lines that say something to somebody. A Python worker whose task was ended does not: it finds the socket
     closed, and prints that with its traceback."""
     traceback: list[str] = []
+    dropped = False
     for line in lines:
+        if _NOISE.search(line) or (dropped and (not line.strip() or line.startswith(_CHAINED))):
+            continue
+        dropped = False
         if line.startswith(_TRACEBACK):
             yield from traceback
             traceback = [line]
         elif traceback and line[:1].isspace():
             traceback.append(line)
         elif traceback:
-            if not (line.startswith("BrokenPipeError") and any(_DAEMON.search(each) for each in traceback)):
+            dropped = line.startswith("BrokenPipeError") and any(map(_DAEMON.search, traceback))
+            if not dropped:
                 yield from (*traceback, line)
             traceback = []
-        elif not _NOISE.search(line):
+        else:
             yield line
     yield from traceback

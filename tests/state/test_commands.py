@@ -256,6 +256,15 @@ def test_values_that_python_takes_for_equal(recovery, ran, tmp_path, monkeypatch
         assert recovery("state", "get", place, "doc") == '{"on":1}\n'
 
 
+def test_an_import_asks_also_where_python_sees_no_difference(recovery, ran, tmp_path):
+    """A key whose state would become true instead of 1 is overwritten only after a yes."""
+    recovery("state", "set", ran, "--step", "count", "--key", "a", "true", "-y")
+    recovery("state", "export", ran, "--step", "count", "--output-file", tmp_path / "states.jsonl")
+    recovery("state", "set", ran, "--step", "count", "--key", "a", "1", "-y")
+    assert "Overwrite" in recovery("state", "import", ran, tmp_path / "states.jsonl", answer="n\n", code=1)
+    assert recovery("state", "get", ran, "--step", "count", "--key", "a") == "1\n"
+
+
 def test_an_import_is_all_or_nothing(recovery, ran, tmp_path):
     """Steps and documents: what is asked is asked before anything is written, and steps are one epoch."""
     with Driver(ran, steps=("count", "other")) as run:
