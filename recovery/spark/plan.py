@@ -21,6 +21,7 @@ from recovery.errors import UnsupportedPlanError
 from recovery.spark.combining import PLACE_NAME, Combiner, install
 from recovery.spark.gathering import Gathering
 from recovery.spark.step import UDF_NAME, RegisteredStep, registered
+from recovery.spark.ticks import FORMAT as TICKS
 
 FORMAT_SETTING = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 STATEFUL_NODES = {
@@ -39,11 +40,12 @@ STATEFUL_NODES = {
 
 @dataclass(frozen=True)
 class BoundPlan:
-    """A frame ready to start, the steps in it, what combines rows before some of them, and what does without their
-    exchanges."""
+    """A frame ready to start, the steps in it, for each source in the order of the plan whether it is of ticks, what
+    combines rows before some of the steps, and what does without their exchanges."""
 
     frame: DataFrame
     steps: tuple[RegisteredStep, ...]
+    ticks: tuple[bool, ...]
     output_mode: str
     combiner: Combiner | None = None
     gathering: Gathering | None = None
@@ -65,13 +67,20 @@ def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") ->
     plan = frame._jdf.queryExecution().analyzed()
     steps = tuple(_steps(plan))
     _check_steps(steps)
+    _check_streaming(plan)
     _check_native_state(spark, plan)
+    ticks = tuple(_is_ticks(node) for node in walk(plan) if node.isStreaming() and not _children(node))
     if not steps:
-        return BoundPlan(frame, (), output_mode)
+        return BoundPlan(frame, (), ticks, output_mode)
     _check_supported(spark, plan, output_mode)
     combiner = install(spark, list(_functions(plan, PLACE_NAME)))
     gathering = Gathering(spark, [step.definition.hash_column for step in steps])
-    return BoundPlan(_frame(spark, _rebuild(spark, plan, partition_count)), steps, output_mode, combiner, gathering)
+    rebuilt = _frame(spark, _rebuild(spark, plan, partition_count))
+    return BoundPlan(rebuilt, steps, ticks, output_mode, combiner, gathering)
+
+
+def _is_ticks(node: Any) -> bool:
+    return bool(node.nodeName() == "StreamingRelationV2" and node.sourceName() == TICKS)
 
 
 def _steps(plan: Any) -> Iterator[RegisteredStep]:
@@ -93,6 +102,18 @@ def _function(node: Any) -> str:
 
 def _functions(plan: Any, prefix: str) -> Iterator[str]:
     return (name for name in map(_function, walk(plan)) if name.startswith(prefix))
+
+
+def _check_streaming(plan: Any) -> None:
+    """Spark reads what is no stream anew in every micro-batch."""
+    for node in walk(plan):
+        step = _step_of(node)
+        if step is not None and not node.isStreaming():
+            raise UnsupportedPlanError(
+                f"step {step.definition.step_id!r} is applied to a table that is no stream",
+                cause="Such a table is read anew in every micro-batch, and its rows would be counted each time.",
+                remedy="Apply the step to the stream, or work out the table before.",
+            )
 
 
 def _check_steps(steps: tuple[RegisteredStep, ...]) -> None:

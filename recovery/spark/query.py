@@ -22,6 +22,7 @@ from recovery import faults
 from recovery.backup.note import last_backup
 from recovery.checkpoint.restore import restore
 from recovery.checkpoint.rows import CHECKPOINT_STEP
+from recovery.checkpoint.sources import fit_ticks
 from recovery.clock import Clock, SystemClock
 from recovery.config import Interval, RecoveryConfig, parse_interval
 from recovery.errors import (
@@ -193,7 +194,8 @@ class RecoveryQuery:
             failed.callback(self._closer.finish)
             self._counted_batch = self._closer.finished
             self._closer.begin(steps)
-            self._closer.seeded(restore(self._store.driver_rows(CHECKPOINT_STEP), checkpoint))
+            restored = restore(self._store.driver_rows(CHECKPOINT_STEP), checkpoint)
+            self._closer.seeded(fit_ticks(restored, checkpoint, bound.ticks))
             faults.reach("start.4")
             # Before the stream: afterwards the partitions belong to the thread that closes epochs.
             self._keep(self.meter.started(prepared.planned_s + clock.elapsed_s() - self._started_s))

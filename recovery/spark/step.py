@@ -193,7 +193,7 @@ def stateful_map(
     StateCodec(state)
     single = isinstance(value, str)
     names = (value,) if isinstance(value, str) else tuple(value)
-    composite = not isinstance(key, str | Column)
+    composite = not isinstance(key, str | Column) and len(key) > 1
 
     def transform(frame: DataFrame) -> DataFrame:
         positions = [_position(frame, step_id, name) for name in names]

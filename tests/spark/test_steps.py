@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from pyspark.sql import functions as F
 
 from recovery import (
     ConfigurationError,
@@ -30,6 +31,7 @@ from recovery import (
 from recovery.keys import encode_key, partition_of
 from recovery.storage.files import scan
 from tests.spark.support import ODD_KEYS, add_up, run_to_end, states, totals_step
+from tests.stores import problems
 
 
 @dataclass
@@ -77,7 +79,7 @@ def test_odd_keys(spark, tmp_path):
 
 def test_spark_and_python_agree_on_partitions(spark):
     """crc32 modulo N is the same number in Spark SQL and in Python, escapes and composite keys included."""
-    from pyspark.sql import functions as F
+
     from pyspark.sql import types as T
 
     from recovery.spark.step import _key_text
@@ -151,7 +153,6 @@ def test_stateful_map(spark, feed, tmp_path):
 
 def test_order_within_a_key(spark, feed, tmp_path):
     """order_by gives a key's rows in that order, descending too."""
-    from pyspark.sql import functions as F
 
     feed.add([(key, value) for value in (5, 1, 4, 2, 3) for key in ("a", "b")])
 
@@ -447,3 +448,64 @@ def test_what_a_start_that_fails_leaves(spark, feed, tmp_path, monkeypatch):
     monkeypatch.undo()
     begin("available-now").await_termination()
     assert states(tmp_path / "db", "totals") == {"a": [1, 1]}
+
+
+def test_a_step_gets_timeouts_and_loses_them(spark, feed, tmp_path):
+    """The source of ticks comes and goes with them; the other sources keep their places in the input."""
+
+    def waiting(key, rows, state):
+        yield from add_up(key, rows, state)
+        state.setTimeoutDuration(3_600_000)
+
+    other = type(feed)(tmp_path / "other")
+    for number, updates in enumerate([(add_up, add_up), (waiting, add_up), (waiting, waiting), (add_up, waiting),
+                                      (add_up, add_up)]):  # fmt: skip
+        for each in (feed, other):
+            each.add_random(number)
+            each.add_random(10 + number)
+        first, second = (
+            each.frame(spark).transform(totals_step(step, update=update))
+            for each, step, update in zip((feed, other), ("first", "second"), updates, strict=True)
+        )
+        run_to_end(first.union(second), tmp_path / "db")
+        assert states(tmp_path / "db", "first") == feed.totals()
+        assert states(tmp_path / "db", "second") == other.totals()
+        assert problems(tmp_path / "db") == []
+
+
+def test_a_step_with_timeouts_is_dropped(spark, feed, tmp_path):
+    """With its state, and the flow goes on."""
+
+    def waiting(key, rows, state):
+        yield from add_up(key, rows, state)
+        state.setTimeoutDuration(3_600_000)
+
+    feed.add_random(0)
+    frame = feed.frame(spark)
+    kept = frame.transform(totals_step("kept")).select("key", F.col("n").alias("value"))
+    run_to_end(kept.transform(totals_step("gone", update=waiting)), tmp_path / "db")
+    feed.add_random(1)
+    config = RecoveryConfig(tmp_path / "db", snapshot_interval=0, drop_steps=["gone"])
+    query = start(frame.transform(totals_step("kept")), config, name="test", trigger="available-now")
+    query.await_termination()
+    assert states(tmp_path / "db", "kept") == feed.totals()
+
+
+def test_a_step_on_a_table_is_refused(spark, feed, tmp_path):
+    """It would count the whole table in every micro-batch."""
+    feed.add([("a", 1)])
+    table = spark.createDataFrame([("a", 1)], "key string, value long").transform(totals_step("table"))
+    frame = feed.frame(spark).join(table.select("key", F.col("total").alias("of_table")), "key")
+    with pytest.raises(UnsupportedPlanError, match="no stream"):
+        run_to_end(frame, tmp_path / "db")
+
+
+def test_a_list_of_one_key_is_that_key(spark, feed, tmp_path):
+    """Also where the mapper's output has the key in front."""
+    feed.add([("cellar", 1), ("cellar", 2)])
+    step = stateful_map(
+        "sum", key=["key"], value="value", mapper=lambda s, v: ((s or 0) + v, (s or 0) + v), output="key string, n long"
+    )
+    rows = []
+    run_to_end(feed.frame(spark).transform(step), tmp_path / "db", lambda batch, _: rows.extend(batch.collect()))
+    assert [tuple(row) for row in rows] == [("cellar", 1), ("cellar", 3)]
