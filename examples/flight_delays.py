@@ -105,8 +105,9 @@ def show(batch: DataFrame, batch_id: int) -> None:
     """The carriers of this micro-batch, the most delayed first."""
     print(f"micro-batch {batch_id}:\ncarrier  flights  airplanes  mean delay  longest delay (minutes)")
     for row in batch.orderBy(F.desc("mean")).collect():
-        mean, longest = ("-" if value is None else value for value in (row["mean"], row.longest))
-        print(f"{row.carrier:<7} {row.flights:>8,} {row.airplanes:>10,} {mean:>11.1f} {longest:>14,}")
+        mean = "-" if row["mean"] is None else f"{row['mean']:.1f}"
+        longest = "-" if row.longest is None else f"{row.longest:,}"
+        print(f"{row.carrier:<7} {row.flights:>8,} {row.airplanes:>10,} {mean:>11} {longest:>14}")
 
 
 def unpack(path: Path, flights: int | None = None) -> int:

@@ -76,7 +76,8 @@ class StateCodec:
         try:
             encoded = self._to_json(value)
             back = self.decode(encoded.decode())
-            if type(back) is type(value) and (back == value or _same(back, value)):
+            plain = value if type(back) is type(value) or not hasattr(value, "item") else _python_scalar(value)
+            if type(back) is type(plain) and (back == plain or _same(back, plain)):
                 return encoded.decode()
         except Exception as error:
             raise StateValueError(

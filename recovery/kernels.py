@@ -158,7 +158,7 @@ class Variance:
     def result(self, states: Sequence[pa.Array]) -> pa.Array:
         n = states[0].to_numpy(zero_copy_only=False) - self.sample
         found = states[2].to_numpy(zero_copy_only=False) / np.maximum(n, 1)
-        return pa.array(np.sqrt(found) if self.root else found, mask=n <= 0)
+        return pa.array(np.sqrt(found) if self.root else found, mask=~(n > 0))
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,11 @@ class Extreme:
             "value": pa.concat_arrays([inputs[0], states[0]]),
         })  # fmt: skip
         found = both.group_by("group", use_threads=False).aggregate([("value", self.function)])
-        return [found.column(f"value_{self.function}").combine_chunks()]
+        column = found.column(f"value_{self.function}").combine_chunks()
+        if pa.types.is_floating(column.type):
+            # Of a key that has nothing else, so far.
+            column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+        return [column]
 
     add = merge
 

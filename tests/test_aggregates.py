@@ -258,7 +258,9 @@ def test_nan_and_infinity_never_become_null(driver, function, value):
     made, prepare = step({"it": function("x")})
     rows = prepare(pa.Table.from_pylist([{"key": "a", "x": value, "v": 1}, {"key": "a", "x": 1.0, "v": 2}], SCHEMA))
     if math.isnan(value) and made.update.columns[0].kernel.__class__.__name__ == "Extreme":
-        assert run_batch(driver, made, 0, rows)[0]["it"] == 1.0
+        alone = prepare(pa.Table.from_pylist([{"key": "b", "x": value, "v": 1}], SCHEMA))
+        assert run_batch(driver, made, 0, alone)[0]["it"] is None
+        assert run_batch(driver, made, 1, rows)[0]["it"] == 1.0
         return
     with pytest.raises(StateValueError, match=r"state column 'it.*NaN and infinity"):
         run_batch(driver, made, 0, rows)

@@ -247,6 +247,17 @@ def test_what_json_has_another_form_for_is_refused(kind, value):
 
 
 @pytest.mark.parametrize(
+    ("kind", "value"), [(float, np.float64(1.5)), (int, np.int64(3)), (int | None, np.int32(3)), (bool, np.bool_(True))]
+)
+def test_numbers_of_numpy_as_typed_states(kind, value):
+    """They are stored as the Python values they stand for."""
+    codec = StateCodec(kind)
+    back = codec.decode(codec.encode(value))
+    assert back == value
+    assert type(back) is type(value.item())
+
+
+@pytest.mark.parametrize(
     "value",
     [Nameless([1, {"a": [None, 2.5]}]), Unequal(1, [Nameless(["x"])]), Nameless([np.int64(3), np.float64(1.5)])],
     ids=str,

@@ -110,10 +110,10 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
 
     started_s = time.perf_counter()
     interval_s = arguments["interval_s"]
-    config = interval_s and RecoveryConfig(
-        directory, snapshot_interval=interval_s, backup_interval=arguments["backup_s"]
-    )
-    summary = run(flow, config or None, spark=spark)
+    config = None
+    if interval_s is not None:
+        config = RecoveryConfig(directory, snapshot_interval=interval_s, backup_interval=arguments["backup_s"])
+    summary = run(flow, config, spark=spark)
     seconds = time.perf_counter() - started_s
 
     found = versions(spark)

@@ -67,7 +67,8 @@ def make_backup(
 
     All copies are of one moment, so the backup holds the newest epoch that was closed in all partitions. One by one,
     a few at once, they are copied to `scratch` (a temporary directory), compressed, and written to the target.
-    check: read each copy in full and check every digest before it is stored. When anything fails, the backup does not
+    check: read each copy in full and check every digest before it is stored, and read what earlier backups stored and
+    this one lists again; what is not as it was is stored anew. When anything fails, the backup does not
     count. Raises BackupTargetError, ForeignPartitionError, and what `plan` raises for the directory.
     """
     started = clock.elapsed_s()
@@ -86,7 +87,9 @@ def make_backup(
             taken_ms = clock.wall_ms()
             store = partial(_store, target, f"{identity}.{attempt}" if attempt else identity, taken_ms, check, observe)
             with tempfile.TemporaryDirectory(prefix="recovery-backup-", dir=scratch) as name:
-                results = _copies(paths, usable, partial(store, Path(name)))
+                results = _copies(
+                    paths, usable, partial(store, Path(name)), partial(_is_whole, target) if check else None
+                )
             if results is not None:
                 break
         else:
@@ -123,7 +126,10 @@ def make_backup(
 
 
 def _copies(
-    paths: Sequence[Path], usable: Sequence[StoredCopy], store: Callable[[PinnedPartition], StoredCopy]
+    paths: Sequence[Path],
+    usable: Sequence[StoredCopy],
+    store: Callable[[PinnedPartition], StoredCopy],
+    is_whole: Callable[[StoredCopy], bool] | None,
 ) -> list[StoredCopy] | None:
     """A copy of each partition, as of one moment; those that are stored already as they are, the others by `store`.
 
@@ -135,7 +141,7 @@ def _copies(
     try:
         # What is stored is checked as what a restore would find.
         plan_resume([FoundFile(each.path, each.description) for each in pinned])
-        results = _each(pinned, lambda each: _reused(each, known) or store(each))
+        results = _each(pinned, lambda each: _reused(each, known, is_whole) or store(each))
     finally:
         for each in pinned:
             each.release()
@@ -146,9 +152,25 @@ def _copies(
     return results
 
 
-def _reused(pinned: PinnedPartition, known: Mapping[tuple[PartitionIndex, int], StoredCopy]) -> StoredCopy | None:
+def _reused(
+    pinned: PinnedPartition,
+    known: Mapping[tuple[PartitionIndex, int], StoredCopy],
+    is_whole: Callable[[StoredCopy], bool] | None,
+) -> StoredCopy | None:
     d = pinned.description
-    return known.get((d.index, fingerprint(d, pinned.operational)))
+    found = known.get((d.index, fingerprint(d, pinned.operational)))
+    return found if found is not None and (is_whole is None or is_whole(found)) else None
+
+
+def _is_whole(target: Target, copy: StoredCopy) -> bool:
+    """Whether what was stored is still what is there. Reads all of it."""
+    digest = hashlib.sha256()
+    try:
+        for chunk in target.read(copy.object_name):
+            digest.update(chunk)
+    except (FileNotFoundError, BackupDamagedError):
+        return False
+    return digest.hexdigest() == copy.sha256
 
 
 def _each(pinned: list[PinnedPartition], work: Callable[[PinnedPartition], StoredCopy]) -> list[StoredCopy]:

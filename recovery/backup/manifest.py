@@ -65,6 +65,10 @@ class Manifest:
         return next((c.description.flow_id for c in self.copies if c.description.flow_id is not None), None)
 
 
+class OtherFormatError(ValueError):
+    """A manifest that is whole, and that another version wrote."""
+
+
 def backup_id(now_ms: int, random: str) -> str:
     """An id that sorts by time."""
     moment = datetime.fromtimestamp(now_ms / 1000, tz=UTC)
@@ -115,8 +119,10 @@ def decode(data: bytes, identity: str) -> Manifest:
     """The manifest of this id. Raises ValueError when it is half-written or not one that this version reads."""
     try:
         value = json.loads(gzip.decompress(data))
-        if value["format"] != FORMAT or value["id"] != identity:
-            raise ValueError(f"format {value['format']} of {value['id']!r}")
+        if value["id"] != identity:
+            raise ValueError(f"that of {value['id']!r}")
+        if value["format"] != FORMAT:
+            raise OtherFormatError(f"format {value['format']}")
         return Manifest(
             id=value["id"],
             store_id=value["store_id"],
@@ -128,6 +134,8 @@ def decode(data: bytes, identity: str) -> Manifest:
                 _decode_copy(part, value["store_id"], len(value["partitions"])) for part in value["partitions"]
             ),
         )
+    except OtherFormatError:
+        raise
     except (EOFError, OSError, zlib.error, KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise ValueError(f"not a manifest: {error or type(error).__name__}") from error
 

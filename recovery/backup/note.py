@@ -36,5 +36,5 @@ def last_backup(directory: Path) -> LastBackup | None:
     try:
         found = json.loads((directory / NAME).read_text())
         return LastBackup(int(found["finished_ms"]), int(found["epoch"]), str(found["destination"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None

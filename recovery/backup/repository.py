@@ -12,7 +12,8 @@ Making a backup
 
 Removing backups
     prune.1 List the objects, then read all manifests, and choose which to keep.
-    prune.2 Remove the manifests of the others, and what is under `running/` and older than a day.
+    prune.2 Remove the manifests of the others, those that are torn, and what is under `running/`; the latter two when
+            they are older than a day.
     prune.3 Read `running/`, and then the manifests again.
     prune.4 Remove the objects listed in prune.1, except those of manifests that were kept in prune.1 or are there in
             prune.3, and those that `running/` names or whose name has the id of a backup that is running. None, when
@@ -37,13 +38,14 @@ from recovery.backup.manifest import (
     RUNNING,
     SUFFIX,
     Manifest,
+    OtherFormatError,
     StoredCopy,
     decode,
     encode,
     manifest_name,
 )
 from recovery.backup.target import Entry, Target
-from recovery.errors import BackupTargetError, ForeignPartitionError
+from recovery.errors import BackupTargetError, ForeignPartitionError, UnsupportedVersionError
 from recovery.planning.backups import KeepRule, backups_to_keep
 
 READERS = 8
@@ -145,9 +147,13 @@ def prune(target: Target, rules: Sequence[KeepRule], now_ms: int) -> Pruned:
     kept_ids = backups_to_keep([(m.id, m.started_ms) for m in listing.manifests], rules, now_ms)
     kept = [m for m in listing.manifests if m.id in kept_ids]
     removed = [m.id for m in listing.manifests if m.id not in kept_ids]
+    _refuse_others(target, listing)
     # prune.2
     for identity in removed:
         target.delete(manifest_name(identity))
+    for entry in target.entries(MANIFESTS):
+        if entry.name in listing.unreadable and entry.written_ms < now_ms - STALE_AFTER_S * 1000:
+            target.delete(entry.name)
     for entry in target.entries(RUNNING):
         if entry.written_ms < now_ms - STALE_AFTER_S * 1000:
             target.delete(entry.name)
@@ -171,6 +177,17 @@ def prune(target: Target, rules: Sequence[KeepRule], now_ms: int) -> Pruned:
         objects=len(garbage),
         stored_bytes=sum(entry.size_bytes for entry in garbage),
     )
+
+
+def _refuse_others(target: Target, listing: Listing) -> None:
+    """What a backup of a newer version needs is not known. Raises UnsupportedVersionError."""
+    for name in listing.unreadable:
+        try:
+            decode(b"".join(target.read(name)), name.removeprefix(MANIFESTS).removesuffix(SUFFIX))
+        except OtherFormatError as error:
+            raise UnsupportedVersionError(f"{name} has {error}", path=target.shown) from None
+        except (ValueError, FileNotFoundError):
+            continue
 
 
 def _read_manifest(target: Target, name: str) -> Manifest | str | None:

@@ -71,7 +71,7 @@ class DirectoryTarget:
         path = self.root / name
         draft = path.with_name(f".{path.name}.draft")
         size = 0
-        with self._translated():
+        with self._translated(), self._made():
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with draft.open("xb") as file:
@@ -120,6 +120,15 @@ class DirectoryTarget:
         """See `Target.delete`."""
         with self._translated():
             (self.root / name).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _made(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise BackupTargetError(
+                str(error), path=self.shown, cause="It was removed, or cannot be made there."
+            ) from error
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:

@@ -72,7 +72,18 @@ class IntervalType(click.ParamType[float]):
 
 
 INTERVAL = IntervalType()
-DIRECTORY = click.Path(path_type=Path)
+
+
+class DirectoryType(click.Path):
+    """A path; an empty text is none, though the operating system takes it for the current directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("it is empty; a variable of the shell may not be set", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+DIRECTORY = DirectoryType(path_type=Path)
 
 
 def directory_argument(function: F) -> F:

@@ -56,6 +56,8 @@ def report(
 
     facts = gather(directory, parse_targets(thresholds), SystemClock().wall_ms())
     text = page(facts, advise(known(facts, os.cpu_count() or 1), tolerate), largest(facts, keys) if keys else [])
+    if not output.name or output.is_dir():
+        raise ConfigurationError(f"{output} is a directory", cause="", remedy="Name a file: -o report.html")
     draft = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         draft.write_text(text, encoding="utf-8")

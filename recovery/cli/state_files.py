@@ -143,6 +143,8 @@ def _import_keys(target: Target, found: list[Exported], sure: bool) -> Callable[
 
 def _write_whole(path: Path, text: str) -> None:
     """The file has all of the text, or is not made."""
+    if not path.name or path.is_dir():
+        raise ConfigurationError(f"{path} is a directory", cause="", remedy="Name a file.")
     draft = path.with_name(f".{path.name}.draft")
     try:
         draft.write_text(text)

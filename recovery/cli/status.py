@@ -109,7 +109,7 @@ def collect_status(
         "partitions": [_partition(file, sizes.get(file.path.name)) for file in found],
         "resume_epoch": None,
         "window": [],
-        "steps": step_names([d.path for d in described]),
+        "steps": [],
         "operators": [],
         "executions": _executions(found),
         "problem": None,
@@ -120,6 +120,10 @@ def collect_status(
         facts["operators"] = _operators(directory)
     except RecoveryError as error:
         facts["problem"] = error.as_json()
+    try:
+        facts["steps"] = step_names([d.path for d in described])
+    except RecoveryError as error:
+        facts["problem"] = facts["problem"] or error.as_json()
     return facts
 
 

@@ -26,8 +26,11 @@ def verify(directory: Path, as_json: bool) -> None:
     paths = [file.path for file in found if file.description is not None]
     with ThreadPoolExecutor(4) as pool:
         verdicts = list(pool.map(lambda path: PartitionCheck(path).run(), paths))
+    damaged = [verdict for verdict in verdicts if verdict.problems]
+    errors: list[RecoveryError] = [CorruptPartitionError("; ".join(v.problems[:3]), path=v.path) for v in damaged]
     verdicts += [Verdict(f.path, 0, (f.error.found,)) for f in found if f.error is not None]
-    problem = _misfit(directory)
+    errors += [file.error for file in found if file.error is not None]
+    problem = errors[0] if errors else _misfit(directory)
     if as_json:
         print_json(
             {
@@ -39,12 +42,6 @@ def verify(directory: Path, as_json: bool) -> None:
     else:
         rows = ((v.path.name, v.rows, "; ".join(v.problems) or "sound") for v in verdicts)
         click.echo(table(("file", "rows", "verdict"), rows))
-    damaged = [verdict for verdict in verdicts if verdict.problems]
-    if damaged:
-        error = CorruptPartitionError("; ".join(damaged[0].problems[:3]), path=damaged[0].path)
-        if not as_json:
-            click.echo(f"{click.style('Error', fg='red')}: {error}", err=True)
-        raise SystemExit(error.exit_code)
     if problem is not None:
         if not as_json:
             click.echo(f"{click.style('Error', fg='red')}: {problem}", err=True)

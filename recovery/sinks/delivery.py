@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recovery import faults
-from recovery.errors import ConfigurationError, RecoveryError, SinkFailedError, StorageError
+from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, SinkFailedError, StorageError
 from recovery.ids import BatchId, Epoch, StepId
 from recovery.sinks.protocol import BATCH_BEING_WRITTEN, BatchContext, EpochOutput, Resume
 
@@ -60,6 +62,12 @@ class Delivery:
         )
         try:
             self._write(batch, batch_id)
+        except OSError as error:
+            # Of a function as a sink it says that its target is away, not that the partitions' disk is; and it is no
+            # sign of the JVM's end, unless it came through the gateway to it.
+            if self._sink is not None or _of_gateway(error):
+                raise
+            raise FlowFailedError("".join(traceback.format_exception(error)[-4:]).strip()) from error
         finally:
             BATCH_BEING_WRITTEN.reset(token)
 
@@ -99,6 +107,11 @@ class Delivery:
     def _output(self, epoch: Epoch, batch: BatchId, floor: Epoch) -> EpochOutput:
         resume = self._resume
         return EpochOutput(epoch, batch, resume.execution, resume.store_id, resume.flow_id, floor)
+
+
+def _of_gateway(error: BaseException) -> bool:
+    """Whether it was raised where Spark's JVM is talked to."""
+    return any("py4j" in Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _takes_part(sink: Any) -> bool:

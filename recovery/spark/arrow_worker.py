@@ -166,8 +166,8 @@ def _places(own: list[pa.Array], given: list[pa.Array]) -> pa.Array:
     if len(own) == 1:
         places = pc.index_in(given[0], value_set=own[0])
     else:
-        index = {key: place for place, key in enumerate(_tuples(own))}
-        places = pa.array([index.get(key) for key in _tuples(given)], pa.int32())
+        index = {key: place for place, key in enumerate(map(_equal_nans, _tuples(own)))}
+        places = pa.array([index.get(key) for key in map(_equal_nans, _tuples(given))], pa.int32())
     if places.null_count:
         place = pc.index(places.is_null(), True).as_py()
         raise StateValueError(
@@ -184,6 +184,14 @@ def _places(own: list[pa.Array], given: list[pa.Array]) -> pa.Array:
             remedy="Aggregate the rows to one for each key.",
         )
     return places
+
+
+def _equal_nans(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The key with what no NaN differs from another by; keys of it are one key."""
+    return tuple(_NAN if part != part else part for part in key)
+
+
+_NAN = object()
 
 
 def _tuples(columns: list[pa.Array]) -> list[Any]:

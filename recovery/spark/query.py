@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -73,6 +74,8 @@ _UNCHECKED = {
     "spark.sql.streaming.unsupportedOperationCheck": "false",
 }
 _starting = threading.Lock()
+_TICKING: set[Path] = set()
+"""The mailboxes of the queries that run in this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,7 @@ class RecoveryQuery:
         self._released = threading.Event()
         self._over = threading.Event()
         self._finished = False
+        self._own_threads: set[int] = set()
         self._finish_lock = threading.Lock()
         self._telling = threading.Lock()
         self._counting = threading.Lock()
@@ -155,6 +159,13 @@ class RecoveryQuery:
         self._started_s = clock.elapsed_s()
         plan, config = prepared.plan, prepared.config
         self._mailboxes = [s.definition.mailbox for s in bound.steps if s.definition.timeouts]
+        taken = _TICKING.intersection(self._mailboxes)
+        if taken:
+            raise ConfigurationError(
+                "the frame runs already",
+                cause="A frame with timeouts was started twice, and has one source of ticks.",
+                remedy="Build the frame anew for each query.",
+            )
         execution = _new_execution(plan, config, prepared.flow_id, clock)
         self.lease = execution.lease
         self.summary = RunSummary(
@@ -202,6 +213,7 @@ class RecoveryQuery:
             self._serve_metrics(execution)
             self._notify(Resumed(execution.number, plan.resume_epoch, plan, self.metrics_url))
             failed.callback(self._remove_mailboxes)
+            _TICKING.update(self._mailboxes)
             self._update_mailboxes()
             self._launch(checkpoint, trigger)
             failed.pop_all()
@@ -254,7 +266,14 @@ class RecoveryQuery:
         return True
 
     def stop(self) -> None:
-        """Finish the running micro-batch, close the epoch, and end. Raises what went wrong while doing so."""
+        """Finish the running micro-batch, close the epoch, and end. Raises what went wrong while doing so.
+
+        Called by the flow's own sink or observer it returns at once, and the run ends when they have returned; what
+        goes wrong then is raised by `await_termination`.
+        """
+        if threading.get_ident() in self._own_threads:
+            threading.Thread(target=self._finish, name="stop", daemon=True).start()
+            return
         self._finish()
         if self._error is not None:
             raise self._error
@@ -284,7 +303,7 @@ class RecoveryQuery:
             # The run is ending: the epoch closes as of the batch before, and this one is left to the next run.
             self._released.wait()
             return
-        with self._closer.lock:
+        with self._closer.lock, self._own_thread():
             if self._parked.is_set():
                 return
             try:
@@ -292,6 +311,19 @@ class RecoveryQuery:
             except BaseException as error:
                 self._note(error)
                 raise
+
+    @contextlib.contextmanager
+    def _own_thread(self) -> Iterator[None]:
+        """While it lasts, this thread is one that the end of the run waits for."""
+        thread = threading.get_ident()
+        if thread in self._own_threads:
+            yield
+            return
+        self._own_threads.add(thread)
+        try:
+            yield
+        finally:
+            self._own_threads.discard(thread)
 
     def _process_locked(self, batch: DataFrame, batch_id: BatchId) -> None:
         self._closer.check()
@@ -357,6 +389,10 @@ class RecoveryQuery:
         self._prepared.check.wait()
 
     def _on_closed(self, closed: EpochClosed) -> None:
+        with self._own_thread():
+            self._closed(closed)
+
+    def _closed(self, closed: EpochClosed) -> None:
         self.summary.epochs += 1
         self.summary.last_epoch = closed.epoch
         self.summary.snapshot_s += closed.duration_s
@@ -437,6 +473,7 @@ class RecoveryQuery:
     def _remove_mailboxes(self) -> None:
         for mailbox in self._mailboxes:
             mailbox.unlink(missing_ok=True)
+            _TICKING.discard(mailbox)
 
     # ---- the end
 
@@ -592,7 +629,7 @@ def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:
     except RecoveryError:
         raise
     except Exception as error:
-        told = as_recovery_error(error)
+        told = None if isinstance(error, OSError) else as_recovery_error(error)
         if isinstance(told, RecoveryError) and not isinstance(told, FlowFailedError):
             raise told from error
         raise FlowFailedError(
@@ -678,4 +715,7 @@ def _active_session(name: str) -> SparkSession:
     from recovery.spark.session import create_session
 
     active = SparkSession.getActiveSession()
+    if active is None and SparkContext._active_spark_context is not None:
+        # Which session is active is a matter of each thread.
+        active = SparkSession.builder.getOrCreate()
     return active if active is not None else create_session(name)

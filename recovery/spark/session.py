@@ -70,8 +70,11 @@ def create_session(name: str, *, master: str = "local[*]", conf: Mapping[str, st
         given = settings.get("spark.driver.extraJavaOptions", "")
         shared = archive_options(archive_path(java_home()), given)
         settings.set("spark.driver.extraJavaOptions", f"{_log4j_options()} {shared} {given}".strip())
-        gateway = launch_gateway(settings, popen_kwargs={"start_new_session": True, "stderr": subprocess.PIPE})
-        _forward(gateway.proc.stderr)
+        gateway = None
+        if SparkContext._gateway is None:
+            # A process has one JVM: later contexts are made in it.
+            gateway = launch_gateway(settings, popen_kwargs={"start_new_session": True, "stderr": subprocess.PIPE})
+            _forward(gateway.proc.stderr)
         context = SparkContext(conf=settings, gateway=gateway)
         context.setLogLevel("ERROR")
         session = SparkSession(context)

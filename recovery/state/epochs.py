@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 from recovery.clock import CLOCK_STEP, Clock, RecoveryClock
 from recovery.ids import NO_BATCH, BatchId, Epoch, StepId
 from recovery.keys import partition_of, shares
-from recovery.planning.resume import ResumePlan
+from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.retention import collection_floor, shared_history
-from recovery.planning.values import Execution
+from recovery.planning.values import Execution, FoundFile, PartitionDescription
 from recovery.state.marks import EPOCH_STEP
 from recovery.storage.files import SCRATCH_NAME, FilePartitions
 from recovery.storage.seam import CloseRequest
@@ -33,9 +33,41 @@ class EpochWriter:
     """
 
     def __init__(
-        self, directory: Path, plan: ResumePlan, flow_id: str, clock: Clock, *, backup_interval_s: float
+        self,
+        directory: Path,
+        plan: ResumePlan,
+        flow_id: str,
+        clock: Clock,
+        *,
+        backup_interval_s: float,
+        fence: bool = False,
     ) -> None:
-        self.execution = Execution(
+        """`fence`: somebody else may be closing epochs; the plan is made anew when nobody can any more."""
+        self.plan = plan
+        self._clock = clock
+        self._store = FilePartitions([d.path for d in plan.partitions], directory / SCRATCH_NAME)
+        try:
+            if fence:
+                self.execution = self._store.fence(lambda found: self._replanned(found, flow_id, backup_interval_s))
+            else:
+                self.execution = self._new_execution(flow_id, backup_interval_s)
+                self._store.start(self.execution, [])
+            self._recovery_clock = RecoveryClock(clock, *self.plan.last_clock, self._store.driver_values(CLOCK_STEP))
+        except BaseException:
+            self._store.release()
+            raise
+        plan = self.plan
+        self.epoch = plan.resume_epoch
+        self._batch = plan.snapshot.batch_id if plan.snapshot else NO_BATCH
+        self._history = shared_history(plan.partitions, [e for e in plan.window if e < plan.resume_epoch])
+
+    def _replanned(self, found: Sequence[PartitionDescription], flow_id: str, backup_interval_s: float) -> Execution:
+        self.plan = plan_resume([FoundFile(each.path, each) for each in found])
+        return self._new_execution(flow_id, backup_interval_s)
+
+    def _new_execution(self, flow_id: str, backup_interval_s: float) -> Execution:
+        plan, clock = self.plan, self._clock
+        return Execution(
             number=plan.execution_number,
             id=secrets.token_hex(8),
             flow_id=flow_id,
@@ -47,17 +79,6 @@ class EpochWriter:
             pid=os.getpid(),
             version=version("recovery"),
         )
-        self.epoch = plan.resume_epoch
-        self._batch = plan.snapshot.batch_id if plan.snapshot else NO_BATCH
-        self._clock = clock
-        self._history = shared_history(plan.partitions, [e for e in plan.window if e < plan.resume_epoch])
-        self._store = FilePartitions([d.path for d in plan.partitions], directory / SCRATCH_NAME)
-        try:
-            self._store.start(self.execution, [])
-            self._recovery_clock = RecoveryClock(clock, *plan.last_clock, self._store.driver_values(CLOCK_STEP))
-        except BaseException:
-            self._store.release()
-            raise
 
     def close(
         self,

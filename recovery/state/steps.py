@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from recovery.clock import Clock
 from recovery.errors import ConfigurationError, EpochNotHeldError, FlowMismatchError, RecoveryError
@@ -24,6 +25,8 @@ from recovery.storage.history import KeyChange, KeyState, changes_between, few_s
 from recovery.storage.lock import DirectoryLock, lock_holder
 from recovery.storage.seam import RESERVED_PREFIX
 from recovery.storage.verify import PartitionCheck
+
+E = TypeVar("E")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,8 @@ def edit_states(
     """
     scan(directory)
     with ExitStack() as held:
-        if not (force and lock_holder(directory) is not None):
+        fence = force and lock_holder(directory) is not None
+        if not fence:
             held.enter_context(DirectoryLock(directory, clock, f"state {what}"))
         plan = plan_resume(scan(directory))
         if plan.flow_id is None:
@@ -111,13 +115,24 @@ def edit_states(
                 remedy="Run the flow once.",
             )
         check_whole(plan)
-        newest = Moment(tuple(d.path for d in plan.partitions), max(common_cuts(plan.partitions)))
-        changes = compute(newest)
-        for step, _ in changes:
-            _check_step(step)
-        if not changes:
-            return None
-        return _apply(directory, plan, what, changes, clock)
+        if fence:
+            # The run goes on until it is fenced: what is to change is found out when it cannot any more.
+            return _audited(directory, plan, {"what": what}, lambda writer: _edit(writer, compute), clock, fence=True)
+        changes = _changes(plan, compute)
+        facts = {"what": what, "keys": len(changes)}
+        return _audited(directory, plan, facts, lambda writer: writer.close(changes), clock) if changes else None
+
+
+def _changes(plan: ResumePlan, compute: Callable[[Moment], Mapping[StepKey, Edited]]) -> Mapping[StepKey, Edited]:
+    changes = compute(Moment(tuple(d.path for d in plan.partitions), max(common_cuts(plan.partitions))))
+    for step, _ in changes:
+        _check_step(step)
+    return changes
+
+
+def _edit(writer: EpochWriter, compute: Callable[[Moment], Mapping[StepKey, Edited]]) -> Epoch | None:
+    changes = _changes(writer.plan, compute)
+    return writer.close(changes) if changes else None
 
 
 def close_audited(
@@ -125,11 +140,12 @@ def close_audited(
     plan: ResumePlan,
     flow_id: str,
     facts: Mapping[str, object],
-    close: Callable[[EpochWriter], Epoch],
+    close: Callable[[EpochWriter], E],
     *,
     clock: Clock,
     backup_interval_s: float,
-) -> Epoch:
+    fence: bool = False,
+) -> E:
     """Close an epoch by an execution of its own, with an entry in the run history that holds `facts` and who did it.
 
     `close` is given the writer. The caller holds the directory's lock, or fences.
@@ -139,7 +155,7 @@ def close_audited(
     record = history.begin(flow_id, EDIT, {**by, "by": _user()})
     writer = None
     try:
-        writer = EpochWriter(directory, plan, flow_id, clock, backup_interval_s=backup_interval_s)
+        writer = EpochWriter(directory, plan, flow_id, clock, backup_interval_s=backup_interval_s, fence=fence)
         epoch = close(writer)
     except BaseException as error:
         _end(record.end, error)
@@ -151,7 +167,15 @@ def close_audited(
     return epoch
 
 
-def _apply(directory: Path, plan: ResumePlan, what: str, changes: Mapping[StepKey, Edited], clock: Clock) -> Epoch:
+def _audited(
+    directory: Path,
+    plan: ResumePlan,
+    facts: Mapping[str, object],
+    close: Callable[[EpochWriter], E],
+    clock: Clock,
+    *,
+    fence: bool = False,
+) -> E:
     assert plan.flow_id is not None
     # An edit keeps what the last run was told to keep.
     last = max((e for d in plan.partitions for e in d.executions), key=lambda execution: execution.number)
@@ -159,10 +183,11 @@ def _apply(directory: Path, plan: ResumePlan, what: str, changes: Mapping[StepKe
         directory,
         plan,
         plan.flow_id,
-        {"what": what, "keys": len(changes)},
-        lambda writer: writer.close(changes),
+        facts,
+        close,
         clock=clock,
         backup_interval_s=last.backup_interval_s,
+        fence=fence,
     )
 
 

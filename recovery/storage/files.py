@@ -146,6 +146,28 @@ class FilePartitions:
             faults.reach("start.3.partition")
 
         self._each(begin)
+        self._make_deltas(execution, steps)
+
+    def fence(self, plan: Callable[[Sequence[PartitionDescription]], Execution]) -> Execution:
+        """Begin the execution that `plan` makes of what the partitions hold, while another one may be closing epochs.
+
+        All are held by write transactions from before they are looked at until the new execution stands in each: what
+        the other one closes then is refused everywhere, or was seen.
+        """
+        with contextlib.ExitStack() as held:
+            for writer, path in zip(self._writers, self.paths, strict=True):
+                held.enter_context(translated(path))
+                held.enter_context(transaction(writer))
+            execution = plan(
+                [one.describe(writer, path) for writer, path in zip(self._writers, self.paths, strict=True)]
+            )
+            for writer, path in zip(self._writers, self.paths, strict=True):
+                one.begin(writer, path, execution)
+        self._make_deltas(execution, ())
+        return execution
+
+    def _make_deltas(self, execution: Execution, steps: Sequence[StepId]) -> None:
+        """Make the scratch directory of an execution that began, and the deltas of its steps."""
         self._discard_scratch()
         for stale in self._scratch_root.glob(self._stale):
             shutil.rmtree(stale, ignore_errors=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,7 @@ from recovery.storage.schema import (
 MAX_PARTITIONS = 4096
 STAGING = ".init-"
 RESTORING = ".restore-"
+_STAGING_NAME = re.compile(r"\.(init|restore-\d+)-[0-9a-f]+")
 
 
 def init_partitions(
@@ -168,7 +170,7 @@ def _clear_killed_attempt(target: Path) -> None:
 
     When every staged file is in place the attempt had done its work, and its partitions stay.
     """
-    for staging in [*target.glob(f"{STAGING}*"), *target.glob(f"{RESTORING}*")]:
+    for staging in filter(_is_staging, target.iterdir()):
         executions = _restored_executions(staging.name)
         staged = list(staging.glob("part-*.sqlite3"))
         placed = [target / path.name for path in staged if _same_file(path, target / path.name)]
@@ -176,6 +178,13 @@ def _clear_killed_attempt(target: Path) -> None:
             for path in placed:
                 path.unlink()
         shutil.rmtree(staging)
+
+
+def _is_staging(path: Path) -> bool:
+    """Whether it is a directory of ours: by its name, and by holding nothing but partitions. Others stay."""
+    if not _STAGING_NAME.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+        return False
+    return all(each.name.startswith("part-") for each in path.iterdir())
 
 
 def _same_file(staged: Path, placed: Path) -> bool:

@@ -162,34 +162,39 @@ def start(connection: apsw.Connection, path: Path, execution: Execution) -> None
     The cost is proportional to what is abandoned. Raises LeaseLostError when a later execution began.
     """
     with translated(path), transaction(connection):
-        newest = value(connection, "SELECT max(ex_num) FROM exs") or 0
-        if rows(connection, "SELECT 1 FROM exs WHERE ex_num = ? AND ex_id = ?", (newest, execution.id)):
-            return
-        if newest >= execution.number:
-            raise LeaseLostError(f"execution {newest} began before {execution.number}", path=path)
-        [(_, collected, _)] = rows(connection, COMMITS)
-        if execution.resume_epoch <= collected:
-            raise CorruptPartitionError(
-                f"it cannot start at epoch {execution.resume_epoch}: it has collected up to {collected}", path=path
-            )
-        if value(connection, "SELECT max(epoch) FROM epochs WHERE epoch >= ?", (execution.resume_epoch,)):
-            _abandon(connection, execution.resume_epoch)
-        last = value(connection, "SELECT max(epoch) FROM epochs") or 0
-        if last != execution.resume_epoch - 1 or (last == 0 and rows(connection, "SELECT 1 FROM snaps LIMIT 1")):
-            raise CorruptPartitionError(
-                f"it cannot start at epoch {execution.resume_epoch}: its newest epoch is {last}", path=path
-            )
-        fields = (
-            execution.number, execution.id, execution.flow_id, execution.resume_epoch, execution.started_ms,
-            execution.snapshot_interval_s, execution.backup_interval_s, execution.host, execution.pid,
-            execution.version,
-        )  # fmt: skip
-        connection.execute(
-            f"INSERT INTO exs VALUES ({', '.join('?' * (len(fields) + 1))})", (*fields, record_digest(*fields))
+        begin(connection, path, execution)
+
+
+def begin(connection: apsw.Connection, path: Path, execution: Execution) -> None:
+    """What `start` does, inside the caller's transaction."""
+    newest = value(connection, "SELECT max(ex_num) FROM exs") or 0
+    if rows(connection, "SELECT 1 FROM exs WHERE ex_num = ? AND ex_id = ?", (newest, execution.id)):
+        return
+    if newest >= execution.number:
+        raise LeaseLostError(f"execution {newest} began before {execution.number}", path=path)
+    [(_, collected, _)] = rows(connection, COMMITS)
+    if execution.resume_epoch <= collected:
+        raise CorruptPartitionError(
+            f"it cannot start at epoch {execution.resume_epoch}: it has collected up to {collected}", path=path
         )
-        [parts] = rows(connection, PARTS)
-        bound = (*parts[:3], execution.flow_id, parts[4])
-        connection.execute("UPDATE parts SET flow_id = ?, digest = ?", (execution.flow_id, record_digest(*bound)))
+    if value(connection, "SELECT max(epoch) FROM epochs WHERE epoch >= ?", (execution.resume_epoch,)):
+        _abandon(connection, execution.resume_epoch)
+    last = value(connection, "SELECT max(epoch) FROM epochs") or 0
+    if last != execution.resume_epoch - 1 or (last == 0 and rows(connection, "SELECT 1 FROM snaps LIMIT 1")):
+        raise CorruptPartitionError(
+            f"it cannot start at epoch {execution.resume_epoch}: its newest epoch is {last}", path=path
+        )
+    fields = (
+        execution.number, execution.id, execution.flow_id, execution.resume_epoch, execution.started_ms,
+        execution.snapshot_interval_s, execution.backup_interval_s, execution.host, execution.pid,
+        execution.version,
+    )  # fmt: skip
+    connection.execute(
+        f"INSERT INTO exs VALUES ({', '.join('?' * (len(fields) + 1))})", (*fields, record_digest(*fields))
+    )
+    [parts] = rows(connection, PARTS)
+    bound = (*parts[:3], execution.flow_id, parts[4])
+    connection.execute("UPDATE parts SET flow_id = ?, digest = ?", (execution.flow_id, record_digest(*bound)))
 
 
 def rewind(connection: apsw.Connection, path: Path, newest: Epoch) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 
 from recovery import StateManager
 from recovery.backup.manifest import OBJECTS
-from recovery.backup.repository import list_backups
+from recovery.backup.repository import list_backups, prune
 from recovery.backup.target import DirectoryTarget
 from recovery.errors import (
     AlreadyInitializedError,
@@ -26,7 +27,9 @@ from recovery.errors import (
     NoBackupError,
     NoPartitionsError,
     StorageError,
+    UnsupportedVersionError,
 )
+from recovery.planning.backups import KeepRule
 from recovery.storage.files import scan
 from recovery.storage.partition import describe
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
@@ -174,6 +177,47 @@ class TestBackup:
         assert (second.stored, second.reused) == (1, 2)
         bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
         assert states(tmp_path / "new") == states(store)
+
+    def test_check_reads_what_is_listed_again(self, store, tmp_path):
+        """What an earlier backup stored and is not as it was is stored anew; without it sizes are compared."""
+        first = back_up(store, tmp_path / "dest")
+        spoilt = tmp_path / "dest" / first.manifest.copies[0].object_name
+        data = bytearray(spoilt.read_bytes())
+        data[len(data) // 2] ^= 1
+        spoilt.write_bytes(data)
+        assert back_up(store, tmp_path / "dest").stored == 0
+        assert back_up(store, tmp_path / "dest", check=True).stored == 1
+        assert back_up(store, tmp_path / "dest", check=True).stored == 0
+        bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
+        assert states(tmp_path / "new") == states(store)
+
+    def test_a_backup_of_a_newer_version_is_not_pruned(self, store, tmp_path):
+        """What it needs is not known, so nothing is removed."""
+        made = back_up(store, tmp_path / "dest")
+        path = tmp_path / "dest" / "manifests" / f"{made.manifest.id}.json.gz"
+        value = json.loads(gzip.decompress(path.read_bytes()))
+        path.write_bytes(gzip.compress(json.dumps(value | {"format": 2}).encode()))
+        work(store, 1)
+        back_up(store, tmp_path / "dest")
+        target = DirectoryTarget(tmp_path / "dest")
+        before = target.entries(OBJECTS)
+        with pytest.raises(UnsupportedVersionError, match="format 2"):
+            prune(target, [KeepRule(count=1)], time.time_ns() // 1_000_000)
+        assert target.entries(OBJECTS) == before
+
+    def test_a_torn_manifest_is_removed_when_it_is_old(self, store, tmp_path):
+        """With the objects that no other backup needs."""
+        made = back_up(store, tmp_path / "dest")
+        path = tmp_path / "dest" / "manifests" / f"{made.manifest.id}.json.gz"
+        path.write_bytes(path.read_bytes()[:-20])
+        work(store, 1)
+        back_up(store, tmp_path / "dest")
+        target, now_ms = DirectoryTarget(tmp_path / "dest"), time.time_ns() // 1_000_000
+        prune(target, [KeepRule(count=1)], now_ms)
+        assert path.exists()
+        prune(target, [KeepRule(count=1)], now_ms + 2 * 86_400_000)
+        assert not path.exists()
+        assert len(target.entries(OBJECTS)) == 3
 
     def test_flipped_bits_in_a_manifest(self, store, tmp_path):
         """That backup is not finished, whatever the bit; the others are used, and new ones made."""

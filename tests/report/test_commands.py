@@ -10,8 +10,9 @@ from click.testing import CliRunner
 from recovery.backup.note import LastBackup, last_backup, note_backup
 from recovery.cli import main
 from recovery.errors import NoPartitionsError
+from tests.backup.support import work
 from tests.report.support import clock, run_epochs
-from tests.stores import paths_of
+from tests.stores import alter, paths_of, query
 
 
 def call(*arguments, env=None):
@@ -153,3 +154,34 @@ def test_metrics_of_a_run_without_partitions():
     """There is nothing that they could be of: an error of usage, before anything starts."""
     code, text = call("run", "flow.py", "--metrics-port", "0")
     assert (code, "needs a recovery directory" in text) == (2, True)
+
+
+def test_what_is_wrong_is_said_as_it_is(make_store):
+    """verify and status give each file's own error, and its code; JSON has it as the problem."""
+    newer, damaged, torn = (make_store(2) for _ in range(3))
+    for store in (newer, damaged, torn):
+        work(store, 2)
+    alter(newer / "part-1.sqlite3", "PRAGMA user_version = 99")
+    code, text = call("verify", newer, "--json")
+    assert (code, json.loads(text)["problem"]["error"]) == (27, "UnsupportedVersionError")
+    alter(damaged / "part-0.sqlite3", "UPDATE snaps SET ser_change = '666' WHERE step_id = 'count'")
+    code, text = call("verify", damaged, "--json")
+    assert (code, json.loads(text)["problem"]["error"]) == (23, "CorruptPartitionError")
+    [(page,)] = query(torn / "part-0.sqlite3", "SELECT rootpage FROM sqlite_schema WHERE name = 'snaps'")
+    with (torn / "part-0.sqlite3").open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(bytes(4096))
+    code, text = call("status", torn, "--json")
+    assert (code, json.loads(text)["problem"]["error"]) == (0, "CorruptPartitionError")
+
+
+@pytest.mark.parametrize(
+    "words", [("report", "-o", "."), ("report", "-o", "/"), ("state", "export", "--output-file", ".")]
+)
+def test_a_directory_is_no_file_to_write(make_store, words):
+    """Said as what it is."""
+    command, *rest = words
+    where = [rest.pop(0)] if command == "state" else []
+    force = ["--force"] if command == "report" else []
+    code, _ = call(command, *where, make_store(1), *rest, *force)
+    assert code == 11

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -509,3 +510,66 @@ def test_a_list_of_one_key_is_that_key(spark, feed, tmp_path):
     rows = []
     run_to_end(feed.frame(spark).transform(step), tmp_path / "db", lambda batch, _: rows.extend(batch.collect()))
     assert [tuple(row) for row in rows] == [("cellar", 1), ("cellar", 3)]
+
+
+def test_a_sink_whose_target_is_away(spark, feed, tmp_path):
+    """Its error is the flow's, whatever type it has; what was finished before is kept."""
+    for seed in range(3):
+        feed.add_random(seed)
+
+    def write(batch, batch_id):
+        batch.collect()
+        if batch_id == 2:
+            raise ConnectionRefusedError("database away")
+
+    init_partitions(tmp_path / "db", 2)
+    config = RecoveryConfig(tmp_path / "db", snapshot_interval=3600)
+    query = start(feed.frame(spark).transform(totals_step()), config, sink=write, name="test", trigger="available-now")
+    with pytest.raises(FlowFailedError, match="ConnectionRefusedError: database away"):
+        query.await_termination()
+    assert query.summary.last_epoch == 1
+    assert sum(n for n, _ in states(tmp_path / "db", "totals").values()) == 600
+
+
+@pytest.mark.parametrize("where", ["sink", "observer"])
+def test_a_query_that_stops_itself(spark, feed, tmp_path, where):
+    """stop() in the flow's own code returns, and the run ends when that has; everything finished is kept."""
+    for seed in range(4):
+        feed.add_random(seed)
+    held, ready = [], threading.Event()
+
+    def stop():
+        assert ready.wait(30)
+        held[0].stop()
+
+    init_partitions(tmp_path / "db", 2)
+    query = start(
+        feed.frame(spark).transform(totals_step()),
+        RecoveryConfig(tmp_path / "db", snapshot_interval=0),
+        sink=lambda batch, batch_id: stop() if where == "sink" and batch_id == 1 else None,
+        observer=lambda event: stop() if where == "observer" and type(event).__name__ == "EpochClosed" else None,
+        name="test",
+    )
+    held.append(query)
+    ready.set()
+    assert query.await_termination(60)
+    assert query.summary.last_epoch >= 1
+    assert sum(n for n, _ in states(tmp_path / "db", "totals").values()) == 300 * query.summary.batches
+
+
+def test_a_frame_with_timeouts_runs_once(spark, feed, tmp_path):
+    """Twice at a time would be woken by one file."""
+
+    def waiting(key, rows, state):
+        yield from add_up(key, rows, state)
+        state.setTimeoutDuration(3_600_000)
+
+    frame = feed.frame(spark).transform(totals_step(update=waiting))
+    for name in ("one", "two"):
+        init_partitions(tmp_path / name, 2)
+    first = start(frame, RecoveryConfig(tmp_path / "one"), name="flow")
+    with pytest.raises(ConfigurationError, match="runs already"):
+        start(frame, RecoveryConfig(tmp_path / "two"), name="flow")
+    first.stop()
+    second = start(frame, RecoveryConfig(tmp_path / "two"), name="flow", trigger="available-now")
+    second.await_termination()

@@ -142,6 +142,39 @@ def test_force_fences_the_holder(ran):
     assert problems(ran) == []
 
 
+@pytest.mark.parametrize("how", ["whole epochs", "in one partition"])
+def test_force_while_the_run_closes_epochs(ran, monkeypatch, how):
+    """What it closes until it is fenced stands, collected or not; nothing of a later epoch is left anywhere."""
+    from recovery.state import steps
+
+    original = steps.check_whole
+
+    def close_meanwhile(plan):
+        original(plan)
+        for _ in range(2):
+            run.apply(run.epoch, {"a": str(100 + run.epoch)})
+            run.close(run.epoch, floor=run.epoch - 1)
+        if how == "in one partition":
+            epoch = run.epoch
+            run.apply(epoch, {"a": "lost", "b": "lost"})
+            run.store.close_partition(1, run.lease, run.requests(epoch, floor=epoch - 1)[1])
+
+    monkeypatch.setattr(steps, "check_whole", close_meanwhile)
+    seen = []
+
+    def compute(newest):
+        seen.append(newest.epoch)
+        return {(STEP, "b"): ("9", None)}
+
+    with DirectoryLock(ran, SystemClock(), "flow words"), Driver(ran) as run:
+        assert edit_states(ran, "set", compute, clock=SystemClock(), force=True) == 5
+        with pytest.raises(LeaseLostError):
+            run.close(99)
+    assert seen == [4]
+    assert at(ran, 5) == {"a": ("104", None), "b": ("9", None)}
+    assert problems(ran) == []
+
+
 def test_nothing_is_written_on_top_of_damage(ran):
     """Neither is damaged state handed out."""
     for path in paths_of(ran):

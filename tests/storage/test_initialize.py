@@ -124,6 +124,17 @@ def test_other_files_in_the_directory_are_left_alone(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", [".init-scripts", ".restore-notes", ".init-1f", ".restore-3-ab"])
+def test_directories_of_others_are_left_alone(tmp_path, name):
+    """Whatever they are called: an attempt that was killed leaves nothing but partitions."""
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "boot.sh").touch()
+    init_partitions(tmp_path, 2)
+    with pytest.raises(AlreadyInitializedError):
+        init_partitions(tmp_path, 2)
+    assert (tmp_path / name / "boot.sh").exists()
+
+
 @pytest.mark.parametrize("below", ["", "deeper", "deeper/still"])
 def test_a_file_in_the_way_is_an_error_of_storage(tmp_path, below):
     """A path that is a file, or leads through one, is refused with its name."""
