@@ -12,6 +12,7 @@ import pickle
 import tempfile
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from functools import lru_cache, partial
 from itertools import chain, count, repeat
 from typing import IO, Any, NamedTuple, cast
@@ -369,7 +370,7 @@ class StepTask:
         arrays = []
         for field, column in zip(self._schema, zip(*output, strict=True), strict=True):
             try:
-                arrays.append(pa.array(column, field.type))
+                arrays.append(_array(column, field.type))
             except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
                 raise StateValueError(
                     f"step {self._definition.step_id!r}: output column {field.name!r} ({field.type}): {error}",
@@ -382,6 +383,19 @@ class StepTask:
         return StateValueError(
             f"step {self._definition.step_id!r}, key {key!r}: {error.found}", cause=error.cause, remedy=error.remedy
         )
+
+
+def _array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """An array of values of `update`. Times without a zone are those of the session, as they are in Spark's functions;
+    Arrow would take them for UTC."""
+    if not (pa.types.is_timestamp(kind) and kind.tz) or all(getattr(each, "tzinfo", None) for each in column):
+        return pa.array(column, kind)
+    naive = [isinstance(each, datetime) and each.tzinfo is None for each in column]
+    local = pa.array([each if bare else None for each, bare in zip(column, naive, strict=True)], pa.timestamp("us"))
+    rest = pa.array([None if bare else each for each, bare in zip(column, naive, strict=True)], kind)
+    # In the hour that comes twice it is the first one; one that is left out is as long after the change.
+    there = pc.assume_timezone(local, kind.tz, ambiguous="earliest", nonexistent="latest")
+    return pc.coalesce(there.cast(kind), rest)
 
 
 def parse_keys(texts: list[str], kinds: Sequence[T.DataType], time_zone: str) -> list[pa.Array]:

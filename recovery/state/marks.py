@@ -81,6 +81,17 @@ def remove(content: Any, keys: Iterable[str], now_ms: int) -> dict[str, Any]:
     return {"marks": marks}
 
 
+def replaced(before: Any, content: Any) -> dict[str, Any]:
+    """The document that stands in the place of another when it is written as a whole: versions only grow, also those
+    of marks that it has no more. Else a mark of an epoch would count again that was set, or removed, since."""
+    old, new = _entries(before), _entries(content)
+    marks = {}
+    for key in sorted({*old, *new}):
+        entry = new.get(key, {"changed_ms": old[key]["changed_ms"]} if key in old else {})
+        marks[key] = {**entry, "version": max(_version(old, key), _version(new, key)) + (key in old)}
+    return {"marks": marks}
+
+
 def read(content: Any, closed: Mapping[str, Any] | None = None) -> dict[str, Mark]:
     """The marks of a document and of the rows of epochs, by key."""
     entries = _entries(content)

@@ -99,7 +99,10 @@ class Documents:
             def changed(before: Document | None) -> Any:
                 found = None if before is None or before.content is None else self._entry(before)
                 _check_unchanged(name, seen, found)
-                return None if changes[name] is REMOVED else changes[name]
+                content = None if changes[name] is REMOVED else changes[name]
+                if name == marks.DOCUMENT and found is not None:
+                    return marks.replaced(found.content, content or {"marks": {}})
+                return content
 
             return changed
 

@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -573,3 +574,28 @@ def test_a_frame_with_timeouts_runs_once(spark, feed, tmp_path):
     first.stop()
     second = start(frame, RecoveryConfig(tmp_path / "two"), name="flow", trigger="available-now")
     second.await_termination()
+
+
+def test_times_without_a_zone_are_those_of_the_session(spark, feed, tmp_path):
+    """As in Spark's own functions; with a zone they are what they are."""
+    feed.add([("local", 0), ("zoned", 0), ("none", 0)])
+    at = datetime.fromisoformat("2024-01-01T12:00")
+    values = {"local": at, "zoned": at.replace(tzinfo=UTC), "none": None}
+
+    def update(key, rows, state):
+        yield key, values[key]
+
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        step = stateful("times", key="key", update=update, output="key string, at timestamp")
+        found = []
+
+        def write(batch, batch_id):
+            found.extend(batch.selectExpr("key", "unix_seconds(at)").collect())
+
+        run_to_end(feed.frame(spark).transform(step), tmp_path / "db", write)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    noon = int(at.replace(tzinfo=UTC).timestamp())
+    assert dict(map(tuple, found)) == {"local": noon - 3600, "zoned": noon, "none": None}

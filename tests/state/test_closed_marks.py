@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 
 import pytest
+from click.testing import CliRunner
 
 from recovery import HighWaterMarkError, StateManager
+from recovery.cli import main
 from recovery.clock import SystemClock
 from recovery.planning.resume import plan_resume
 from recovery.state.closed_marks import changes
@@ -84,6 +87,34 @@ def test_a_mark_that_is_set_while_another_is_read(store_dir, state, monkeypatch)
     monkeypatch.setattr(history, "_states", meddle)
     assert state.get_hwm("orders") == 5
     assert written
+
+
+@pytest.mark.parametrize("how", ["clear", "import", "set"])
+def test_a_removed_mark_stays_removed(store_dir, state, tmp_path, how):
+    """Also when the document of marks is written as a whole: the epoch's mark is older than the removal."""
+
+    def call(*words):
+        result = CliRunner().invoke(main, ["state", *map(str, words)])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    file = tmp_path / "states.jsonl"
+    state.set_hwm("other", 1)
+    call("export", store_dir, "--output-file", file)
+    with execution(store_dir) as writer:
+        close(store_dir, writer, orders=5)
+    state.set_hwm("orders", 8)
+    state.remove_hwm("orders")
+    if how == "clear":
+        call("clear", store_dir, "hwm", "--yes")
+    elif how == "import":
+        call("import", store_dir, file, "--yes")
+    else:
+        call("set", store_dir, "hwm", json.dumps({"marks": {}}), "--yes")
+    assert state.get_hwm("orders") is None
+    assert state.get_hwm("other") == (1 if how == "import" else None)
+    state.set_hwm("orders", 1)
+    assert state.get_hwm("orders") == 1
 
 
 def test_a_mark_of_an_epoch_is_moved_forward_only_and_can_be_removed(store_dir, state):
