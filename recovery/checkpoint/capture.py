@@ -71,11 +71,14 @@ class Captured(Mapping[str, Content | None]):
 class Capture:
     """What the partitions hold of a checkpoint, and what an epoch has to change in it.
 
-    held: the files that the newest snapshot holds. staging: a directory on the checkpoint's file system, made when
-    needed.
+    held: the files that the newest snapshot holds, stale: rows that it holds of none. staging: a directory on the
+    checkpoint's file system, made when needed.
     """
 
-    def __init__(self, checkpoint: Path, staging: Path, held: Mapping[str, HeldFile]) -> None:
+    def __init__(
+        self, checkpoint: Path, staging: Path, held: Mapping[str, HeldFile], stale: frozenset[str] = frozenset()
+    ) -> None:
+        self._stale = stale
         self._checkpoint = checkpoint
         self._staging = staging
         self._held = dict(held)
@@ -105,10 +108,11 @@ class Capture:
         held = {path: self._held[path] for path in wanted & self._held.keys()}
         held |= {path: held_file(_size(file)) for path, file in new.items()}
         gone = (key for path, file in self._held.items() if path not in wanted for key in row_keys(path, file))
-        return Captured(held, new, gone, home)
+        return Captured(held, new, itertools.chain(self._stale, gone), home)
 
     def saved(self, captured: Captured) -> None:
         """Note that an epoch with these changes is being closed: the next ones follow on it."""
+        self._stale = frozenset()
         self._held.clear()
         self._held.update(captured.held)
         self._seen = {path: mark for path, mark in self._seen.items() if path in captured.held}

@@ -15,10 +15,12 @@ from recovery.ids import BatchId
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A checkpoint that was written. batch: its last micro-batch, None when nothing was saved."""
+    """A checkpoint that was written. batch: its last micro-batch, None when nothing was saved. held: the files that the
+    partitions hold of it; stale: the keys of rows that they hold besides, and that the next epoch is to discard."""
 
     batch: BatchId | None
     held: dict[str, HeldFile]
+    stale: frozenset[str] = frozenset()
 
 
 def restore(rows: Iterable[tuple[str, Content]], directory: Path, location: str | None = None) -> Restored:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from recovery.checkpoint.restore import Restored
-from recovery.checkpoint.rows import HeldFile
-from recovery.errors import UnsupportedPlanError
+from recovery.checkpoint.rows import row_keys
 
 HEADER_LINES = 2
 NO_TICK = json.dumps({"tick_ms": 0})
@@ -23,8 +21,7 @@ NO_TICK = json.dumps({"tick_ms": 0})
 def fit_ticks(restored: Restored, directory: Path, ticks: Sequence[bool]) -> Restored:
     """Make the checkpoint fit a flow whose sources, in the order of the plan, are ticks or others.
 
-    Nothing is done when the others are not as many as before: what that means is Spark's to say. Raises
-    UnsupportedPlanError when files of a source are too large to be moved to their new place.
+    Nothing is done when the others are not as many as before: what that means is Spark's to say.
     """
     if restored.batch is None:
         return restored
@@ -39,29 +36,22 @@ def fit_ticks(restored: Restored, directory: Path, ticks: Sequence[bool]) -> Res
     for batch in (restored.batch, restored.batch - 1):
         if (directory / "offsets" / str(batch)).exists():
             (directory / "offsets" / str(batch)).write_text(text)
-    places = zip(_others(were), _others(ticks), strict=True)
-    return replace(restored, held=_move(restored, directory / "sources", dict(places)))
+    return _move(restored, directory / "sources", dict(zip(_others(were), _others(ticks), strict=True)))
 
 
-def _move(restored: Restored, sources: Path, places: dict[int, int]) -> dict[str, HeldFile]:
-    """Move what sources have logged to their new places; returns what the partitions hold of the checkpoint as it is
-    now: not what has another content under its name."""
+def _move(restored: Restored, sources: Path, places: dict[int, int]) -> Restored:
+    """Move what sources have logged to their new places. What the partitions hold of the sources that had those places
+    before is another's, though it may have the same name: it is not held any more, and its rows are stale."""
     moved = {old: new for old, new in places.items() if old != new and (sources / str(old)).exists()}
     for old in moved:
         (sources / str(old)).rename(sources / f"{old}.moved")
     for old, new in moved.items():
         (sources / f"{old}.moved").rename(sources / str(new))
-    # What is not there any more stays held, so that the next epoch gives it up.
-    names = [path for new in moved.values() for path in restored.held if path.startswith(f"sources/{new}/")]
-    taken = {path for path in names if (sources.parent / path).exists()}
-    for path in sorted(taken):
-        if restored.held[path].chunks:
-            raise UnsupportedPlanError(
-                f"{path} of Spark's checkpoint is too large to be moved to another source's place",
-                cause="A step with timeouts was added or removed before another source of the plan.",
-                remedy="Put the step behind it, or keep the flow as it was.",
-            )
-    return {path: file for path, file in restored.held.items() if path not in taken}
+    taken = tuple(f"sources/{new}/" for new in moved.values())
+    held = {path: file for path, file in restored.held.items() if not path.startswith(taken)}
+    gone = {path: file for path, file in restored.held.items() if path not in held}
+    stale = frozenset(key for path, file in gone.items() for key in row_keys(path, file))
+    return Restored(restored.batch, held, stale)
 
 
 def _others(ticks: Sequence[bool]) -> list[int]:

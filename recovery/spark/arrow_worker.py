@@ -166,8 +166,11 @@ def _places(own: list[pa.Array], given: list[pa.Array]) -> pa.Array:
     if len(own) == 1:
         places = pc.index_in(given[0], value_set=own[0])
     else:
-        index = {key: place for place, key in enumerate(map(_equal_nans, _tuples(own)))}
-        places = pa.array([index.get(key) for key in map(_equal_nans, _tuples(given))], pa.int32())
+        keys, wanted = _tuples(own), _tuples(given)
+        if any(pa.types.is_floating(column.type) for column in own):
+            keys, wanted = list(map(_equal_nans, keys)), list(map(_equal_nans, wanted))
+        index = {key: place for place, key in enumerate(keys)}
+        places = pa.array(list(map(index.get, wanted)), pa.int32())
     if places.null_count:
         place = pc.index(places.is_null(), True).as_py()
         raise StateValueError(

@@ -6,8 +6,10 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from recovery import faults
 from recovery.checkpoint.capture import Capture, Captured
@@ -80,9 +82,10 @@ class EpochCloser:
         backup_interval_s: float,
         may_close: Callable[[], None],
         on_closed: Callable[[EpochClosed], None],
+        around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         """`may_close` is asked before an epoch is written, and raises when it must not be. Like `on_closed`, it is
-        called on the thread that writes."""
+        called on the thread that writes, and within `around`."""
         self.lock = threading.RLock()
         self.finished: BatchId = plan.snapshot.batch_id if plan.snapshot else NO_BATCH
         self.sealed_batch = self.closed_batch = self.finished
@@ -103,12 +106,13 @@ class EpochCloser:
         self._opened_s = clock.elapsed_s()
         self._may_close = may_close
         self._on_closed = on_closed
+        self._around = around
         self._background = ThreadPoolExecutor(1, thread_name_prefix="closing")
         self._writing: Future[None] | None = None
 
     def seeded(self, restored: Restored) -> None:
         """Tell it what checkpoint the snapshots hold."""
-        self._capture = Capture(self._checkpoint, self._staging, restored.held)
+        self._capture = Capture(self._checkpoint, self._staging, restored.held, restored.stale)
 
     def due(self) -> bool:
         """Whether there is something to close, and the interval has passed."""
@@ -166,12 +170,18 @@ class EpochCloser:
         self._background.shutdown()
 
     def _begin(self, batch: BatchId, captured: Captured | None, edits: Sequence[StepEdit]) -> None:
-        self._writing = self._background.submit(self._write, self.epoch, batch, captured, self._declarations, edits)
+        self._writing = self._background.submit(
+            self._write_around, self.epoch, batch, captured, self._declarations, edits
+        )
         self._declarations = {}
         self._background.submit(self._checkpoint_logs)
         self.sealed_batch = batch
         self.epoch = Epoch(self.epoch + 1)
         self._opened_s = self._clock.elapsed_s()
+
+    def _write_around(self, *arguments: Any) -> None:
+        with self._around():
+            self._write(*arguments)
 
     def _write(
         self,

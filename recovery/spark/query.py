@@ -201,6 +201,7 @@ class RecoveryQuery:
                 backup_interval_s=config.backup_interval_s,
                 may_close=self._may_close,
                 on_closed=self._on_closed,
+                around=self._own_thread,
             )
             failed.callback(self._closer.finish)
             self._counted_batch = self._closer.finished
@@ -389,10 +390,6 @@ class RecoveryQuery:
         self._prepared.check.wait()
 
     def _on_closed(self, closed: EpochClosed) -> None:
-        with self._own_thread():
-            self._closed(closed)
-
-    def _closed(self, closed: EpochClosed) -> None:
         self.summary.epochs += 1
         self.summary.last_epoch = closed.epoch
         self.summary.snapshot_s += closed.duration_s

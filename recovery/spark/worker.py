@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import pickle
+import re
 import tempfile
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,6 +42,7 @@ BATCH_PROPERTY = "streaming.sql.batchId"
 CHUNK_ROWS = 32_768
 SORTED_BYTES = 32 << 20
 SPOOL_BYTES = 64 << 20
+_OFFSET = re.compile(r"(?:GMT|UTC|UT)?([+-])(\d{1,2})(?::?(\d\d))?")
 _tasks = count()
 """How many this process has run."""
 
@@ -394,8 +396,16 @@ def _array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     local = pa.array([each if bare else None for each, bare in zip(column, naive, strict=True)], pa.timestamp("us"))
     rest = pa.array([None if bare else each for each, bare in zip(column, naive, strict=True)], kind)
     # In the hour that comes twice it is the first one; one that is left out is as long after the change.
-    there = pc.assume_timezone(local, kind.tz, ambiguous="earliest", nonexistent="latest")
+    there = pc.assume_timezone(local, _zone(kind.tz), ambiguous="earliest", nonexistent="latest")
     return pc.coalesce(there.cast(kind), rest)
+
+
+def _zone(name: str) -> str:
+    """A time zone as Arrow writes it: Spark also takes GMT+8 and the like."""
+    offset = _OFFSET.fullmatch(name)
+    if offset is None:
+        return {"Z": "UTC"}.get(name, name)
+    return f"{offset[1]}{int(offset[2]):02}:{offset[3] or '00'}"
 
 
 def parse_keys(texts: list[str], kinds: Sequence[T.DataType], time_zone: str) -> list[pa.Array]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -40,15 +40,23 @@ class EpochWriter:
         clock: Clock,
         *,
         backup_interval_s: float,
-        fence: bool = False,
+        fence: Callable[[ResumePlan], None] | None = None,
     ) -> None:
-        """`fence`: somebody else may be closing epochs; the plan is made anew when nobody can any more."""
+        """`fence`: somebody else may be closing epochs. When nobody can any more the plan is made anew and `fence` is
+        told it; what it raises leaves everything as it was, and the other one goes on."""
         self.plan = plan
         self._clock = clock
         self._store = FilePartitions([d.path for d in plan.partitions], directory / SCRATCH_NAME)
         try:
-            if fence:
-                self.execution = self._store.fence(lambda found: self._replanned(found, flow_id, backup_interval_s))
+            if fence is not None:
+                decide = fence
+
+                def replanned(found: Sequence[PartitionDescription]) -> Execution:
+                    self.plan = plan_resume([FoundFile(each.path, each) for each in found])
+                    decide(self.plan)
+                    return self._new_execution(flow_id, backup_interval_s)
+
+                self.execution = self._store.fence(replanned)
             else:
                 self.execution = self._new_execution(flow_id, backup_interval_s)
                 self._store.start(self.execution, [])
@@ -60,10 +68,6 @@ class EpochWriter:
         self.epoch = plan.resume_epoch
         self._batch = plan.snapshot.batch_id if plan.snapshot else NO_BATCH
         self._history = shared_history(plan.partitions, [e for e in plan.window if e < plan.resume_epoch])
-
-    def _replanned(self, found: Sequence[PartitionDescription], flow_id: str, backup_interval_s: float) -> Execution:
-        self.plan = plan_resume([FoundFile(each.path, each) for each in found])
-        return self._new_execution(flow_id, backup_interval_s)
 
     def _new_execution(self, flow_id: str, backup_interval_s: float) -> Execution:
         plan, clock = self.plan, self._clock

@@ -24,6 +24,7 @@ from recovery.state.values import from_json, to_json
 
 DOCUMENT = "hwm"
 EPOCH_STEP = "$hwm"
+_NO_VALUE = object()
 _NUMBERS = (int, float, Decimal)
 _KINDS = (bool, int, float, Decimal, str, bytes, datetime, date)
 
@@ -88,7 +89,8 @@ def replaced(before: Any, content: Any) -> dict[str, Any]:
     marks = {}
     for key in sorted({*old, *new}):
         entry = new.get(key, {"changed_ms": old[key]["changed_ms"]} if key in old else {})
-        marks[key] = {**entry, "version": max(_version(old, key), _version(new, key)) + (key in old)}
+        changed = key in old and old[key].get("value", _NO_VALUE) != entry.get("value", _NO_VALUE)
+        marks[key] = {**entry, "version": max(_version(old, key), _version(new, key)) + changed}
     return {"marks": marks}
 
 

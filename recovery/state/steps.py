@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -116,8 +117,7 @@ def edit_states(
             )
         check_whole(plan)
         if fence:
-            # The run goes on until it is fenced: what is to change is found out when it cannot any more.
-            return _audited(directory, plan, {"what": what}, lambda writer: _edit(writer, compute), clock, fence=True)
+            return _edit_by_force(directory, plan, what, compute, clock)
         changes = _changes(plan, compute)
         facts = {"what": what, "keys": len(changes)}
         return _audited(directory, plan, facts, lambda writer: writer.close(changes), clock) if changes else None
@@ -130,9 +130,31 @@ def _changes(plan: ResumePlan, compute: Callable[[Moment], Mapping[StepKey, Edit
     return changes
 
 
-def _edit(writer: EpochWriter, compute: Callable[[Moment], Mapping[StepKey, Edited]]) -> Epoch | None:
-    changes = _changes(writer.plan, compute)
-    return writer.close(changes) if changes else None
+class _NothingToChange(Exception):  # noqa: N818 - no error
+    """An edit by force that has nothing to change fences nobody."""
+
+
+def _edit_by_force(
+    directory: Path,
+    plan: ResumePlan,
+    what: str,
+    compute: Callable[[Moment], Mapping[StepKey, Edited]],
+    clock: Clock,
+) -> Epoch | None:
+    """The run goes on until it is fenced: what is to change is found out when it cannot close epochs any more."""
+    changes: dict[StepKey, Edited] = {}
+    facts: dict[str, object] = {"what": what}
+
+    def decide(newest: ResumePlan) -> None:
+        changes.update(_changes(newest, compute))
+        facts["keys"] = len(changes)
+        if not changes:
+            raise _NothingToChange
+
+    try:
+        return _audited(directory, plan, facts, lambda writer: writer.close(changes), clock, fence=decide)
+    except _NothingToChange:
+        return None
 
 
 def close_audited(
@@ -144,27 +166,33 @@ def close_audited(
     *,
     clock: Clock,
     backup_interval_s: float,
-    fence: bool = False,
+    fence: Callable[[ResumePlan], None] | None = None,
 ) -> E:
     """Close an epoch by an execution of its own, with an entry in the run history that holds `facts` and who did it.
 
     `close` is given the writer. The caller holds the directory's lock, or fences.
     """
     history = RunHistory(open_backend(choose(directory, None), clock, RetryPolicy()), clock)
-    by = {"execution": plan.execution_number, "epoch": plan.resume_epoch, **facts}
-    record = history.begin(flow_id, EDIT, {**by, "by": _user()})
-    writer = None
+    make = partial(EpochWriter, directory, plan, flow_id, clock, backup_interval_s=backup_interval_s, fence=fence)
+    # Who fences may find that there is nothing to do, and then there is nothing to record.
+    writer = None if fence is None else make()
+    record = None
     try:
-        writer = EpochWriter(directory, plan, flow_id, clock, backup_interval_s=backup_interval_s, fence=fence)
-        epoch = close(writer)
+        number, epoch = (
+            (writer.execution.number, writer.epoch) if writer else (plan.execution_number, plan.resume_epoch)
+        )
+        record = history.begin(flow_id, EDIT, {"execution": number, "epoch": epoch, **facts, "by": _user()})
+        writer = writer or make()
+        closed = close(writer)
     except BaseException as error:
-        _end(record.end, error)
+        if record is not None:
+            _end(record.end, error)
         raise
     finally:
         if writer is not None:
             writer.release()
     _end(record.end, None)
-    return epoch
+    return closed
 
 
 def _audited(
@@ -174,7 +202,7 @@ def _audited(
     close: Callable[[EpochWriter], E],
     clock: Clock,
     *,
-    fence: bool = False,
+    fence: Callable[[ResumePlan], None] | None = None,
 ) -> E:
     assert plan.flow_id is not None
     # An edit keeps what the last run was told to keep.

@@ -532,7 +532,7 @@ def test_a_sink_whose_target_is_away(spark, feed, tmp_path):
     assert sum(n for n, _ in states(tmp_path / "db", "totals").values()) == 600
 
 
-@pytest.mark.parametrize("where", ["sink", "observer"])
+@pytest.mark.parametrize("where", ["sink", "observer", "publish"])
 def test_a_query_that_stops_itself(spark, feed, tmp_path, where):
     """stop() in the flow's own code returns, and the run ends when that has; everything finished is kept."""
     for seed in range(4):
@@ -543,11 +543,26 @@ def test_a_query_that_stops_itself(spark, feed, tmp_path, where):
         assert ready.wait(30)
         held[0].stop()
 
+    class Sink:
+        def write(self, batch, batch_id):
+            if where == "sink" and batch_id == 1:
+                stop()
+
+    class Publishing(Sink):
+        def rollback(self, resume):
+            pass
+
+        def prepare(self, output):
+            return "note"
+
+        def publish(self, output):
+            stop()
+
     init_partitions(tmp_path / "db", 2)
     query = start(
         feed.frame(spark).transform(totals_step()),
         RecoveryConfig(tmp_path / "db", snapshot_interval=0),
-        sink=lambda batch, batch_id: stop() if where == "sink" and batch_id == 1 else None,
+        sink=Publishing() if where == "publish" else Sink(),
         observer=lambda event: stop() if where == "observer" and type(event).__name__ == "EpochClosed" else None,
         name="test",
     )
@@ -576,7 +591,8 @@ def test_a_frame_with_timeouts_runs_once(spark, feed, tmp_path):
     second.await_termination()
 
 
-def test_times_without_a_zone_are_those_of_the_session(spark, feed, tmp_path):
+@pytest.mark.parametrize(("zone", "hours"), [("Europe/Berlin", 1), ("GMT+8", 8), ("-03:30", -3.5)])
+def test_times_without_a_zone_are_those_of_the_session(spark, feed, tmp_path, zone, hours):
     """As in Spark's own functions; with a zone they are what they are."""
     feed.add([("local", 0), ("zoned", 0), ("none", 0)])
     at = datetime.fromisoformat("2024-01-01T12:00")
@@ -585,8 +601,8 @@ def test_times_without_a_zone_are_those_of_the_session(spark, feed, tmp_path):
     def update(key, rows, state):
         yield key, values[key]
 
-    zone = spark.conf.get("spark.sql.session.timeZone")
-    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
     try:
         step = stateful("times", key="key", update=update, output="key string, at timestamp")
         found = []
@@ -596,6 +612,6 @@ def test_times_without_a_zone_are_those_of_the_session(spark, feed, tmp_path):
 
         run_to_end(feed.frame(spark).transform(step), tmp_path / "db", write)
     finally:
-        spark.conf.set("spark.sql.session.timeZone", zone)
+        spark.conf.set("spark.sql.session.timeZone", before)
     noon = int(at.replace(tzinfo=UTC).timestamp())
-    assert dict(map(tuple, found)) == {"local": noon - 3600, "zoned": noon, "none": None}
+    assert dict(map(tuple, found)) == {"local": noon - hours * 3600, "zoned": noon, "none": None}

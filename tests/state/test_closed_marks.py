@@ -89,6 +89,17 @@ def test_a_mark_that_is_set_while_another_is_read(store_dir, state, monkeypatch)
     assert written
 
 
+def test_marks_that_do_not_change_stay_those_of_epochs(store_dir, state):
+    """The document is written as a whole, with another value for one of them."""
+    state.set_hwm_batch([{"key": "a", "value": 1}, {"key": "b", "value": 10}])
+    with execution(store_dir) as writer:
+        close(store_dir, writer, b=50)
+    document = json.loads(CliRunner().invoke(main, ["state", "get", str(store_dir), "hwm"]).stdout)
+    document["marks"]["a"]["value"] = 2
+    CliRunner().invoke(main, ["state", "set", str(store_dir), "hwm", json.dumps(document), "--yes"])
+    assert (state.get_hwm("a"), state.get_hwm("b")) == (2, 50)
+
+
 @pytest.mark.parametrize("how", ["clear", "import", "set"])
 def test_a_removed_mark_stays_removed(store_dir, state, tmp_path, how):
     """Also when the document of marks is written as a whole: the epoch's mark is older than the removal."""

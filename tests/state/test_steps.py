@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 
@@ -16,6 +17,7 @@ from recovery import (
     EpochNotHeldError,
     FlowMismatchError,
     LeaseLostError,
+    StateLockedError,
     StateManager,
 )
 from recovery.clock import SystemClock
@@ -139,6 +141,25 @@ def test_force_fences_the_holder(ran):
             run.close(2)
     assert at(ran, 3)["a"] == ("9", None)
     assert state_at(ran, 3)[STEP, "a"] == ("9", None)
+    assert problems(ran) == []
+
+
+@pytest.mark.parametrize("found", ["nothing", "another"])
+def test_force_with_nothing_to_do_fences_nobody(ran, found):
+    """Where the state is as it is to be, or another than was seen, the run goes on."""
+
+    def compute(_):
+        if found == "another":
+            raise StateLockedError("it was changed meanwhile")
+        return {}
+
+    with DirectoryLock(ran, SystemClock(), "flow words"), Driver(ran) as run:
+        run.apply(2, {"a": "4"})
+        with contextlib.suppress(StateLockedError):
+            assert edit_states(ran, "set", compute, clock=SystemClock(), force=True) is None
+        run.close(2)
+    assert at(ran, 3)["a"] == ("4", None)
+    assert StateManager(ran).list_runs() == []
     assert problems(ran) == []
 
 

@@ -1,0 +1,86 @@
+"""Sources of a restored checkpoint that have another place in the flow than before."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from recovery.checkpoint.capture import Capture
+from recovery.checkpoint.restore import restore
+from recovery.checkpoint.rows import CHUNK_BYTES
+from recovery.checkpoint.sources import fit_ticks
+
+TICK = '{"tick_ms": 17}'
+
+
+def rows_of(layout, logs, batch=9):
+    """What the partitions hold of a checkpoint: of each source its offset, and what it has logged."""
+    lines = ["v1", "{}", *(TICK if name == "tick" else json.dumps({"of": name}) for name in layout)]
+    rows = {"metadata": "{}", f"offsets/{batch}": "\n".join(lines), f"commits/{batch}": "v1"}
+    for name, files in logs.items():
+        for number, content in files.items():
+            rows[f"sources/{layout.index(name)}/{number}"] = content
+    return rows
+
+
+def saved(rows, layout, directory, batch, write=lambda _: None):
+    """The rows after a run with the sources of `layout`, that begins on these rows and closes an epoch."""
+    checkpoint = directory / "checkpoint"
+    restored = fit_ticks(restore(rows.items(), checkpoint), checkpoint, [name == "tick" for name in layout])
+    capture = Capture(checkpoint, directory / "staging", restored.held, restored.stale)
+    (checkpoint / f"offsets/{batch}").write_text((checkpoint / f"offsets/{restored.batch}").read_text())
+    (checkpoint / f"commits/{batch}").write_text("v1")
+    write(checkpoint)
+    captured = capture.take(batch)
+    after = dict(rows)
+    for key, content in captured.items():
+        after.pop(key, None)
+        if content is not None:
+            after[key] = content
+    return after
+
+
+def test_offsets_follow_their_sources(tmp_path):
+    """Lines of ticks come and go; the others stay what they were, in their order."""
+    rows = rows_of(["a", "tick", "b"], {})
+    for number, layout in enumerate((["a", "b"], ["tick", "a", "b", "tick"], ["a", "tick", "b"], ["a", "b", "c"])):
+        found = saved(rows, layout, tmp_path / str(number), 10)["offsets/10"].split("\n")[2:]
+        expected = [line for line in map(json.loads, found) if "of" in line]
+        assert expected == [{"of": "a"}, {"of": "b"}]
+        if number < 3:
+            assert ["tick" if "tick_ms" in line else line["of"] for line in map(json.loads, found)] == layout
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_sources_log_moves_with_them(tmp_path, large):
+    """Also where another source had logged under the same name, before or in the first micro-batch; nothing of it is
+    left, whatever the sizes."""
+    long = "c" * (CHUNK_BYTES + 7)
+    logs = {"b": {n: f"b{n}" for n in range(11)}, "c": {n: long if large and n == 3 else f"c{n}" for n in range(10)}}
+    if large:
+        logs["b"][5] = long
+    rows = rows_of(["a", "tick", "b", "c"], logs)
+
+    def write(checkpoint):
+        (checkpoint / "sources/1/11").write_text("b11")
+        (checkpoint / "sources/2/10").write_text("c10")
+
+    # A file as it is held: in rows of a MiB each.
+    restored = rows_of(["a", "tick", "b", "c"], {})
+    for path, content in rows.items():
+        if len(content) > CHUNK_BYTES:
+            restored[f"{path}#00001"], restored[f"{path}#00002"] = content[:CHUNK_BYTES], content[CHUNK_BYTES:]
+        else:
+            restored[path] = content
+    after = saved(restored, ["a", "b", "c"], tmp_path, 10, write)
+    again = tmp_path / "again"
+    restore(after.items(), again)
+    held = {
+        name: {p.name: p.read_text() for p in (again / f"sources/{place}").iterdir()}
+        for place, name in ((1, "b"), (2, "c"))
+    }
+    assert held["b"].items() >= {str(n): text for n, text in logs["b"].items()}.items()
+    assert held["c"].items() >= {str(n): text for n, text in logs["c"].items()}.items()
+    assert set(held["c"].values()) <= {*logs["c"].values(), "c10"}
+    assert not (again / "sources/3").exists()
