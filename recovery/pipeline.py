@@ -74,6 +74,7 @@ class Pipeline:
 
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
+_SETTINGS = (*_PLAIN, tuple, frozenset, functools.partial, types.FunctionType, types.MethodType)
 _COUNTED = (*_PLAIN, list, tuple, set, frozenset, dict, functools.partial)
 
 
@@ -125,8 +126,10 @@ def _held(cell: types.CellType) -> Any:
 
 
 def _held_by(value: Any) -> dict[str, Any]:
-    """The attributes of an object whose method is called, or which is called itself; of a class none."""
-    return {} if isinstance(value, type) else dict(getattr(value, "__dict__", {}))
+    """The attributes of an object whose method is called, or which is called itself: its settings, and not what it
+    gathers in lists and the like while it works. Of a class none."""
+    held = {} if isinstance(value, type) else getattr(value, "__dict__", {})
+    return {name: each for name, each in held.items() if isinstance(each, _SETTINGS)}
 
 
 def _global(name: str, value: Any, module: str, seen: set[int]) -> Iterator[str]:
