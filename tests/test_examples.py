@@ -175,6 +175,7 @@ def test_the_job_moved_over_gives_the_same(shell: Any) -> None:
     assert states("averages") == {"cellar": [1, 12.5, 12.5]}
 
 
+@pytest.mark.long
 def test_output_appears_once(shell: Any) -> None:
     """Killed while publishing, the files hold every record once after the next run; so does the table."""
     printed = shell(commands_of("exactly_once.py"))
