@@ -83,39 +83,20 @@ def run_tasks(
 
     again: the task ran before. What is below a gathered one ran again, too, and what came of it may have other keys.
     """
-    done: set[int] = set()
-    yield from _run_each(definition, batches, connect, batch, kind, done)
-    if again:
-        _, count = connect()
-        for partition in set(range(count)) - done:
-            store, _ = connect()
-            try:
-                store.withdraw(definition.step_id, PartitionIndex(partition), batch)
-            finally:
-                store.release()
-
-
-def _run_each(
-    definition: StepDefinition,
-    batches: Iterator[pa.RecordBatch],
-    connect: Callable[[], tuple[TaskStore, int]],
-    batch: BatchId,
-    kind: type[StepTask],
-    done: set[int],
-) -> Iterator[pa.RecordBatch]:
     given = (each for each in batches if each.num_rows)
     first = next(given, None)
-    if first is None:
-        return
     _, count = connect()
-    place = first.column(PLACE)[0].as_py() >> HASH_BITS
-    rows: Iterator[pa.RecordBatch] = chain([first], given)
+    divided: Iterable[tuple[int, Iterator[pa.RecordBatch]]] = ()
+    if first is not None:
+        place = first.column(PLACE)[0].as_py() >> HASH_BITS
+        rows: Iterator[pa.RecordBatch] = chain([first], given)
+        if place == UNHASHED:
+            rows = map(partial(_hashed, definition), rows)
+        divided = [(place, rows)]
+        if place in (EVERYWHERE, UNHASHED):
+            divided = by_number(partial(_partitions, count=count), rows, kind.sorted_bytes)
     del first
-    if place == UNHASHED:
-        rows = map(partial(_hashed, definition), rows)
-    divided: Iterable[tuple[int, Iterator[pa.RecordBatch]]] = [(place, rows)]
-    if place in (EVERYWHERE, UNHASHED):
-        divided = by_number(partial(_partitions, count=count), rows, kind.sorted_bytes)
+    left = set(range(count)) if again else set()
     for partition, of_one in divided:
         store, _ = connect()
         task = kind(definition, store, PartitionIndex(partition), count, batch)
@@ -123,7 +104,13 @@ def _run_each(
             yield from task.run(of_one)
         finally:
             store.release()
-        done.add(partition)
+        left.discard(partition)
+    for partition in left:
+        store, _ = connect()
+        try:
+            store.withdraw(definition.step_id, PartitionIndex(partition), batch)
+        finally:
+            store.release()
 
 
 def _hashed(definition: StepDefinition, rows: pa.RecordBatch) -> pa.RecordBatch:

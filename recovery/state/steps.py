@@ -178,10 +178,9 @@ def close_audited(
     writer = None if fence is None else make()
     record = None
     try:
-        number, epoch = (
-            (writer.execution.number, writer.epoch) if writer else (plan.execution_number, plan.resume_epoch)
-        )
-        record = history.begin(flow_id, EDIT, {"execution": number, "epoch": epoch, **facts, "by": _user()})
+        begun = plan if writer is None else writer.plan
+        by = {"execution": begun.execution_number, "epoch": begun.resume_epoch, **facts, "by": _user()}
+        record = history.begin(flow_id, EDIT, by)
         writer = writer or make()
         closed = close(writer)
     except BaseException as error:

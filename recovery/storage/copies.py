@@ -25,6 +25,7 @@ from recovery.storage.schema import (
     beside,
     connect,
     has_log,
+    has_states,
     open_partition,
     read_partition,
     rows,
@@ -126,18 +127,14 @@ class PinnedPartition:
 def _operational(connection: apsw.Connection, path: Path) -> tuple[int, int]:
     """How many rows of operational state there are, and the sum of their digests; none in files of older versions."""
     with translated(path):
-        if not _has_states(connection):
+        if not has_states(connection):
             return 0, 0
         [found] = rows(connection, TOTALS) or [(0, 0)]
         return found[0], found[1]
 
 
 def _changed_ms(connection: apsw.Connection) -> int:
-    return (value(connection, CHANGED) or 0) if _has_states(connection) else 0
-
-
-def _has_states(connection: apsw.Connection) -> bool:
-    return bool(connection.pragma("user_version") >= 2)
+    return (value(connection, CHANGED) or 0) if has_states(connection) else 0
 
 
 def pin(paths: Iterable[Path]) -> list[PinnedPartition]:

@@ -285,6 +285,12 @@ def has_log(path: Path) -> bool:
     return any(beside(path, suffix).exists() for suffix in ("-wal", "-journal"))
 
 
+def has_states(connection: apsw.Connection) -> bool:
+    """Whether the file has the tables of operational state: before its first writer of this version it may lack
+    them."""
+    return bool(connection.pragma("user_version") >= 2)
+
+
 def beside(path: Path, suffix: Literal["-wal", "-shm", "-journal"]) -> Path:
     """A file of SQLite's own that belongs to `path`; of a symbolic link it lies where the link leads."""
     return Path(f"{os.path.realpath(path)}{suffix}")

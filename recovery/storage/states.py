@@ -24,6 +24,7 @@ from recovery.errors import CorruptPartitionError, DuplicatePartitionError, Miss
 from recovery.storage.digests import MODULUS, SUM_SQL, combine, record_digest, row_digest_sql
 from recovery.storage.schema import (
     beside,
+    has_states,
     open_partition,
     partition_path,
     read_partition,
@@ -147,7 +148,7 @@ def place_states(path: Path, states: Sequence[StoredState], *, busy_ms: int) -> 
 
 def check_states(connection: apsw.Connection) -> list[str]:
     """What is wrong with the table, a sentence each. The sha1 extension is loaded, a read transaction is open."""
-    if not _exists(connection):
+    if not has_states(connection):
         return []
     problems = []
     damaged = value(connection, DAMAGED)
@@ -249,11 +250,6 @@ def _check_home(connection: apsw.Connection, path: Path) -> None:
         raise DuplicatePartitionError(f"by its content this file is part-{index}.sqlite3", path=path)
 
 
-def _exists(connection: apsw.Connection) -> bool:
-    """Whether the file has the table: before its first writer of this version it may lack it."""
-    return bool(connection.pragma("user_version") >= 2)
-
-
 @contextlib.contextmanager
 def _ready(connection: apsw.Connection, path: Path) -> Iterator[bool]:
     """A read transaction with the digests at hand; whether there is anything to read."""
@@ -261,7 +257,7 @@ def _ready(connection: apsw.Connection, path: Path) -> Iterator[bool]:
         apsw.sqlite_extra.load(connection, "sha1")
         with snapshot(connection):
             _check_home(connection, path)
-            yield _exists(connection)
+            yield has_states(connection)
 
 
 @contextlib.contextmanager
