@@ -20,6 +20,7 @@ from recovery.config import format_interval, parse_interval
 from recovery.errors import ConfigurationError, EpochNotHeldError, ForeignPartitionError, InconsistentPartitionsError
 from recovery.ids import NO_EPOCH, Epoch, PartitionIndex
 from recovery.planning.resume import BEGINNING, Cut, ResumePlan, cuts_of, plan_resume
+from recovery.planning.timeline import TimelinePart, fork, timeline
 from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
 
 OPERATIONAL = PartitionIndex(0)
@@ -50,29 +51,33 @@ class RestorePlan:
     """The copies to put back, one per partition in the order of their indexes, and what that gives up.
 
     snapshot: the epoch whose state the directory will hold, None for the time before the first.
-    newest: the newest epoch seen in any copy that is not abandoned. limiting: the partitions of whose copies none
-    holds anything newer. abandoned: the epoch was left behind on purpose, and is restored because it was asked for.
+    newest: the newest epoch seen in any copy that is not abandoned. kept: the last epoch on the way to it that stays;
+    it is `epoch`, unless that was abandoned. kept_ms: when that was closed, or when what is given up began; None: it is
+    all given up. limiting: the partitions of whose copies none holds anything newer. abandoned: the epoch was left
+    behind on purpose, and is restored because it was asked for.
     """
 
     copies: tuple[Copy, ...]
     epoch: Epoch
     snapshot: ClosedEpoch | None
     newest: ClosedEpoch | None
+    kept: Epoch
+    kept_ms: int | None
     limiting: tuple[PartitionIndex, ...]
     abandoned: bool
     resume: ResumePlan
 
     @property
     def lost_epochs(self) -> int:
-        """How many epochs the newest seen one is ahead."""
-        return max(0, self.newest.epoch - self.epoch) if self.newest is not None else 0
+        """How many epochs lie between what stays and the newest seen one."""
+        return self.newest.epoch - self.kept if self.newest is not None else 0
 
     @property
     def lost_ms(self) -> int | None:
-        """Wall time between the restored epoch and the newest seen one; None when all is given up."""
+        """Wall time from there to the newest seen one; None when all is given up."""
         if self.newest is None:
             return 0
-        return None if self.snapshot is None else max(0, self.newest.closed_ms - self.snapshot.closed_ms)
+        return None if self.kept_ms is None else max(0, self.newest.closed_ms - self.kept_ms)
 
 
 def plan_restore(
@@ -105,11 +110,14 @@ def plan_restore(
         [FoundFile(d.path, d) for d in map(_as_restored, picked)],
         resume_epoch=chosen[0] + 1,
     )
+    kept, kept_ms = history.kept(chosen)
     return RestorePlan(
         copies=picked,
         epoch=chosen[0],
         snapshot=history.closed.get(chosen),
         newest=newest,
+        kept=kept,
+        kept_ms=kept_ms,
         limiting=tuple(group[0].index for group in groups if newest is not None and not _holds(group, newest.cut)),
         abandoned=abandoned,
         resume=resume,
@@ -192,6 +200,7 @@ class _History:
     def __init__(self, copies: Sequence[Copy]) -> None:
         self.closed: dict[Cut, ClosedEpoch] = {}
         self._executions: dict[str, Execution] = {}
+        self._starts: dict[Cut, tuple[Execution, ...]] = {}
         # Executions that stand in one copy continue each other, so their numbers say which came first.
         self._later: dict[str, set[str]] = defaultdict(set)
         self._related: dict[str, set[str]] = defaultdict(set)
@@ -205,12 +214,30 @@ class _History:
                 known = self.closed.get(closed.cut)
                 if known is None or closed.clock_ms > known.clock_ms:
                     self.closed[closed.cut] = closed
+                    self._starts[closed.cut] = description.executions
 
     @property
     def newest(self) -> ClosedEpoch | None:
         """The newest epoch in any copy that is not abandoned."""
         standing = [closed for cut, closed in self.closed.items() if not self.abandoned(cut)]
         return max(standing, key=lambda closed: self.age(closed.cut), default=None)
+
+    def kept(self, cut: Cut) -> tuple[Epoch, int | None]:
+        """The last epoch on the way to the newest that is on the way to `cut` too, and since when that is left."""
+        newest = self.newest
+        if newest is None:
+            return cut[0], None
+        way = self._timeline(newest.cut)
+        epoch = fork(way, self._timeline(cut))
+        if epoch == NO_EPOCH:
+            return epoch, None
+        [holder] = [part.execution for part in way if part.first <= epoch <= part.last]
+        found = [c.closed_ms for c in self.closed.values() if (c.epoch, c.execution) == (epoch, holder)]
+        left = next((part.execution for part in way if part.first > epoch), holder)
+        return epoch, max(found) if found else self._executions[left.id].started_ms
+
+    def _timeline(self, cut: Cut) -> tuple[TimelinePart, ...]:
+        return timeline(self._starts.get(cut, ()), self.closed.get(cut))
 
     def age(self, cut: Cut) -> tuple[int, int]:
         """Orders cuts from old to new: by the recovery clock, which grows over rewinds too."""

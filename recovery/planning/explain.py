@@ -14,7 +14,7 @@ from pathlib import Path
 
 from recovery.config import format_interval
 from recovery.ids import NO_EPOCH, Epoch
-from recovery.planning.resume import Cut, common_cuts
+from recovery.planning.resume import Cut, common_cuts, cut_off
 from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
 
 ShowTime = Callable[[int], str]
@@ -91,9 +91,11 @@ class _Directory:
         self._files = proper
         self._show = show_time
         self._shared: set[Cut] = common_cuts(proper)
+        self._pending = cut_off(proper, self._shared)
         closed = {e.cut: e for d in proper for e in d.epochs}
         self._shared_epochs = sorted((closed[cut] for cut in self._shared if cut in closed), key=lambda e: e.epoch)
-        self._newest = max((d.newest for d in proper if d.newest), key=lambda e: e.clock_ms, default=None)
+        counted = [d.newest for d in proper if d.newest and d.path not in self._pending]
+        self._newest = max(counted, key=lambda e: e.clock_ms, default=None)
         self._horizon = max(proper, key=lambda d: d.collected)
         runs = [execution for d in proper for execution in d.executions]
         self._interval_s = max(runs, key=lambda e: e.number).backup_interval_s if runs else 0.0
@@ -120,6 +122,14 @@ class _Directory:
         return f"a copy of {name} {enough} would do{lossless}"
 
     def _judge(self, d: PartitionDescription) -> tuple[Role, str, str]:
+        begun = self._pending.get(d.path)
+        if begun is not None:
+            count = d.newest_epoch - begun.resume_epoch + 1
+            note = (
+                f"execution {begun.number} began at epoch {begun.resume_epoch} and was cut off: the next one abandons "
+                f"{count} epoch{'s' * (count > 1)} here too"
+            )
+            return Role.AHEAD, note, ""
         rewind = self._rewind_unknown_to(d)
         if rewind is not None:
             note = (
@@ -131,7 +141,7 @@ class _Directory:
         if d.newest_epoch < self._horizon.collected:
             return Role.TOO_OLD, *self._too_old(d)
         shared = max((cut[0] for cut in self._shared), default=NO_EPOCH)
-        newest = max(each.newest_epoch for each in self._files)
+        newest = max(each.newest_epoch for each in self._files if each.path not in self._pending)
         if self._shared and d.newest_epoch == shared and newest > shared:
             return Role.HOLDS_BACK, *self._holds_back(d)
         if self._shared and d.newest_epoch > shared:

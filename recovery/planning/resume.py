@@ -24,7 +24,7 @@ from recovery.errors import (
     NoPartitionsError,
 )
 from recovery.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, ExecutionNumber
-from recovery.planning.values import ClosedEpoch, FoundFile, PartitionDescription
+from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
 
 Cut = tuple[Epoch, str, BatchId]
 BEGINNING: Cut = (NO_EPOCH, "", NO_BATCH)
@@ -97,7 +97,8 @@ def plan_resume(
     chosen = max(cuts)
     if resume_epoch is not None:
         chosen = _requested(cuts, resume_epoch)
-    newest = max(d.newest_epoch for d in partitions)
+    pending = cut_off(partitions, cuts)
+    newest = max(d.newest_epoch for d in partitions if d.path not in pending)
     numbers = [execution.number for d in partitions for execution in d.executions]
     return ResumePlan(
         partitions=partitions,
@@ -150,6 +151,20 @@ def cuts_of(description: PartitionDescription) -> set[Cut]:
     if description.collected == NO_EPOCH:
         cuts.add(BEGINNING)
     return cuts
+
+
+def cut_off(partitions: Sequence[PartitionDescription], shared: set[Cut]) -> dict[Path, Execution]:
+    """The files that a start did not reach which abandoned in others what these still hold, before it was killed.
+
+    The next start completes it: these files are neither ahead of the others, nor do the others hold them back.
+    """
+    executions = [execution for d in partitions for execution in d.executions]
+    last = max(executions, key=lambda e: e.number, default=None)
+    if last is None or not shared or max(shared)[0] != last.resume_epoch - 1:
+        return {}
+    if any(d.newest is not None and d.newest.execution == last.lease for d in partitions):
+        return {}
+    return {d.path: last for d in partitions if last not in d.executions and d.newest_epoch >= last.resume_epoch}
 
 
 def _check_flow(partitions: Sequence[PartitionDescription], flow_id: str | None) -> None:
@@ -209,7 +224,7 @@ def _span(description: PartitionDescription) -> str:
 
 
 def _verdict(description: PartitionDescription, chosen: Epoch, shared: Epoch, newest: Epoch) -> FileVerdict:
-    behind = newest - description.newest_epoch
+    behind = max(0, newest - description.newest_epoch)
     ahead = description.newest_epoch - chosen
     limits = newest > shared and description.newest_epoch == shared
     if limits:

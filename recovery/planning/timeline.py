@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recovery.ids import Epoch, Lease
+from recovery.ids import NO_EPOCH, Epoch, Lease
 from recovery.planning.values import ClosedEpoch, Execution
 
 
@@ -34,3 +34,15 @@ def timeline(executions: Sequence[Execution], snapshot: ClosedEpoch | None) -> t
                 parts[-1] = TimelinePart(parts[-1].execution, parts[-1].first, Epoch(execution.resume_epoch - 1))
             parts.append(TimelinePart(execution.lease, execution.resume_epoch, snapshot.epoch))
     return tuple(part for part in parts if part.first <= part.last)
+
+
+def fork(one: Sequence[TimelinePart], other: Sequence[TimelinePart]) -> Epoch:
+    """The newest epoch that two timelines share; 0 when they part at the beginning."""
+    shared = NO_EPOCH
+    for mine, theirs in zip(one, other, strict=False):
+        if (mine.execution, mine.first) != (theirs.execution, theirs.first):
+            break
+        shared = min(mine.last, theirs.last)
+        if mine.last != theirs.last:
+            break
+    return shared

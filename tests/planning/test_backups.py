@@ -171,6 +171,8 @@ class TestTimelines:
         copies = [copy(i, *side, taken_ms=t) for t, side in enumerate((self.BEFORE, self.AFTER)) for i in (0, 1)]
         plan = plan_restore(copies, epoch=7)
         assert (plan.epoch, plan.abandoned, plan.snapshot.execution.number) == (7, True, 1)
+        assert (plan.kept, plan.lost_epochs) == (3, 2), "epochs 4 and 5 of the timeline that stands"
+        assert plan.lost_ms == self.AFTER[0][4].closed_ms - LINE[2].closed_ms
 
     def test_of_two_epochs_with_one_number_the_one_that_stands_is_taken(self):
         """Epoch 5 exists on both timelines."""

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from recovery.errors import CorruptPartitionError
+from recovery.errors import CorruptPartitionError, InconsistentPartitionsError
 from recovery.planning.explain import Role, explain
+from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from tests.planning.test_backups import LINE, MINUTE_MS, ONE, closed, copy, execution, held
 
@@ -75,6 +76,23 @@ def test_a_copy_from_before_a_rewind():
     assert old.fix == "a copy newer than minute 30 would do"
 
 
+def test_a_rewind_that_was_cut_off_needs_no_copies():
+    """One file has gone back, the other not yet: the next run completes it, so nobody holds anybody back."""
+    two = execution(2, resume_epoch=4, started_ms=ONE.started_ms + 30 * MINUTE_MS)
+    files = found(copy(0, held(1, 3), [ONE, two]), copy(1, held(1, 8), [ONE]))
+    explained = by_name(files)
+    assert {name: (e.role, e.behind_ms, e.fix) for name, e in explained.items()} == {
+        "part-0.sqlite3": (Role.CURRENT, 0, ""),
+        "part-1.sqlite3": (Role.AHEAD, 0, ""),
+    }
+    assert explained["part-1.sqlite3"].note == (
+        "execution 2 began at epoch 4 and was cut off: the next one abandons 5 epochs here too"
+    )
+    planned = plan_resume(files)
+    assert [(v.behind, v.limits) for v in planned.verdicts] == [(0, False), (0, False)]
+    assert (planned.resume_epoch, planned.verdicts[1].note) == (4, "5 epochs beyond what all share will be abandoned")
+
+
 def test_a_missing_file_says_which_copy_would_fit():
     """Any that holds an epoch of the others; with a newer one nothing is lost."""
     explained = by_name(found(copy(0, held(5, 9), [ONE], collected=5, count=2)))
@@ -121,9 +139,6 @@ def test_nothing_readable():
 @pytest.mark.parametrize("second", range(10))
 def test_the_copy_that_is_asked_for_does_fit(first, second):
     """Whatever two files hold: one that ends at the epoch named in the advice fits the other."""
-    from recovery.errors import InconsistentPartitionsError
-    from recovery.planning.resume import plan_resume
-
     pair = [
         copy(0, held(max(1, first - 2), first) if first else [], [ONE], collected=max(0, first - 2)),
         copy(1, held(max(1, second - 2), second) if second else [], [ONE], collected=max(0, second - 2)),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.planning.timeline import TimelinePart, timeline
+from recovery.planning.timeline import TimelinePart, fork, timeline
 from recovery.planning.values import ClosedEpoch, Execution
 
 HISTORIES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), min_size=1, max_size=8)
@@ -49,3 +51,29 @@ def test_any_history(steps):
         found = timeline(executions, snapshot(len(closed), closed[-1]) if closed else None)
         spread = [part.execution for part in found for _ in range(part.first, part.last + 1)]
         assert spread == [each.lease for each in closed]
+
+
+@given(HISTORIES, HISTORIES, HISTORIES)
+def test_where_two_timelines_part(shared, one, other):
+    """Two stores that were one for a time share the epochs that neither went back behind, and no others."""
+
+    def replay(steps, closed, executions, branch):
+        for back, forward in steps:
+            del closed[max(0, len(closed) - back) :]
+            number = len(executions) + 1
+            executions.append(replace(execution(number, len(closed) + 1), id=f"{branch}{number}"))
+            closed += [(executions[-1].id, len(closed) + 1 + each) for each in range(forward)]
+
+    def ends(closed, executions):
+        by_id = {each.id: each for each in executions}
+        return timeline(executions, snapshot(len(closed), by_id[closed[-1][0]]) if closed else None)
+
+    trunk, starts = [], []
+    replay(shared, trunk, starts, "")
+    branches = []
+    for name, steps in (("a", one), ("b", other)):
+        closed, executions = list(trunk), list(starts)
+        replay(steps, closed, executions, name)
+        branches.append((closed, executions))
+    common = sum(1 for mine, theirs in zip(branches[0][0], branches[1][0], strict=False) if mine == theirs)
+    assert fork(ends(*branches[0]), ends(*branches[1])) == common
