@@ -20,9 +20,12 @@ NAMES = (
     "spark-hdfs",
     "bytewax-processes",
     "bytewax-threads",
+    "limit-exchange",
+    "limit-python",
 )
-"""Everyone who can keep up with millions of events."""
-MODULES = {"ours": "recovery_totals", "spark": "spark_totals", "bytewax": "bytewax_totals"}
+"""Everyone who can keep up with millions of events; and what Spark takes where nothing is kept."""
+KEEPS_NOTHING = "limit"
+MODULES = {"ours": "recovery_totals", "spark": "spark_totals", "bytewax": "bytewax_totals", "limit": "spark_limits"}
 PEERS = {"spark": environments.SPARK, "bytewax": environments.BYTEWAX}
 
 
@@ -48,8 +51,9 @@ def contender(name: str, lines: keyed_lines.KeyedLines, setting: Setting, work: 
     peer = PEERS.get(kind)
     python = environments.python_of(peer, work / "venvs") if peer else environments.own_python()
     partitions = setting.partitions or setting.cores
+    interval_s = None if kind == KEEPS_NOTHING else setting.interval_s
     given: dict[str, Any] = {
-        "interval_s": setting.interval_s,
+        "interval_s": interval_s,
         "backup_s": setting.backup_s,
         "partitions": partitions,
         "workers": setting.cores,
@@ -64,10 +68,11 @@ def contender(name: str, lines: keyed_lines.KeyedLines, setting: Setting, work: 
         "step": variant if variant in ("arrow", "aggregate") else "python",
         "rocksdb": variant == "rocksdb",
         "processes": variant == "processes",
+        "python": variant == "python",
         "files": str(lines.files_directory),
         "one_file": str(lines.one_file),
         "events": lines.shape.events,
-        "touched": keyed_lines.touched(lines.shape) if setting.interval_s is None else None,
+        "touched": keyed_lines.touched(lines.shape) if interval_s is None else None,
     }
     return Contender(label or name, python, f"benchmarks.contenders.{MODULES[kind]}:measure", given)
 
