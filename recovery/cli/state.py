@@ -177,7 +177,7 @@ def set_(
     where = Where(directory, environment, step, force=force)
     target = where.target()
     before = target.find(name)
-    if before is not None and before.content != content:
+    if before is not None and json_text(before.content) != json_text(content):
         ask(f"{shown(name)} is {short(before.content)}. Overwrite it?", yes or force)
     done(target.write("set", {name: content}, {name: before}), as_json)
 
@@ -202,7 +202,7 @@ def merge_(
     target = Where(directory, environment, step, force=force).target()
     before = target.find(name)
     merged = content if before is None else merge(before.content, content)
-    if before is not None and before.content != merged and not (yes or force):
+    if before is not None and json_text(before.content) != json_text(merged) and not (yes or force):
         ask(f"{shown(name)} becomes {short(merged)}. Go on?", False)
     done(target.write("merge", {name: merged}, {name: before}), as_json)
 

@@ -88,7 +88,7 @@ def replaced(before: Any, content: Any) -> dict[str, Any]:
     old, new = _entries(before), _entries(content)
     marks = {}
     for key in sorted({*old, *new}):
-        entry = new.get(key, {"changed_ms": old[key]["changed_ms"]} if key in old else {})
+        entry = new.get(key, {"changed_ms": old[key].get("changed_ms", 0)} if key in old else {})
         changed = key in old and old[key].get("value", _NO_VALUE) != entry.get("value", _NO_VALUE)
         marks[key] = {**entry, "version": max(_version(old, key), _version(new, key)) + changed}
     return {"marks": marks}
@@ -105,6 +105,21 @@ def read(content: Any, closed: Mapping[str, Any] | None = None) -> dict[str, Mar
         for key, entry in sorted(entries.items())
         if "value" in entry
     }
+
+
+def is_empty(content: Any) -> bool:
+    """Whether a document has no mark any more: only the versions of those that were removed."""
+    return not any("value" in entry for entry in _entries(content).values())
+
+
+def check_document(content: Any) -> None:
+    """Raises StateValueError, or what Python raises, for a document that is not of the form it has here."""
+    for key, entry in content["marks"].items():
+        for name in ("version", "changed_ms"):
+            if type(entry[name]) is not int:
+                raise TypeError(f"{name} of the mark {key!r:.80} is no whole number")
+        if "value" in entry:
+            check_value(from_json(entry["value"]))
 
 
 def epoch_row(content: Any, key: str, value: Any, now_ms: int) -> dict[str, Any]:
@@ -151,7 +166,9 @@ def _comparable(before: Any, after: Any) -> bool:
 
 
 def _version(entries: Mapping[str, Any], key: str) -> int:
-    return int(entries[key]["version"]) if key in entries else 0
+    """0 also where somebody wrote something else: then it can be written over."""
+    version = entries[key].get("version") if key in entries else 0
+    return version if type(version) is int else 0
 
 
 def _entries(content: Any) -> dict[str, Any]:

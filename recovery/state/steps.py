@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +19,7 @@ from recovery.planning.resume import Cut, ResumePlan, common_cuts, plan_resume
 from recovery.state.epochs import Edited, EpochWriter, StepKey
 from recovery.state.open import choose, open_backend
 from recovery.state.retry import RetryPolicy
-from recovery.state.runs import EDIT, RunHistory
+from recovery.state.runs import EDIT, RunHistory, RunRecorder
 from recovery.storage.files import scan
 from recovery.storage.history import KeyChange, KeyState, changes_between, few_states_at, sizes_at, states_at, steps_in
 from recovery.storage.lock import DirectoryLock, lock_holder
@@ -49,8 +48,15 @@ class Moment:
 
     def state(self, step: str, key: str) -> KeyState | None:
         """The state of one key."""
-        path = self.paths[partition_of(key, len(self.paths))]
-        return next(iter(few_states_at(path, step, self.cut, key)), None)
+        return self.some(step, [key]).get(key)
+
+    def some(self, step: str, keys: Iterable[str]) -> dict[str, KeyState]:
+        """The states of some keys, of those that have one."""
+        wanted: dict[Path, list[str]] = {}
+        for key in dict.fromkeys(keys):
+            wanted.setdefault(self.paths[partition_of(key, len(self.paths))], []).append(key)
+        found = (few_states_at(path, step, self.cut, some) for path, some in wanted.items())
+        return {state.key: state for states in found for state in states}
 
     def sizes(self, step: str) -> Iterator[tuple[str, int]]:
         """The keys of a step and the size of each value in bytes, without reading the values."""
@@ -96,11 +102,12 @@ def edit_states(
 ) -> Epoch | None:
     """Change states of steps as a new epoch; returns it, or None when there was nothing to change.
 
-    `compute` gives the changes from the newest snapshot, under the directory's lock. The input position stays, so the
-    next run continues where the last one stopped. With `force` a run that holds the lock is not waited for but fenced:
-    nothing that it does from then on counts. The edit is an execution with an entry in the run history; going back
-    before its epoch undoes it. Raises DirectoryLockedError, FlowMismatchError, CorruptPartitionError, and what
-    planning and `compute` raise; nothing was changed then.
+    `compute` gives the changes from the newest snapshot, under the directory's lock; by force it may be asked twice.
+    The input position stays, so the next run continues where the last one stopped. With `force` a run that holds the
+    lock is not waited for but fenced: nothing that it does from then on counts. The edit is an execution with an entry
+    in the run history; going back before its epoch undoes it. Raises DirectoryLockedError, FlowMismatchError,
+    CorruptPartitionError, and what planning, `compute` and the backend of the run history raise; nothing was changed
+    then, and nobody fenced.
     """
     scan(directory)
     with ExitStack() as held:
@@ -117,17 +124,22 @@ def edit_states(
             )
         check_whole(plan)
         if fence:
-            return _edit_by_force(directory, plan, what, compute, clock)
+            return _edit_by_force(directory, what, compute, clock)
         changes = _changes(plan, compute)
         facts = {"what": what, "keys": len(changes)}
         return _audited(directory, plan, facts, lambda writer: writer.close(changes), clock) if changes else None
 
 
 def _changes(plan: ResumePlan, compute: Callable[[Moment], Mapping[StepKey, Edited]]) -> Mapping[StepKey, Edited]:
-    changes = compute(Moment(tuple(d.path for d in plan.partitions), max(common_cuts(plan.partitions))))
+    changes = compute(Moment(tuple(d.path for d in plan.partitions), _cut(plan)))
     for step, _ in changes:
         _check_step(step)
     return changes
+
+
+def _cut(plan: ResumePlan) -> Cut:
+    """The newest snapshot that all partitions hold."""
+    return max(common_cuts(plan.partitions))
 
 
 class _NothingToChange(Exception):  # noqa: N818 - no error
@@ -135,23 +147,30 @@ class _NothingToChange(Exception):  # noqa: N818 - no error
 
 
 def _edit_by_force(
-    directory: Path,
-    plan: ResumePlan,
-    what: str,
-    compute: Callable[[Moment], Mapping[StepKey, Edited]],
-    clock: Clock,
+    directory: Path, what: str, compute: Callable[[Moment], Mapping[StepKey, Edited]], clock: Clock
 ) -> Epoch | None:
-    """The run goes on until it is fenced: what is to change is found out when it cannot close epochs any more."""
-    changes: dict[StepKey, Edited] = {}
+    """The run goes on until it is fenced, and may close epochs meanwhile: then the changes are computed again, while
+    all partitions are held."""
+    plan = plan_resume(scan(directory))
+    seen, changes = _cut(plan), dict[StepKey, Edited]()
     facts: dict[str, object] = {"what": what}
 
-    def decide(newest: ResumePlan) -> None:
-        changes.update(_changes(newest, compute))
+    def look(newest: ResumePlan) -> None:
+        found = dict(_changes(newest, compute))
+        changes.clear()
+        changes.update(found)
         facts["keys"] = len(changes)
         if not changes:
             raise _NothingToChange
 
+    def decide(newest: ResumePlan) -> None:
+        if _cut(newest) != seen or not changes:
+            look(newest)
+
     try:
+        # The run may have collected the epoch by now.
+        with suppress(EpochNotHeldError):
+            look(plan)
         return _audited(directory, plan, facts, lambda writer: writer.close(changes), clock, fence=decide)
     except _NothingToChange:
         return None
@@ -173,25 +192,27 @@ def close_audited(
     `close` is given the writer. The caller holds the directory's lock, or fences.
     """
     history = RunHistory(open_backend(choose(directory, None), clock, RetryPolicy()), clock)
-    make = partial(EpochWriter, directory, plan, flow_id, clock, backup_interval_s=backup_interval_s, fence=fence)
-    # Who fences may find that there is nothing to do, and then there is nothing to record.
-    writer = None if fence is None else make()
-    record = None
+    # What cannot be recorded is not begun, least of all where somebody else is fenced for it.
+    record = history.begin(flow_id, EDIT, {**_numbers(plan), **facts, "by": _user()})
     try:
-        begun = plan if writer is None else writer.plan
-        by = {"execution": begun.execution_number, "epoch": begun.resume_epoch, **facts, "by": _user()}
-        record = history.begin(flow_id, EDIT, by)
-        writer = writer or make()
-        closed = close(writer)
-    except BaseException as error:
-        if record is not None:
-            _end(record.end, error)
-        raise
-    finally:
-        if writer is not None:
+        writer = EpochWriter(directory, plan, flow_id, clock, backup_interval_s=backup_interval_s, fence=fence)
+        record.note(**_numbers(writer.plan), **facts)
+        try:
+            closed = close(writer)
+        finally:
             writer.release()
-    _end(record.end, None)
+    except _NothingToChange:
+        _end(record, None, **{**dict.fromkeys(_numbers(plan)), **facts})
+        raise
+    except BaseException as error:
+        _end(record, error)
+        raise
+    _end(record, None)
     return closed
+
+
+def _numbers(plan: ResumePlan) -> dict[str, int]:
+    return {"execution": plan.execution_number, "epoch": plan.resume_epoch}
 
 
 def _audited(
@@ -234,12 +255,10 @@ def _check_step(step: str) -> None:
         )
 
 
-def _end(end: Callable[[BaseException | None], None], error: BaseException | None) -> None:
+def _end(record: RunRecorder, error: BaseException | None, **details: object) -> None:
     """The edit is done, or not; whether that can be noted changes neither."""
-    try:
-        end(error)
-    except RecoveryError:
-        return
+    with suppress(RecoveryError):
+        record.end(error, **details)
 
 
 def _user() -> str:

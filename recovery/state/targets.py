@@ -79,7 +79,7 @@ class Documents:
         """See `Target.find`."""
         state_id = self._id(name)
         document = self._backend.read([state_id]).get(state_id)
-        return None if document is None or document.content is None else self._entry(document)
+        return None if document is None else self._entry_of(document)
 
     def entries(self, pattern: str | None = None) -> list[Entry]:
         """See `Target.entries`."""
@@ -97,11 +97,10 @@ class Documents:
 
         def change(name: Name) -> Any:
             def changed(before: Document | None) -> Any:
-                found = None if before is None or before.content is None else self._entry(before)
-                _check_unchanged(name, seen, found)
+                _check_unchanged(name, seen, None if before is None else self._entry_of(before))
                 content = None if changes[name] is REMOVED else changes[name]
-                if name == marks.DOCUMENT and found is not None:
-                    return marks.replaced(found.content, content or {"marks": {}})
+                if name == marks.DOCUMENT and before is not None:
+                    return marks.replaced(before.content, content)
                 return content
 
             return changed
@@ -123,9 +122,16 @@ class Documents:
             )
         return f"{self._prefix}{name}"
 
+    def _entry_of(self, document: Document) -> Entry | None:
+        entry = self._entry(document)
+        return None if entry.content is None else entry
+
     def _entry(self, document: Document) -> Entry:
-        name = document.state_id.removeprefix(self._prefix)
-        return Entry(name, document.content, (document.generation, document.changed_ms))
+        name, content = document.state_id.removeprefix(self._prefix), document.content
+        if name == marks.DOCUMENT and marks.is_empty(content):
+            # What is left says which marks of epochs do not count any more, and nothing to anybody else.
+            content = None
+        return Entry(name, content, (document.generation, document.changed_ms))
 
 
 class Steps:
@@ -156,9 +162,11 @@ class Steps:
 
         def compute(newest: Moment) -> dict[StepKey, Edited]:
             edited: dict[StepKey, Edited] = {}
+            names = [_step_key(name) for name in changes]
+            held = {step: newest.some(step, [key for one, key in names if one == step]) for step, _ in names}
             for name, content in changes.items():
                 step, key = _step_key(name)
-                state = newest.state(step, key)
+                state = held[step].get(key)
                 _check_unchanged(name, seen, None if state is None else _step_entry(step, state))
                 if content is REMOVED:
                     edited.update({(step, key): (None, None)} if state else {})
@@ -209,8 +217,7 @@ def check_content(state_id: str, content: Any) -> None:
     kind = state_id.partition("/")[0]
     try:
         if state_id == marks.DOCUMENT:
-            for mark in marks.read(content).values():
-                marks.check_value(mark.value)
+            marks.check_document(content)
         elif kind == "runs":
             read_run("", content)
         elif kind in ("process", "task", "task-instance"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,13 +71,16 @@ def states_at(path: Path, step: str, cut: Cut) -> Iterator[KeyState]:
         yield from _states(connection, path, AT.format(key=""), {"step": step, "epoch": cut[0]})
 
 
-def few_states_at(path: Path, step: str, cut: Cut, key: str | None = None) -> list[KeyState]:
-    """The same of a step that has few keys, or of one key, all at once, and again when a run began meanwhile."""
+def few_states_at(path: Path, step: str, cut: Cut, keys: Sequence[str] | None = None) -> list[KeyState]:
+    """The same of a step that has few keys, or of some keys, all at once, and again when a run began meanwhile."""
 
     def read(connection: apsw.Connection) -> list[KeyState]:
         with _as_of(connection, path, cut):
-            sql = AT.format(key="" if key is None else ONE_KEY)
-            return list(_states(connection, path, sql, {"step": step, "epoch": cut[0], "key": key}))
+            bindings = {"step": step, "epoch": cut[0]}
+            if keys is None:
+                return list(_states(connection, path, AT.format(key=""), bindings))
+            sql = AT.format(key=ONE_KEY)
+            return [state for key in keys for state in _states(connection, path, sql, {**bindings, "key": key})]
 
     return read_partition(path, read)
 
@@ -101,8 +104,12 @@ def changes_between(path: Path, step: str, first: Cut, last: Cut) -> Iterator[Ke
 
 def has_step(path: Path, step: str) -> bool:
     """Whether a partition has state of a step in the newest snapshot that it holds by itself."""
-    sql = "SELECT 1 FROM snaps WHERE step_id = ? LIMIT 1"
-    return read_partition(path, lambda connection: bool(rows(connection, sql, (step,))))
+
+    def read(connection: apsw.Connection) -> bool:
+        with translated(path):
+            return bool(rows(connection, "SELECT 1 FROM snaps WHERE step_id = ? LIMIT 1", (step,)))
+
+    return read_partition(path, read)
 
 
 def steps_in(path: Path) -> list[str]:

@@ -173,6 +173,8 @@ def test_what_is_wrong_is_said_as_it_is(make_store):
         file.write(bytes(4096))
     code, text = call("status", torn, "--json")
     assert (code, json.loads(text)["problem"]["error"]) == (0, "CorruptPartitionError")
+    for words in (["list"], ["get", "k"], ["set", "k", "1"]):
+        assert call("hwm", words[0], torn, *words[1:])[0] == 23
 
 
 @pytest.mark.parametrize(

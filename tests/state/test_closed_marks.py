@@ -128,6 +128,46 @@ def test_a_removed_mark_stays_removed(store_dir, state, tmp_path, how):
     assert state.get_hwm("orders") == 1
 
 
+def test_cleared_marks_are_gone(store_dir, state, tmp_path):
+    """The document is removed to everybody who asks, and an older export does not bring it back unless it is forced."""
+
+    def call(code, *words):
+        result = CliRunner().invoke(main, ["state", *map(str, words)])
+        assert result.exit_code == code, result.output
+        return result.output
+
+    file = tmp_path / "states.jsonl"
+    state.set_hwm("k", 5)
+    call(0, "export", store_dir, "--output-file", file)
+    call(0, "clear", store_dir, "hwm", "--yes")
+    assert "hwm" not in call(0, "list", store_dir)
+    call(44, "get", store_dir, "hwm")
+    call(44, "clear", store_dir, "hwm", "--yes")
+    assert "removed after" in call(45, "import", store_dir, file, "--yes")
+    assert state.get_hwm("k") is None
+    call(0, "import", store_dir, file, "--force")
+    assert state.get_hwm("k") == 5
+
+
+@pytest.mark.parametrize(
+    "entry", [{}, {"version": 1}, {"version": "x", "changed_ms": 1}, {"value": 5, "version": True, "changed_ms": 1}, 5]
+)
+def test_marks_of_another_form_are_refused(store_dir, state, entry):
+    """Before anything is written, whether there were marks before or not."""
+    for _ in range(2):
+        written = json.dumps({"marks": {"odd": entry}})
+        result = CliRunner().invoke(main, ["state", "set", str(store_dir), "hwm", written, "--yes"])
+        assert result.exit_code == 33, result.output
+        state.set_hwm("k", 5)
+    # What an earlier version let in can be written over.
+    state.backend.update({"hwm": lambda _: {"marks": {"k": {"version": "x"}}}})
+    assert state.remove_hwm("k") == 0
+    result = CliRunner().invoke(main, ["state", "set", str(store_dir), "hwm", '{"marks":{}}', "--yes"])
+    assert result.exit_code == 0, result.output
+    state.set_hwm("k", 6)
+    assert state.get_hwm("k") == 6
+
+
 def test_a_mark_of_an_epoch_is_moved_forward_only_and_can_be_removed(store_dir, state):
     """Also by those who set it at once; a removed one stays removed when the run goes back."""
     with execution(store_dir) as writer:

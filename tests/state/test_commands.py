@@ -147,6 +147,8 @@ def test_overwriting_asks(recovery, ran):
     for where in (["doc"], ["--step", "count", "--key", "a"]):
         recovery("state", "set", ran, *where, "1", "-y")
         assert "Overwrite it?" in recovery("state", "set", ran, *where, "5", answer="n\n", code=1)
+        for verb, question in (("set", "Overwrite it?"), ("merge", "Go on?")):
+            assert question in recovery("state", verb, ran, *where, "true", answer="n\n", code=1)
         assert recovery("state", "get", ran, *where) == "1\n"
         recovery("state", "set", ran, *where, "5", answer="y\n")
         recovery("state", "set", ran, *where, "6", "--force")

@@ -17,6 +17,7 @@ from recovery import (
     EpochNotHeldError,
     FlowMismatchError,
     LeaseLostError,
+    StateBackendError,
     StateLockedError,
     StateManager,
 )
@@ -194,6 +195,54 @@ def test_force_while_the_run_closes_epochs(ran, monkeypatch, how):
     assert seen == [4]
     assert at(ran, 5) == {"a": ("104", None), "b": ("9", None)}
     assert problems(ran) == []
+
+
+def test_force_computes_while_the_run_goes_on(ran):
+    """What takes long is done before anybody is kept waiting, and again only when an epoch was closed meanwhile."""
+    seen = []
+
+    def compute(newest):
+        seen.append((newest.epoch, newest.state(STEP, "a").value))
+        if len(seen) == 1:
+            run.apply(2, {"a": "4"})
+            run.close(2)
+        return {(STEP, "b"): ("9", None)}
+
+    with DirectoryLock(ran, SystemClock(), "flow words"), Driver(ran) as run:
+        assert edit_states(ran, "set", compute, clock=SystemClock(), force=True) == 4
+    assert seen == [(2, "3"), (3, "4")]
+    assert at(ran, 4) == {"a": ("4", None), "b": ("9", None)}
+    assert problems(ran) == []
+
+
+def test_force_that_finds_nothing_to_do_in_the_end(ran):
+    """The run closed an epoch after which nothing is to be changed: it goes on, and the record says so."""
+
+    def compute(newest):
+        if newest.epoch == 2:
+            run.apply(2, {"a": "9"})
+            run.close(2)
+        return {} if newest.state(STEP, "a").value == "9" else {(STEP, "a"): ("9", None)}
+
+    with DirectoryLock(ran, SystemClock(), "flow words"), Driver(ran) as run:
+        assert edit_states(ran, "set", compute, clock=SystemClock(), force=True) is None
+        run.apply(3, {"a": "10"})
+        run.close(3)
+    [record] = StateManager(ran).list_runs()
+    assert (record.status, record.details["keys"], record.details["epoch"]) == ("succeeded", 0, None)
+    assert problems(ran) == []
+
+
+def test_force_that_cannot_be_recorded_fences_nobody(ran, tmp_path, monkeypatch):
+    """The place of the run history cannot be written: the edit fails and the run goes on."""
+    (tmp_path / "file").write_text("no directory")
+    monkeypatch.setenv("RECOVERY_STATE_BACKEND", (tmp_path / "file" / "state").as_uri())
+    with DirectoryLock(ran, SystemClock(), "flow words"), Driver(ran) as run:
+        with pytest.raises(StateBackendError):
+            edited(ran, {"a": ("9", None)}, force=True)
+        run.apply(2, {"a": "4"})
+        run.close(2)
+    assert at(ran, 3)["a"] == ("4", None)
 
 
 def test_nothing_is_written_on_top_of_damage(ran):
