@@ -11,7 +11,7 @@ import errno
 import itertools
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from recovery.checkpoint.position import position_files
@@ -72,13 +72,20 @@ class Capture:
     """What the partitions hold of a checkpoint, and what an epoch has to change in it.
 
     held: the files that the newest snapshot holds, stale: rows that it holds of none. staging: a directory on the
-    checkpoint's file system, made when needed.
+    checkpoint's file system, made when needed. sources: see `position_files`.
     """
 
     def __init__(
-        self, checkpoint: Path, staging: Path, held: Mapping[str, HeldFile], stale: frozenset[str] = frozenset()
+        self,
+        checkpoint: Path,
+        staging: Path,
+        held: Mapping[str, HeldFile],
+        stale: frozenset[str] = frozenset(),
+        *,
+        sources: Sequence[int] | None = None,
     ) -> None:
         self._stale = stale
+        self._sources = sources
         self._checkpoint = checkpoint
         self._staging = staging
         self._held = dict(held)
@@ -96,7 +103,7 @@ class Capture:
         home = self._staging / str(next(self._number))
         for left in reversed(range(_TRIES)):
             try:
-                wanted = position_files(self._checkpoint, batch) | self._state.needed(batch)
+                wanted = position_files(self._checkpoint, batch, self._sources) | self._state.needed(batch)
                 self._check_unchanged(wanted)
                 new = self._take_hold(sorted(wanted - self._held.keys()), home)
                 break

@@ -2,13 +2,18 @@
 
 `metadata`, `offsets/<batch>`, `commits/<batch>` and, for sources that keep a log (files, rate, Kafka),
 `sources/<i>/<n>`. They are stored as they are, so any source works. All are immutable once written.
+
+The log of offsets has a line for each place in the plan where a source is read. A source that is read in several
+places, because a frame is used twice, has a line for each, and one number `i`: sources are counted where they come
+first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,24 +21,35 @@ import msgspec
 from recovery.errors import FlowFailedError
 from recovery.ids import BatchId
 
+HEADER_LINES = 2
+"""Of a log of offsets: its version, and settings; then comes a line for each source."""
 _LOG_ENTRY = re.compile(r"(\d+)(\.compact)?")
 
 
-def position_files(checkpoint: Path, batch: BatchId) -> set[str]:
-    """The paths of the files that hold the position after `batch`."""
-    offsets = f"offsets/{batch}"
-    paths = {"metadata", offsets, f"commits/{batch}"}
-    lines = (checkpoint / offsets).read_text().splitlines()[2:]
-    sources = checkpoint / "sources"
-    for source in sources.iterdir() if sources.is_dir() else ():
-        newest = _newest_entry(lines, source.name, batch)
-        for entry in source.iterdir():
-            match = _LOG_ENTRY.fullmatch(entry.name)
-            # The file source has logged the next batch already when the epoch closes: that entry would make it
-            # skip those files after a resume.
-            if match is not None and int(match[1]) <= newest:
-                paths.add(f"sources/{source.name}/{entry.name}")
+def position_files(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None = None) -> set[str]:
+    """The paths of the files that hold the position after `batch`.
+
+    sources: the source of each line of the log of offsets; None: not known, and each line is one of its own.
+    """
+    paths = {"metadata", f"offsets/{batch}", f"commits/{batch}"}
+    newest = {str(source): entry for source, entry in _logged(checkpoint, batch, sources)}
+    logs = checkpoint / "sources"
+    for source in logs.iterdir() if logs.is_dir() else ():
+        last = newest.get(source.name, batch)
+        # The file source has logged the next batch already when the epoch closes: that entry would make it skip those
+        # files after a resume.
+        paths |= {f"sources/{source.name}/{name}" for name, number in _entries(source) if number <= last}
     return paths
+
+
+def missing_entry(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None = None) -> str | None:
+    """The path of an entry that a source's log should have, by its offset after `batch`, and has not; None: all are
+    there. Without it Spark fails at the start, or takes files for read that were not. `sources` as above."""
+    for source, entry in _logged(checkpoint, batch, sources):
+        log = checkpoint / "sources" / str(source)
+        if entry >= 0 and entry not in {number for _, number in (_entries(log) if log.is_dir() else ())}:
+            return f"sources/{source}/{entry}"
+    return None
 
 
 def wait_for_commit(checkpoint: Path, batch: BatchId, alive: Callable[[], bool], timeout_s: float = 60.0) -> bool:
@@ -49,10 +65,20 @@ def wait_for_commit(checkpoint: Path, batch: BatchId, alive: Callable[[], bool],
     return True
 
 
-def _newest_entry(offset_lines: list[str], source: str, batch: BatchId) -> int:
-    """The last entry of a source's log that belongs to the micro-batch: file sources count entries of their own."""
-    try:
-        offset = msgspec.json.decode(offset_lines[int(source)])
-        return int(offset["logOffset"])
-    except (ValueError, IndexError, KeyError, TypeError, msgspec.DecodeError):
-        return batch
+def _logged(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None) -> Iterator[tuple[int, int]]:
+    """The sources that count entries of their log by themselves, as file sources do, and the last that belongs to the
+    micro-batch."""
+    lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()[HEADER_LINES:]
+    for source, line in zip(range(len(lines)) if sources is None else sources, lines, strict=False):
+        with contextlib.suppress(msgspec.DecodeError):
+            offset = msgspec.json.decode(line)
+            if isinstance(offset, dict) and type(offset.get("logOffset")) is int:
+                yield source, offset["logOffset"]
+
+
+def _entries(log: Path) -> Iterator[tuple[str, int]]:
+    """The names in a source's log, and their numbers."""
+    for entry in log.iterdir():
+        match = _LOG_ENTRY.fullmatch(entry.name)
+        if match is not None:
+            yield entry.name, int(match[1])

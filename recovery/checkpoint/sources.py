@@ -1,30 +1,60 @@
 """The sources of a restored checkpoint, when the flow has other tick sources than the one that left it.
 
-Spark knows sources by their place in the plan: the log of offsets has a line for each, and what a source logs besides
-is in `sources/<place>`. A step with timeouts brings a source of ticks, whose offset means nothing after a restart.
-So the lines of ticks are put in and taken out as the flow has them now, and the other sources keep theirs.
+Spark knows sources by their place in the plan: see `recovery.checkpoint.position`. A step with timeouts brings a
+source of ticks, whose offset means nothing after a restart. So the lines of ticks are put in and taken out as the flow
+has them now, and the other sources keep theirs.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
+from recovery.checkpoint.position import HEADER_LINES, missing_entry
 from recovery.checkpoint.restore import Restored
 from recovery.checkpoint.rows import row_keys
+from recovery.errors import SparkCheckpointError
 
-HEADER_LINES = 2
 NO_TICK = json.dumps({"tick_ms": 0})
 
 
-def fit_ticks(restored: Restored, directory: Path, ticks: Sequence[bool]) -> Restored:
-    """Make the checkpoint fit a flow whose sources, in the order of the plan, are ticks or others.
+@dataclass(frozen=True, slots=True)
+class SourcePlaces:
+    """The places in a plan where sources are read, in its order: which source it is, and whether it is one of ticks."""
+
+    ids: tuple[int, ...]
+    ticks: tuple[bool, ...]
+
+
+def places_of(sources: Iterable[Hashable], ticks: Iterable[bool]) -> SourcePlaces:
+    """The same from what stands in each place: sources that are equal are one, as Spark takes them."""
+    seen: dict[Hashable, int] = {}
+    return SourcePlaces(tuple(seen.setdefault(source, len(seen)) for source in sources), tuple(ticks))
+
+
+def check_logs(restored: Restored, directory: Path, places: SourcePlaces) -> None:
+    """Raises SparkCheckpointError when a source's log does not go as far as its offset."""
+    if restored.batch is None:
+        return
+    missing = missing_entry(directory, restored.batch, places.ids)
+    if missing is not None:
+        raise SparkCheckpointError(
+            f"{missing} is missing in the position after micro-batch {restored.batch}",
+            cause="An earlier version of recovery did not keep it where the flow reads one source in two places.",
+            remedy="Go back to an epoch that has it, by --resume-epoch, or begin anew: input could be passed over.",
+        )
+
+
+def fit_ticks(restored: Restored, directory: Path, places: SourcePlaces) -> Restored:
+    """Make the checkpoint fit a flow that reads its sources in these places.
 
     Nothing is done when the others are not as many as before: what that means is Spark's to say.
     """
     if restored.batch is None:
         return restored
+    ticks = places.ticks
     log = directory / "offsets" / str(restored.batch)
     lines = log.read_text().split("\n")
     header, offsets = lines[:HEADER_LINES], lines[HEADER_LINES:]
@@ -36,7 +66,10 @@ def fit_ticks(restored: Restored, directory: Path, ticks: Sequence[bool]) -> Res
     for batch in (restored.batch, restored.batch - 1):
         if (directory / "offsets" / str(batch)).exists():
             (directory / "offsets" / str(batch)).write_text(text)
-    return _move(restored, directory / "sources", dict(zip(_others(were), _others(ticks), strict=True)))
+    # The others as they are known now; a source of ticks is one of its own.
+    sources = iter([source for source, tick in zip(places.ids, ticks, strict=True) if not tick])
+    before = places_of([-place - 1 if tick else next(sources) for place, tick in enumerate(were)], were)
+    return _move(restored, directory / "sources", dict(zip(_others(before), _others(places), strict=True)))
 
 
 def _move(restored: Restored, sources: Path, places: dict[int, int]) -> Restored:
@@ -54,8 +87,8 @@ def _move(restored: Restored, sources: Path, places: dict[int, int]) -> Restored
     return Restored(restored.batch, held, stale)
 
 
-def _others(ticks: Sequence[bool]) -> list[int]:
-    return [place for place, tick in enumerate(ticks) if not tick]
+def _others(places: SourcePlaces) -> list[int]:
+    return [source for source, tick in zip(places.ids, places.ticks, strict=True) if not tick]
 
 
 def _is_tick(line: str) -> bool:

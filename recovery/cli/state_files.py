@@ -28,7 +28,7 @@ from recovery.state.exports import Exported, export_lines, read_export
 from recovery.state.migrate import migrate
 from recovery.state.open import open_backend
 from recovery.state.retry import RetryPolicy
-from recovery.state.targets import Documents, Entry, Name, Target, Timed, check_content
+from recovery.state.targets import Documents, Name, Target, Timed, check_content
 
 
 @click.command()
@@ -104,7 +104,7 @@ def _import_documents(target: Documents, found: list[Exported], yes: bool, force
             cause="The export is older than the removal.",
             remedy="To bring it back on purpose, give --force.",
         )
-    seen = {str(e.id): target.find(str(e.id)) for e in found}
+    seen = target.find_all(str(e.id) for e in found)
     changes: dict[Name, Any] = {
         str(e.id): e.content
         for e in found
@@ -127,7 +127,7 @@ def _import_documents(target: Documents, found: list[Exported], yes: bool, force
 def _import_keys(target: Target, found: list[Exported], sure: bool) -> Callable[[], str]:
     """Of all steps at once: they are one epoch."""
     names = [(str(e.step), str(e.key)) for e in found]
-    seen: dict[Name, Entry | None] = {name: target.find(name) for name in names}
+    seen = target.find_all(names)
     changes: dict[Name, Any] = {name: Timed(e.content, e.timeout_ms) for name, e in zip(names, found, strict=True)}
     replaced = Counter(
         name[0]

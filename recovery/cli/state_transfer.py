@@ -70,7 +70,7 @@ def _transfer(
             raise ConfigurationError(
                 f"{shown(destination)} is both where from and where to", cause="", remedy="Name another one."
             )
-    seen: dict[Name, Entry | None] = {destination: target.find(destination) for _, destination in pairs}
+    seen = target.find_all(destination for _, destination in pairs)
     replaced = [name for name, before in seen.items() if before is not None]
     if replaced:
         ask(f"Overwrite {', '.join(map(shown, replaced[:3]))}{' …' if len(replaced) > 3 else ''}?", yes or force)

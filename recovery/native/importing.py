@@ -24,7 +24,7 @@ from recovery.checkpoint.places import (
     storage_errors,
     vanished,
 )
-from recovery.checkpoint.position import position_files
+from recovery.checkpoint.position import missing_entry, position_files
 from recovery.checkpoint.rows import CHECKPOINT_STEP, Content, held_file
 from recovery.checkpoint.state_files import StateFiles
 from recovery.clock import Clock
@@ -133,6 +133,7 @@ def _rows(place: CheckpointPlace, checkpoint: Path, batch: BatchId) -> tuple[Cap
     """The rows of what is needed to go on after `batch`, read from where they are, and the size of each file."""
     with storage_errors(checkpoint):
         try:
+            missing = missing_entry(checkpoint, batch)
             wanted = position_files(checkpoint, batch) | StateFiles(checkpoint, {}).needed(batch)
             held = {path: held_file((checkpoint / path).stat().st_size) for path in wanted}
             staged = {path: checkpoint / path for path in sorted(wanted)}
@@ -141,6 +142,14 @@ def _rows(place: CheckpointPlace, checkpoint: Path, batch: BatchId) -> tuple[Cap
             raise vanished(place.shown, str(Path(error.filename).relative_to(checkpoint))) from error
         except UnicodeDecodeError as error:
             raise SparkCheckpointError(f"offsets/{batch} is not a text as Spark writes it", path=place.shown) from error
+    if missing is not None:
+        raise SparkCheckpointError(
+            f"{missing} is missing, which the position after micro-batch {batch} names",
+            path=place.shown,
+            cause="Only a part of the checkpoint was copied; or the query reads one source in two places, and nothing "
+            "says which log is whose.",
+            remedy="Copy the whole checkpoint; a query with a source in two places cannot be taken over.",
+        )
     return rows, {path: file.size_bytes for path, file in held.items()}
 
 

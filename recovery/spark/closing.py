@@ -76,6 +76,7 @@ class EpochCloser:
         checkpoint: Path,
         delivery: Delivery,
         loads: FlowLoads,
+        sources: Sequence[int],
         *,
         clock: Clock,
         snapshot_interval_s: float,
@@ -84,8 +85,8 @@ class EpochCloser:
         on_closed: Callable[[EpochClosed], None],
         around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """`may_close` is asked before an epoch is written, and raises when it must not be. Like `on_closed`, it is
-        called on the thread that writes, and within `around`."""
+        """`sources`: see `position_files`. `may_close` is asked before an epoch is written, and raises when it must not
+        be. Like `on_closed`, it is called on the thread that writes, and within `around`."""
         self.lock = threading.RLock()
         self.finished: BatchId = plan.snapshot.batch_id if plan.snapshot else NO_BATCH
         self.sealed_batch = self.closed_batch = self.finished
@@ -96,7 +97,8 @@ class EpochCloser:
         self._delivery = delivery
         self._loads = loads
         self._staging = checkpoint.with_name("staging")
-        self._capture = Capture(checkpoint, self._staging, {})
+        self._sources = sources
+        self._capture = Capture(checkpoint, self._staging, {}, sources=sources)
         self._declarations: Mapping[str, Content | None] = {}
         self._clock = clock
         self._recovery_clock = RecoveryClock(clock, *plan.last_clock, store.driver_values(CLOCK_STEP))
@@ -112,7 +114,7 @@ class EpochCloser:
 
     def seeded(self, restored: Restored) -> None:
         """Tell it what checkpoint the snapshots hold."""
-        self._capture = Capture(self._checkpoint, self._staging, restored.held, restored.stale)
+        self._capture = Capture(self._checkpoint, self._staging, restored.held, restored.stale, sources=self._sources)
 
     def due(self) -> bool:
         """Whether there is something to close, and the interval has passed."""

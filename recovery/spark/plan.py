@@ -17,6 +17,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from recovery.checkpoint.sources import SourcePlaces, places_of
 from recovery.errors import UnsupportedPlanError
 from recovery.spark.combining import PLACE_NAME, Combiner, install
 from recovery.spark.gathering import Gathering
@@ -40,12 +41,12 @@ STATEFUL_NODES = {
 
 @dataclass(frozen=True)
 class BoundPlan:
-    """A frame ready to start, the steps in it, for each source in the order of the plan whether it is of ticks, what
-    combines rows before some of the steps, and what does without their exchanges."""
+    """A frame ready to start, the steps in it, where it reads sources, what combines rows before some of the steps, and
+    what does without their exchanges."""
 
     frame: DataFrame
     steps: tuple[RegisteredStep, ...]
-    ticks: tuple[bool, ...]
+    sources: SourcePlaces
     output_mode: str
     combiner: Combiner | None = None
     gathering: Gathering | None = None
@@ -69,14 +70,22 @@ def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") ->
     _check_steps(steps)
     _check_streaming(plan)
     _check_native_state(spark, plan)
-    ticks = tuple(_is_ticks(node) for node in walk(plan) if node.isStreaming() and not _children(node))
+    sources = _sources(plan)
     if not steps:
-        return BoundPlan(frame, (), ticks, output_mode)
+        return BoundPlan(frame, (), sources, output_mode)
     _check_supported(spark, plan, output_mode)
     combiner = install(spark, list(_functions(plan, PLACE_NAME)))
     gathering = Gathering(spark, [step.definition.hash_column for step in steps])
     rebuilt = _frame(spark, _rebuild(spark, plan, partition_count))
-    return BoundPlan(rebuilt, steps, ticks, output_mode, combiner, gathering)
+    return BoundPlan(rebuilt, steps, sources, output_mode, combiner, gathering)
+
+
+def _sources(plan: Any) -> SourcePlaces:
+    """Where the plan reads sources. Equal relations are one source to Spark; py4j compares by the JVM's `equals`."""
+    found = [node for node in walk(plan) if node.isStreaming() and not _children(node)]
+    return places_of(
+        [next(i for i, each in enumerate(found) if each.equals(node)) for node in found], map(_is_ticks, found)
+    )
 
 
 def _is_ticks(node: Any) -> bool:

@@ -23,7 +23,7 @@ from recovery import faults
 from recovery.backup.note import last_backup
 from recovery.checkpoint.restore import restore
 from recovery.checkpoint.rows import CHECKPOINT_STEP
-from recovery.checkpoint.sources import fit_ticks
+from recovery.checkpoint.sources import check_logs, fit_ticks
 from recovery.clock import Clock, SystemClock
 from recovery.config import Interval, RecoveryConfig, parse_interval
 from recovery.errors import (
@@ -158,7 +158,9 @@ class RecoveryQuery:
         self._query: Any = None
         self._started_s = clock.elapsed_s()
         plan, config = prepared.plan, prepared.config
-        self._mailboxes = [s.definition.mailbox for s in bound.steps if s.definition.timeouts]
+        waiting = [s.definition for s in bound.steps if s.definition.timeouts]
+        self._waiting_steps = [definition.step_id for definition in waiting]
+        self._mailboxes = [definition.mailbox for definition in waiting]
         taken = _TICKING.intersection(self._mailboxes)
         if taken:
             raise ConfigurationError(
@@ -196,6 +198,7 @@ class RecoveryQuery:
                 checkpoint,
                 self._delivery,
                 self._loads,
+                bound.sources.ids,
                 clock=clock,
                 snapshot_interval_s=NEVER if prepared.temporary else config.snapshot_interval_s,
                 backup_interval_s=config.backup_interval_s,
@@ -207,7 +210,9 @@ class RecoveryQuery:
             self._counted_batch = self._closer.finished
             self._closer.begin(steps)
             restored = restore(self._store.driver_rows(CHECKPOINT_STEP), checkpoint)
-            self._closer.seeded(fit_ticks(restored, checkpoint, bound.ticks))
+            restored = fit_ticks(restored, checkpoint, bound.sources)
+            check_logs(restored, checkpoint, bound.sources)
+            self._closer.seeded(restored)
             faults.reach("start.4")
             # Before the stream: afterwards the partitions belong to the thread that closes epochs.
             self._keep(self.meter.started(prepared.planned_s + clock.elapsed_s() - self._started_s))
@@ -463,7 +468,8 @@ class RecoveryQuery:
 
     def _update_mailboxes(self) -> None:
         if self._mailboxes:
-            due_ms = self._store.next_due_ms(self.lease)
+            # A step that has lost its timeouts may hold some still, for which nobody comes.
+            due_ms = self._store.next_due_ms(self.lease, self._waiting_steps)
             for mailbox in self._mailboxes:
                 write_mailbox(mailbox, due_ms, self._store.partition_count)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,6 +56,10 @@ class Target(Protocol):
         """The state of this name, None when there is none."""
         ...
 
+    def find_all(self, names: Iterable[Name]) -> dict[Name, Entry | None]:
+        """The same of several, in one read of each place."""
+        ...
+
     def entries(self, pattern: str | None = None) -> list[Entry]:
         """All states whose id or key a glob selects, sorted."""
         ...
@@ -77,9 +81,13 @@ class Documents:
 
     def find(self, name: Name) -> Entry | None:
         """See `Target.find`."""
-        state_id = self._id(name)
-        document = self._backend.read([state_id]).get(state_id)
-        return None if document is None else self._entry_of(document)
+        return self.find_all([name])[name]
+
+    def find_all(self, names: Iterable[Name]) -> dict[Name, Entry | None]:
+        """See `Target.find_all`."""
+        ids = {name: self._id(name) for name in names}
+        found = self._backend.read(list(ids.values()))
+        return {name: self._entry_of(found[i]) if i in found else None for name, i in ids.items()}
 
     def entries(self, pattern: str | None = None) -> list[Entry]:
         """See `Target.entries`."""
@@ -148,9 +156,13 @@ class Steps:
 
     def find(self, name: Name) -> Entry | None:
         """See `Target.find`."""
-        step, key = _step_key(name)
-        state = self.moment.state(step, key)
-        return None if state is None else _step_entry(step, state)
+        return self.find_all([name])[name]
+
+    def find_all(self, names: Iterable[Name]) -> dict[Name, Entry | None]:
+        """See `Target.find_all`."""
+        wanted = list(map(_step_key, names))
+        held = _held(self.moment, wanted)
+        return {name: _step_entry(name[0], held[name]) if name in held else None for name in wanted}
 
     def entries(self, pattern: str | None = None) -> list[Entry]:
         """See `Target.entries`."""
@@ -162,11 +174,10 @@ class Steps:
 
         def compute(newest: Moment) -> dict[StepKey, Edited]:
             edited: dict[StepKey, Edited] = {}
-            names = [_step_key(name) for name in changes]
-            held = {step: newest.some(step, [key for one, key in names if one == step]) for step, _ in names}
+            held = _held(newest, map(_step_key, changes))
             for name, content in changes.items():
                 step, key = _step_key(name)
-                state = held[step].get(key)
+                state = held.get((step, key))
                 _check_unchanged(name, seen, None if state is None else _step_entry(step, state))
                 if content is REMOVED:
                     edited.update({(step, key): (None, None)} if state else {})
@@ -177,8 +188,16 @@ class Steps:
                         edited[step, key] = (text, timeout_ms)
             return edited
 
-        epoch = edit_states(self._directory, verb, compute, clock=self._clock, force=self._force)
-        return "nothing to change" if epoch is None else f"epoch {epoch} closed: {len(changes)} keys edited"
+        edited: Mapping[StepKey, Edited] = {}
+
+        def counted(newest: Moment) -> Mapping[StepKey, Edited]:
+            nonlocal edited
+            edited = compute(newest)
+            return edited
+
+        epoch = edit_states(self._directory, verb, counted, clock=self._clock, force=self._force)
+        count = f"{len(edited)} key{'s' * (len(edited) != 1)}"
+        return "nothing to change" if epoch is None else f"epoch {epoch} closed: {count} edited"
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +261,14 @@ def missing(name: Name) -> StateNotFoundError:
 def _step_key(name: Name) -> StepKey:
     assert not isinstance(name, str), "a document's id where step and key are meant"
     return name
+
+
+def _held(at: Moment, names: Iterable[StepKey]) -> dict[StepKey, KeyState]:
+    """The states of those that have one."""
+    keys: dict[str, list[str]] = {}
+    for step, key in names:
+        keys.setdefault(step, []).append(key)
+    return {(step, key): state for step, wanted in keys.items() for key, state in at.some(step, wanted).items()}
 
 
 def _step_entry(step: str, state: KeyState) -> Entry:

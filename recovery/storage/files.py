@@ -8,7 +8,7 @@ import json
 import os
 import resource
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
@@ -277,9 +277,10 @@ class FilePartitions:
         keys, looked_up = sum(count.keys for count in every), sum(count.looked_up for count in every)
         return BatchCount(rows, keys, looked_up, sum(count.seam_s for count in every))
 
-    def next_due_ms(self, lease: Lease) -> int | None:
+    def next_due_ms(self, lease: Lease, steps: Collection[StepId] | None = None) -> int | None:
         """See `PartitionStore.next_due_ms`."""
-        found = [delta.next_due_ms() for deltas in self._deltas.values() for delta in deltas]
+        wanted = self._deltas.keys() if steps is None else steps
+        found = [delta.next_due_ms() for step in wanted for delta in self._deltas[step]]
         return min((due for due in found if due is not None), default=None)
 
     def driver_values(self, step: StepId, resume_epoch: Epoch | None = None) -> dict[str, str | bytes]:

@@ -8,7 +8,7 @@ A refused lease or batch (LeaseLostError) is final and never retried.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -144,8 +144,8 @@ class PartitionStore(Protocol):
         """What was applied of a batch so far, all steps and partitions together."""
         ...
 
-    def next_due_ms(self, lease: Lease) -> int | None:
-        """The earliest timeout of any key, None when there is none."""
+    def next_due_ms(self, lease: Lease, steps: Collection[StepId] | None = None) -> int | None:
+        """The earliest timeout of any key of these steps, of all where none are named; None when there is none."""
         ...
 
     def driver_values(self, step: StepId, resume_epoch: Epoch | None = None) -> dict[str, str | bytes]:

@@ -7,28 +7,31 @@ import json
 import pytest
 
 from recovery.checkpoint.capture import Capture
+from recovery.checkpoint.position import missing_entry, position_files
 from recovery.checkpoint.restore import restore
 from recovery.checkpoint.rows import CHUNK_BYTES
-from recovery.checkpoint.sources import fit_ticks
+from recovery.checkpoint.sources import check_logs, fit_ticks, places_of
+from recovery.errors import SparkCheckpointError
 
 TICK = '{"tick_ms": 17}'
 
 
 def rows_of(layout, logs, batch=9):
     """What the partitions hold of a checkpoint: of each source its offset, and what it has logged."""
-    lines = ["v1", "{}", *(TICK if name == "tick" else json.dumps({"of": name}) for name in layout)]
+    lines = ["v1", "{}", *(TICK if name.startswith("tick") else json.dumps({"of": name}) for name in layout)]
     rows = {"metadata": "{}", f"offsets/{batch}": "\n".join(lines), f"commits/{batch}": "v1"}
     for name, files in logs.items():
         for number, content in files.items():
-            rows[f"sources/{layout.index(name)}/{number}"] = content
+            rows[f"sources/{list(dict.fromkeys(layout)).index(name)}/{number}"] = content
     return rows
 
 
 def saved(rows, layout, directory, batch, write=lambda _: None):
     """The rows after a run with the sources of `layout`, that begins on these rows and closes an epoch."""
     checkpoint = directory / "checkpoint"
-    restored = fit_ticks(restore(rows.items(), checkpoint), checkpoint, [name == "tick" for name in layout])
-    capture = Capture(checkpoint, directory / "staging", restored.held, restored.stale)
+    places = places_of(layout, [name.startswith("tick") for name in layout])
+    restored = fit_ticks(restore(rows.items(), checkpoint), checkpoint, places)
+    capture = Capture(checkpoint, directory / "staging", restored.held, restored.stale, sources=places.ids)
     (checkpoint / f"offsets/{batch}").write_text((checkpoint / f"offsets/{restored.batch}").read_text())
     (checkpoint / f"commits/{batch}").write_text("v1")
     write(checkpoint)
@@ -50,6 +53,49 @@ def test_offsets_follow_their_sources(tmp_path):
         assert expected == [{"of": "a"}, {"of": "b"}]
         if number < 3:
             assert ["tick" if "tick_ms" in line else line["of"] for line in map(json.loads, found)] == layout
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (["a", "a", "b", "c"], ["a", "a", "tick", "b", "c"]),
+        (["a", "tick", "a", "b", "c"], ["a", "a", "b", "c"]),
+        (["tick", "a", "b", "a", "c"], ["a", "b", "a", "c", "tick"]),
+        (["a", "b", "a", "c"], ["tick", "a", "b", "a", "tick2", "c"]),
+    ],
+)
+def test_a_source_in_two_places(tmp_path, before, after):
+    """It has a line for each place and one log, and those that come after it have lower numbers than lines."""
+    logs = {name: {n: f"{name}{n}" for n in range(3)} for name in "abc"}
+    rows = rows_of(before, logs)
+    ids = {name: place for place, name in enumerate(dict.fromkeys(after))}
+
+    def write(checkpoint):
+        for name in "abc":
+            (checkpoint / f"sources/{ids[name]}/3").write_text(f"{name}3")
+
+    kept = saved(rows, after, tmp_path, 10, write)
+    for name in "abc":
+        found = [kept[f"sources/{ids[name]}/{n}"] for n in range(4)]
+        assert [str(each, "utf-8") if isinstance(each, bytes) else each for each in found] == [
+            f"{name}{n}" for n in range(4)
+        ]
+
+
+def test_what_is_taken_of_a_log_is_told_by_its_own_line(tmp_path):
+    """Also where a source before it has two; and a log that ends too early is noticed."""
+    lines = ["v1", "{}", '{"logOffset":0}', '{"logOffset":0}', '{"logOffset":2}']
+    rows = {"metadata": "{}", "offsets/5": "\n".join(lines), "commits/5": "v1", "sources/0/0": "base"}
+    rows |= {f"sources/1/{n}": f"other{n}" for n in range(3)}
+    places = places_of(["base", "base", "other"], [False] * 3)
+    check_logs(restore(rows.items(), tmp_path / "whole"), tmp_path / "whole", places)
+    (tmp_path / "whole/sources/0/1").write_text("of the next micro-batch")
+    (tmp_path / "whole/sources/1/3").write_text("of the next micro-batch")
+    assert position_files(tmp_path / "whole", 5, places.ids) == rows.keys()
+    assert missing_entry(tmp_path / "whole", 5) == "sources/2/2", "each line taken for a source of its own"
+    del rows["sources/1/2"]
+    with pytest.raises(SparkCheckpointError, match=r"sources/1/2 is missing"):
+        check_logs(restore(rows.items(), tmp_path / "torn"), tmp_path / "torn", places)
 
 
 @pytest.mark.parametrize("large", [False, True])

@@ -94,6 +94,7 @@ class MiniRun:
             self.checkpoint,
             delivery,
             FlowLoads(None, clock),
+            [0],
             clock=clock,
             snapshot_interval_s=config.snapshot_interval_s,
             backup_interval_s=config.backup_interval_s,

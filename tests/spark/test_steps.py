@@ -474,6 +474,45 @@ def test_a_step_gets_timeouts_and_loses_them(spark, feed, tmp_path):
         assert problems(tmp_path / "db") == []
 
 
+def test_what_a_step_without_timeouts_holds_of_them_wakes_nobody(spark, feed, tmp_path):
+    """They are due for ever, since no task of the step asks for them: another step's ticks do not come for them."""
+
+    def waiting(after_ms):
+        def update(key, rows, state):
+            yield from add_up(key, rows, state)
+            state.setTimeoutDuration(after_ms)
+
+        return update
+
+    def frame(first, second):
+        one, other = (feed.frame(spark).transform(totals_step(s, update=u)) for s, u in (("a", first), ("b", second)))
+        return one.union(other)
+
+    feed.add_random(0)
+    run_to_end(frame(waiting(1000), add_up), tmp_path / "db")
+    time.sleep(1)
+    feed.add_random(1)
+    query = start(frame(add_up, waiting(3_600_000)), RecoveryConfig(tmp_path / "db"), name="test", sink=DiscardSink())
+    wait_until(query, lambda: query.summary.batches >= 1)
+    time.sleep(2)
+    query.stop()
+    assert query.summary.batches <= 2
+
+
+def test_a_source_in_two_places(spark, feed, tmp_path):
+    """Spark gives it two lines in its log of offsets and one log of files: those after it keep their own place."""
+    other = type(feed)(tmp_path / "other")
+    for number in range(3):
+        for each in (feed, other) if number == 0 else (other,):
+            each.add_random(number)
+            each.add_random(10 + number)
+        read = feed.frame(spark)
+        twice = read.filter("value < 3").union(read.filter("value >= 3")).transform(totals_step("first"))
+        run_to_end(twice.union(other.frame(spark).transform(totals_step("second"))), tmp_path / "db")
+        assert states(tmp_path / "db", "first") == feed.totals()
+        assert states(tmp_path / "db", "second") == other.totals()
+
+
 def test_a_step_with_timeouts_is_dropped(spark, feed, tmp_path):
     """With its state, and the flow goes on."""
 

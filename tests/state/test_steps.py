@@ -245,6 +245,30 @@ def test_force_that_cannot_be_recorded_fences_nobody(ran, tmp_path, monkeypatch)
     assert at(ran, 3)["a"] == ("4", None)
 
 
+def test_many_keys_are_read_at_once(ran, monkeypatch):
+    """Each partition once for what is looked at, and once for what is compared before it is written."""
+    from recovery.state import steps
+    from recovery.state.targets import Steps
+
+    reads = []
+    original = steps.few_states_at
+
+    def counted(path, step, cut, keys=None):
+        reads.append((path.name, step, len(keys)))
+        return original(path, step, cut, keys)
+
+    monkeypatch.setattr(steps, "few_states_at", counted)
+    target = Steps(ran, STEP, SystemClock())
+    names = [(step, f"key-{n}") for n in range(200) for step in (STEP, "other")]
+    seen = target.find_all(names)
+    assert target.write("import", dict.fromkeys(names, 5), seen) == "epoch 3 closed: 400 keys edited"
+    assert len(reads) == 2 * 2 * len(paths_of(ran))
+    assert sum(count for *_, count in reads) == 2 * len(names)
+    assert Steps(ran, STEP, SystemClock()).write("import", {names[0]: 5, names[2]: 6}, {}) == (
+        "epoch 4 closed: 1 key edited"
+    )
+
+
 def test_nothing_is_written_on_top_of_damage(ran):
     """Neither is damaged state handed out."""
     for path in paths_of(ran):
