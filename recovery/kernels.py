@@ -175,10 +175,8 @@ class Extreme:
         })  # fmt: skip
         found = both.group_by("group", use_threads=False).aggregate([("value", self.function)])
         column = found.column(f"value_{self.function}").combine_chunks()
-        if pa.types.is_floating(column.type):
-            # Of a key that has nothing else, so far.
-            column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
-        return [column]
+        # NaN is of a key that has nothing else, so far.
+        return [_without_nan(column)]
 
     add = merge
 
@@ -190,8 +188,8 @@ class Extreme:
 class Ranked:
     """The first `limit` rows of each key, ordered by one input, and by the other where that is the same.
 
-    inputs and states: the values, and what orders them when that is something else. listed: states are arrays, NULL
-    values are passed over. reverse: the result has the other order.
+    inputs and states: the values, and what orders them when that is something else; rows that NULL or NaN orders are
+    passed over. listed: states are arrays, such values are passed over too. reverse: the result has the other order.
     """
 
     limit: int
@@ -203,7 +201,10 @@ class Ranked:
         held_group, held = self._held(states)
         group = pa.array(np.concatenate([groups.group, held_group]))
         columns = [pa.concat_arrays([new, old]) for new, old in zip(inputs, held, strict=True)]
-        order = columns[-1]
+        # No state can hold NaN, so whether it counts must not be a matter of what comes with it.
+        columns[-1] = order = _without_nan(columns[-1])
+        if self.listed:
+            columns[0] = _without_nan(columns[0])
         if order.null_count or (self.listed and columns[0].null_count):
             wanted = pc.and_(order.is_valid(), columns[0].is_valid()) if self.listed else order.is_valid()
             group, columns = group.filter(wanted), [column.filter(wanted) for column in columns]
@@ -281,6 +282,13 @@ class Distinct:
         share = (greatest.astype(np.float64) + HASHES / 2) / HASHES
         estimate = np.rint((self.limit - 1) / np.maximum(share, 1 / HASHES)).astype(np.int64)
         return pa.array(np.where(full, estimate, counts).astype(np.int64))
+
+
+def _without_nan(column: pa.Array) -> pa.Array:
+    """NULL in the place of NaN."""
+    if not pa.types.is_floating(column.type):
+        return column
+    return pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
 
 
 def _valid(groups: Groups, values: pa.Array) -> Any:

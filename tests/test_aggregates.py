@@ -254,13 +254,15 @@ def test_decimal_sums_are_exact_up_to_their_last_digit(driver):
 @pytest.mark.parametrize("function", [sum_, mean, variance, lambda x: max_(x), lambda x: top_k("v", 2, by=x)])
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_nan_and_infinity_never_become_null(driver, function, value):
-    """They have no form in the state: the column is named. Least and greatest pass over NaN as over NULL."""
+    """They have no form in the state: the column is named. Where it is a matter of order, NaN is passed over as NULL
+    is, whatever comes with it."""
     made, prepare = step({"it": function("x")})
     rows = prepare(pa.Table.from_pylist([{"key": "a", "x": value, "v": 1}, {"key": "a", "x": 1.0, "v": 2}], SCHEMA))
-    if math.isnan(value) and made.update.columns[0].kernel.__class__.__name__ == "Extreme":
+    expected = {"Extreme": 1.0, "Ranked": [2]}.get(made.update.columns[0].kernel.__class__.__name__)
+    if math.isnan(value) and expected is not None:
         alone = prepare(pa.Table.from_pylist([{"key": "b", "x": value, "v": 1}], SCHEMA))
         assert run_batch(driver, made, 0, alone)[0]["it"] is None
-        assert run_batch(driver, made, 1, rows)[0]["it"] == 1.0
+        assert run_batch(driver, made, 1, rows)[0]["it"] == expected
         return
     with pytest.raises(StateValueError, match=r"state column 'it.*NaN and infinity"):
         run_batch(driver, made, 0, rows)

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from recovery.errors import StateValueError
-from recovery.spark.arrow_worker import ArrowStepTask
+from recovery.spark.arrow_worker import ArrowStepTask, _places
 from recovery.storage.initialize import init_partitions
 from tests.stores import STEP, Driver, alter, paths_of, problems
 from tests.tasks import definition, run_batch, state_key, stored
@@ -158,6 +158,15 @@ def test_several_key_columns(driver):
         '["a","1"]': {"v": 1.5}, '["a","2"]': {"v": 2.5}, '[null,"1"]': {"v": 3.5}, '["b",null]': {"v": 4.5},
     }  # fmt: skip
     assert sorted(output, key=lambda row: row["v"])[2] == {"key": None, "n": 1, "v": 3.5}
+
+
+def test_moments_of_the_hour_that_comes_twice_are_two_keys():
+    """Python takes datetimes of a zone that differ in their fold alone for equal."""
+    kind = pa.timestamp("us", tz="Europe/Berlin")
+    moments = pa.array([1_729_989_000_000_000, 1_729_992_600_000_000], pa.int64()).cast(kind)
+    own = [pa.array(["a", "a"]), moments]
+    assert _places(own, [column.slice(1) for column in own]).to_pylist() == [1]
+    assert _places(own, [column.take(pa.array([1, 0])) for column in own]).to_pylist() == [1, 0]
 
 
 @pytest.mark.parametrize("library", ["polars", "pandas", "duckdb", "dict"])

@@ -231,10 +231,17 @@ def _prepare(frame: DataFrame, step_id: str, name: str, each: Aggregate) -> _Pre
     kinds = [field.dataType for field in frame.select(*inputs).schema] if inputs else []
     casts, made = plan_aggregate(step_id, name, each, kinds)
     if each.function == "approx_distinct":
-        inputs = [F.when(inputs[0].isNotNull(), F.xxhash64(inputs[0]))]
+        inputs = [F.when(inputs[0].isNotNull(), F.xxhash64(*_hashed(inputs[0], kinds[0])))]
     inputs = [one if to is None else one.cast(to) for one, to in zip(inputs, casts, strict=True)]
     kinds = [kind if to is None else to for kind, to in zip(kinds, casts, strict=True)]
     return _Prepared(made, tuple(inputs), parts_of(each, list(zip(inputs, kinds, strict=True))))
+
+
+def _hashed(value: Column, kind: T.DataType) -> tuple[Column, ...]:
+    """What tells a value from others: Spark's hash passes over NULL in a struct or an array."""
+    if isinstance(kind, T.StructType | T.ArrayType):
+        return value, F.to_json(F.struct(value), {"ignoreNullFields": "false"})
+    return (value,)
 
 
 def _rows(

@@ -166,7 +166,7 @@ def _places(own: list[pa.Array], given: list[pa.Array]) -> pa.Array:
     if len(own) == 1:
         places = pc.index_in(given[0], value_set=own[0])
     else:
-        keys, wanted = _tuples(own), _tuples(given)
+        keys, wanted = _tuples(list(map(_exact, own))), _tuples(list(map(_exact, given)))
         if any(pa.types.is_floating(column.type) for column in own):
             keys, wanted = list(map(_equal_nans, keys)), list(map(_equal_nans, wanted))
         index = {key: place for place, key in enumerate(keys)}
@@ -187,6 +187,11 @@ def _places(own: list[pa.Array], given: list[pa.Array]) -> pa.Array:
             remedy="Aggregate the rows to one for each key.",
         )
     return places
+
+
+def _exact(column: pa.Array) -> pa.Array:
+    """Moments as numbers: to Python those of the hour that comes twice are equal."""
+    return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
 
 
 def _equal_nans(key: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -205,7 +206,7 @@ def stateful_map(
             for row in rows:
                 given = row[positions[0]] if single else tuple(row[position] for position in positions)
                 current, out = mapper(current, given)
-                yield (*head, out) if width == 1 else (*head, *out)
+                yield (*head, _apart(out)) if width == 1 else (*head, *map(_apart, out))
             if current is None:
                 state.remove()
             else:
@@ -406,6 +407,11 @@ def _key_fields(frame: DataFrame, step_id: str, keys: Sequence[str | Column]) ->
 def _is_fine(kind: T.DataType) -> bool:
     """Whether a decimal has so many places that Java writes some with an exponent."""
     return isinstance(kind, T.DecimalType) and kind.scale > 6
+
+
+def _apart(value: Any) -> Any:
+    """A value that stays as it is when the mapper goes on with the same object: output is read after the key's rows."""
+    return deepcopy(value) if type(value) in (list, dict, set) else value
 
 
 def _position(frame: DataFrame, step_id: str, name: str) -> int:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import pickle
-import re
 import tempfile
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
 from functools import lru_cache, partial
 from itertools import chain, count, repeat
 from typing import IO, Any, NamedTuple, cast
@@ -32,6 +30,7 @@ from recovery.errors import RecoveryError, StateValueError, UnsupportedPlanError
 from recovery.group_state import GroupState
 from recovery.ids import BatchId, PartitionIndex
 from recovery.keys import ESCAPE, decode_key, encode_key, partition_of
+from recovery.spark.output_values import to_array
 from recovery.spark.sorting import by_number, sorted_by
 from recovery.spark.step import EVERYWHERE, HASH_BITS, NOW, PLACE, UNHASHED, StepDefinition, Update
 from recovery.storage.files import connect_task
@@ -42,7 +41,6 @@ BATCH_PROPERTY = "streaming.sql.batchId"
 CHUNK_ROWS = 32_768
 SORTED_BYTES = 32 << 20
 SPOOL_BYTES = 64 << 20
-_OFFSET = re.compile(r"(?:GMT|UTC|UT)?([+-])(\d{1,2})(?::?(\d\d))?")
 _tasks = count()
 """How many this process has run."""
 
@@ -359,8 +357,8 @@ class StepTask:
         arrays = []
         for field, column in zip(self._schema, zip(*output, strict=True), strict=True):
             try:
-                arrays.append(_array(column, field.type))
-            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+                arrays.append(to_array(column, field.type, self._definition.time_zone))
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
                 raise StateValueError(
                     f"step {self._definition.step_id!r}: output column {field.name!r} ({field.type}): {error}",
                     cause="update gave a value that does not fit the declared output.",
@@ -372,27 +370,6 @@ class StepTask:
         return StateValueError(
             f"step {self._definition.step_id!r}, key {key!r}: {error.found}", cause=error.cause, remedy=error.remedy
         )
-
-
-def _array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """An array of values of `update`. Times without a zone are those of the session, as they are in Spark's functions;
-    Arrow would take them for UTC."""
-    if not (pa.types.is_timestamp(kind) and kind.tz) or all(getattr(each, "tzinfo", None) for each in column):
-        return pa.array(column, kind)
-    naive = [isinstance(each, datetime) and each.tzinfo is None for each in column]
-    local = pa.array([each if bare else None for each, bare in zip(column, naive, strict=True)], pa.timestamp("us"))
-    rest = pa.array([None if bare else each for each, bare in zip(column, naive, strict=True)], kind)
-    # In the hour that comes twice it is the first one; one that is left out is as long after the change.
-    there = pc.assume_timezone(local, _zone(kind.tz), ambiguous="earliest", nonexistent="latest")
-    return pc.coalesce(there.cast(kind), rest)
-
-
-def _zone(name: str) -> str:
-    """A time zone as Arrow writes it: Spark also takes GMT+8 and the like."""
-    offset = _OFFSET.fullmatch(name)
-    if offset is None:
-        return {"Z": "UTC"}.get(name, name)
-    return f"{offset[1]}{int(offset[2]):02}:{offset[3] or '00'}"
 
 
 def parse_keys(texts: list[str], kinds: Sequence[T.DataType], time_zone: str) -> list[pa.Array]:

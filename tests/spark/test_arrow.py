@@ -153,7 +153,9 @@ def test_aggregates_equal_those_of_spark(spark, feed, tmp_path):
         "n": count(), "some": count(F.when(v > 20, v)), "total": sum_("value"), "half": sum_(v / 2),
         "exact": sum_(v.cast("decimal(9,2)")), "low": min_("value"), "high": max_(-v),
         "mean": mean("value"), "var": variance("value"), "different": approx_distinct("value"),
-        "name": max_("key"), "latest": last("key", by="value"), "top": top_k("value", 3), "few": collect("key", 2),
+        "name": max_("key"), "latest": last("key", by="value"),
+        "pairs": approx_distinct(F.struct(F.when(v % 2 == 0, F.lit(1)), F.when(v % 2 == 1, F.lit(1)))),
+        "top": top_k("value", 3), "few": collect("key", 2),
     }  # fmt: skip
     seen = {}
 
@@ -172,7 +174,7 @@ def test_aggregates_equal_those_of_spark(spark, feed, tmp_path):
         F.sum(v / 2).alias("half"), F.sum(v.cast("decimal(9,2)")).alias("exact"), F.min("value").alias("low"),
         F.max(-v).alias("high"), F.avg("value").alias("mean"), F.var_samp("value").alias("var"),
         F.countDistinct("value").alias("different"), F.max("key").alias("name"),
-        F.max(F.struct("value", "key")).key.alias("latest"),
+        F.max(F.struct("value", "key")).key.alias("latest"), F.countDistinct(v % 2).alias("pairs"),
         F.slice(F.sort_array(F.collect_list("value"), asc=False), 1, 3).alias("top"),
         F.slice(F.sort_array(F.collect_list("key")), 1, 2).alias("few"),
     ).collect()  # fmt: skip

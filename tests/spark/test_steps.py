@@ -551,6 +551,22 @@ def test_a_list_of_one_key_is_that_key(spark, feed, tmp_path):
     assert [tuple(row) for row in rows] == [("cellar", 1), ("cellar", 3)]
 
 
+def test_what_a_mapper_gave_stays_as_it_was(spark, feed, tmp_path):
+    """Also when it is its state, which it goes on changing."""
+    feed.add([("a", 1), ("a", 1), ("a", 1)])
+
+    def growing(held, value):
+        held = held or []
+        held.append(value)
+        return held, (held, {"n": held})
+
+    rows = []
+    one = stateful_map("one", key="key", value="value", mapper=growing,
+                       output="key string, held array<long>, in map<string, array<long>>")  # fmt: skip
+    run_to_end(feed.frame(spark).transform(one), tmp_path / "db", lambda batch, _: rows.extend(batch.collect()))
+    assert [(len(row.held), len(row["in"]["n"])) for row in rows] == [(1, 1), (2, 2), (3, 3)]
+
+
 def test_a_sink_whose_target_is_away(spark, feed, tmp_path):
     """Its error is the flow's, whatever type it has; what was finished before is kept."""
     for seed in range(3):
