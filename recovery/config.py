@@ -47,7 +47,7 @@ def parse_interval(value: Interval) -> float:
 
 def _unreadable(value: object) -> ConfigurationError:
     return ConfigurationError(
-        f"{value!r} is not an interval",
+        f"{value!r:.80} is not an interval",
         cause="An interval is a number of seconds, not negative, or a number with a unit.",
         remedy="Write it like 10, 0.5, 10s, 5m or 1h.",
     )

@@ -100,6 +100,9 @@ def misfits(old: Form, new: Form, at: str = "the state") -> Iterator[str]:
             yield from misfits(was, now, f"element {number} of {at}")
     elif old_kind == "again":
         yield f"{at} stands at another depth inside itself"
+    for name, default in _omitted(old).items():
+        if _omitted(new).get(name) != default:
+            yield f"{name!r} of {at} was {default} where it is left out, and is so no more"
     tightened = [name for name, value in _limits(new).items() if _limits(old).get(name) != value]
     if old_kind == new_kind and tightened:
         yield f"{at} has new limits: {', '.join(tightened)}"
@@ -182,13 +185,25 @@ def _form(info: Any, above: list[Any]) -> Form:
         case inspect.StructType():
             kind = "array struct" if info.array_like else "struct"
             tag = {} if info.tag is None else {"tag": [info.tag_field, info.tag]}
-            return {kind: info.cls.__name__, "fields": _fields(info, inner), **tag}
+            return {kind: info.cls.__name__, "fields": _fields(info, inner), **tag, **_left_out(info)}
     limits = _constraints(info)
     return {_name(info): "", **limits} if limits else _name(info)
 
 
 def _fields(info: Any, above: list[Any]) -> list[Form]:
     return [[field.encode_name, _form(field.type, above), field.required] for field in info.fields]
+
+
+def _left_out(info: Any) -> dict[str, Any]:
+    """The defaults of a struct whose values are stored without them: they are a part of what is stored."""
+    if not info.cls.__struct_config__.omit_defaults:
+        return {}
+    made = {
+        field.encode_name: field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+        for field in info.fields
+        if not field.required
+    }
+    return {"left out": {name: repr(default) for name, default in made.items()}}
 
 
 def _constraints(info: Any) -> dict[str, Any]:
@@ -212,6 +227,10 @@ def _tag(form: Form) -> Any:
 
 def _limits(form: Form) -> dict[str, Any]:
     return form.get("limits", {}) if isinstance(form, dict) else {}
+
+
+def _omitted(form: Form) -> dict[str, str]:
+    return form.get("left out", {}) if isinstance(form, dict) else {}
 
 
 def _options(form: Form) -> list[Form]:

@@ -128,7 +128,14 @@ def _held(cell: types.CellType) -> Any:
 def _held_by(value: Any) -> dict[str, Any]:
     """The attributes of an object whose method is called, or which is called itself: its settings, and not what it
     gathers in lists and the like while it works. Of a class none."""
-    held = {} if isinstance(value, type) else getattr(value, "__dict__", {})
+    if isinstance(value, type):
+        return {}
+    held = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(value, name):
+                held[name] = getattr(value, name)
     return {name: each for name, each in held.items() if isinstance(each, _SETTINGS)}
 
 

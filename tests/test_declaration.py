@@ -128,6 +128,11 @@ MISFITS = [
     (dict[str, int], dict[int, int], "a key of the state was str and is int"),
     (dict[str, int], dict[str, str], "a value of the state was int and is str"),
     (Tagged, msgspec.defstruct("Tagged", [("n", int)], tag="other"), "the state is tagged in another way"),
+    (
+        msgspec.defstruct("Short", [("n", int, 0), ("m", int, 1)], omit_defaults=True),
+        msgspec.defstruct("Short", [("n", int, 5), ("m", int, 1)], omit_defaults=True),
+        "'n' of the state was 0 where it is left out, and is so no more",
+    ),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -80,6 +81,16 @@ def keyed(default):
     return read
 
 
+@dataclass(slots=True)
+class Slotted:
+    """It has no dictionary of its attributes."""
+
+    table: str
+
+    def __call__(self, spark):
+        return spark.table(self.table)
+
+
 def plain(spark, table):
     return spark.table(table)
 
@@ -92,8 +103,8 @@ def other(spark, table):
     ("one", "another"),
     [(Reader("x"), Reader("y")), (Reader("x").read, Reader("y").read), (keyed("x"), keyed("y")),
      (partial(plain, table="x"), partial(plain, table="y")), (partial(plain, table="x"), partial(other, table="x")),
-     (len, print)],
-    ids=["called", "method", "keyword", "partial", "partial function", "built in"],
+     (Slotted("x"), Slotted("y")), (len, print)],
+    ids=["called", "method", "keyword", "partial", "partial function", "slots", "built in"],
 )  # fmt: skip
 def test_values_of_all_kinds_of_callables_count(one, another):
     """What differs in an attribute, in a keyword or in what is wrapped is another node."""

@@ -101,8 +101,9 @@ def _begin(planned: ResumePlan, directory: Path, clock: Clock, random_id: Callab
 
 
 def _problem(restored: Restored, source: Source, clock: Clock, max_age_s: float | None) -> RecoveryError | None:
-    if restored.left_out:
-        return BackupDamagedError("; ".join(restored.left_out[:3]), path=source.shown)
+    damaged = [*restored.left_out, *source.damaged]
+    if damaged:
+        return BackupDamagedError("; ".join(damaged[:3]), path=source.shown)
     snapshot = restored.plan.snapshot
     if max_age_s is None:
         return None

@@ -67,8 +67,8 @@ def make_backup(
 
     All copies are of one moment, so the backup holds the newest epoch that was closed in all partitions. One by one,
     a few at once, they are copied to `scratch` (a temporary directory), compressed, and written to the target.
-    check: read each copy in full and check every digest before it is stored, and read what earlier backups stored and
-    this one lists again; what is not as it was is stored anew. When anything fails, the backup does not
+    check: read each copy in full and check every digest before it is stored, and in the same way what earlier backups
+    stored and this one lists again; what is not whole is stored anew. When anything fails, the backup does not
     count. Raises BackupTargetError, ForeignPartitionError, and what `plan` raises for the directory.
     """
     started = clock.elapsed_s()
@@ -87,9 +87,8 @@ def make_backup(
             taken_ms = clock.wall_ms()
             store = partial(_store, target, f"{identity}.{attempt}" if attempt else identity, taken_ms, check, observe)
             with tempfile.TemporaryDirectory(prefix="recovery-backup-", dir=scratch) as name:
-                results = _copies(
-                    paths, usable, partial(store, Path(name)), partial(_is_whole, target) if check else None
-                )
+                is_whole = partial(_is_whole, target, Path(name), observe) if check else None
+                results = _copies(paths, usable, partial(store, Path(name)), is_whole)
             if results is not None:
                 break
         else:
@@ -162,15 +161,25 @@ def _reused(
     return found if found is not None and (is_whole is None or is_whole(found)) else None
 
 
-def _is_whole(target: Target, copy: StoredCopy) -> bool:
-    """Whether what was stored is still what is there. Reads all of it."""
-    digest = hashlib.sha256()
+def _is_whole(target: Target, scratch: Path, observe: Observer, copy: StoredCopy) -> bool:
+    """Whether what was stored is still what is there, and was whole when it was stored. Reads all of it."""
+    digest, done_bytes = hashlib.sha256(), 0
+    path = scratch / f"stored-{copy.description.index}.sqlite3"
+    tell = partial(Progressed, step="check", name=copy.description.path.name, bytes_total=copy.size_bytes)
     try:
-        for chunk in target.read(copy.object_name):
-            digest.update(chunk)
+        with path.open("wb") as file:
+            for chunk in target.read(copy.object_name):
+                digest.update(chunk)
+                file.write(chunk)
+                done_bytes += len(chunk)
+                observe(tell(bytes_done=done_bytes))
+        return digest.hexdigest() == copy.sha256 and not PartitionCheck(path).run().problems
     except (FileNotFoundError, BackupDamagedError):
         return False
-    return digest.hexdigest() == copy.sha256
+    except OSError as error:
+        raise StorageError(str(error), path=path) from error
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _each(pinned: list[PinnedPartition], work: Callable[[PinnedPartition], StoredCopy]) -> list[StoredCopy]:

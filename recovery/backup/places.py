@@ -47,12 +47,19 @@ def open_target(place: str, environ: Mapping[str, str] = os.environ, *, no_answe
             remedy="See docs/backup.md for the forms.",
         ) from None
     if scheme == "file":
-        return DirectoryTarget(Path(unquote(parts.path)))
+        return DirectoryTarget(_path_of(parts, place))
     if scheme not in SCHEMES:
         raise ConfigurationError(
             f"{scheme}:// is no place for backups",
             cause="Backups go to a directory, s3://, gs:// or abfs://.",
             remedy="Give a path, or an address that begins with one of these.",
+        )
+    if _has_loose_secret(place):
+        raise ConfigurationError(
+            "the credentials in it hold a character that ends them",
+            path=shown_address(place),
+            cause="A / in a key ends the first part of an address.",
+            remedy="Write it as %2F; better, leave credentials to the environment: see docs/backup.md.",
         )
     query = _Query(parts)
     secrets = list(_secrets(parts, environ))
@@ -84,7 +91,27 @@ def open_target(place: str, environ: Mapping[str, str] = os.environ, *, no_answe
 def shown_address(place: str) -> str:
     """The address without credentials and query: safe in messages and logs."""
     bare = place.partition("?")[0]
+    if _has_loose_secret(place):
+        return f"{place.partition('://')[0]}://…"
     return re.sub(r"://[^/@]*:[^/@]*@", "://", bare) if "://" in bare else place
+
+
+def _has_loose_secret(place: str) -> bool:
+    """Whether a name and a key stand in front of an @ that no address takes as the end of them."""
+    _, separator, rest = place.partition("://")
+    host, _, path = rest.partition("?")[0].partition("/")
+    return bool(separator) and ":" in host and "@" not in host and "@" in path
+
+
+def _path_of(parts: SplitResult, place: str) -> Path:
+    if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
+        raise ConfigurationError(
+            "it names no directory of this machine",
+            path=shown_address(place),
+            cause="Between file: and the path stand three slashes, and after it nothing.",
+            remedy="Write file:///PATH, or the path alone.",
+        )
+    return Path(unquote(parts.path))
 
 
 class _Query:

@@ -44,7 +44,7 @@ from recovery.backup.manifest import (
     encode,
     manifest_name,
 )
-from recovery.backup.target import Entry, Target
+from recovery.backup.target import DRAFT, Entry, Target
 from recovery.errors import BackupTargetError, ForeignPartitionError, UnsupportedVersionError
 from recovery.planning.backups import KeepRule, backups_to_keep
 
@@ -152,7 +152,8 @@ def prune(target: Target, rules: Sequence[KeepRule], now_ms: int) -> Pruned:
     for identity in removed:
         target.delete(manifest_name(identity))
     for entry in target.entries(MANIFESTS):
-        if entry.name in listing.unreadable and entry.written_ms < now_ms - STALE_AFTER_S * 1000:
+        torn = entry.name in listing.unreadable or entry.name.endswith(DRAFT)
+        if torn and entry.written_ms < now_ms - STALE_AFTER_S * 1000:
             target.delete(entry.name)
     for entry in target.entries(RUNNING):
         if entry.written_ms < now_ms - STALE_AFTER_S * 1000:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.sources import Source
@@ -28,6 +29,9 @@ from recovery.storage.schema import partition_path
 from recovery.storage.verify import PartitionCheck
 
 AT_ONCE = 4
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,6 @@ class _Attempt:
         self._announce = announce
         self._epoch, self._at_ms = epoch, at_ms
         self._damaged: dict[str, str] = {}
-        self._checked: dict[str, int] = {}
         self._staged: dict[int, str] = {}
         self.plan: RestorePlan | None = None
         self.rows = 0
@@ -191,14 +194,13 @@ class _Attempt:
         if verdict.problems:
             self._damaged[copy.origin] = f"{copy.origin}: {verdict.problems[0]}"
         else:
-            self._checked[copy.origin] = verdict.rows
             self._staged[copy.index] = copy.origin
             self._observe(Progressed("fetched", path.name, size, size))
 
     def _settle_all(self, plan: RestorePlan, staging: Path) -> None:
         started = self._clock.elapsed_s()
-        _each(lambda copy: settle(partition_path(staging, copy.index), plan.epoch), plan.copies)
-        self.rows = sum(self._checked[copy.origin] for copy in plan.copies)
+        settled = _each(lambda copy: settle(partition_path(staging, copy.index), plan.epoch), plan.copies)
+        self.rows = sum(each.row_count for each in settled)
         self.check_s += self._clock.elapsed_s() - started
         # restore.4
         resumed = plan_resume(scan(staging))
@@ -208,10 +210,10 @@ class _Attempt:
             )
 
 
-def _each(work: Callable[[Copy], object], copies: Sequence[Copy]) -> None:
+def _each(work: Callable[[Copy], T], copies: Sequence[Copy]) -> list[T]:
     """Do `work` for a few copies at once; after the first error nothing new is begun."""
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="restore")
     try:
-        list(pool.map(work, copies))
+        return list(pool.map(work, copies))
     finally:
         pool.shutdown(cancel_futures=True)

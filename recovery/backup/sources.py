@@ -12,7 +12,14 @@ from recovery.backup.progress import Observer, Progressed
 from recovery.backup.repository import Listing, list_backups
 from recovery.backup.target import DirectoryTarget, Target
 from recovery.durable import files_below
-from recovery.errors import BackupDamagedError, DirectoryLockedError, NoBackupError, RecoveryError, StorageError
+from recovery.errors import (
+    BackupDamagedError,
+    CorruptPartitionError,
+    DirectoryLockedError,
+    NoBackupError,
+    RecoveryError,
+    StorageError,
+)
 from recovery.planning.backups import Copy
 from recovery.storage.copies import copy_with_log, describe_copy
 from recovery.storage.files import SUFFIX
@@ -28,6 +35,8 @@ class Source(Protocol):
     """What there is, of all ages."""
     problems: list[str]
     """Copies and backups that cannot be used, a sentence for each."""
+    damaged: list[str]
+    """Those of them that were copies of partitions, and are not any more."""
 
     def fetch(self, copy: Copy, path: Path, observe: Observer) -> None:
         """Write a copy's bytes to the new file `path`, and a log beside it if it has one. Nothing is synced.
@@ -49,6 +58,7 @@ class BackupSource:
             unfinished = f"; {len(self.listing.unreadable)} unfinished" if self.listing.unreadable else ""
             raise NoBackupError(f"it holds no finished backup{unfinished}", path=target.shown)
         self.problems = [f"{name} is not a finished backup" for name in self.listing.unreadable]
+        self.damaged: list[str] = []
         self._stored: dict[str, StoredCopy] = {}
         self.copies = []
         for manifest in self.listing.manifests:
@@ -92,6 +102,7 @@ class PlainSource:
         self.shown = str(directory)
         self.copies = []
         self.problems = []
+        self.damaged = []
         paths = _databases(directory)
         for parent in {directory, *(path.parent for path in paths)}:
             _refuse_live(parent)
@@ -100,6 +111,8 @@ class PlainSource:
                 description, changed_ms = describe_copy(path, scratch)
             except RecoveryError as error:
                 self.problems.append(f"{path.relative_to(directory)}: {error.found}")
+                if isinstance(error, CorruptPartitionError):
+                    self.damaged.append(self.problems[-1])
             else:
                 taken_ms = path.stat().st_mtime_ns // 1_000_000
                 self.copies.append(Copy(description, str(path), taken_ms, changed_ms))

@@ -24,6 +24,8 @@ from recovery.errors import BackupDamagedError, BackupTargetError
 
 CHUNK_BYTES = 4 << 20
 NO_ANSWER_S = 60.0
+DRAFT = ".draft"
+"""How the name of an object ends that is not written yet; who is killed leaves it."""
 
 T = TypeVar("T")
 
@@ -69,7 +71,7 @@ class DirectoryTarget:
     def write(self, name: str, chunks: Iterable[bytes]) -> int:
         """See `Target.write`."""
         path = self.root / name
-        draft = path.with_name(f".{path.name}.draft")
+        draft = path.with_name(f".{path.name}{DRAFT}")
         size = 0
         with self._translated(), self._made():
             path.parent.mkdir(parents=True, exist_ok=True)

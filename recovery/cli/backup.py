@@ -13,7 +13,7 @@ from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import INTERVAL, format_size, format_time, json_option, print_json, table
 from recovery.cli.signals import StopSignals
 from recovery.clock import SystemClock
-from recovery.errors import BackupTargetError, ConfigurationError, StorageError
+from recovery.errors import BackupTargetError, ConfigurationError, NoBackupError, StorageError
 from recovery.planning.backups import KeepRule, parse_keep
 
 if TYPE_CHECKING:
@@ -169,6 +169,8 @@ def _say_pruned(target: Target, done: Pruned, as_json: bool) -> None:
 
 
 def _show(target: Target, listing: Listing, as_json: bool) -> None:
+    if not listing.manifests and not listing.unreadable:
+        _check_place(target)
     if as_json:
         print_json(
             {
@@ -190,9 +192,29 @@ def _show(target: Target, listing: Listing, as_json: bool) -> None:
         )
         for manifest in listing.manifests
     ]
-    click.echo(table(("backup", "taken", "epoch", "partitions", "new", "size", "stored"), rows))
+    if rows:
+        click.echo(table(("backup", "taken", "epoch", "partitions", "new", "size", "stored"), rows))
+    else:
+        click.echo(f"no finished backup in {target.shown}")
     for name in listing.unreadable:
         click.echo(f"{name} is not a finished backup, and is not used")
+
+
+def _check_place(target: Target) -> None:
+    """Raises NoBackupError for a place that can be seen to be none of backups."""
+    from recovery.backup.target import DirectoryTarget
+
+    if not isinstance(target, DirectoryTarget):
+        return
+    if not target.root.is_dir():
+        raise NoBackupError("there is no such directory", path=target.root)
+    if any(target.root.glob("part-*.sqlite3")):
+        raise NoBackupError(
+            "it holds recovery partitions, or copies of them",
+            path=target.root,
+            cause="This is a recovery directory, not the place of its backups.",
+            remedy="Name the place that backups were written to.",
+        )
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:

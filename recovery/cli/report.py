@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from recovery.report.facts import gather, known, largest
 @directory_argument
 @click.option("-o", "--output", type=DIRECTORY, default="report.html", show_default=True, help="The page to write.")
 @click.option("--force", is_flag=True, help="Replace the page when it is there already.")
-@click.option("--keys", type=click.IntRange(min=0), default=10, show_default=True,
+@click.option("--keys", type=click.IntRange(min=0, max=100_000), default=10, show_default=True,
               help="How many of the biggest keys to show. Finding them reads the whole state; 0: none.")  # fmt: skip
 @click.option("--tolerate", type=INTERVAL, default="30s", show_default=True,
               help="How long recovery may take, for the advice.")  # fmt: skip
@@ -46,7 +47,7 @@ def report(
 
     The page needs no network and no other file. Only reads the directory, also a damaged one; a run may be going on.
     """
-    if output.exists() and not force:
+    if os.path.exists(output) and not force:  # noqa: PTH110 - Path.exists raises for a name that is too long
         raise ConfigurationError(
             f"{output} is there already",
             cause="A report was written there before.",
@@ -56,14 +57,15 @@ def report(
 
     facts = gather(directory, parse_targets(thresholds), SystemClock().wall_ms())
     text = page(facts, advise(known(facts, os.cpu_count() or 1), tolerate), largest(facts, keys) if keys else [])
-    if not output.name or output.is_dir():
+    if not output.name or os.path.isdir(output):  # noqa: PTH112 - as above
         raise ConfigurationError(f"{output} is a directory", cause="", remedy="Name a file: -o report.html")
     draft = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         draft.write_text(text, encoding="utf-8")
         draft.replace(output)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink()
         raise StorageError(str(error), path=output) from error
     size_bytes = len(text.encode())
     if as_json:

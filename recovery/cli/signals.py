@@ -7,6 +7,9 @@ import os
 import select
 import signal
 
+LONGEST_WAIT_S = 1e9
+"""The system takes no longer time."""
+
 
 class StopSignals:
     """Whether SIGTERM or Ctrl-C has come since this was made. For the main thread of a command's own process.
@@ -22,7 +25,7 @@ class StopSignals:
 
     def came_within(self, seconds: float) -> bool:
         """Wait for one, at most so long; at once when one has come before."""
-        return bool(select.select([self._reading], [], [], seconds)[0])
+        return bool(select.select([self._reading], [], [], min(seconds, LONGEST_WAIT_S))[0])
 
     def _note(self, *_: object) -> None:
         # A pipe that is full says enough.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -143,14 +145,15 @@ def _import_keys(target: Target, found: list[Exported], sure: bool) -> Callable[
 
 def _write_whole(path: Path, text: str) -> None:
     """The file has all of the text, or is not made."""
-    if not path.name or path.is_dir():
+    if not path.name or os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
         raise ConfigurationError(f"{path} is a directory", cause="", remedy="Name a file.")
     draft = path.with_name(f".{path.name}.draft")
     try:
         draft.write_text(text)
         draft.rename(path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink()
         raise ConfigurationError(
             f"{path}: it cannot be written: {error}", cause="", remedy="Check the path."
         ) from error

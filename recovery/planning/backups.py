@@ -25,6 +25,8 @@ from recovery.planning.values import ClosedEpoch, Execution, FoundFile, Partitio
 
 OPERATIONAL = PartitionIndex(0)
 """The partition that holds operational state, which has no epochs."""
+MOST_DIGITS = 9
+"""Of a number of backups: more are not made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +309,7 @@ def parse_keep(text: str) -> KeepRule:
     """The rule meant by "24" (the newest 24), "7d" (younger than a week) or "90d/1d" (one a day for 90 days)."""
     age, slash, every = text.partition("/")
     if not slash and age.strip().isdecimal():
-        count = int(age)
+        count = int(age) if len(age) < MOST_DIGITS else 10**MOST_DIGITS
         if count < 1:
             raise ConfigurationError("0 backups cannot be kept", cause="The newest always stays.", remedy="Give 1.")
         return KeepRule(count=count)

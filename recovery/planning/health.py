@@ -150,7 +150,7 @@ def worst(found: Sequence[Finding]) -> Level:
 def parse_size(value: Any) -> float:
     """Bytes meant by a number, or by text such as "500MB", "1GB", "2GiB". Raises ConfigurationError."""
     if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
-        return float(match["number"]) * _BYTES[match["unit"] or ""]
+        value = float(match["number"]) * _BYTES[match["unit"] or ""]
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
         return float(value)
     raise ConfigurationError(

@@ -83,6 +83,12 @@ class PartitionDescription:
         return self.epochs[-1].epoch if self.epochs else NO_EPOCH
 
     @property
+    def row_count(self) -> int:
+        """Rows of all steps: those of its newest snapshot, and what is kept to go back."""
+        kept = sum(closed.superseded_rows for closed in self.epochs if closed.epoch > self.collected)
+        return kept + (self.epochs[-1].live_rows if self.epochs else 0)
+
+    @property
     def oldest_epoch(self) -> Epoch:
         """The oldest epoch it can go back to; 0 is the time before the first."""
         return self.collected

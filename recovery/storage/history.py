@@ -118,7 +118,10 @@ def steps_in(path: Path) -> list[str]:
 
     def read(connection: apsw.Connection) -> list[str]:
         with translated(path):
-            return [step for (step,) in rows(connection, sql)]
+            found = [step for (step,) in rows(connection, sql)]
+        if not all(isinstance(step, str) for step in found):
+            raise CorruptPartitionError("a step id in it is no text", path=path)
+        return found
 
     return read_partition(path, read)
 

@@ -67,11 +67,28 @@ def test_errors_have_their_codes(store, tmp_path):
     call("backup", store, "file://[::x/y", code=11)
     call("backup", store, "", code=11)
     call("backup", store, "gs://b/p?colour=red", code=11)
+    for odd in ("file://dest", "file://host/dest", "file://", "file:///dest?a=b"):
+        call("backup", store, odd, code=11)
+    call("backup", store, f"file://{tmp_path}/by-address")
+    call("backup", "--list", tmp_path / "nowhere", code=61)
+    call("backup", "--list", store, code=61)
+    (tmp_path / "empty").mkdir()
+    assert "no finished backup" in call("backup", "--list", tmp_path / "empty")
+    assert json.loads(call("backup", "--list", tmp_path / "empty", "--json"))["backups"] == []
     call("restore", tmp_path / "nothing", tmp_path / "new", code=61)
     call("restore", tmp_path / "dest", store, code=26)
     call("restore", tmp_path / "dest", tmp_path / "new", "--epoch", 9, code=28)
     call("restore", tmp_path / "dest", tmp_path / "new", "--at", "1969-01-01", code=28)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_key_with_a_slash_is_not_shown(store):
+    """It ends the part of an address in which credentials stand, so it is refused, and neither asked for nor told."""
+    result = CliRunner().invoke(main, ["backup", str(store), "s3://AKIA:abc/SECRET@bucket/p?region=us-east-1"])
+    assert result.exit_code == 11
+    assert "SECRET" not in result.output
+    assert "abc" not in result.output
+    assert "%2F" in result.output
 
 
 def test_mistakes_on_the_command_line(store, tmp_path):
@@ -80,6 +97,7 @@ def test_mistakes_on_the_command_line(store, tmp_path):
     call("backup", store, tmp_path / "dest", "--list", "--prune", code=2)
     call("backup", tmp_path / "dest", "--prune", code=2)
     call("backup", store, tmp_path / "dest", "--keep", "some", code=2)
+    call("backup", "--prune", tmp_path / "dest", "--keep", "9" * 5000)
     call("drill", tmp_path / "dest", "--scratch", tmp_path / "nowhere", code=2)
     call("restore", tmp_path / "dest", tmp_path / "new", "--at", "yesterday", code=2)
     call("restore", tmp_path / "dest", tmp_path / "new", "--at", "2026-01-01", "--epoch", 1, code=2)

@@ -60,6 +60,16 @@ def test_a_drill_with_a_damaged_copy_fails(store, tmp_path):
     call("drill", tmp_path / "dest", code=62)
 
 
+def test_a_drill_on_plain_copies_of_which_one_is_no_database_any_more(store, tmp_path):
+    """Older copies do for a restore, and the drill fails all the same."""
+    for day in ("one", "two"):
+        shutil.copytree(store, tmp_path / "copies" / day)
+    with paths_of(tmp_path / "copies/two")[1].open("r+b") as file:
+        file.write(b"x" * 100)
+    facts = json.loads(call("drill", tmp_path / "copies", "--json", code=62))
+    assert (facts["passed"], facts["epoch"]) == (False, 5)
+
+
 def test_a_drill_of_what_cannot_be_restored_fails(store, tmp_path):
     """With the code of the error that a restore would end with."""
     back_up(store, tmp_path / "dest")

@@ -32,6 +32,7 @@ from recovery.errors import (
 from recovery.planning.backups import KeepRule
 from recovery.storage.files import scan
 from recovery.storage.partition import describe
+from recovery.storage.verify import PartitionCheck
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
 from tests.stores import Driver, alter, paths_of, run_python
 
@@ -191,6 +192,13 @@ class TestBackup:
         bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
         assert states(tmp_path / "new") == states(store)
 
+    def test_check_finds_what_was_damaged_when_it_was_stored(self, store, tmp_path):
+        """A backup without --check takes a damaged partition as it is; one with --check does not list it again."""
+        alter(paths_of(store)[1], "UPDATE snaps SET ser_change = '666' WHERE step_id = 'count'")
+        assert back_up(store, tmp_path / "dest").stored == 3
+        with pytest.raises(CorruptPartitionError, match="do not match their digest"):
+            back_up(store, tmp_path / "dest", check=True)
+
     def test_a_backup_of_a_newer_version_is_not_pruned(self, store, tmp_path):
         """What it needs is not known, so nothing is removed."""
         made = back_up(store, tmp_path / "dest")
@@ -210,13 +218,17 @@ class TestBackup:
         made = back_up(store, tmp_path / "dest")
         path = tmp_path / "dest" / "manifests" / f"{made.manifest.id}.json.gz"
         path.write_bytes(path.read_bytes()[:-20])
+        draft = path.with_name(f".{path.name}.draft")
+        draft.write_bytes(b"killed while writing")
         work(store, 1)
         back_up(store, tmp_path / "dest")
         target, now_ms = DirectoryTarget(tmp_path / "dest"), time.time_ns() // 1_000_000
         prune(target, [KeepRule(count=1)], now_ms)
         assert path.exists()
+        assert draft.exists()
         prune(target, [KeepRule(count=1)], now_ms + 2 * 86_400_000)
         assert not path.exists()
+        assert not draft.exists()
         assert len(target.entries(OBJECTS)) == 3
 
     def test_flipped_bits_in_a_manifest(self, store, tmp_path):
@@ -343,6 +355,7 @@ class TestRestore:
         assert_sound(tmp_path / "new")
         assert states(tmp_path / "new") == expected
         assert (done.plan.epoch, done.plan.lost_epochs) == (epoch, 5 - epoch)
+        assert done.rows == sum(PartitionCheck(path).run().rows for path in paths_of(tmp_path / "new"))
 
     def test_a_directory_with_partitions_is_refused(self, store, tmp_path):
         """Nothing in it changes, and nothing is fetched."""

@@ -100,6 +100,12 @@ def test_sizes(text, size):
     assert parse_size(text) == size
 
 
+def test_a_size_that_is_no_number():
+    """Too great for one."""
+    with pytest.raises(ConfigurationError, match="no size"):
+        parse_size("9" * 400)
+
+
 def test_a_finding_says_its_level():
     """For people."""
     [found] = [each for each in of_epoch(measured(snapshot_s=12.3), DEFAULTS) if each.level.severity]

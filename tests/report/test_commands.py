@@ -178,12 +178,15 @@ def test_what_is_wrong_is_said_as_it_is(make_store):
 
 
 @pytest.mark.parametrize(
-    "words", [("report", "-o", "."), ("report", "-o", "/"), ("state", "export", "--output-file", ".")]
-)
-def test_a_directory_is_no_file_to_write(make_store, words):
-    """Said as what it is."""
+    ("words", "expected"),
+    [(("report", "-o", "."), 11), (("report", "-o", "/"), 11), (("state", "export", "--output-file", "."), 11),
+     (("report", "-o", "x" * 300), 24), (("state", "export", "--output-file", "x" * 300), 11)],
+    ids=lambda each: " ".join(each)[:40] if isinstance(each, tuple) else str(each),
+)  # fmt: skip
+def test_what_is_no_file_to_write(make_store, words, expected):
+    """A directory, or a name that no file system takes: said as what it is."""
     command, *rest = words
     where = [rest.pop(0)] if command == "state" else []
     force = ["--force"] if command == "report" else []
     code, _ = call(command, *where, make_store(1), *rest, *force)
-    assert code == 11
+    assert code == expected
