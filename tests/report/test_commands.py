@@ -180,7 +180,7 @@ def test_what_is_wrong_is_said_as_it_is(make_store):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [(("report", "-o", "."), 11), (("report", "-o", "/"), 11), (("state", "export", "--output-file", "."), 11),
-     (("report", "-o", "x" * 300), 24), (("state", "export", "--output-file", "x" * 300), 11)],
+     (("report", "-o", "x" * 300), 12), (("state", "export", "--output-file", "x" * 300), 11)],
     ids=lambda each: " ".join(each)[:40] if isinstance(each, tuple) else str(each),
 )  # fmt: skip
 def test_what_is_no_file_to_write(make_store, words, expected):
