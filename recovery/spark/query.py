@@ -221,6 +221,7 @@ class RecoveryQuery:
             failed.callback(self._remove_mailboxes)
             _TICKING.update(self._mailboxes)
             self._update_mailboxes()
+            failed.callback(self._abort)
             self._launch(checkpoint, trigger)
             failed.pop_all()
 
@@ -511,6 +512,13 @@ class RecoveryQuery:
             self._prepared.release(self._error)
             self._remove_mailboxes()
             self.summary.elapsed_s = self._clock.elapsed_s() - self._started_s
+
+    def _abort(self) -> None:
+        """After a start that failed: no query goes on without us."""
+        self._over.set()
+        if self._query is not None:
+            self._parked.set()
+            self._stop_query()
 
     def _stop_query(self) -> None:
         """Stop Spark's query. A parked micro-batch returns only when Spark has interrupted the thread that waits for

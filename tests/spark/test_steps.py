@@ -443,11 +443,13 @@ def test_what_a_start_that_fails_leaves(spark, feed, tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("no query")
 
-    monkeypatch.setattr("recovery.spark.query._triggered", fail)
-    with pytest.raises(RecoveryError, match="no query"):
-        begin("available-now")
-    assert set(Path(tempfile.gettempdir()).glob("recovery-ticks-*")) == mailboxes
-    monkeypatch.undo()
+    for step in ("_triggered", "announce"):
+        monkeypatch.setattr(f"recovery.spark.query.{step}", fail)
+        with pytest.raises(RecoveryError, match="no query"):
+            begin("available-now")
+        assert set(Path(tempfile.gettempdir()).glob("recovery-ticks-*")) == mailboxes
+        assert not spark.streams.active
+        monkeypatch.undo()
     begin("available-now").await_termination()
     assert states(tmp_path / "db", "totals") == {"a": [1, 1]}
 
