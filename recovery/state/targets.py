@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from recovery.state.runs import read_run
 from recovery.state.steps import Moment, edit_states, moment
 from recovery.state.values import from_json
 from recovery.storage.history import KeyState
+from recovery.storage.seam import RESERVED_PREFIX
 
 Name = str | StepKey
 """The id of a document, or step and key."""
@@ -251,11 +253,27 @@ def check_content(state_id: str, content: Any) -> None:
         ) from error
 
 
-def missing(name: Name) -> StateNotFoundError:
+def missing(target: Target, name: Name) -> StateNotFoundError:
     """The error for a state that is not there."""
-    if isinstance(name, str):
+    if isinstance(name, str) or not isinstance(target, Steps):
         return StateNotFoundError(f"there is no state {name!r:.200}")
-    return StateNotFoundError(f"step {name[0]!r:.80} has no state of key {name[1]!r:.200}")
+    step, key = name
+    return unknown_step(target, step) or StateNotFoundError(
+        f"step {step!r:.80} has no state of key {key!r:.200}",
+        remedy=f"See what there is: python -m recovery state list DIR --step {shlex.quote(step)}",
+    )
+
+
+def unknown_step(target: Steps, step: str) -> StateNotFoundError | None:
+    """The error for a step that has no state at all; None when it has."""
+    known = target.moment.steps(reserved=True)
+    if step in known:
+        return None
+    shown = [each for each in known if not each.startswith(RESERVED_PREFIX)]
+    return StateNotFoundError(
+        f"there is no step {step!r:.80}",
+        remedy=f"Steps with state: {', '.join(shown)}" if shown else "No step has any.",
+    )
 
 
 def _step_key(name: Name) -> StepKey:

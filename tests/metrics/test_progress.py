@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import sys
+import time
 
 from recovery.cli.progress import Progress, summary_text
 from recovery.planning.health import DEFAULTS, of_epoch
 from recovery.planning.measures import Measure
 from recovery.spark.closing import EpochClosed
-from recovery.spark.query import RunSummary
+from recovery.spark.query import BatchDone, RunSummary
 
 
 def closed(epoch, snapshot_s):
@@ -38,3 +40,27 @@ def test_the_summary_says_what_was_missed():
     assert summary_text(summary).splitlines()[-1] == (
         "critical: snapshot duration reached 40 s (warning from 10 s, critical from 30 s)"
     )
+
+
+def test_the_line_on_a_terminal(monkeypatch):
+    """It is never longer than the terminal is wide, and what the flow prints does not stick to it."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "40")
+    with Progress("flow", stream=terminal) as progress:
+        progress.observe(BatchDone(0, 1, 1_000_000, 1_000_000, 0.5))
+        while "batch 0" not in terminal.getvalue():
+            time.sleep(0.01)
+        print("{'a': 1}")
+        print("half ", end="")
+        time.sleep(0.6)
+        print("a line")
+    assert sys.stdout is terminal
+    drawn = terminal.getvalue().replace("\r\x1b[K", "\n").split("\n")
+    assert max(len(line) for line in drawn if line.startswith("batch")) == 39
+    assert {"{'a': 1}", "half a line"} <= set(drawn)
