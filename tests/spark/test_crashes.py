@@ -217,6 +217,7 @@ def test_a_signal_closes_the_epoch(feed, tmp_path, number):
     assert states(directory, "totals") == feed.totals()
 
 
+@pytest.mark.long
 def test_a_second_signal_ends_at_once(feed, tmp_path):
     """A second signal does not wait for the running micro-batch; the next run counts everything once."""
     for seed in range(3):

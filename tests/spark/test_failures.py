@@ -26,6 +26,7 @@ from tests.stores import problems
 FAILURES = ("at once", "after some keys", "exit", "killed", "after applying")
 
 
+@pytest.mark.long
 def test_every_attempt_but_the_last_fails(spark, feed, tmp_path):
     """In each micro-batch three attempts of every task fail in one way: by an error at once, after some keys or after
     applying its changes, by leaving, by being killed. The fourth counts, alone."""
