@@ -7,6 +7,7 @@ they hold, so that a changed key or type is told instead of misread. Forms are J
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -100,9 +101,10 @@ def misfits(old: Form, new: Form, at: str = "the state") -> Iterator[str]:
             yield from misfits(was, now, f"element {number} of {at}")
     elif old_kind == "again":
         yield f"{at} stands at another depth inside itself"
-    for name, default in _omitted(old).items():
-        if _omitted(new).get(name) != default:
-            yield f"{name!r} of {at} was {default} where it is left out, and is so no more"
+    for name, default in _left_out(old).items():
+        now = _given(new).get(name)
+        if now is not None and now != default:
+            yield f"{name!r} of {at} was {default} where it is left out, and now it would be {now}"
     tightened = [name for name, value in _limits(new).items() if _limits(old).get(name) != value]
     if old_kind == new_kind and tightened:
         yield f"{at} has new limits: {', '.join(tightened)}"
@@ -185,7 +187,7 @@ def _form(info: Any, above: list[Any]) -> Form:
         case inspect.StructType():
             kind = "array struct" if info.array_like else "struct"
             tag = {} if info.tag is None else {"tag": [info.tag_field, info.tag]}
-            return {kind: info.cls.__name__, "fields": _fields(info, inner), **tag, **_left_out(info)}
+            return {kind: info.cls.__name__, "fields": _fields(info, inner), **tag, **_defaults(info)}
     limits = _constraints(info)
     return {_name(info): "", **limits} if limits else _name(info)
 
@@ -194,16 +196,21 @@ def _fields(info: Any, above: list[Any]) -> list[Form]:
     return [[field.encode_name, _form(field.type, above), field.required] for field in info.fields]
 
 
-def _left_out(info: Any) -> dict[str, Any]:
-    """The defaults of a struct whose values are stored without them: they are a part of what is stored."""
-    if not info.cls.__struct_config__.omit_defaults:
-        return {}
+# Of these the text says what they are, in every process.
+_COMPARABLE = (type(None), bool, int, float, str, bytes, list, dict, set, enum.Enum)
+
+
+def _defaults(info: Any) -> dict[str, Any]:
+    """The defaults of a struct, and whether values are stored without them, so that they are a part of what is stored.
+    Those that a function of the user's makes are always stored."""
     made = {
         field.encode_name: field.default_factory() if field.default is msgspec.NODEFAULT else field.default
         for field in info.fields
-        if not field.required
+        if field.default is not msgspec.NODEFAULT or field.default_factory in (list, dict, set)
     }
-    return {"left out": {name: repr(default) for name, default in made.items()}}
+    shown = {name: repr(default) for name, default in made.items() if isinstance(default, _COMPARABLE)}
+    leaves_out = {"leaves out": True} if info.cls.__struct_config__.omit_defaults else {}
+    return {"defaults": shown, **leaves_out} if shown else {}
 
 
 def _constraints(info: Any) -> dict[str, Any]:
@@ -229,8 +236,12 @@ def _limits(form: Form) -> dict[str, Any]:
     return form.get("limits", {}) if isinstance(form, dict) else {}
 
 
-def _omitted(form: Form) -> dict[str, str]:
-    return form.get("left out", {}) if isinstance(form, dict) else {}
+def _given(form: Form) -> dict[str, str]:
+    return form.get("defaults", {}) if isinstance(form, dict) else {}
+
+
+def _left_out(form: Form) -> dict[str, str]:
+    return _given(form) if isinstance(form, dict) and "leaves out" in form else {}
 
 
 def _options(form: Form) -> list[Form]:

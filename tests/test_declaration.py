@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
+import time
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
@@ -97,6 +98,12 @@ FITS = [
     (Annotated[int, msgspec.Meta(ge=0, le=9)], Annotated[int, msgspec.Meta(le=9)]),
     (dict[str, Pair], dict[str, Triple]),
     (ONE, Named),
+    (
+        msgspec.defstruct(
+            "Short", [("n", int, 0), ("at", float, msgspec.field(default_factory=time.time))], omit_defaults=True
+        ),
+        msgspec.defstruct("Short", [("n", int, 0), ("at", float, msgspec.field(default_factory=time.time))]),
+    ),
 ]
 
 MISFITS = [
@@ -131,7 +138,7 @@ MISFITS = [
     (
         msgspec.defstruct("Short", [("n", int, 0), ("m", int, 1)], omit_defaults=True),
         msgspec.defstruct("Short", [("n", int, 5), ("m", int, 1)], omit_defaults=True),
-        "'n' of the state was 0 where it is left out, and is so no more",
+        "'n' of the state was 0 where it is left out, and now it would be 5",
     ),
 ]
 

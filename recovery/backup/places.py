@@ -93,14 +93,14 @@ def shown_address(place: str) -> str:
     bare = place.partition("?")[0]
     if _has_loose_secret(place):
         return f"{place.partition('://')[0]}://…"
-    return re.sub(r"://[^/@]*:[^/@]*@", "://", bare) if "://" in bare else place
+    return re.sub(r"://[^/@]*:.*@", "://", bare) if "://" in bare else place
 
 
 def _has_loose_secret(place: str) -> bool:
     """Whether a name and a key stand in front of an @ that no address takes as the end of them."""
     _, separator, rest = place.partition("://")
-    host, _, path = rest.partition("?")[0].partition("/")
-    return bool(separator) and ":" in host and "@" not in host and "@" in path
+    host = re.split("[/?#]", rest, maxsplit=1)[0]
+    return bool(separator) and ":" in host and "@" not in host and "@" in rest
 
 
 def _path_of(parts: SplitResult, place: str) -> Path:

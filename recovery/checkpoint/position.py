@@ -23,6 +23,8 @@ from recovery.ids import BatchId
 
 HEADER_LINES = 2
 """Of a log of offsets: its version, and settings; then comes a line for each source."""
+ONE_LINE_EACH = "v1"
+"""The version in which lines are told by their order; in the next one each begins with the name of its source."""
 _LOG_ENTRY = re.compile(r"(\d+)(\.compact)?")
 
 
@@ -32,7 +34,7 @@ def position_files(checkpoint: Path, batch: BatchId, sources: Sequence[int] | No
     sources: the source of each line of the log of offsets; None: not known, and each line is one of its own.
     """
     paths = {"metadata", f"offsets/{batch}", f"commits/{batch}"}
-    newest = {str(source): entry for source, entry in _logged(checkpoint, batch, sources)}
+    newest = dict(_logged(checkpoint, batch, sources))
     logs = checkpoint / "sources"
     for source in logs.iterdir() if logs.is_dir() else ():
         last = newest.get(source.name, batch)
@@ -46,7 +48,7 @@ def missing_entry(checkpoint: Path, batch: BatchId, sources: Sequence[int] | Non
     """The path of an entry that a source's log should have, by its offset after `batch`, and has not; None: all are
     there. Without it Spark fails at the start, or takes files for read that were not. `sources` as above."""
     for source, entry in _logged(checkpoint, batch, sources):
-        log = checkpoint / "sources" / str(source)
+        log = checkpoint / "sources" / source
         if entry >= 0 and entry not in {number for _, number in (_entries(log) if log.is_dir() else ())}:
             return f"sources/{source}/{entry}"
     return None
@@ -65,15 +67,27 @@ def wait_for_commit(checkpoint: Path, batch: BatchId, alive: Callable[[], bool],
     return True
 
 
-def _logged(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None) -> Iterator[tuple[int, int]]:
-    """The sources that count entries of their log by themselves, as file sources do, and the last that belongs to the
-    micro-batch."""
-    lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()[HEADER_LINES:]
-    for source, line in zip(range(len(lines)) if sources is None else sources, lines, strict=False):
+def line_count(checkpoint: Path, batch: BatchId) -> int:
+    """How many lines of offsets there are, one for each place in the plan where a source is read."""
+    return len(_offsets(checkpoint, batch)) - HEADER_LINES
+
+
+def _offsets(checkpoint: Path, batch: BatchId) -> list[str]:
+    return (checkpoint / "offsets" / str(batch)).read_text().splitlines()
+
+
+def _logged(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None) -> Iterator[tuple[str, int]]:
+    """The sources that count entries of their log by themselves, as file sources do, by the name of the log, and the
+    last entry that belongs to the micro-batch."""
+    version, *lines = _offsets(checkpoint, batch)
+    for number, line in enumerate(lines[HEADER_LINES - 1 :]):
+        place, text = (str(number), line) if version == ONE_LINE_EACH else line.split(":", 1)
+        if place.isdecimal() and sources is not None and int(place) < len(sources):
+            place = str(sources[int(place)])
         with contextlib.suppress(msgspec.DecodeError):
-            offset = msgspec.json.decode(line)
+            offset = msgspec.json.decode(text)
             if isinstance(offset, dict) and type(offset.get("logOffset")) is int:
-                yield source, offset["logOffset"]
+                yield place, offset["logOffset"]
 
 
 def _entries(log: Path) -> Iterator[tuple[str, int]]:

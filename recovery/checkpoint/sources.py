@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery.checkpoint.position import HEADER_LINES, missing_entry
+from recovery.checkpoint.position import HEADER_LINES, ONE_LINE_EACH, line_count, missing_entry
 from recovery.checkpoint.restore import Restored
 from recovery.checkpoint.rows import row_keys
 from recovery.errors import SparkCheckpointError
@@ -38,6 +38,9 @@ def check_logs(restored: Restored, directory: Path, places: SourcePlaces) -> Non
     """Raises SparkCheckpointError when a source's log does not go as far as its offset."""
     if restored.batch is None:
         return
+    if line_count(directory, restored.batch) != len(places.ids):
+        # The flow reads other sources than before: what that means is Spark's to say.
+        return
     missing = missing_entry(directory, restored.batch, places.ids)
     if missing is not None:
         raise SparkCheckpointError(
@@ -57,6 +60,9 @@ def fit_ticks(restored: Restored, directory: Path, places: SourcePlaces) -> Rest
     ticks = places.ticks
     log = directory / "offsets" / str(restored.batch)
     lines = log.read_text().split("\n")
+    if lines[0] != ONE_LINE_EACH:
+        # There sources have names.
+        return restored
     header, offsets = lines[:HEADER_LINES], lines[HEADER_LINES:]
     were = [_is_tick(line) for line in offsets]
     if were == list(ticks) or were.count(False) != list(ticks).count(False):
@@ -73,14 +79,15 @@ def fit_ticks(restored: Restored, directory: Path, places: SourcePlaces) -> Rest
 
 
 def _move(restored: Restored, sources: Path, places: dict[int, int]) -> Restored:
-    """Move what sources have logged to their new places. What the partitions hold of the sources that had those places
-    before is another's, though it may have the same name: it is not held any more, and its rows are stale."""
+    """Move what sources have logged to their new places. What the partitions hold of a source that moved, or of the one
+    that had its place before, may be taken for another's of the same name: it is not held any more, and its rows are
+    stale. That goes for sources that have logged nothing yet, too."""
     moved = {old: new for old, new in places.items() if old != new and (sources / str(old)).exists()}
     for old in moved:
         (sources / str(old)).rename(sources / f"{old}.moved")
     for old, new in moved.items():
         (sources / f"{old}.moved").rename(sources / str(new))
-    taken = tuple(f"sources/{new}/" for new in moved.values())
+    taken = tuple(f"sources/{place}/" for pair in places.items() if pair[0] != pair[1] for place in pair)
     held = {path: file for path, file in restored.held.items() if not path.startswith(taken)}
     gone = {path: file for path, file in restored.held.items() if path not in held}
     stale = frozenset(key for path, file in gone.items() for key in row_keys(path, file))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -53,9 +55,9 @@ class Progress:
         self._over.set()
         if self._live:
             self._thread.join()
-            self._above.close()
-            self._stream.write(CLEAR)
+            self._stream.write(CLEAR if _at_start() else "\n")
             self._stream.flush()
+            self._above.close()
 
     def observe(self, event: Event) -> None:
         """Take one event of the run."""
@@ -95,8 +97,7 @@ class Progress:
             with self._lock:
                 if self._batch is not None and _at_start():
                     # A line that wraps could not be taken back.
-                    width = shutil.get_terminal_size().columns - 1
-                    self._stream.write(f"{CLEAR}{self._line()[:width]}")
+                    self._stream.write(f"{CLEAR}{self._line()[: _width(self._stream) - 1]}")
                     self._stream.flush()
 
     def _line(self) -> str:
@@ -116,6 +117,16 @@ class Progress:
         start = "" if not self._live else CLEAR if _at_start() else "\n"
         self._stream.write(f"{start}{text}\n")
         self._stream.flush()
+        if isinstance(sys.stdout, _Above):
+            sys.stdout.at_start = True
+
+
+def _width(stream: TextIO) -> int:
+    """The columns of the terminal that is drawn on."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return shutil.get_terminal_size().columns
 
 
 def _at_start() -> bool:
@@ -141,8 +152,17 @@ class _Above:
             self.at_start = text.endswith("\n") if text else self.at_start
             return written
 
+    def writelines(self, lines: Iterable[str]) -> None:
+        """See `write`."""
+        for line in lines:
+            self.write(line)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._out, name)
+
+    def __reduce__(self) -> Any:
+        # A function that is sent to a worker, and holds the standard output, gets the worker's.
+        return getattr, (sys, "stdout")
 
 
 def _resumed_text(event: Resumed) -> str:

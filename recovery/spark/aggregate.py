@@ -240,7 +240,7 @@ def _prepare(frame: DataFrame, step_id: str, name: str, each: Aggregate) -> _Pre
 def _hashed(value: Column, kind: T.DataType) -> tuple[Column, ...]:
     """What tells a value from others: Spark's hash passes over NULL in a struct or an array."""
     if isinstance(kind, T.StructType | T.ArrayType):
-        return value, F.to_json(F.struct(value), {"ignoreNullFields": "false"})
+        return value, F.to_json(F.struct(value), {"ignoreNullFields": "false", "timeZone": "UTC"})
     return (value,)
 
 

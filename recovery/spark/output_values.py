@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
 from numbers import Number
-from typing import Any
+from typing import Any, TypeAlias
 from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+Fit: TypeAlias = Callable[[Any], Any]
+"""Gives a value that Arrow takes as it is meant, or raises. It is not asked about None."""
 
 _NUMBERS = {int, type(None)}
 _GREATEST_FLOAT = float(np.finfo(np.float32).max)
@@ -31,72 +34,56 @@ def to_array(column: Sequence[Any], kind: pa.DataType, time_zone: str) -> pa.Arr
     Raises what Arrow raises, also for a value that would be changed: ArrowInvalid, ArrowTypeError, OverflowError.
     """
     if pa.types.is_float32(kind):
-        wide = pa.array(column, pa.float64())
-        array = wide.cast(kind)
-        if pc.any(pc.and_not(pc.is_inf(array), pc.is_inf(wide))).as_py():
-            raise pa.ArrowInvalid("a number is too great")
+        array = pa.array(column, kind)
+        if pc.any(pc.is_inf(array)).as_py():
+            _refuse_new_infinities(array, pa.array(column, pa.float64()))
         return array
-    if not _is_delicate(kind) or (pa.types.is_integer(kind) and _NUMBERS.issuperset(map(type, column))):
-        return pa.array(column, kind)
-    if pa.types.is_timestamp(kind) and kind.tz and all(getattr(each, "tzinfo", None) for each in column):
-        return pa.array(column, kind)
-    zone = zone_of(time_zone)
-    return pa.array([_fitted(value, kind, zone) for value in column], kind)
+    fit = None if _is_plain(column, kind) else _fit_of(kind, time_zone)
+    return pa.array(column if fit is None else [None if value is None else fit(value) for value in column], kind)
 
 
-@lru_cache
 def zone_of(name: str) -> tzinfo:
-    """A time zone by Spark's name for it, which may be GMT+8 and the like."""
+    """A time zone by Spark's name for it, which may be GMT+8 and the like. Raises ArrowInvalid for another one."""
     offset = _OFFSET.fullmatch(name)
-    if offset is None:
+    if offset is not None:
+        span = timedelta(hours=int(offset[2]), minutes=int(offset[3] or 0))
+        return timezone(-span if offset[1] == "-" else span)
+    try:
         return ZoneInfo({"Z": "UTC"}.get(name, name))
-    span = timedelta(hours=int(offset[2]), minutes=int(offset[3] or 0))
-    return timezone(-span if offset[1] == "-" else span)
+    except (KeyError, ValueError) as error:
+        raise pa.ArrowInvalid(f"Python does not know the session's time zone {name!r}: give times a zone") from error
+
+
+def _is_plain(column: Sequence[Any], kind: pa.DataType) -> bool:
+    """Whether a look at the types of the values, or at their zones, says that Arrow takes them as they are meant."""
+    if pa.types.is_integer(kind):
+        return all(each in _NUMBERS or issubclass(each, np.integer) for each in set(map(type, column)))
+    if pa.types.is_timestamp(kind):
+        zoned = kind.tz is not None
+        return all(value is None or (getattr(value, "tzinfo", None) is not None) == zoned for value in column)
+    return False
 
 
 @lru_cache(256)
-def _is_delicate(kind: pa.DataType) -> bool:
-    """Whether Arrow might take a value of this type, or in it, for another one."""
-    if pa.types.is_struct(kind):
-        return True
-    if pa.types.is_map(kind):
-        return bool(_is_delicate(kind.key_type) or _is_delicate(kind.item_type))
-    if _is_list(kind):
-        return bool(_is_delicate(kind.value_type))
-    return bool(pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_timestamp(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
-
-
-def _fitted(value: Any, kind: pa.DataType, zone: tzinfo) -> Any:
-    """A value that Arrow takes as it is meant, or refuses."""
-    if value is None:
-        return None
+def _fit_of(kind: pa.DataType, time_zone: str) -> Fit | None:
+    """How values of a type are made fit; None where Arrow cannot take one for another."""
     if pa.types.is_integer(kind):
-        return _whole(value)
+        return _whole
     if pa.types.is_float32(kind):
-        if isinstance(value, Number) and _GREATEST_FLOAT < abs(float(value)) < math.inf:  # type: ignore[arg-type]
-            raise pa.ArrowInvalid("a number is too great")
-        return value
+        return _short
     if pa.types.is_timestamp(kind):
-        return _moment(value, bool(kind.tz), zone)
+        return _moment(kind.tz is not None, time_zone)
     if pa.types.is_struct(kind):
-        return _struct(value, kind, zone)
+        return _struct(kind, time_zone)
     if pa.types.is_map(kind):
-        pairs = value.items() if isinstance(value, Mapping) else value
-        return [(_fitted(key, kind.key_type, zone), _fitted(item, kind.item_type, zone)) for key, item in pairs]
-    if _is_list(kind):
-        elements = value.tolist() if isinstance(value, np.ndarray) else value
-        if not isinstance(elements, list | tuple):
-            return value
-        return [_fitted(element, kind.value_type, zone) for element in elements]
-    return value
+        return _map(_fit_of(kind.key_type, time_zone), _fit_of(kind.item_type, time_zone))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _list(kind.value_type, _fit_of(kind.value_type, time_zone))
+    return None
 
 
 def _whole(value: Any) -> Any:
-    if type(value) is int or not isinstance(value, Number):
+    if type(value) is int or not isinstance(value, Number) or isinstance(value, bool | np.bool_):
         return value
     try:
         whole = int(value)  # type: ignore[call-overload]
@@ -104,23 +91,85 @@ def _whole(value: Any) -> Any:
         return value
     if whole != value:
         raise pa.ArrowInvalid(f"{value!r} is no whole number")
-    return value if isinstance(value, bool | np.bool_) else whole
+    return whole
 
 
-def _moment(value: Any, zoned: bool, zone: tzinfo) -> Any:
-    if not isinstance(value, datetime) or (value.tzinfo is not None) == zoned:
-        return value
-    # In the hour that comes twice it is the first one; one that is left out is as long after the change.
-    return value.replace(tzinfo=zone) if zoned else value.astimezone(zone).replace(tzinfo=None)
-
-
-def _struct(value: Any, kind: pa.DataType, zone: tzinfo) -> Any:
-    fields = [kind.field(index) for index in range(kind.num_fields)]
-    if isinstance(value, Mapping):
-        unknown = [name for name in value if name not in {field.name for field in fields}]
-        if unknown:
-            raise pa.ArrowInvalid(f"there is no field {unknown[0]!r} in {kind}")
-        return {field.name: _fitted(value.get(field.name), field.type, zone) for field in fields}
-    if isinstance(value, tuple) and len(value) == len(fields):
-        return tuple(_fitted(each, field.type, zone) for each, field in zip(value, fields, strict=True))
+def _short(value: Any) -> Any:
+    if isinstance(value, Number) and _GREATEST_FLOAT < abs(float(value)) < math.inf:  # type: ignore[arg-type]
+        raise pa.ArrowInvalid("a number is too great")
     return value
+
+
+def _refuse_new_infinities(array: pa.Array[Any], wide: pa.Array[Any]) -> None:
+    if pc.any(pc.and_not(pc.is_inf(array), pc.is_inf(wide))).as_py():
+        raise pa.ArrowInvalid("a number is too great")
+
+
+def _moment(zoned: bool, time_zone: str) -> Fit:
+    def fit(value: Any) -> Any:
+        if not isinstance(value, datetime) or (value.tzinfo is not None) == zoned:
+            return value
+        # In the hour that comes twice it is the first one; one that is left out is as long after the change.
+        zone = zone_of(time_zone)
+        return value.replace(tzinfo=zone) if zoned else value.astimezone(zone).replace(tzinfo=None)
+
+    return fit
+
+
+def _list(kind: pa.DataType, inner: Fit | None) -> Fit | None:
+    if inner is None:
+        return None
+    # Arrays of NumPy's that Arrow takes as they are.
+    harmless = "iu" if pa.types.is_integer(kind) else "f" if pa.types.is_float32(kind) else ""
+
+    def fit(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            if value.dtype.kind in harmless and (value.dtype.kind != "f" or value.dtype.itemsize <= 4):
+                return value
+            # In nanoseconds they would come as numbers, and be read as microseconds.
+            value = (value.astype("datetime64[us]") if value.dtype.kind == "M" else value).tolist()
+        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+            return value
+        elements = value if isinstance(value, list | tuple) else list(value)
+        if harmless == "iu" and _NUMBERS.issuperset(map(type, elements)):
+            return elements
+        return [None if element is None else inner(element) for element in elements]
+
+    return fit
+
+
+def _map(key_fit: Fit | None, item_fit: Fit | None) -> Fit | None:
+    if key_fit is None and item_fit is None:
+        return None
+
+    def fit(value: Any) -> Any:
+        pairs = value.items() if isinstance(value, Mapping) else value
+        return [(_by(key_fit, key), _by(item_fit, item)) for key, item in pairs]
+
+    return fit
+
+
+def _struct(kind: pa.DataType, time_zone: str) -> Fit:
+    fits = {field.name: _fit_of(field.type, time_zone) for field in map(kind.field, range(kind.num_fields))}
+    plain = not any(fits.values())
+
+    def fit(value: Any) -> Any:
+        if isinstance(value, tuple):
+            # By place: one of another length is refused by Arrow.
+            if plain or len(value) != len(fits):
+                return value
+            return tuple(_by(each, part) for each, part in zip(fits.values(), value, strict=True))
+        if isinstance(value, list):
+            value = dict(value)
+        if not isinstance(value, Mapping):
+            return value
+        if not fits.keys() >= value.keys():
+            unknown = next(name for name in value if name not in fits)
+            raise pa.ArrowInvalid(f"there is no field {unknown!r} in {kind}")
+        return value if plain else {name: _by(each, value.get(name)) for name, each in fits.items()}
+
+    return fit
+
+
+def _by(fit: Fit | None, value: Any) -> Any:
+    return value if fit is None or value is None else fit(value)

@@ -39,6 +39,9 @@ STATEFUL_NODES = {
 }
 
 
+SOURCE_NODES = {"StreamingRelation", "StreamingRelationV2"}
+
+
 @dataclass(frozen=True)
 class BoundPlan:
     """A frame ready to start, the steps in it, where it reads sources, what combines rows before some of the steps, and
@@ -70,6 +73,7 @@ def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") ->
     _check_steps(steps)
     _check_streaming(plan)
     _check_native_state(spark, plan)
+    _check_sources(plan)
     sources = _sources(plan)
     if not steps:
         return BoundPlan(frame, (), sources, output_mode)
@@ -80,9 +84,25 @@ def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") ->
     return BoundPlan(rebuilt, steps, sources, output_mode, combiner, gathering)
 
 
+def _check_sources(plan: Any) -> None:
+    """Spark tells a source that its input is done with when a micro-batch is, which is before the epoch is closed."""
+    for node in walk(plan):
+        if node.nodeName() != "StreamingRelation":
+            continue
+        options = node.dataSource().options().iterator()
+        while options.hasNext():
+            option = options.next()
+            if option._1().lower() == "cleansource" and option._2().lower() != "off":
+                raise UnsupportedPlanError(
+                    f"a file source is told to clean up behind itself: cleanSource={option._2()}",
+                    cause="Spark removes files after each micro-batch, which a run that was killed has to read again.",
+                    remedy="Leave it out, and remove files that are older than the epochs you want to go back to.",
+                )
+
+
 def _sources(plan: Any) -> SourcePlaces:
     """Where the plan reads sources. Equal relations are one source to Spark; py4j compares by the JVM's `equals`."""
-    found = [node for node in walk(plan) if node.isStreaming() and not _children(node)]
+    found = [node for node in walk(plan) if node.nodeName() in SOURCE_NODES]
     return places_of(
         [next(i for i, each in enumerate(found) if each.equals(node)) for node in found], map(_is_ticks, found)
     )

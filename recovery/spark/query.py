@@ -185,11 +185,15 @@ class RecoveryQuery:
         self._loads = FlowLoads(None if prepared.temporary else config.path, clock)
         with contextlib.ExitStack() as failed:
             failed.callback(self._delivery.release)
+            # Whether Spark can go on from there is known before anything is given up.
+            checkpoint = self._store.prepare(execution) / "checkpoint"
+            restored = restore(self._store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), checkpoint)
+            restored = fit_ticks(restored, checkpoint, bound.sources)
+            check_logs(restored, checkpoint, bound.sources)
             self._store.start(execution, [s.definition.step_id for s in bound.steps])
             prepared.record_run(execution, clock)
             self._delivery.rollback()
             faults.reach("start.3")
-            checkpoint = self._store.scratch / "checkpoint"
             self._native_state = checkpoint / "state"
             self._closer = EpochCloser(
                 self._store,
@@ -209,9 +213,6 @@ class RecoveryQuery:
             failed.callback(self._closer.finish)
             self._counted_batch = self._closer.finished
             self._closer.begin(steps)
-            restored = restore(self._store.driver_rows(CHECKPOINT_STEP), checkpoint)
-            restored = fit_ticks(restored, checkpoint, bound.sources)
-            check_logs(restored, checkpoint, bound.sources)
             self._closer.seeded(restored)
             faults.reach("start.4")
             # Before the stream: afterwards the partitions belong to the thread that closes epochs.

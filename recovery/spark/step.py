@@ -13,10 +13,13 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from types import CodeType
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -409,9 +412,12 @@ def _is_fine(kind: T.DataType) -> bool:
     return isinstance(kind, T.DecimalType) and kind.scale > 6
 
 
+_UNCHANGING = (str, bytes, bool, int, float, Decimal, date, np.generic)
+
+
 def _apart(value: Any) -> Any:
     """A value that stays as it is when the mapper goes on with the same object: output is read after the key's rows."""
-    return deepcopy(value) if type(value) in (list, dict, set) else value
+    return value if value is None or isinstance(value, _UNCHANGING) else deepcopy(value)
 
 
 def _position(frame: DataFrame, step_id: str, name: str) -> int:

@@ -172,4 +172,6 @@ def _version(entries: Mapping[str, Any], key: str) -> int:
 
 
 def _entries(content: Any) -> dict[str, Any]:
-    return dict(content["marks"]) if content else {}
+    """Those of the form that they have here; what somebody else wrote is none, and can be written over."""
+    marks = content.get("marks") if isinstance(content, dict) else None
+    return {key: entry for key, entry in marks.items() if isinstance(entry, dict)} if isinstance(marks, dict) else {}

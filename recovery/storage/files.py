@@ -166,20 +166,29 @@ class FilePartitions:
         self._make_deltas(execution, ())
         return execution
 
-    def _make_deltas(self, execution: Execution, steps: Sequence[StepId]) -> None:
-        """Make the scratch directory of an execution that began, and the deltas of its steps."""
+    def prepare(self, execution: Execution) -> Path:
+        """See `PartitionStore.prepare`."""
         self._discard_scratch()
         for stale in self._scratch_root.glob(self._stale):
             shutil.rmtree(stale, ignore_errors=True)
-        self._scratch = self._scratch_root / f"{self._scratch_prefix}{execution.number}-{execution.id}"
+        self._scratch = self._scratch_of(execution)
         try:
             self._scratch.mkdir(parents=True)
         except OSError as error:
             raise StorageError(str(error), path=self._scratch) from error
+        return self._scratch
+
+    def _scratch_of(self, execution: Execution) -> Path:
+        return self._scratch_root / f"{self._scratch_prefix}{execution.number}-{execution.id}"
+
+    def _make_deltas(self, execution: Execution, steps: Sequence[StepId]) -> None:
+        """Make the deltas of the steps of an execution that began."""
+        if self._deltas or self._scratch != self._scratch_of(execution):
+            self.prepare(execution)
         for step in steps:
             deltas = self._deltas.setdefault(step, [])
             for index, writer in enumerate(self._writers):
-                path = _delta_path(self._scratch, step, index)
+                path = _delta_path(self.scratch, step, index)
                 create_delta(path, execution.lease)
                 # Kept open: the last connection that closes a file moves its whole log into it.
                 deltas.append(Delta(path, self.paths[index], execution.lease, step))
@@ -189,8 +198,8 @@ class FilePartitions:
 
     @property
     def scratch(self) -> Path:
-        """The scratch directory of the execution that started."""
-        assert self._scratch is not None, "no execution has started"
+        """The scratch directory of the execution that started, or is about to."""
+        assert self._scratch is not None, "no execution was prepared"
         return self._scratch
 
     def address(self, lease: Lease) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from recovery.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
@@ -100,6 +101,11 @@ class PartitionStore(Protocol):
 
     def describe(self) -> list[PartitionDescription]:
         """What every partition says of itself."""
+        ...
+
+    def prepare(self, execution: Execution) -> Path:
+        """Make the scratch directory of an execution that is about to begin, and remove what others left; returns it.
+        Nothing of the partitions changes."""
         ...
 
     def start(self, execution: Execution, steps: Sequence[StepId]) -> None:

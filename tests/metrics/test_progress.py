@@ -60,7 +60,10 @@ def test_the_line_on_a_terminal(monkeypatch):
         print("half ", end="")
         time.sleep(0.6)
         print("a line")
+        print("cut off", end="")
+        progress.observe(closed(1, 40.0))
+        print("at the end", end="")
     assert sys.stdout is terminal
     drawn = terminal.getvalue().replace("\r\x1b[K", "\n").split("\n")
     assert max(len(line) for line in drawn if line.startswith("batch")) == 39
-    assert {"{'a': 1}", "half a line"} <= set(drawn)
+    assert {"{'a': 1}", "half a line", "cut off", "at the end"} <= set(drawn)
