@@ -116,7 +116,8 @@ class RecoveryConfig:
                     remedy=f"Write {setting}=({given!r},).",
                 )
             set_field(self, setting, tuple(given))
-        set_field(self, "directory", Path(self.directory))
+        # The flow may go elsewhere while it runs.
+        set_field(self, "directory", Path(self.directory).absolute())
         set_field(self, "snapshot_interval", parse_interval(self.snapshot_interval))
         set_field(self, "backup_interval", parse_interval(self.backup_interval))
         set_field(self, "rename_steps", dict(self.rename_steps))
@@ -137,7 +138,7 @@ class RecoveryConfig:
                 f"{self.metrics_port!r} is no port", cause="", remedy="Give a number up to 65535; 0 takes a free one."
             )
         if self.scratch_directory is not None:
-            set_field(self, "scratch_directory", Path(self.scratch_directory))
+            set_field(self, "scratch_directory", Path(self.scratch_directory).absolute())
         if self.resume_epoch is not None and (type(self.resume_epoch) is not int or self.resume_epoch < 1):
             raise ConfigurationError(
                 f"resume epoch {self.resume_epoch!r} does not exist",

@@ -85,8 +85,10 @@ def _renames(
     held: AbstractSet[StepId], steps: Mapping[StepId, FlowStep], rename: Mapping[str, str]
 ) -> dict[StepId, StepId]:
     for old, new in rename.items():
-        if new not in steps or new in held:
-            what = "already has state" if new in held else "is no step of the flow"
+        # Who runs the same command again has renamed it already.
+        both = new in held and old in held
+        if new not in steps or both:
+            what = "already has state" if both else "is no step of the flow"
             raise UnknownStepError(
                 f"step {old!r} cannot be renamed to {new!r}, which {what}", cause="", remedy="Check the names."
             )

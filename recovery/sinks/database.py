@@ -17,6 +17,7 @@ class Session:
 
     def __init__(self, connection: Any, names: Mapping[str, str], paramstyle: str | None) -> None:
         self.place = _placeholder(connection, paramstyle)
+        self.is_sqlite = _module(connection) == "sqlite3"
         self._names = {**names, "p": self.place}
         self._connection = connection
         with _typed():
@@ -109,8 +110,12 @@ def listed(columns: Sequence[str], table: str = "") -> str:
     return ", ".join(f"{prefix}{quoted(column)}" for column in columns)
 
 
+def _module(connection: Any) -> str:
+    return type(connection).__module__.partition(".")[0].lstrip("_")
+
+
 def _placeholder(connection: Any, given: str | None) -> str:
-    module = sys.modules.get(type(connection).__module__.partition(".")[0].lstrip("_"))
+    module = sys.modules.get(_module(connection))
     style = given or getattr(module, "paramstyle", None)
     if style not in PLACEHOLDERS:
         raise ConfigurationError(

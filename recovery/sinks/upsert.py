@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -86,6 +88,11 @@ SELECT {columns} FROM (
 ) AS ranked WHERE recovery_rank = 1 AND recovery_had = {p}
 """
 REMOVE = "DELETE FROM {table} AS t WHERE EXISTS (SELECT 1 FROM ({rows}) AS s WHERE {same_key})"
+# Of an SQLite table: the columns of its unique indexes that do not compare byte by byte.
+COLLATED = """
+SELECT x.name, x.coll FROM pragma_index_list({p}) AS l, pragma_index_xinfo(l.name) AS x
+WHERE l."unique" AND x.key AND x.coll <> 'BINARY'
+"""
 TWICE = """
 SELECT {key} FROM {staged} WHERE recovery_execution = {p} AND recovery_batch = {p}
 GROUP BY {key} HAVING count(*) > 1 LIMIT 1
@@ -149,7 +156,8 @@ class UpsertSink:
             "key": listed(self.key),
             "s_key": listed(self.key, "s"),
             "first": quoted(self.key[0]),
-            "same_key": " AND ".join(f"s.{quoted(k)} = t.{quoted(k)}" for k in self.key),
+            # The user's column comes first: in SQLite its collation counts then.
+            "same_key": " AND ".join(f"t.{quoted(k)} = s.{quoted(k)}" for k in self.key),
         }
 
     # ---- the phases
@@ -159,6 +167,7 @@ class UpsertSink:
         with self._session() as database:
             columns = self._columns(database)
             self._lacking(columns, "table")
+            self._check_collation(database)
             self._plan(database, resume)
         self._check_writable(columns)
 
@@ -190,7 +199,11 @@ class UpsertSink:
 
     def write(self, batch: DataFrame, batch_id: int) -> None:
         """Stage the micro-batch's rows; see `EpochSink`. One transaction."""
-        self.stage(batch.columns, map(tuple, batch.toLocalIterator(prefetchPartitions=True)), batch_id)
+        from pyspark.sql.types import TimestampType
+
+        moments = [place for place, field in enumerate(batch.schema) if isinstance(field.dataType, TimestampType)]
+        rows = map(tuple, batch.toLocalIterator(prefetchPartitions=True))
+        self.stage(batch.columns, (_with_zones(row, moments) for row in rows) if moments else rows, batch_id)
 
     def stage(self, columns: Sequence[str], rows: Iterable[Sequence[Any]], batch_id: int) -> None:
         """`write`, for rows that need not be Spark's."""
@@ -213,6 +226,8 @@ class UpsertSink:
             places = ", ".join([database.place] * len(all_columns))
             chunks = iter(rows)
             while chunk := list(itertools.islice(chunks, ROWS_PER_CALL)):
+                if database.is_sqlite:
+                    chunk = list(map(_for_sqlite, chunk))
                 for row in chunk:
                     if any(row[position] is None for position in of_key):
                         raise self._bad_row(batch_id, f"a row has NULL in its key: {tuple(row)!r}")
@@ -364,6 +379,18 @@ class UpsertSink:
                 remedy="Create it first, with a primary key on the key's columns.",
             ) from error
 
+    def _check_collation(self, database: Session) -> None:
+        """Keys that are two here and one in the table could not be told apart, nor put back."""
+        if not database.is_sqlite:
+            return
+        for name, collation in database.run(COLLATED, (self.table.rpartition(".")[2],)):
+            if name in self.key:
+                raise ConfigurationError(
+                    f"table {self.table}: the key's column {name} has the collation {collation}",
+                    cause="Keys that differ are one to the table, and which of them counts is not known.",
+                    remedy="Take a column with the collation BINARY, and let the flow write lower case into it.",
+                )
+
     def _check_writable(self, columns: Sequence[str]) -> None:
         """Rows of all columns have to be put back when a run goes back: refuse columns that only the database may
         write, before anything depends on it."""
@@ -410,3 +437,24 @@ class UpsertSink:
             remedy="Put back partitions and database of the same time. To begin anew, drop the tables "
             f"{self.table}_recovery_owner, _epochs, _staged and _replaced, and take a new recovery directory.",
         )
+
+
+def _with_zones(row: Sequence[Any], moments: Sequence[int]) -> list[Any]:
+    """The row with its moments in UTC: Spark gives them on the clocks of this machine, on which an hour comes twice."""
+    values = list(row)
+    for place in moments:
+        if values[place] is not None:
+            values[place] = values[place].astimezone(UTC)
+    return values
+
+
+def _for_sqlite(row: Sequence[Any]) -> list[Any]:
+    """Values as SQLite keeps them: moments as texts in UTC, without a zone, which sort; NaN it takes for NULL."""
+    return [
+        each.astimezone(UTC).replace(tzinfo=None)
+        if isinstance(each, datetime) and each.tzinfo is not None
+        else None
+        if isinstance(each, float) and math.isnan(each)
+        else each
+        for each in row
+    ]

@@ -187,7 +187,8 @@ class Incremental:
                 mark = top if not self._behind(before, top) else before
         loading.loads.append(Load(self.key, before, mark, row.nulls))
         if top is None:
-            return source if before is None else source.where(F.lit(False))
+            # What comes in while this load goes on is for the next one, also when nothing was there.
+            return source.where(value.isNull() if before is None else F.lit(False))
         within = newer & (value <= _literal(top, kind))
         return source.where(within | value.isNull() if before is None else within)
 

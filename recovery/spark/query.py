@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from recovery import faults
 from recovery.backup.note import last_backup
-from recovery.checkpoint.restore import restore
+from recovery.checkpoint.restore import Restored, restore
 from recovery.checkpoint.rows import CHECKPOINT_STEP
 from recovery.checkpoint.sources import check_logs, fit_ticks
 from recovery.clock import Clock, SystemClock
@@ -29,10 +29,11 @@ from recovery.config import Interval, RecoveryConfig, parse_interval
 from recovery.errors import (
     ConfigurationError,
     FlowFailedError,
+    FlowMismatchError,
     RecoveryError,
 )
 from recovery.flow import Flow, check_output_mode
-from recovery.ids import BatchId, Epoch
+from recovery.ids import NO_BATCH, BatchId, Epoch
 from recovery.metrics.exposition import About, Family, exposition, families
 from recovery.metrics.meter import BatchMeasure, Meter
 from recovery.planning.health import parse_targets
@@ -190,6 +191,7 @@ class RecoveryQuery:
             restored = restore(self._store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), checkpoint)
             restored = fit_ticks(restored, checkpoint, bound.sources)
             check_logs(restored, checkpoint, bound.sources)
+            _check_position(restored, plan, config.path)
             self._store.start(execution, [s.definition.step_id for s in bound.steps])
             prepared.record_run(execution, clock)
             self._delivery.rollback()
@@ -652,6 +654,19 @@ def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:
             f"flow {flow.name!r}: build returned {type(frame).__name__}, not a DataFrame", cause="", remedy=""
         )
     return frame
+
+
+def _check_position(restored: Restored, plan: ResumePlan, directory: Path) -> None:
+    """The position must be that of the snapshot: else its micro-batches would be taken for closed ones."""
+    counted = plan.snapshot.batch_id if plan.snapshot is not None else NO_BATCH
+    held = NO_BATCH if restored.batch is None else restored.batch
+    if held != counted:
+        raise FlowMismatchError(
+            f"its newest snapshot counts {counted + 1} micro-batches, and it holds the position after {held + 1}",
+            path=directory,
+            cause="A pipeline of the same name ran on it, which has no position in a stream.",
+            remedy="Give the flow a directory of its own, or go back before the pipeline by --resume-epoch.",
+        )
 
 
 def _new_execution(plan: ResumePlan, config: RecoveryConfig, flow_id: str, clock: Clock) -> Execution:

@@ -20,12 +20,19 @@ def closed_marks(directory: Path, environment: str) -> dict[str, Any]:
 
     Raises the errors of planning: while files do not fit together, it is not known which epoch that is.
     """
+    return rows_by_environment(directory).get(escape(environment), {})
+
+
+def rows_by_environment(directory: Path) -> dict[str, dict[str, Any]]:
+    """The same of all environments, by their names as they stand in ids."""
     path = home(directory)
     if not has_step(path, EPOCH_STEP):
         return {}
-    prefix = f"{escape(environment)}/"
-    found = few_states_at(path, EPOCH_STEP, moment(directory).cut)
-    return {s.key.removeprefix(prefix): json.loads(s.value) for s in found if s.key.startswith(prefix)}
+    found: dict[str, dict[str, Any]] = {}
+    for state in few_states_at(path, EPOCH_STEP, moment(directory).cut):
+        environment, _, key = state.key.partition("/")
+        found.setdefault(environment, {})[key] = json.loads(state.value)
+    return found
 
 
 def changes(environment: str, rows: Mapping[str, Mapping[str, Any]]) -> dict[StepKey, Edited]:

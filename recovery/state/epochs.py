@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -10,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from recovery.clock import CLOCK_STEP, Clock, RecoveryClock
+from recovery.errors import RecoveryError
 from recovery.ids import NO_BATCH, BatchId, Epoch, StepId
 from recovery.keys import partition_of, shares
 from recovery.planning.resume import ResumePlan, plan_resume
@@ -127,7 +129,9 @@ class EpochWriter:
         self._store.close(self.execution.lease, requests)
         self._history = [(e, at) for e, at in self._history if e >= floor] + [(epoch, now_ms)]
         self.epoch = Epoch(epoch + 1)
-        self._store.checkpoint()
+        # The epoch is closed. What fails here is tried again later; the logs hold everything until then.
+        with contextlib.suppress(RecoveryError):
+            self._store.checkpoint()
         return epoch
 
     def release(self) -> None:

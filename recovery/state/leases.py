@@ -101,10 +101,12 @@ class HeldLease:
         began_s = self._clock.elapsed_s()
         watched: Token = None
         since_s = began_s
+        stirred = False
         while True:
             asked_s = self._clock.elapsed_s()
             found = self._read()
             if found["token"] != watched:
+                stirred = watched is not None
                 watched, since_s = found["token"], self._clock.elapsed_s()
             if found["holder"] == self._holder:
                 # Our own write, whose answer never came.
@@ -124,13 +126,15 @@ class HeldLease:
                     # Somebody else was faster: look at once who.
                     continue
             waited_s = self._clock.elapsed_s() - began_s
-            if waited_s >= self._wait_s:
+            # One that has not stirred may be dead, which is known when its lease has run out.
+            if waited_s >= self._wait_s and stirred:
                 raise StateLockedError(
                     f"{_shown(found['holder'])} held the lock {self.name!r:.120} for more than "
                     f"{format_interval(self._wait_s)}",
                     path=self._objects.location,
                 )
-            time.sleep(min(self._terms.lock_retry_s * (0.5 + random.random()), max(0.0, self._wait_s - waited_s)))
+            pause_s = self._terms.lock_retry_s * (0.5 + random.random())
+            time.sleep(min(pause_s, self._wait_s - waited_s) if waited_s < self._wait_s else pause_s)
 
     def _renew_on(self) -> None:
         while not self._over.wait(self._terms.lock_timeout_s / 3):

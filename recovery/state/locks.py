@@ -15,6 +15,7 @@ from types import TracebackType
 from recovery.clock import Clock
 from recovery.config import format_interval
 from recovery.errors import StateLockedError, StorageError
+from recovery.storage.lock import free
 
 POLL_S = 0.005
 LONGEST_POLL_S = 0.1
@@ -34,6 +35,7 @@ class FileLock:
         self._purpose = purpose
         self._wait_s = wait_s
         self._descriptor: int | None = None
+        self._pid = 0
 
     def __enter__(self) -> FileLock:
         try:
@@ -51,14 +53,12 @@ class FileLock:
         except BaseException:
             os.close(descriptor)
             raise
-        self._descriptor = descriptor
+        self._descriptor, self._pid = descriptor, os.getpid()
         return self
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         if self._descriptor is not None:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, 0)
-            os.close(self._descriptor)
+            free(self._descriptor, self._pid)
             self._descriptor = None
 
     def _wait(self, descriptor: int) -> None:

@@ -122,6 +122,15 @@ def check_document(content: Any) -> None:
             check_value(from_json(entry["value"]))
 
 
+def settled(content: Any, closed: Mapping[str, Any]) -> dict[str, Any]:
+    """The document in which the marks of epochs, of those that count, are marks of its own."""
+    entries = _entries(content)
+    for key, row in closed.items():
+        if row["version"] == _version(entries, key):
+            entries[key] = {**row, "version": row["version"] + 1}
+    return {"marks": entries}
+
+
 def epoch_row(content: Any, key: str, value: Any, now_ms: int) -> dict[str, Any]:
     """What an epoch holds of a mark that it moves, beside the document as it is. Raises StateValueError."""
     return {"value": check_value(value), "changed_ms": now_ms, "version": _version(_entries(content), key)}

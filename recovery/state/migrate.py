@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from recovery.errors import ConfigurationError, CorruptStateError, StateLockedError
-from recovery.state.backend import Backend, Document
+from recovery.state import marks
+from recovery.state.backend import Backend, DirectoryBackend, Document
+from recovery.state.closed_marks import rows_by_environment
 
 
 def migrate(source: Backend, target: Backend, *, force: bool = False) -> int:
@@ -13,7 +17,8 @@ def migrate(source: Backend, target: Backend, *, force: bool = False) -> int:
     again and compared. Raises ConfigurationError, StateLockedError when the source changed meanwhile, CorruptStateError
     when the target does not hold what was written.
     """
-    documents = {document.state_id: document for document in source.list()}
+    found = {document.state_id: document for document in source.list()}
+    documents = {**found, **_marks_of_epochs(source, found)}
     there = {document.state_id: document for document in target.list()}
     differing = [each for each, found in there.items() if found != documents.get(each)]
     if differing and not force:
@@ -24,11 +29,31 @@ def migrate(source: Backend, target: Backend, *, force: bool = False) -> int:
         )
     wanted = [document for each, document in documents.items() if there.get(each) != document]
     target.place(wanted)
-    _verify(source, target, documents)
+    _verify(target, documents)
+    if {document.state_id: document for document in source.list()} != found:
+        raise StateLockedError(
+            f"{source.location} was changed while it was copied",
+            cause="Something still writes there.",
+            remedy="Stop it, then run the same command again.",
+        )
     return len(wanted)
 
 
-def _verify(source: Backend, target: Backend, documents: dict[str, Document]) -> None:
+def _marks_of_epochs(source: Backend, found: Mapping[str, Document]) -> dict[str, Document]:
+    """The documents of marks with those in them that epochs of a recovery directory moved. Elsewhere there are no
+    epochs, so they become marks like others."""
+    if not isinstance(source, DirectoryBackend):
+        return {}
+    merged = {}
+    for environment, rows in rows_by_environment(source.directory).items():
+        state_id = f"@{environment}/{marks.DOCUMENT}" if environment else marks.DOCUMENT
+        before = found.get(state_id) or Document(state_id, 0, None, 0)
+        changed_ms = max(before.changed_ms, *(row["changed_ms"] for row in rows.values()))
+        merged[state_id] = Document(state_id, before.generation + 1, marks.settled(before.content, rows), changed_ms)
+    return merged
+
+
+def _verify(target: Backend, documents: dict[str, Document]) -> None:
     found = {document.state_id: document for document in target.list() if document.state_id in documents}
     if found != documents:
         lost = [each for each, document in documents.items() if found.get(each) != document]
@@ -36,10 +61,4 @@ def _verify(source: Backend, target: Backend, documents: dict[str, Document]) ->
             f"{target.location} does not hold {len(lost)} of {len(documents)} states as written: {lost[0]!r:.80}",
             cause="Somebody else writes there, or the store does not keep its promises.",
             remedy="Run the same command again; do not use the copy before it succeeded.",
-        )
-    if {document.state_id: document for document in source.list()} != documents:
-        raise StateLockedError(
-            f"{source.location} was changed while it was copied",
-            cause="Something still writes there.",
-            remedy="Stop it, then run the same command again.",
         )

@@ -33,6 +33,8 @@ from recovery.state.retry import RetryPolicy
 
 FORMAT, VERSION = "recovery-state", 1
 READERS = 8
+REMEMBERED = 20
+"""Writes that an object tells of, so that one whose answer is late is recognised."""
 SHORTEST_PAUSE_S = 0.02
 
 T = TypeVar("T")
@@ -40,12 +42,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A document as its object holds it. fences: per lock, the highest fencing number that wrote it."""
+    """A document as its object holds it. fences: per lock, the highest fencing number that wrote it. recent: the nonces
+    of the writes before, newest last."""
 
     document: Document
     fences: Mapping[str, int]
     writer: str
     nonce: str
+    recent: tuple[str, ...] = ()
     token: Token = None
 
 
@@ -159,14 +163,15 @@ class RemoteBackend:
                     path=self.location,
                 )
             fences[lease.name] = lease.fence
-        stored = Stored(document, fences, f"process {os.getpid()} on {socket.gethostname()}", nonce())
+        recent = (*before.recent, before.nonce)[-REMEMBERED:] if before else ()
+        stored = Stored(document, fences, f"process {os.getpid()} on {socket.gethostname()}", nonce(), recent)
         path = f"{encode_path(document.state_id)}/{STATE_FILE}"
         try:
             self._objects.put(path, serialize(stored), before.token if before else None)
         except Conflict:
-            # It may be this very write, whose answer never came.
+            # It may be this very write, whose answer never came, and others may have followed on it.
             found = self._get(document.state_id)
-            if found is None or found.nonce != stored.nonce:
+            if found is None or stored.nonce not in (found.nonce, *found.recent):
                 raise
 
     def _get(self, state_id: StateId) -> Stored | None:
@@ -202,6 +207,7 @@ def serialize(stored: Stored) -> bytes:
         "fences": dict(stored.fences),
         "writer": stored.writer,
         "nonce": stored.nonce,
+        "recent": list(stored.recent),
     }
     return json.dumps({**fields, "digest": digest(fields)}, ensure_ascii=False, indent=1).encode() + b"\n"
 
@@ -216,7 +222,9 @@ def deserialize(content: bytes, path: str) -> Stored:
         if fields["version"] > VERSION:
             raise UnsupportedVersionError(f"version {fields['version']}; this one reads {VERSION}", path=path)
         document = Document(fields["state_id"], fields["generation"], fields["content"], fields["changed_ms"])
-        return Stored(document, fields["fences"], fields["writer"], fields["nonce"])
+        # Objects of an earlier version do not have them.
+        recent = tuple(fields.get("recent", ()))
+        return Stored(document, fields["fences"], fields["writer"], fields["nonce"], recent)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         what = "it is empty" if not content else f"it cannot be read: {error}"
         raise CorruptStateError(what, path=path) from error

@@ -8,7 +8,7 @@ from typing import Any
 
 from recovery.clock import Clock
 from recovery.config import Interval, parse_interval
-from recovery.errors import ConfigurationError, StateNotFoundError
+from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundError
 from recovery.state.backend import Backend, Document
 from recovery.state.ids import StateId, join
 from recovery.state.values import from_json, to_json
@@ -89,12 +89,27 @@ class ScopedState:
         other._take(self._moved())
 
     def move_to(self, other: ScopedState) -> None:
-        """Give `other` this value and remove it here. Raises ConfigurationError when it is the same one."""
+        """Give `other` this value and remove it here. Raises ConfigurationError when it is the same one,
+        StateLockedError when it was changed meanwhile: then it stays here, as it is by now."""
         if other.state_id == self.state_id:
             raise ConfigurationError(f"{self.state_id!r:.120} cannot be moved to itself", remedy="Name another one.")
         content = self._moved()
-        other._take(content)
-        self._backend.update({self.state_id: lambda _: None})
+
+        def remove(document: Document | None) -> None:
+            if document is None or document.content != content:
+                raise StateLockedError(
+                    f"{self.state_id!r:.120} was changed while it was moved",
+                    path=self._backend.location,
+                    cause="Somebody else set or removed it meanwhile.",
+                    remedy="Look at both, and move it again.",
+                )
+
+        if other._backend is self._backend:
+            # In a recovery directory both happen, or neither.
+            self._backend.update({other.state_id: lambda _: content, self.state_id: remove})
+        else:
+            other._take(content)
+            self._backend.update({self.state_id: remove})
 
     def _moved(self) -> Any:
         content = self._content()

@@ -115,6 +115,7 @@ class FilePartitions:
         self._writers: list[apsw.Connection] = []
         self._deltas: dict[StepId, list[Delta]] = {}
         self._pool = ThreadPoolExecutor(min(MAX_THREADS, self.partition_count), thread_name_prefix="partition")
+        allow_open_files(self.partition_count * FILES_PER_PARTITION)
         cache = max(4 << 20, min(64 << 20, CACHE_BYTES // self.partition_count))
         try:
             for path in self.paths:

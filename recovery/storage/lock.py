@@ -31,6 +31,7 @@ class DirectoryLock:
         self._clock = clock
         self._purpose = purpose
         self._descriptor: int | None = None
+        self._pid = 0
 
     def acquire(self) -> None:
         """Take the lock at once. Raises DirectoryLockedError naming the holder, or StorageError."""
@@ -47,7 +48,7 @@ class DirectoryLock:
         except OSError as error:
             os.close(descriptor)
             raise StorageError(f"it cannot be locked: {error}", path=self.path) from error
-        self._descriptor = descriptor
+        self._descriptor, self._pid = descriptor, os.getpid()
         holder_text = json.dumps(
             {
                 "pid": os.getpid(),
@@ -64,9 +65,7 @@ class DirectoryLock:
     def release(self) -> None:
         """Free the lock; harmless when it is not held."""
         if self._descriptor is not None:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, 0)
-            os.close(self._descriptor)
+            free(self._descriptor, self._pid)
             self._descriptor = None
 
     def __enter__(self) -> DirectoryLock:
@@ -75,6 +74,16 @@ class DirectoryLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def free(descriptor: int, holder_pid: int) -> None:
+    """Give a lock on an open file back, also where a process that was forked meanwhile has the file open still. That
+    process itself only closes it."""
+    with contextlib.suppress(OSError):
+        if os.getpid() == holder_pid:
+            os.ftruncate(descriptor, 0)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def lock_holder(directory: Path) -> dict[str, Any] | None:

@@ -122,11 +122,18 @@ def test_steps_that_the_flow_lacks():
     )
 
 
-@pytest.mark.parametrize("rename", [{"s": "nowhere"}, {"other": "s"}])
-def test_renames_that_cannot_be(rename):
-    """To a step that is not there, or that has state already."""
-    with pytest.raises(UnknownStepError, match="cannot be renamed"):
-        plan(rename=rename)
+def test_renames_that_cannot_be():
+    """To a step that is not there, or that has state while the other has it too."""
+    with pytest.raises(UnknownStepError, match="cannot be renamed to 'nowhere', which is no step"):
+        plan(rename={"s": "nowhere"})
+    steps, both = {"s": FlowStep(PLAIN)}, {"s": PLAIN.to_text(), "other": PLAIN.to_text()}
+    with pytest.raises(UnknownStepError, match="cannot be renamed to 's', which already has state"):
+        plan_steps(set(both), both, steps, StepChoices(rename={"other": "s"}), HERE)
+
+
+def test_a_rename_that_was_done_already():
+    """Whoever was killed runs the same command again."""
+    assert plan(rename={"other": "s"}).edits == ()
 
 
 def test_a_damaged_declaration_is_damage():

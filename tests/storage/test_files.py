@@ -516,10 +516,10 @@ except StorageError as error:
         assert (result.stdout, result.stderr) == (f"{8 * (3 + 7 * 3)}\n", "")
 
     def test_a_limit_that_cannot_be_raised_is_said(self, make_store):
-        """With the number that is needed, before anything was begun."""
+        """With the number that is needed for the partitions alone, before anything was begun."""
         directory = make_store(8)
         result = run_python(self.CODE, directory, 40)
-        assert result.stdout == "212 files would be open at once, and this process may open 40\n", result.stderr
+        assert result.stdout == "44 files would be open at once, and this process may open 40\n", result.stderr
         assert plan_resume(scan(directory)).execution_number == 1
 
 
