@@ -98,6 +98,44 @@ def test_what_is_taken_of_a_log_is_told_by_its_own_line(tmp_path):
         check_logs(restore(rows.items(), tmp_path / "torn"), tmp_path / "torn", places)
 
 
+@pytest.mark.parametrize("quiet", ["a", "b"])
+@pytest.mark.parametrize("back", [False, True])
+def test_a_source_that_has_logged_nothing_yet(tmp_path, quiet, back):
+    """What another had under the name that it has now is not taken for its own."""
+    layouts = [["tick", "a", "b"], ["a", "b"]]
+    before, after = reversed(layouts) if back else layouts
+    loud = "b" if quiet == "a" else "a"
+    rows = rows_of(before, {loud: {n: f"{loud}{n}" for n in range(2)}})
+    ids = {name: place for place, name in enumerate(after)}
+
+    def write(checkpoint):
+        for name, entry in ((loud, 2), (quiet, 0)):
+            path = checkpoint / f"sources/{ids[name]}/{entry}"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"{name}{entry}")
+
+    kept = saved(rows, after, tmp_path, 10, write)
+    texts = {key: each.decode() if isinstance(each, bytes) else each for key, each in kept.items() if "sources/" in key}
+    assert texts == {f"sources/{ids[loud]}/{n}": f"{loud}{n}" for n in range(3)} | {
+        f"sources/{ids[quiet]}/0": f"{quiet}0"
+    }
+
+
+def test_sources_that_have_names(tmp_path):
+    """In the second form of Spark's log of offsets a line begins with the name of its source, or with its place."""
+    lines = ["v2", "{}", 'orders:{"logOffset":5}', '1:{"logOffset":1}', '0:{"tick_ms":3}']
+    rows = {"metadata": "{}", "offsets/4": "\n".join(lines), "commits/4": "v1"}
+    rows |= {f"sources/orders/{n}": "" for n in range(6)} | {f"sources/1/{n}": "" for n in range(2)}
+    checkpoint = tmp_path / "checkpoint"
+    restore(rows.items(), checkpoint)
+    for later in ("sources/orders/6", "sources/1/2"):
+        (checkpoint / later).write_text("of the next micro-batch")
+    assert position_files(checkpoint, 4) == rows.keys()
+    assert missing_entry(checkpoint, 4) is None
+    (checkpoint / "sources/orders/5").unlink()
+    assert missing_entry(checkpoint, 4) == "sources/orders/5"
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_what_sources_log_moves_with_them(tmp_path, large):
     """Also where another source had logged under the same name, before or in the first micro-batch; nothing of it is

@@ -10,7 +10,9 @@ import random
 import shutil
 import sqlite3
 import threading
+from datetime import datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -449,6 +451,45 @@ def test_duckdb(tmp_path):
     assert database.table() == expected(store)
     story(store, database)
     assert database.table() == expected(store)
+
+
+class Plain:
+    """sqlite3's own connections."""
+
+    def __init__(self, path: Path, create: str) -> None:
+        self.path = path
+        self.run(create)
+
+    def connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path)
+
+    def run(self, sql: str) -> list[tuple]:
+        with contextlib.closing(self.connect()) as connection, connection:
+            return connection.execute(sql).fetchall()
+
+
+def test_what_sqlite_takes_for_one_key(tmp_path):
+    """A collation that knows no case is refused, and so is NaN in a key, which SQLite keeps as NULL."""
+    nocase = Plain(tmp_path / "nocase", "CREATE TABLE words (word TEXT COLLATE NOCASE PRIMARY KEY, n INTEGER)")
+    with pytest.raises(ConfigurationError, match="collation NOCASE"):
+        Run(Store(), nocase, key=["word"])
+    numbers = Plain(tmp_path / "nan", "CREATE TABLE words (word REAL PRIMARY KEY, n REAL)")
+    run = Run(Store(), numbers, key=["word"])
+    with pytest.raises(FlowFailedError, match="NULL in its key"):
+        run.sink.stage(["word", "n"], [(float("nan"), 1)], 0)
+    run.sink.stage(["word", "n"], [(0.5, float("nan"))], 0)
+
+
+def test_moments_in_sqlite(tmp_path):
+    """As texts in UTC, so that the two of the hour that comes twice are two keys, whatever the machine's zone is."""
+    database = Plain(tmp_path / "db", "CREATE TABLE words (word TEXT PRIMARY KEY, n INTEGER)")
+    run = Run(Store(), database, key=["word"])
+    berlin = ZoneInfo("Europe/Berlin")
+    rows = [(datetime(2024, 10, 27, 2, 30, fold=fold, tzinfo=berlin), fold) for fold in (0, 1)]
+    run.sink.stage(["word", "n"], rows, 0)
+    run.written[0] = rows
+    run.close(0)
+    assert database.run("SELECT * FROM words ORDER BY word") == [("2024-10-27 00:30:00", 0), ("2024-10-27 01:30:00", 1)]
 
 
 def test_staging_and_closing_take_turns(tmp_path):

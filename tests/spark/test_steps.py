@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import threading
 import time
@@ -21,6 +22,7 @@ from recovery import (
     FlowMismatchError,
     RecoveryConfig,
     RecoveryError,
+    SparkCheckpointError,
     StateValueError,
     StepChangedError,
     UnknownStepError,
@@ -30,7 +32,10 @@ from recovery import (
     stateful,
     stateful_map,
 )
+from recovery.clock import SystemClock
 from recovery.keys import encode_key, partition_of
+from recovery.planning.resume import plan_resume
+from recovery.state.epochs import EpochWriter
 from recovery.storage.files import scan
 from tests.spark.support import ODD_KEYS, add_up, run_to_end, states, totals_step
 from tests.stores import problems
@@ -513,6 +518,70 @@ def test_a_source_in_two_places(spark, feed, tmp_path):
         run_to_end(twice.union(other.frame(spark).transform(totals_step("second"))), tmp_path / "db")
         assert states(tmp_path / "db", "first") == feed.totals()
         assert states(tmp_path / "db", "second") == other.totals()
+
+
+def test_a_query_with_a_name_for_a_part_of_it(spark, feed, tmp_path):
+    """What refers to that part is no place where a source is read."""
+    feed.frame(spark).createOrReplaceTempView("read")
+    low = "SELECT * FROM read WHERE value < 3"
+    both = f"WITH low AS ({low}) SELECT * FROM low UNION ALL SELECT * FROM read WHERE value > 3"
+    for number in range(3):
+        feed.add_random(number)
+        run_to_end(spark.sql(both).transform(totals_step("totals")), tmp_path / "db")
+        wanted = [(key, value) for key, value in feed.rows if value != 3]
+        assert sum(n for n, _ in states(tmp_path / "db", "totals").values()) == len(wanted)
+
+
+def test_a_source_that_cleans_up_is_refused(spark, feed, tmp_path):
+    """Spark would remove files that a run that is killed has to read again."""
+    feed.add([("a", 1)])
+    frame = spark.readStream.schema("key string, value long").option("CleanSource", "delete").csv(str(feed.path))
+    with pytest.raises(UnsupportedPlanError, match="cleanSource=delete"):
+        run_to_end(frame.transform(totals_step()), tmp_path / "db")
+
+
+def test_nothing_is_given_up_for_a_position_that_is_none(spark, feed, tmp_path, monkeypatch):
+    """Whether Spark can go on is known before epochs are abandoned."""
+    for seed in range(3):
+        feed.add_random(seed)
+    frame = feed.frame(spark).transform(totals_step("totals"))
+    run_to_end(frame, tmp_path / "db", backup_interval="1h")
+    before = [file.description for file in scan(tmp_path / "db")]
+
+    def torn(*_):
+        raise SparkCheckpointError("sources/0/0 is missing")
+
+    monkeypatch.setattr("recovery.spark.query.check_logs", torn)
+    with pytest.raises(SparkCheckpointError):
+        run_to_end(frame, tmp_path / "db", resume_epoch=2)
+    assert [file.description for file in scan(tmp_path / "db")] == before
+    monkeypatch.undo()
+    run_to_end(frame, tmp_path / "db", resume_epoch=2)
+    assert states(tmp_path / "db", "totals") == feed.totals()
+
+
+def test_epochs_of_a_pipeline_are_no_position(spark, feed, tmp_path):
+    """A flow of the same name would take its micro-batches for closed ones."""
+    feed.add([("a", 1)])
+    init_partitions(tmp_path / "db", 2)
+    plan = plan_resume(scan(tmp_path / "db"))
+    writer = EpochWriter(tmp_path / "db", plan, "test", SystemClock(), backup_interval_s=0)
+    writer.close({}, batches=1)
+    writer.release()
+    with pytest.raises(FlowMismatchError, match="counts 1 micro-batches, and it holds the position after 0"):
+        run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db")
+
+
+def test_a_flow_that_goes_elsewhere(spark, feed, tmp_path, monkeypatch):
+    """The directory is where it was when the flow was started."""
+    for seed in range(3):
+        feed.add_random(seed)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    frame = feed.frame(spark).transform(totals_step("totals"))
+    run_to_end(frame, Path("db"), lambda *_: os.chdir(tmp_path / "elsewhere"))
+    assert states(tmp_path / "db", "totals") == feed.totals()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_step_with_timeouts_is_dropped(spark, feed, tmp_path):

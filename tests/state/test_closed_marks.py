@@ -128,6 +128,25 @@ def test_a_removed_mark_stays_removed(store_dir, state, tmp_path, how):
     assert state.get_hwm("orders") == 1
 
 
+def test_marks_of_epochs_go_with_a_migration(store_dir, state, tmp_path):
+    """Where there are no epochs they are marks like others; those that were set since count more, as before."""
+    state.set_hwm("b", 5)
+    with execution(store_dir) as writer:
+        close(store_dir, writer, a=100, b=200, c=1)
+    state.set_hwm("c", 7)
+    state.remove_hwm("a")
+    before = {mark.key: mark.value for mark in state.list_hwms()}
+    assert before == {"b": 200, "c": 7}
+    place = (tmp_path / "elsewhere").as_uri()
+    for copied in ("", "0 states copied"):
+        result = CliRunner().invoke(main, ["state", "migrate", str(store_dir), place])
+        assert (result.exit_code, result.output.startswith(copied)) == (0, True), result.output
+    there = StateManager(place)
+    assert {mark.key: mark.value for mark in there.list_hwms()} == before
+    there.set_hwm("b", 201)
+    assert there.get_hwm("b") == 201
+
+
 def test_cleared_marks_are_gone(store_dir, state, tmp_path):
     """The document is removed to everybody who asks, and an older export does not bring it back unless it is forced."""
 

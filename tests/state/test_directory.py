@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import threading
@@ -314,3 +315,20 @@ def test_a_directory_that_is_none(tmp_path, store_dir):
         state.get_hwm("k")
     with pytest.raises(DuplicatePartitionError):
         state.set_hwm("k", 1)
+
+
+def test_a_forked_process_does_not_keep_a_lock(store_dir):
+    """It has the file open for as long as it lives; who took the lock gives it back all the same."""
+    state = StateManager(store_dir, retry=RetryPolicy(busy=0, delays=()))
+    reading, writing = os.pipe()
+    try:
+        with state.lock("orders"):
+            child = os.fork()
+            if not child:
+                os.read(reading, 1)
+                os._exit(0)
+        with state.lock("orders"):
+            pass
+    finally:
+        os.write(writing, b"!")
+        os.waitpid(child, 0)

@@ -270,6 +270,19 @@ def test_a_dead_holder_is_succeeded(files):
     assert state.get_hwm("k") == 2
 
 
+def test_a_dead_holder_is_succeeded_by_the_impatient(files):
+    """Who would wait for less than the lease waits until it is known whether the holder lives."""
+    uri = f"{files}?lock_timeout_seconds=1&lock_retry_seconds=0.02"
+    holder = background(STALL, uri)
+    assert holder.stdout.readline() == "held\n"
+    holder.kill()
+    holder.communicate()
+    clock = StoppableClock()
+    state = StateManager(uri, clock=clock, retry=RetryPolicy(busy=0.1, delays=()))
+    with state.lock("orders"):
+        clock.stopped = True
+
+
 def test_interrupting_a_waiter_leaves_the_lock(files):
     """Ctrl-C ends the one that waits; the holder still holds, writes and releases."""
     state = StateManager(files)
@@ -491,6 +504,24 @@ def test_a_lease_that_cannot_be_renewed_is_lost(files, monkeypatch):
         write_on()
     with pytest.raises(LeaseLostError):
         lock.__exit__(None, None, None)
+
+
+def test_a_write_whose_answer_came_after_anothers_write(files, monkeypatch):
+    """The store took it, and somebody followed on it before it was looked at: it counts once."""
+    state, other = StateManager(files), StateManager(files)
+    counter = state.process_state("n", "count")
+    counter.set(0)
+    real = FileObjects.put
+
+    def put(self, path, content, expected):
+        real(self, path, content, expected)
+        monkeypatch.undo()
+        other.process_state("n", "count").update(lambda n: n + 1)
+        raise Conflict("the answer to an earlier attempt was lost")
+
+    monkeypatch.setattr(FileObjects, "put", put)
+    counter.update(lambda n: n + 1)
+    assert counter.get() == 2
 
 
 @pytest.mark.parametrize("lost", range(1, 5))

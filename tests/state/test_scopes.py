@@ -9,6 +9,7 @@ import pytest
 
 from recovery import (
     ConfigurationError,
+    StateLockedError,
     StateManager,
     StateNotFoundError,
     StateValueError,
@@ -131,6 +132,23 @@ def test_copying_and_moving(state):
     assert new.get() == 5
     with pytest.raises(StateNotFoundError, match="dag/old"):
         old.move_to(new)
+
+
+def test_a_value_that_is_set_while_it_is_moved_stays(state, monkeypatch):
+    """What was durable is not removed: the move is refused, and in a directory nothing of it has happened."""
+    old, new = state.task_state("dag", "old"), state.task_state("dag", "new")
+    old.set("seen")
+    update = state.backend.update
+
+    def meddle(changes):
+        monkeypatch.undo()
+        old.set("set meanwhile")
+        return update(changes)
+
+    monkeypatch.setattr(state.backend, "update", meddle)
+    with pytest.raises(StateLockedError, match="changed while it was moved"):
+        old.move_to(new)
+    assert (old.get(), new.get()) == ("set meanwhile", None)
 
 
 def test_update_is_one_step(state):

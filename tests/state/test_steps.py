@@ -20,6 +20,7 @@ from recovery import (
     StateBackendError,
     StateLockedError,
     StateManager,
+    StorageError,
 )
 from recovery.clock import SystemClock
 from recovery.state.steps import edit_states, moment
@@ -243,6 +244,18 @@ def test_force_that_cannot_be_recorded_fences_nobody(ran, tmp_path, monkeypatch)
         run.apply(2, {"a": "4"})
         run.close(2)
     assert at(ran, 3)["a"] == ("4", None)
+
+
+def test_an_epoch_that_is_closed_is_closed(ran, monkeypatch):
+    """Also when its log cannot be moved into the file: that is tried again by whoever comes next."""
+    from recovery.storage.files import FilePartitions
+
+    def fail(self):
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(FilePartitions, "checkpoint", fail)
+    assert edited(ran, {"a": ("9", None)}) == 3
+    assert at(ran, 3)["a"] == ("9", None)
 
 
 def test_many_keys_are_read_at_once(ran, monkeypatch):
