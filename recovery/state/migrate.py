@@ -8,6 +8,7 @@ from recovery.errors import ConfigurationError, CorruptStateError, StateLockedEr
 from recovery.state import marks
 from recovery.state.backend import Backend, DirectoryBackend, Document
 from recovery.state.closed_marks import rows_by_environment
+from recovery.state.ids import unescape
 
 
 def migrate(source: Backend, target: Backend, *, force: bool = False) -> int:
@@ -46,7 +47,7 @@ def _marks_of_epochs(source: Backend, found: Mapping[str, Document]) -> dict[str
         return {}
     merged = {}
     for environment, rows in rows_by_environment(source.directory).items():
-        state_id = f"@{environment}/{marks.DOCUMENT}" if environment else marks.DOCUMENT
+        state_id = f"@{environment}/{marks.DOCUMENT}" if unescape(environment) else marks.DOCUMENT
         before = found.get(state_id) or Document(state_id, 0, None, 0)
         changed_ms = max(before.changed_ms, *(row["changed_ms"] for row in rows.values()))
         merged[state_id] = Document(state_id, before.generation + 1, marks.settled(before.content, rows), changed_ms)

@@ -131,7 +131,9 @@ def test_a_removed_mark_stays_removed(store_dir, state, tmp_path, how):
 def test_marks_of_epochs_go_with_a_migration(store_dir, state, tmp_path):
     """Where there are no epochs they are marks like others; those that were set since count more, as before."""
     state.set_hwm("b", 5)
+    prod = StateManager(store_dir, environment="a/b")
     with execution(store_dir) as writer:
+        writer.close(changes("a/b", {"b": prod.epoch_row("b", 3)}), batches=1)
         close(store_dir, writer, a=100, b=200, c=1)
     state.set_hwm("c", 7)
     state.remove_hwm("a")
@@ -143,6 +145,7 @@ def test_marks_of_epochs_go_with_a_migration(store_dir, state, tmp_path):
         assert (result.exit_code, result.output.startswith(copied)) == (0, True), result.output
     there = StateManager(place)
     assert {mark.key: mark.value for mark in there.list_hwms()} == before
+    assert StateManager(place, environment="a/b").get_hwm("b") == 3
     there.set_hwm("b", 201)
     assert there.get_hwm("b") == 201
 
