@@ -255,13 +255,18 @@ def test_writes_by_wrong_clocks(files):
     assert (document.generation, document.changed_ms) == (4, 1_800_000_000_000 + HOUR_MS)
 
 
-def test_a_dead_holder_is_succeeded(files):
-    """After a lease without a sign of life; its fencing number is passed over."""
-    uri = f"{files}?lock_timeout_seconds=0.3&lock_retry_seconds=0.02"
+def hold_and_die(uri):
+    """A process takes the lock and is killed."""
     holder = background(STALL, uri)
     assert holder.stdout.readline() == "held\n"
     holder.kill()
     holder.communicate()
+
+
+def test_a_dead_holder_is_succeeded(files):
+    """After a lease without a sign of life; its fencing number is passed over."""
+    uri = f"{files}?lock_timeout_seconds=0.3&lock_retry_seconds=0.02"
+    hold_and_die(uri)
     clock = StoppableClock()
     state = StateManager(uri, clock=clock)
     with state.lock("orders"):
@@ -273,10 +278,7 @@ def test_a_dead_holder_is_succeeded(files):
 def test_a_dead_holder_is_succeeded_by_the_impatient(files):
     """Who would wait for less than the lease waits until it is known whether the holder lives."""
     uri = f"{files}?lock_timeout_seconds=1&lock_retry_seconds=0.02"
-    holder = background(STALL, uri)
-    assert holder.stdout.readline() == "held\n"
-    holder.kill()
-    holder.communicate()
+    hold_and_die(uri)
     clock = StoppableClock()
     state = StateManager(uri, clock=clock, retry=RetryPolicy(busy=0.1, delays=()))
     with state.lock("orders"):
