@@ -72,22 +72,22 @@ class Capture:
     """What the partitions hold of a checkpoint, and what an epoch has to change in it.
 
     held: the files that the newest snapshot holds, stale: rows that it holds of none. staging: a directory on the
-    checkpoint's file system, made when needed. sources: see `position_files`.
+    checkpoint's file system, made when needed, by default beside the checkpoint. sources: see `position_files`.
     """
 
     def __init__(
         self,
         checkpoint: Path,
-        staging: Path,
         held: Mapping[str, HeldFile],
         stale: frozenset[str] = frozenset(),
         *,
+        staging: Path | None = None,
         sources: Sequence[int] | None = None,
     ) -> None:
         self._stale = stale
         self._sources = sources
         self._checkpoint = checkpoint
-        self._staging = staging
+        self._staging = staging or checkpoint.with_name("staging")
         self._held = dict(held)
         self._seen: dict[str, tuple[int, int]] = {}
         self._number = itertools.count(1)

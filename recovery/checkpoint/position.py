@@ -81,7 +81,7 @@ def _logged(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None) -> 
     last entry that belongs to the micro-batch."""
     version, *lines = _offsets(checkpoint, batch)
     for number, line in enumerate(lines[HEADER_LINES - 1 :]):
-        place, text = (str(number), line) if version == ONE_LINE_EACH else line.split(":", 1)
+        place, _, text = (str(number), "", line) if version == ONE_LINE_EACH else line.partition(":")
         if place.isdecimal() and sources is not None and int(place) < len(sources):
             place = str(sources[int(place)])
         with contextlib.suppress(msgspec.DecodeError):

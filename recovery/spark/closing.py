@@ -14,7 +14,6 @@ from typing import Any
 from recovery import faults
 from recovery.checkpoint.capture import Capture, Captured
 from recovery.checkpoint.position import wait_for_commit
-from recovery.checkpoint.restore import Restored
 from recovery.checkpoint.rows import CHECKPOINT_STEP, Content
 from recovery.clock import CLOCK_STEP, Clock, RecoveryClock
 from recovery.errors import RecoveryError
@@ -76,7 +75,7 @@ class EpochCloser:
         checkpoint: Path,
         delivery: Delivery,
         loads: FlowLoads,
-        sources: Sequence[int],
+        capture: Capture,
         *,
         clock: Clock,
         snapshot_interval_s: float,
@@ -85,7 +84,7 @@ class EpochCloser:
         on_closed: Callable[[EpochClosed], None],
         around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """`sources`: see `position_files`. `may_close` is asked before an epoch is written, and raises when it must not
+        """`capture` is of `checkpoint`. `may_close` is asked before an epoch is written, and raises when it must not
         be. Like `on_closed`, it is called on the thread that writes, and within `around`."""
         self.lock = threading.RLock()
         self.finished: BatchId = plan.snapshot.batch_id if plan.snapshot else NO_BATCH
@@ -96,9 +95,7 @@ class EpochCloser:
         self._checkpoint = checkpoint
         self._delivery = delivery
         self._loads = loads
-        self._staging = checkpoint.with_name("staging")
-        self._sources = sources
-        self._capture = Capture(checkpoint, self._staging, {}, sources=sources)
+        self._capture = capture
         self._declarations: Mapping[str, Content | None] = {}
         self._clock = clock
         self._recovery_clock = RecoveryClock(clock, *plan.last_clock, store.driver_values(CLOCK_STEP))
@@ -111,10 +108,6 @@ class EpochCloser:
         self._around = around
         self._background = ThreadPoolExecutor(1, thread_name_prefix="closing")
         self._writing: Future[None] | None = None
-
-    def seeded(self, restored: Restored) -> None:
-        """Tell it what checkpoint the snapshots hold."""
-        self._capture = Capture(self._checkpoint, self._staging, restored.held, restored.stale, sources=self._sources)
 
     def due(self) -> bool:
         """Whether there is something to close, and the interval has passed."""

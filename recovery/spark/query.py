@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from recovery import faults
 from recovery.backup.note import last_backup
+from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.restore import Restored, restore
 from recovery.checkpoint.rows import CHECKPOINT_STEP
 from recovery.checkpoint.sources import check_logs, fit_ticks
@@ -204,7 +205,7 @@ class RecoveryQuery:
                 checkpoint,
                 self._delivery,
                 self._loads,
-                bound.sources.ids,
+                Capture(checkpoint, restored.held, restored.stale, sources=bound.sources.ids),
                 clock=clock,
                 snapshot_interval_s=NEVER if prepared.temporary else config.snapshot_interval_s,
                 backup_interval_s=config.backup_interval_s,
@@ -215,7 +216,6 @@ class RecoveryQuery:
             failed.callback(self._closer.finish)
             self._counted_batch = self._closer.finished
             self._closer.begin(steps)
-            self._closer.seeded(restored)
             faults.reach("start.4")
             # Before the stream: afterwards the partitions belong to the thread that closes epochs.
             self._keep(self.meter.started(prepared.planned_s + clock.elapsed_s() - self._started_s))

@@ -25,7 +25,7 @@ class Query:
         self.checkpoint = root / "checkpoint"
         self.staging = root / "staging"
         self.rows: dict[str, str | bytes] = {}
-        self.capture = Capture(self.checkpoint, self.staging, {})
+        self.capture = Capture(self.checkpoint, {}, staging=self.staging)
 
     def close(self, batch: int) -> dict[str, str | bytes | None]:
         """An epoch as of `batch`; what it changed."""
@@ -210,7 +210,7 @@ def test_a_snapshot_that_is_held_may_be_removed(query, tmp_path):
     query.close(0)
     made = restore(query.rows.items(), tmp_path / "anew")
     query.checkpoint = tmp_path / "anew"
-    query.capture = Capture(query.checkpoint, query.staging, made.held)
+    query.capture = Capture(query.checkpoint, made.held, staging=query.staging)
     for batch in (1, 2):
         log(query.checkpoint, batch)
         write(query.checkpoint, f"{store}/{batch + 1}.changelog", "c")
@@ -254,7 +254,7 @@ def test_a_restored_checkpoint_is_continued(query, tmp_path):
     assert made.batch == 0
     assert made.held["state/0/0/1.delta"] == HeldFile(2 * CHUNK_BYTES, 2)
     query.checkpoint = tmp_path / "anew"
-    query.capture = Capture(query.checkpoint, query.staging, made.held)
+    query.capture = Capture(query.checkpoint, made.held, staging=query.staging)
     log(query.checkpoint, 1)
     delta(query, 2)
     assert {key for key in query.close(1) if key.startswith("state")} == {"state/0/0/2.delta"}

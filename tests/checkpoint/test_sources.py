@@ -31,7 +31,7 @@ def saved(rows, layout, directory, batch, write=lambda _: None):
     checkpoint = directory / "checkpoint"
     places = places_of(layout, [name.startswith("tick") for name in layout])
     restored = fit_ticks(restore(rows.items(), checkpoint), checkpoint, places)
-    capture = Capture(checkpoint, directory / "staging", restored.held, restored.stale, sources=places.ids)
+    capture = Capture(checkpoint, restored.held, restored.stale, sources=places.ids)
     (checkpoint / f"offsets/{batch}").write_text((checkpoint / f"offsets/{restored.batch}").read_text())
     (checkpoint / f"commits/{batch}").write_text("v1")
     write(checkpoint)

@@ -18,6 +18,7 @@ from typing import NoReturn
 import apsw
 
 from recovery import RecoveryConfig, faults
+from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.restore import restore
 from recovery.checkpoint.rows import CHECKPOINT_STEP
 from recovery.clock import Clock, SystemClock
@@ -82,10 +83,11 @@ class MiniRun:
         self.lease = execution.lease
         delivery = Delivery(DiscardSink(), _resume_of_sink(plan, execution, self.store), recoverable=True)
         declared = self.store.driver_values(DECLARATIONS_STEP, plan.resume_epoch)
+        self.checkpoint = self.store.prepare(execution) / "checkpoint"
+        restored = restore(self.store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), self.checkpoint)
         self.store.start(execution, [STEP])
         delivery.rollback()
         faults.reach("start.3")
-        self.checkpoint = self.store.scratch / "checkpoint"
         self.closed: list[int] = []
         self.closer = EpochCloser(
             self.store,
@@ -94,7 +96,7 @@ class MiniRun:
             self.checkpoint,
             delivery,
             FlowLoads(None, clock),
-            [0],
+            Capture(self.checkpoint, restored.held),
             clock=clock,
             snapshot_interval_s=config.snapshot_interval_s,
             backup_interval_s=config.backup_interval_s,
@@ -102,7 +104,6 @@ class MiniRun:
             on_closed=lambda closed: self.closed.append(closed.epoch),
         )
         self.closer.begin(StepPlan((), {} if declared else {STEP: '{"key":[["key","string"]],"state":"plain"}'}))
-        self.closer.seeded(restore(self.store.driver_rows(CHECKPOINT_STEP), self.checkpoint))
         faults.reach("start.4")
 
     @property
