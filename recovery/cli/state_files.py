@@ -51,7 +51,12 @@ def export(
     """Write states as lines of JSON: operational state, or those of steps."""
     directory, _ = directory_and(words, ())
     wanted = [Where(directory, environment, step, epoch) for step in steps or (None,)]
-    lines = export_lines(entry for where in wanted for entry in where.target().entries(pattern))
+    targets = [where.target() for where in wanted]
+    lines = export_lines(
+        entry
+        for target in targets
+        for entry in (target.exported(pattern) if isinstance(target, Documents) else target.entries(pattern))
+    )
     if output_file == "-":
         for line in lines:
             click.echo(line)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from recovery.errors import ConfigurationError, CorruptStateError, StateLockedError
-from recovery.state import marks
-from recovery.state.backend import Backend, DirectoryBackend, Document
-from recovery.state.closed_marks import rows_by_environment
-from recovery.state.ids import unescape
+from recovery.state.backend import Backend, Document
+from recovery.state.closed_marks import settled_marks
 
 
 def migrate(source: Backend, target: Backend, *, force: bool = False) -> int:
@@ -19,7 +15,7 @@ def migrate(source: Backend, target: Backend, *, force: bool = False) -> int:
     when the target does not hold what was written.
     """
     found = {document.state_id: document for document in source.list()}
-    documents = {**found, **_marks_of_epochs(source, found)}
+    documents = {**found, **settled_marks(source, found)}
     there = {document.state_id: document for document in target.list()}
     differing = [each for each, found in there.items() if found != documents.get(each)]
     if differing and not force:
@@ -38,20 +34,6 @@ def migrate(source: Backend, target: Backend, *, force: bool = False) -> int:
             remedy="Stop it, then run the same command again.",
         )
     return len(wanted)
-
-
-def _marks_of_epochs(source: Backend, found: Mapping[str, Document]) -> dict[str, Document]:
-    """The documents of marks with those in them that epochs of a recovery directory moved. Elsewhere there are no
-    epochs, so they become marks like others."""
-    if not isinstance(source, DirectoryBackend):
-        return {}
-    merged = {}
-    for environment, rows in rows_by_environment(source.directory).items():
-        state_id = f"@{environment}/{marks.DOCUMENT}" if unescape(environment) else marks.DOCUMENT
-        before = found.get(state_id) or Document(state_id, 0, None, 0)
-        changed_ms = max(before.changed_ms, *(row["changed_ms"] for row in rows.values()))
-        merged[state_id] = Document(state_id, before.generation + 1, marks.settled(before.content, rows), changed_ms)
-    return merged
 
 
 def _verify(target: Backend, documents: dict[str, Document]) -> None:

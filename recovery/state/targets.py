@@ -13,6 +13,7 @@ from recovery.clock import Clock
 from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundError, StateValueError
 from recovery.state import marks
 from recovery.state.backend import Backend, Document
+from recovery.state.closed_marks import settled_marks
 from recovery.state.epochs import Edited, StepKey
 from recovery.state.ids import check, matches
 from recovery.state.runs import read_run
@@ -95,6 +96,16 @@ class Documents:
         """See `Target.entries`."""
         return [entry for entry in self._all() if entry.content is not None and matches(str(entry.name), pattern)]
 
+    def exported(self, pattern: str | None = None) -> list[Entry]:
+        """The same as `entries`, with the marks that epochs moved as marks like others."""
+        found = {document.state_id: document for document in self._backend.list(self._prefix)}
+        documents = {**found, **settled_marks(self._backend, found)}
+        mine = sorted(state_id for state_id in documents if state_id.startswith(self._prefix))
+        entries = (self._entry(documents[state_id]) for state_id in mine)
+        return [
+            entry for entry in self._own(entries) if entry.content is not None and matches(str(entry.name), pattern)
+        ]
+
     def removed(self) -> dict[str, int]:
         """The generations of the states that were removed."""
         return {str(entry.name): entry.version[0] for entry in self._all() if entry.content is None}
@@ -119,9 +130,11 @@ class Documents:
         return ", ".join(f"{name}: removed" if c is REMOVED else f"{name}: written" for name, c in changes.items())
 
     def _all(self) -> list[Entry]:
-        found = [self._entry(document) for document in self._backend.list(self._prefix)]
-        # Those of environments begin with an @, and are no business of the plain one.
-        return [entry for entry in found if self._prefix or not str(entry.name).startswith("@")]
+        return self._own(map(self._entry, self._backend.list(self._prefix)))
+
+    def _own(self, entries: Iterable[Entry]) -> list[Entry]:
+        # Those of environments begin with an @, and are no business of the plain one, nor of each other.
+        return [entry for entry in entries if not str(entry.name).startswith("@")]
 
     def _id(self, name: Name) -> str:
         if check(str(name)).startswith("@"):

@@ -150,6 +150,23 @@ def test_marks_of_epochs_go_with_a_migration(store_dir, state, tmp_path):
     assert there.get_hwm("b") == 201
 
 
+def test_marks_of_epochs_are_exported(store_dir, state, make_store, tmp_path):
+    """Those of the environment that was asked for; another directory has them then as its own."""
+    with execution(store_dir) as writer:
+        writer.close(changes("prod", {"b": state.epoch_row("b", 3)}), batches=1)
+        close(store_dir, writer, a=100)
+    other = make_store(1)
+    for environment, expected in (("", {"a": 100}), ("prod", {"b": 3})):
+        where = ["--environment", environment] if environment else []
+        file = tmp_path / f"{environment}.jsonl"
+        for words in (["export", store_dir, "--output-file", file], ["import", other, file, "--yes"]):
+            result = CliRunner().invoke(main, ["state", *map(str, words), *where])
+            assert result.exit_code == 0, result.output
+        there = StateManager(other, environment=environment)
+        assert {mark.key: mark.value for mark in there.list_hwms()} == expected
+    assert state.get_hwm("a") == 100
+
+
 def test_cleared_marks_are_gone(store_dir, state, tmp_path):
     """The document is removed to everybody who asks, and an older export does not bring it back unless it is forced."""
 
