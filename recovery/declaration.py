@@ -241,6 +241,7 @@ def _given(form: Form) -> dict[str, str]:
 
 
 def _left_out(form: Form) -> dict[str, str]:
+    """The defaults that states of this form may lack."""
     return _given(form) if isinstance(form, dict) and "leaves out" in form else {}
 
 

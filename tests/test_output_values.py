@@ -56,6 +56,7 @@ def test_what_fits(value, kind, expected):
         (float("inf"), LONG), (2**70, LONG), (True, LONG), ("5", LONG), (1e300, FLOAT), ([1.5], pa.list_(LONG)),
         (np.array([1.5]), pa.list_(LONG)), ([[1e300]], pa.list_(pa.list_(FLOAT))), ({"totl": 3}, PAIR),
         ({"a": 1.5}, PAIR), ((1.5, "x"), PAIR), ((1,), PAIR), ({"k": 1.5}, pa.map_(pa.string(), LONG)),
+        (datetime(2024, 1, 1, 23, 30, tzinfo=UTC), pa.date32()), ([local("2024-01-01")], pa.list_(pa.date32())),
         (5, pa.map_(pa.string(), LONG)), (5, pa.list_(LONG)), ([{"totl": 3}], pa.list_(PAIR)),
     ],
 )  # fmt: skip

@@ -26,6 +26,7 @@ from recovery.cli.state_common import (
 )
 from recovery.clock import SystemClock
 from recovery.errors import ConfigurationError, CorruptStateError
+from recovery.state import marks
 from recovery.state.exports import Exported, export_lines, read_export
 from recovery.state.migrate import migrate
 from recovery.state.open import open_backend
@@ -112,14 +113,16 @@ def _import_documents(target: Documents, found: list[Exported], yes: bool, force
             remedy="To bring it back on purpose, give --force.",
         )
     seen = target.find_all(str(e.id) for e in found)
+    # Marks that epochs moved count as well, although they lie elsewhere.
+    held = {entry.name: entry.content for entry in target.exported()}
     changes: dict[Name, Any] = {
         str(e.id): e.content
         for e in found
-        if (s := seen[str(e.id)]) is None or json_text(s.content) != json_text(e.content)
+        if str(e.id) not in held or not _is_held(str(e.id), e.content, held[str(e.id)])
     }
     for name, content in changes.items():
         check_content(str(name), content)
-    replaced = [name for name in changes if seen[str(name)] is not None]
+    replaced = [name for name in changes if name in held]
     if replaced:
         ask(f"Overwrite {', '.join(map(shown, replaced[:3]))}{' …' if len(replaced) > 3 else ''}?", yes or force)
 
@@ -129,6 +132,18 @@ def _import_documents(target: Documents, found: list[Exported], yes: bool, force
         return f"{len(changes)} states written"
 
     return write
+
+
+def _is_held(state_id: str, content: Any, held: Any) -> bool:
+    """Whether an imported document says what is there; of marks, their values."""
+    if state_id == marks.DOCUMENT:
+        with contextlib.suppress(TypeError, KeyError, AttributeError):
+            return _values(content) == _values(held)
+    return json_text(held) == json_text(content)
+
+
+def _values(content: Any) -> dict[str, str]:
+    return {key: json_text(entry["value"]) for key, entry in content["marks"].items() if "value" in entry}
 
 
 def _import_keys(target: Target, found: list[Exported], sure: bool) -> Callable[[], str]:

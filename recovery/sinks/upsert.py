@@ -156,8 +156,8 @@ class UpsertSink:
             "key": listed(self.key),
             "s_key": listed(self.key, "s"),
             "first": quoted(self.key[0]),
-            # The user's column comes first: in SQLite its collation counts then.
-            "same_key": " AND ".join(f"t.{quoted(k)} = s.{quoted(k)}" for k in self.key),
+            # Ours comes first: in SQLite its collation, BINARY, counts then, as in the unique index.
+            "same_key": " AND ".join(f"s.{quoted(k)} = t.{quoted(k)}" for k in self.key),
         }
 
     # ---- the phases
@@ -440,11 +440,13 @@ class UpsertSink:
 
 
 def _with_zones(row: Sequence[Any], moments: Sequence[int]) -> list[Any]:
-    """The row with its moments in UTC: Spark gives them on the clocks of this machine, on which an hour comes twice."""
+    """The row with its moments in UTC: Spark gives them on the clocks of this machine, on which an hour comes twice.
+    The last hours of the year 9999, which mean the end of time, may have no place there, and stay as they are."""
     values = list(row)
     for place in moments:
         if values[place] is not None:
-            values[place] = values[place].astimezone(UTC)
+            with contextlib.suppress(OverflowError, ValueError):
+                values[place] = values[place].astimezone(UTC)
     return values
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import date, datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
 from numbers import Number
 from typing import Any, TypeAlias
@@ -42,6 +42,7 @@ def to_array(column: Sequence[Any], kind: pa.DataType, time_zone: str) -> pa.Arr
     return pa.array(column if fit is None else [None if value is None else fit(value) for value in column], kind)
 
 
+@lru_cache
 def zone_of(name: str) -> tzinfo:
     """A time zone by Spark's name for it, which may be GMT+8 and the like. Raises ArrowInvalid for another one."""
     offset = _OFFSET.fullmatch(name)
@@ -58,6 +59,8 @@ def _is_plain(column: Sequence[Any], kind: pa.DataType) -> bool:
     """Whether a look at the types of the values, or at their zones, says that Arrow takes them as they are meant."""
     if pa.types.is_integer(kind):
         return all(each in _NUMBERS or issubclass(each, np.integer) for each in set(map(type, column)))
+    if pa.types.is_date(kind):
+        return {date, type(None)}.issuperset(map(type, column))
     if pa.types.is_timestamp(kind):
         zoned = kind.tz is not None
         return all(value is None or (getattr(value, "tzinfo", None) is not None) == zoned for value in column)
@@ -73,6 +76,8 @@ def _fit_of(kind: pa.DataType, time_zone: str) -> Fit | None:
         return _short
     if pa.types.is_timestamp(kind):
         return _moment(kind.tz is not None, time_zone)
+    if pa.types.is_date(kind):
+        return _day
     if pa.types.is_struct(kind):
         return _struct(kind, time_zone)
     if pa.types.is_map(kind):
@@ -103,6 +108,12 @@ def _short(value: Any) -> Any:
 def _refuse_new_infinities(array: pa.Array[Any], wide: pa.Array[Any]) -> None:
     if pc.any(pc.and_not(pc.is_inf(array), pc.is_inf(wide))).as_py():
         raise pa.ArrowInvalid("a number is too great")
+
+
+def _day(value: Any) -> Any:
+    if isinstance(value, datetime):
+        raise pa.ArrowInvalid(f"{value!r} is a moment, and a date is declared")
+    return value
 
 
 def _moment(zoned: bool, time_zone: str) -> Fit:

@@ -126,8 +126,9 @@ class HeldLease:
                     # Somebody else was faster: look at once who.
                     continue
             waited_s = self._clock.elapsed_s() - began_s
-            # One that has not stirred may be dead, which is known when its lease has run out.
-            if waited_s >= self._wait_s and stirred:
+            # One that has not stirred may be dead, which is known when a lease has run out.
+            known = stirred or self._clock.elapsed_s() - since_s >= self._terms.lock_timeout_s
+            if waited_s >= self._wait_s and known:
                 raise StateLockedError(
                     f"{_shown(found['holder'])} held the lock {self.name!r:.120} for more than "
                     f"{format_interval(self._wait_s)}",

@@ -167,6 +167,27 @@ def test_marks_of_epochs_are_exported(store_dir, state, make_store, tmp_path):
     assert state.get_hwm("a") == 100
 
 
+def test_importing_asks_for_marks_of_epochs_too(store_dir, state, tmp_path):
+    """They would move back. What is there as it was exported stays that of its epoch."""
+
+    def call(code, *words):
+        result = CliRunner().invoke(main, ["state", *map(str, words)])
+        assert result.exit_code == code, result.output
+
+    file = tmp_path / "states.jsonl"
+    with execution(store_dir) as writer:
+        close(store_dir, writer, orders=100)
+    call(0, "export", store_dir, "--output-file", file)
+    call(0, "import", store_dir, file)
+    with execution(store_dir) as writer:
+        close(store_dir, writer, orders=200)
+    assert state.get_hwm("orders") == 200, "the mark is still that of epochs"
+    call(1, "import", store_dir, file)
+    assert state.get_hwm("orders") == 200
+    call(0, "import", store_dir, file, "--yes")
+    assert state.get_hwm("orders") == 100
+
+
 def test_cleared_marks_are_gone(store_dir, state, tmp_path):
     """The document is removed to everybody who asks, and an older export does not bring it back unless it is forced."""
 
