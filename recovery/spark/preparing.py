@@ -35,9 +35,10 @@ class Prepared:
 
     start.1  Take the directory's lock.
     start.2  Read every partition and plan; nothing was written before this succeeded.
-    start.3  Begin the execution in every partition, one transaction each, abandoning what lies beyond the plan. Then
-             the sink does the same.
-    start.4  Make a fresh scratch checkpoint of the saved position and the state of Spark's own operators.
+    start.3  Make a fresh scratch checkpoint of the saved position and the state of Spark's own operators. Then begin
+             the execution in every partition, one transaction each, abandoning what lies beyond the plan; then the sink
+             does the same.
+    start.4  Close an epoch that renames, drops and converts the state of steps, if there is any to.
     """
 
     def __init__(self, config: RecoveryConfig | None, flow_id: str, clock: Clock) -> None:

@@ -393,14 +393,14 @@ def _key_fields(frame: DataFrame, step_id: str, keys: Sequence[str | Column]) ->
     for field in fields:
         if not isinstance(field.dataType, _KEY_TYPES):
             raise ConfigurationError(
-                f"step {step_id!r}: key column {field.name!r} is a {field.dataType.simpleString()}",
+                f"step {step_id!r}: key column {field.name!r} has the type {field.dataType.simpleString()}",
                 cause="A key is a string, number, boolean, date or timestamp, or several of those columns.",
                 remedy="Cast it, for instance with to_json or hex.",
             )
         if _is_fine(field.dataType) and frame.sparkSession.conf.get("spark.sql.ansi.enabled") == "false":
             raise ConfigurationError(
-                f"step {step_id!r}: key column {field.name!r} is a {field.dataType.simpleString()}, and Spark's "
-                "ANSI mode is off",
+                f"step {step_id!r}: key column {field.name!r} has the type {field.dataType.simpleString()}, and "
+                "Spark's ANSI mode is off",
                 cause="Small numbers would have another text than with it (1.0E-7), so they would be other keys.",
                 remedy="Leave spark.sql.ansi.enabled on, or cast the column to a string.",
             )
