@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import pickle
 from collections.abc import Callable
+from datetime import UTC, datetime
 from math import isfinite
 from typing import Any, get_args, get_type_hints
 
@@ -91,17 +92,34 @@ class StateCodec:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two values are equal, or would be if types without an equality of their own compared their fields."""
+    """Whether two values are equal, or would be if types without an equality of their own compared their fields, and
+    moments of two zones were equal in the hour that comes twice, too, where Python says that they never are."""
+    if isinstance(one, datetime) and isinstance(other, datetime):
+        return bool(_in_utc(one) == _in_utc(other))
     if type(one) is not type(other):
         return bool(one == other)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, dict):
+        if one.keys() != other.keys():
+            one, other = ({_in_utc(key): value for key, value in each.items()} for each in (one, other))
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, set | frozenset):
+        return set(map(_in_utc, one)) == set(map(_in_utc, other))
     fields: tuple[str, ...] | None = _fields(type(one))  # type: ignore[arg-type]
     if fields is None:
         return bool(one == other)
     return all(_same(getattr(one, name), getattr(other, name)) for name in fields)
+
+
+def _in_utc(value: Any) -> Any:
+    """A moment as one in UTC, also inside of what can be a key or an element of a set."""
+    if isinstance(value, datetime) and value.utcoffset() is not None:
+        return value.astimezone(UTC)
+    if isinstance(value, tuple):
+        return tuple(map(_in_utc, value))
+    fields: tuple[str, ...] | None = _fields(type(value))  # type: ignore[arg-type]
+    return value if fields is None else (type(value), *(_in_utc(getattr(value, name)) for name in fields))
 
 
 @functools.lru_cache(1024)

@@ -8,6 +8,7 @@ they hold, so that a changed key or type is told instead of misread. Forms are J
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ PICKLE = "pickle"
 
 _BY_NAME = ("dataclass", "struct", "typed dict")
 _BY_POSITION = ("named tuple", "array struct")
+_VARIABLE = re.compile(r"\b[xyz]_\d+\b")
+_LAMBDA = re.compile(r"(\b[xyz]_\d+|\([xyz]_\d+(?:, [xyz]_\d+)*\)) -> ")
 _CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
 
 
@@ -67,7 +70,7 @@ def misfits(old: Form, new: Form, at: str = "the state") -> Iterator[str]:
     """Why values of form `old` may not come back as what they were when read as `new`, a sentence each; none when
     they do. Fields may be added when they have defaults, and types may be widened: X to X | Y, an enum by values.
     The name of a class does not matter, what is in it does."""
-    if old == new:
+    if old == new or (isinstance(old, str) and isinstance(new, str) and lambdas_numbered(old) == lambdas_numbered(new)):
         return
     old_kind, new_kind = _kind(old), _kind(new)
     if "any of" in (old_kind, new_kind):
@@ -108,6 +111,14 @@ def misfits(old: Form, new: Form, at: str = "the state") -> Iterator[str]:
     tightened = [name for name, value in _limits(new).items() if _limits(old).get(name) != value]
     if old_kind == new_kind and tightened:
         yield f"{at} has new limits: {', '.join(tightened)}"
+
+
+def lambdas_numbered(expression: str) -> str:
+    """The text of a Spark column with the variables of its lambdas as #1, #2 … in order: Spark calls them x_1, y_2 …,
+    and counts on with every lambda that a process makes."""
+    bound = dict.fromkeys(name for names in _LAMBDA.findall(expression) for name in names.strip("()").split(", "))
+    numbers = {name: f"#{number}" for number, name in enumerate(bound, 1)}
+    return _VARIABLE.sub(lambda found: numbers.get(found[0], found[0]), expression)
 
 
 def shown(form: Form) -> str:

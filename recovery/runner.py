@@ -73,11 +73,14 @@ def _stop_session(session: Any | None) -> None:
 
 @contextlib.contextmanager
 def _signals(query: RecoveryQuery) -> Iterator[None]:
-    """Handlers that only note it; a thread of our own acts on it. In other threads signals are not ours."""
+    """Handlers that only note it, in a pipe; a thread that waits there acts on it. In other threads signals are not
+    ours."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # No threading.Event: the second signal may come while the first one's handler holds its lock.
+    # Neither a threading.Event nor a new thread: both take locks, and a handler may have interrupted who holds them.
+    reading, writing = os.pipe()
+    threading.Thread(target=_stop_when_told, args=(query, reading), name="stop", daemon=True).start()
     asked: list[int] = []
 
     def handle(number: int, _: Any) -> None:
@@ -85,7 +88,7 @@ def _signals(query: RecoveryQuery) -> Iterator[None]:
             # The second signal: at once. The JVM ends with its standard input.
             os._exit(128 + number)
         asked.append(number)
-        threading.Thread(target=_stop, args=(query,), name="stop", daemon=True).start()
+        os.write(writing, b"!")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -93,9 +96,14 @@ def _signals(query: RecoveryQuery) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        os.close(writing)
 
 
-def _stop(query: RecoveryQuery) -> None:
-    # What goes wrong is kept by the query, and raised where the run waits for it.
-    with contextlib.suppress(Exception):
-        query.stop()
+def _stop_when_told(query: RecoveryQuery, reading: int) -> None:
+    """Stop the query when something comes out of the pipe; do nothing when it is closed."""
+    told = os.read(reading, 1)
+    os.close(reading)
+    if told:
+        # What goes wrong is kept by the query, and raised where the run waits for it.
+        with contextlib.suppress(Exception):
+            query.stop()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+_UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
+"""What Arrow calls a column that it makes of an index of pandas' without a name: the rows' old numbers."""
 
 
 def as_table(given: Any) -> pa.Table:
@@ -17,7 +21,8 @@ def as_table(given: Any) -> pa.Table:
         return pa.Table.from_batches([given])
     if isinstance(given, dict) or hasattr(given, "__arrow_c_stream__"):
         try:
-            return pa.table(given)
+            table = pa.table(given)
+            return table.drop_columns(list(filter(_UNNAMED_INDEX.fullmatch, table.column_names)))
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise ValueError(f"a {type(given).__name__} that is no table: {error}") from error
     raise ValueError(f"a {type(given).__name__}, which is no table")
@@ -49,10 +54,31 @@ def _fitted(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
                     raise pa.ArrowInvalid("a number is too great")
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise ValueError(f"{field.name!r} with values that do not fit {field.type}: {error}") from error
-    if column.null_count and not field.nullable:
-        raise ValueError(f"NULL in {field.name!r}, which is declared NOT NULL")
     combined = column.combine_chunks()
-    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
+    array = combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
+    refuse_null(array, field)
+    return array
+
+
+def refuse_null(array: pa.Array[Any], field: pa.Field, name: str | None = None) -> None:
+    """Raises ValueError for NULL where the field, or one inside it, is declared NOT NULL: Arrow does not look, and
+    Spark reads a zero or an empty string. name: what the field is called in the error."""
+    name = field.name if name is None else name
+    kind = field.type
+    if array.null_count and not field.nullable:
+        raise ValueError(f"NULL in {name!r}, which is declared NOT NULL")
+    if not pa.types.is_nested(kind):
+        return
+    # What stands below NULL does not count.
+    given = array.drop_null() if array.null_count else array
+    if pa.types.is_struct(kind):
+        for place, inner in enumerate(kind):
+            refuse_null(given.field(place), inner, f"{name}.{inner.name}")
+    elif pa.types.is_map(kind):
+        for part, inner in zip(given.flatten().flatten(), (kind.key_field, kind.item_field), strict=True):
+            refuse_null(part, inner, f"{name}.{inner.name}")
+    else:
+        refuse_null(given.flatten(), kind.value_field, f"{name}.{kind.value_field.name}")
 
 
 def _overflows(given: pa.ChunkedArray[Any], column: pa.ChunkedArray[Any]) -> bool:

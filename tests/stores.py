@@ -49,7 +49,7 @@ class Driver:
         self.epoch = self.plan.resume_epoch
         self.store = FilePartitions([d.path for d in self.plan.partitions], scratch or directory / "scratch")
         try:
-            self.store.start(self.execution, steps)
+            self.store.start(self.execution, steps, self.plan.partitions)
         except BaseException:
             self.store.release()
             raise

@@ -8,6 +8,7 @@ import decimal
 import json
 import math
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 import msgspec
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.codec import StateCodec
+from recovery.codec import StateCodec, _same
 from recovery.errors import ConfigurationError, StateValueError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -181,6 +182,51 @@ class TestTypedValues:
         """When the step is declared, not at the first value."""
         with pytest.raises(ConfigurationError, match="cannot be stored"):
             StateCodec(state_type)
+
+
+@dataclasses.dataclass
+class Visit:
+    """A state with moments."""
+
+    at: datetime.datetime
+    seen: list[datetime.datetime]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """One that can be an element of a set."""
+
+    at: datetime.datetime
+
+
+@pytest.mark.parametrize("fold", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "wrap"),
+    [
+        (datetime.datetime, lambda at: at), (Visit, lambda at: Visit(at, [at])),
+        (list[datetime.datetime], lambda at: [at]), (tuple[int, datetime.datetime], lambda at: (1, at)),
+        (dict[str, datetime.datetime], lambda at: {"a": at}), (dict[datetime.datetime, int], lambda at: {at: 1}),
+        (set[datetime.datetime], lambda at: {at}), (set[tuple[int, datetime.datetime]], lambda at: {(1, at)}),
+        (frozenset[Stop], lambda at: frozenset([Stop(at)])), (datetime.datetime | None, lambda at: at),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_moments_of_the_hour_that_comes_twice(kind, wrap, fold):
+    """Those of a zone with such an hour, as rows have them, come back as the same moments."""
+    codec = StateCodec(kind)
+    berlin = datetime.datetime(2024, 10, 27, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=fold)
+    back = codec.decode(codec.encode(wrap(berlin)))
+    assert back == wrap(berlin.astimezone(datetime.UTC))
+    assert back != wrap(berlin.replace(fold=1 - fold).astimezone(datetime.UTC))
+
+
+def test_other_moments_are_other_values():
+    """Of the same hour, too, and without a zone."""
+    berlin = datetime.datetime(2024, 10, 27, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+    assert not _same([berlin], [berlin.replace(fold=1).astimezone(datetime.UTC)])
+    assert not _same([berlin], [berlin.replace(tzinfo=None)])
+    assert not _same({berlin}, {berlin.replace(fold=1).astimezone(datetime.UTC)})
+    assert not _same({berlin: 1}, {berlin.astimezone(datetime.UTC): 2})
 
 
 class TestPickle:

@@ -7,10 +7,20 @@ import re
 
 import pytest
 from click.testing import CliRunner
+from pyspark.errors import PySparkException
 
 from recovery import errors
 from recovery.cli import main
-from recovery.errors import ConfigurationError, NoPartitionsError, RecoveryError, StorageError, all_errors, error_named
+from recovery.errors import (
+    ConfigurationError,
+    FlowFailedError,
+    NoPartitionsError,
+    RecoveryError,
+    StorageError,
+    all_errors,
+    error_named,
+)
+from recovery.spark.failures import as_recovery_error
 
 ALL = list(all_errors())
 DRAWN = re.findall(r"^[├└]── (\w+) +(\d+)", errors.__doc__, re.MULTILINE)
@@ -104,6 +114,17 @@ def test_names_of_no_error():
     """Other exceptions' names lead to nothing."""
     assert error_named("ValueError") is None
     assert error_named("") is None
+
+
+def test_errors_of_the_flow_that_are_called_like_ours():
+    """Only the class itself is ours; another one of its name is an error of the flow, after which epochs are closed."""
+    text = "Traceback (most recent call last):\n  File ...\n{}: disk\n\n\tat org.apache.spark"
+    own = as_recovery_error(PySparkException(text.format("recovery.errors.StorageError")))
+    assert type(own) is StorageError
+    for name in ("StorageError", "flow.StorageError"):
+        found = as_recovery_error(PySparkException(text.format(name)))
+        assert type(found) is FlowFailedError
+        assert name in str(found)
 
 
 def test_debug_shows_where_an_error_came_from_and_says_it_once(tmp_path):

@@ -89,6 +89,18 @@ def test_times_without_a_zone_are_the_sessions(nested, wrap, unwrap):
         assert unwrap(there(wrap(given), nested(kind))) == expected
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_of_numpy_are_times_without_a_zone(unit):
+    """Alone as in an array, whatever stands beside them."""
+    noon = np.datetime64("2024-05-01T12:00:00", unit)
+    for kind in (ZONED, PLAIN):
+        expected = there(local("2024-05-01T12:00"), kind)
+        assert there(noon, kind) == expected
+        assert to_array([noon], kind, BERLIN).to_pylist() == [expected]
+        assert there([noon], pa.list_(kind)) == there(np.array([noon]), pa.list_(kind)) == [expected]
+        assert there(np.datetime64("NaT", unit), kind) is None
+
+
 def test_where_clocks_change():
     """As in Python and Java: the first of two, and as long after the change as it says."""
     found = to_array([local("2024-10-27T02:30"), local("2024-03-31T02:45")], ZONED, BERLIN).cast(LONG)

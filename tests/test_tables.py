@@ -71,6 +71,54 @@ def test_null_where_none_may_be():
         columns_of(pa.table({"x": [1, None]}), pa.schema([pa.field("x", pa.int64(), nullable=False)]))
 
 
+NESTED = {
+    "x.a": (pa.struct([pa.field("a", pa.int64(), nullable=False)]), [{"a": 1}, None], [{"a": None}]),
+    "x.element": (pa.list_(pa.field("element", pa.int64(), nullable=False)), [[1], None, []], [[1, None]]),
+    "x.value": (
+        pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False)),
+        [[("a", 1)], None],
+        [[("a", None)]],
+    ),
+    "x.element.a": (
+        pa.list_(pa.field("element", pa.struct([pa.field("a", pa.int64(), nullable=False)]))),
+        [[{"a": 1}, None], None],
+        [[{"a": 1}], [{"a": None}]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_null_inside_where_none_may_be(name):
+    """In a struct, an array or a map; where the whole is NULL there is nothing inside, nor beside what is looked at."""
+    kind, right, wrong = NESTED[name]
+    schema = pa.schema([("x", kind)])
+    both = pa.table({"x": pa.array([*right, *wrong], kind)})
+    for rows in (both.slice(0, len(right)), pa.table({"x": pa.array(right, kind)})):
+        assert columns_of(rows, schema)[0].to_pylist() == rows["x"].to_pylist()
+    for rows in (both, both.slice(len(right))):
+        with pytest.raises(ValueError, match=f"NULL in '{name}', which is declared NOT NULL"):
+            columns_of(rows, schema)
+
+
+def test_null_in_an_array_of_another_type():
+    """What is cast to the declared type is looked at, too."""
+    schema = pa.schema([("x", pa.list_(pa.field("element", pa.int64(), nullable=False)))])
+    assert columns_of(pa.table({"x": [[1, 2]]}), schema)[0].to_pylist() == [[1, 2]]
+    with pytest.raises(ValueError, match=r"NULL in 'x\.element'"):
+        columns_of(pa.table({"x": pa.array([[1, None]], pa.list_(pa.int32()))}), schema)
+
+
+def test_frames_of_pandas_that_were_filtered_or_sorted():
+    """The rows' old numbers are no column; an index that has a name is one."""
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"user": ["b", "a", "c"], "n": [1, 2, 3]})
+    for given in (frame[frame["n"] > 1], frame.sort_values("user"), frame.set_index([[7, 8, 9], [1, 2, 3]])):
+        table = as_table(given)
+        assert table.column_names == ["user", "n"]
+        assert table["n"].to_pylist() == given["n"].tolist()
+    assert set(as_table(frame.groupby("user").sum()).column_names) == {"user", "n"}
+
+
 def test_columns_by_name_and_in_pieces():
     """Any order, several chunks, ignored ones beside them; the same name twice is not guessed about."""
     table = pa.concat_tables([pa.table({"b": [1], "a": [2], "_x": [0]})] * 2)

@@ -7,18 +7,21 @@ objects/part-<i>/<id>.sqlite3.zst       copies of partitions; never changed, sha
 running/<id>.json.gz                    one per backup that is being made; see `recovery.backup.repository`
 
 The id of a backup begins with its time, so ids sort by age. gzip's checksum and length show a half-written manifest.
+Files of others may lie between them, in a bucket that is shared: what has no name of ours is not touched.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from recovery.backup.target import DRAFT
 from recovery.ids import BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 from recovery.storage.digests import record_digest
@@ -28,6 +31,9 @@ MANIFESTS = "manifests/"
 OBJECTS = "objects/"
 RUNNING = "running/"
 SUFFIX = ".json.gz"
+_ID = r"\d{8}T\d{6}\.\d{3}Z-[0-9a-f]+"
+# The number is that of a further attempt; see `make_backup`.
+_OURS = re.compile(rf"objects/part-\d+/{_ID}(\.\d+)?\.sqlite3\.zst|(manifests|running)/{_ID}\.json\.gz", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,14 @@ def manifest_name(identity: str) -> str:
 def object_name(identity: str, index: int) -> str:
     """Where a backup puts its copy of a partition; no other backup ever writes there."""
     return f"{OBJECTS}part-{index}/{identity}.sqlite3.zst"
+
+
+def is_ours(name: str) -> bool:
+    """Whether a name below the place is one that backups give, to an object or to its draft."""
+    folder, slash, last = name.rpartition("/")
+    if last.startswith(".") and last.endswith(DRAFT):
+        last = last.removeprefix(".").removesuffix(DRAFT)
+    return _OURS.fullmatch(folder + slash + last) is not None
 
 
 def fingerprint(description: PartitionDescription, operational: tuple[int, int]) -> int:

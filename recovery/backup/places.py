@@ -58,8 +58,16 @@ def open_target(place: str, environ: Mapping[str, str] = os.environ, *, no_answe
         raise ConfigurationError(
             "the credentials in it hold a character that ends them",
             path=shown_address(place),
-            cause="A / in a key ends the first part of an address.",
-            remedy="Write it as %2F; better, leave credentials to the environment: see docs/backup.md.",
+            cause="A /, ? or # in a key ends the first part of an address.",
+            remedy="Write it as %2F, %3F or %23; better, leave credentials to the environment: see docs/backup.md.",
+        )
+    if "#" in place:
+        # What follows it is no part of a path, so two addresses would be one place.
+        raise ConfigurationError(
+            "it holds a #",
+            path=shown_address(place),
+            cause="A # ends an address, and what follows it would be ignored.",
+            remedy="Write it as %23 where it belongs to a name.",
         )
     query = _Query(parts)
     secrets = list(_secrets(parts, environ))

@@ -12,12 +12,14 @@ Making a backup
 
 Removing backups
     prune.1 List the objects, then read all manifests, and choose which to keep.
-    prune.2 Remove the manifests of the others, those that are torn, and what is under `running/`; the latter two when
-            they are older than a day.
+    prune.2 Remove the manifests of the others, and what is under `running/` when it is older than a day. Of manifests
+            that cannot be read those that are older than a day and would not be kept if they could.
     prune.3 Read `running/`, and then the manifests again.
     prune.4 Remove the objects listed in prune.1, except those of manifests that were kept in prune.1 or are there in
-            prune.3, and those that `running/` names or whose name has the id of a backup that is running. None, when
-            no manifest can be read.
+            prune.3, those that `running/` names, and those whose name has the id of a backup that is running or whose
+            manifest is there and cannot be read. None, when no manifest can be read.
+
+Of all this only names that backups give are considered: the place may be shared with files of others.
 
 Why it holds: a backup that prune.3 does not see running is either finished, and then its manifest is seen; or
 began later, and then its objects are not in the list of prune.1, and make.2 finds that a removed base is gone.
@@ -42,6 +44,7 @@ from recovery.backup.manifest import (
     StoredCopy,
     decode,
     encode,
+    is_ours,
     manifest_name,
 )
 from recovery.backup.target import DRAFT, Entry, Target
@@ -54,10 +57,10 @@ STALE_AFTER_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The backups at a place, oldest first, and the names of manifests that cannot be read."""
+    """The backups at a place, oldest first, and the manifests that cannot be read."""
 
     manifests: tuple[Manifest, ...]
-    unreadable: tuple[str, ...]
+    unreadable: tuple[Entry, ...]
 
     @property
     def newest(self) -> Manifest | None:
@@ -85,11 +88,11 @@ class Pruned:
 
 def list_backups(target: Target) -> Listing:
     """Read all manifests. Raises BackupTargetError."""
-    names = [entry.name for entry in target.entries(MANIFESTS) if entry.name.endswith(SUFFIX)]
+    entries = [entry for entry in _entries(target, MANIFESTS) if entry.name.endswith(SUFFIX)]
     with ThreadPoolExecutor(READERS) as pool:
-        found = list(pool.map(lambda name: _read_manifest(target, name), names))
+        found = list(pool.map(lambda entry: _read_manifest(target, entry), entries))
     manifests = sorted((each for each in found if isinstance(each, Manifest)), key=lambda m: (m.started_ms, m.id))
-    return Listing(tuple(manifests), tuple(name for name in found if isinstance(name, str)))
+    return Listing(tuple(manifests), tuple(entry for entry in found if isinstance(entry, Entry)))
 
 
 def check_store(listing: Listing, store_id: str, shown: str) -> None:
@@ -142,29 +145,35 @@ def prune(target: Target, rules: Sequence[KeepRule], now_ms: int) -> Pruned:
     A pruning that was cut off is completed by the next. Raises BackupTargetError.
     """
     # prune.1
-    objects = target.entries(OBJECTS)
+    objects = _entries(target, OBJECTS)
     listing = list_backups(target)
-    kept_ids = backups_to_keep([(m.id, m.started_ms) for m in listing.manifests], rules, now_ms)
+    taken = [(m.id, m.started_ms) for m in listing.manifests]
+    kept_ids = backups_to_keep(taken, rules, now_ms)
     kept = [m for m in listing.manifests if m.id in kept_ids]
     removed = [m.id for m in listing.manifests if m.id not in kept_ids]
     _refuse_others(target, listing)
     # prune.2
     for identity in removed:
         target.delete(manifest_name(identity))
-    for entry in target.entries(MANIFESTS):
-        torn = entry.name in listing.unreadable or entry.name.endswith(DRAFT)
-        if torn and entry.written_ms < now_ms - STALE_AFTER_S * 1000:
-            target.delete(entry.name)
-    for entry in target.entries(RUNNING):
+    drafts = [entry for entry in _entries(target, MANIFESTS) if entry.name.endswith(DRAFT)]
+    # A manifest that was damaged leaves the objects of its backup as they were, and somebody may need them.
+    torn = [
+        entry
+        for entry in listing.unreadable
+        if entry.name not in backups_to_keep([*taken, (entry.name, entry.written_ms)], rules, now_ms)
+    ]
+    for entry in (*drafts, *torn, *_entries(target, RUNNING)):
         if entry.written_ms < now_ms - STALE_AFTER_S * 1000:
             target.delete(entry.name)
     # prune.3
-    running = [_read_running(target, entry) for entry in target.entries(RUNNING)]
-    kept += list_backups(target).manifests
+    running = [_read_running(target, entry) for entry in _entries(target, RUNNING)]
+    listing = list_backups(target)
+    kept += listing.manifests
     # prune.4
     needed = {copy.object_name for manifest in kept for copy in manifest.copies}
     needed |= {name for each in running if each is not None for name in each.needs}
     ids = [each.id for each in running if each is not None]
+    ids += [_identity(entry.name) for entry in listing.unreadable]
     garbage = [o for o in objects if o.name not in needed and not any(identity in o.name for identity in ids)]
     if None in running or not kept:
         # Somebody announces a backup at this moment, and what it needs cannot be told yet. Or no manifest is there that
@@ -182,29 +191,28 @@ def prune(target: Target, rules: Sequence[KeepRule], now_ms: int) -> Pruned:
 
 def _refuse_others(target: Target, listing: Listing) -> None:
     """What a backup of a newer version needs is not known. Raises UnsupportedVersionError."""
-    for name in listing.unreadable:
+    for entry in listing.unreadable:
         try:
-            decode(b"".join(target.read(name)), name.removeprefix(MANIFESTS).removesuffix(SUFFIX))
+            decode(b"".join(target.read(entry.name)), _identity(entry.name))
         except OtherFormatError as error:
-            raise UnsupportedVersionError(f"{name} has {error}", path=target.shown) from None
+            raise UnsupportedVersionError(f"{entry.name} has {error}", path=target.shown) from None
         except (ValueError, FileNotFoundError):
             continue
 
 
-def _read_manifest(target: Target, name: str) -> Manifest | str | None:
-    """The manifest, its name when it is not readable, None when it was removed meanwhile."""
-    identity = name.removeprefix(MANIFESTS).removesuffix(SUFFIX)
+def _read_manifest(target: Target, entry: Entry) -> Manifest | Entry | None:
+    """The manifest, its entry when it is not readable, None when it was removed meanwhile."""
     try:
-        return decode(b"".join(target.read(name)), identity)
+        return decode(b"".join(target.read(entry.name)), _identity(entry.name))
     except FileNotFoundError:
         return None
     except ValueError:
-        return name
+        return entry
 
 
 def _read_running(target: Target, entry: Entry) -> Running | None:
     """What a running backup announced; None when it is not readable yet."""
-    identity = entry.name.removeprefix(RUNNING).removesuffix(SUFFIX)
+    identity = _identity(entry.name)
     try:
         note = json.loads(gzip.decompress(b"".join(target.read(entry.name))))
         return Running(identity, frozenset(note["needs"]))
@@ -213,6 +221,16 @@ def _read_running(target: Target, entry: Entry) -> Running | None:
         return Running(identity, frozenset())
     except (EOFError, OSError, zlib.error, ValueError, KeyError, TypeError):
         return None
+
+
+def _entries(target: Target, prefix: str) -> list[Entry]:
+    """What backups have put there; the place may hold files of others."""
+    return [entry for entry in target.entries(prefix) if is_ours(entry.name)]
+
+
+def _identity(name: str) -> str:
+    """The id of the backup that a manifest, or a file under `running/`, is of."""
+    return name.rpartition("/")[2].removesuffix(SUFFIX)
 
 
 def _exists(target: Target, name: str) -> bool:

@@ -9,8 +9,9 @@ from typing import Protocol
 
 from recovery.backup.manifest import MANIFESTS, StoredCopy
 from recovery.backup.progress import Observer, Progressed
-from recovery.backup.repository import Listing, list_backups
+from recovery.backup.repository import STALE_AFTER_S, Listing, list_backups
 from recovery.backup.target import DirectoryTarget, Target
+from recovery.clock import Clock
 from recovery.durable import files_below
 from recovery.errors import (
     BackupDamagedError,
@@ -36,7 +37,7 @@ class Source(Protocol):
     problems: list[str]
     """Copies and backups that cannot be used, a sentence for each."""
     damaged: list[str]
-    """Those of them that were copies of partitions, and are not any more."""
+    """Those of them that were good once, and are not any more."""
 
     def fetch(self, copy: Copy, path: Path, observe: Observer) -> None:
         """Write a copy's bytes to the new file `path`, and a log beside it if it has one. Nothing is synced.
@@ -49,16 +50,23 @@ class Source(Protocol):
 class BackupSource:
     """The finished backups at a target. A copy that several of them list is there once."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, clock: Clock) -> None:
         """Raises NoBackupError or BackupTargetError."""
         self.shown = target.shown
         self._target = target
         self.listing: Listing = list_backups(target)
         if not self.listing.manifests:
-            unfinished = f"; {len(self.listing.unreadable)} unfinished" if self.listing.unreadable else ""
-            raise NoBackupError(f"it holds no finished backup{unfinished}", path=target.shown)
-        self.problems = [f"{name} is not a finished backup" for name in self.listing.unreadable]
+            others = f"; {len(self.listing.unreadable)} cannot be read" if self.listing.unreadable else ""
+            raise NoBackupError(f"it holds no finished backup{others}", path=target.shown)
+        # In a directory a manifest appears whole. In a bucket it may be on its way, or what a cut upload left.
+        whole_before_ms = clock.wall_ms() - STALE_AFTER_S * 1000
         self.damaged: list[str] = []
+        self.problems: list[str] = []
+        for entry in self.listing.unreadable:
+            damaged = isinstance(target, DirectoryTarget) or entry.written_ms < whole_before_ms
+            self.problems.append(f"{entry.name} is {'damaged' if damaged else 'not a finished backup'}")
+            if damaged:
+                self.damaged.append(self.problems[-1])
         self._stored: dict[str, StoredCopy] = {}
         self.copies = []
         for manifest in self.listing.manifests:
@@ -149,13 +157,13 @@ def _databases(directory: Path) -> list[Path]:
         raise StorageError(str(error), path=directory) from error
 
 
-def open_source(target: Target, scratch: Path) -> Source:
+def open_source(target: Target, scratch: Path, clock: Clock) -> Source:
     """The backups at a target; in a directory that holds none, the copies of partitions that lie in it.
 
     Raises NoBackupError, BackupTargetError, DirectoryLockedError or StorageError.
     """
     try:
-        return BackupSource(target)
+        return BackupSource(target, clock)
     except NoBackupError:
         if isinstance(target, DirectoryTarget) and not (target.root / MANIFESTS).exists():
             return PlainSource(target.root, scratch)

@@ -1,7 +1,8 @@
 """Spark's position in its input: the files of a checkpoint that every query has.
 
 `metadata`, `offsets/<batch>`, `commits/<batch>` and, for sources that keep a log (files, rate, Kafka),
-`sources/<i>/<n>`. They are stored as they are, so any source works. All are immutable once written.
+`sources/<i>/<n>`, or files in directories there. They are stored as they are, so any source works. All are immutable
+once written.
 
 The log of offsets has a line for each place in the plan where a source is read. A source that is read in several
 places, because a frame is used twice, has a line for each, and one number `i`: sources are counted where they come
@@ -11,6 +12,8 @@ first.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +44,7 @@ def position_files(checkpoint: Path, batch: BatchId, sources: Sequence[int] | No
         # The file source has logged the next batch already when the epoch closes: that entry would make it skip those
         # files after a resume.
         paths |= {f"sources/{source.name}/{name}" for name, number in _entries(source) if number <= last}
+        paths |= {f"sources/{source.name}/{name}" for name in _below(source, last)}
     return paths
 
 
@@ -88,6 +92,18 @@ def _logged(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None) -> 
             offset = msgspec.json.decode(text)
             if isinstance(offset, dict) and type(offset.get("logOffset")) is int:
                 yield place, offset["logOffset"]
+
+
+def _below(log: Path, last: int) -> Iterator[str]:
+    """The files in directories beside a source's log, in which some connectors keep how far they are, but those of
+    later micro-batches. Hidden ones are not finished."""
+    with os.scandir(log) as found:
+        directories = [entry.path for entry in found if entry.is_dir()]
+    for path in itertools.chain.from_iterable(map(Path.rglob, map(Path, directories), itertools.repeat("*"))):
+        parts = path.relative_to(log).parts
+        later = any(part.isdecimal() and int(part) > last for part in parts)
+        if not later and not any(part.startswith(".") for part in parts) and path.is_file():
+            yield "/".join(parts)
 
 
 def _entries(log: Path) -> Iterator[tuple[str, int]]:

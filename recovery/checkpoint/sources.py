@@ -1,45 +1,91 @@
-"""The sources of a restored checkpoint, when the flow has other tick sources than the one that left it.
+"""The sources of a restored checkpoint, when the flow has others than the one that left it, or in other places.
 
-Spark knows sources by their place in the plan: see `recovery.checkpoint.position`. A step with timeouts brings a
-source of ticks, whose offset means nothing after a restart. So the lines of ticks are put in and taken out as the flow
-has them now, and the other sources keep theirs.
+Spark knows sources by their place in the plan: see `recovery.checkpoint.position`. So what stands in each place is
+recorded with the position, and after a change of the flow the lines of offsets are laid out anew:
+
+- A source goes on where it was, wherever it is read now, and in however many places.
+- One that is new begins at its start. One that is new instead of another takes the other's position: its path may have
+  changed. One that is gone is an error, since it would begin anew if it came back.
+- A step with timeouts brings a source of ticks, whose offset means nothing after a restart: it comes and goes.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery.checkpoint.position import HEADER_LINES, ONE_LINE_EACH, line_count, missing_entry
+import msgspec
+
+from recovery.checkpoint.position import HEADER_LINES, ONE_LINE_EACH, missing_entry
 from recovery.checkpoint.restore import Restored
 from recovery.checkpoint.rows import row_keys
-from recovery.errors import SparkCheckpointError
+from recovery.errors import CorruptPartitionError, FlowMismatchError, SparkCheckpointError
+from recovery.ids import StepId
 
-NO_TICK = json.dumps({"tick_ms": 0})
+SOURCES_STEP = StepId("$sources")
+"""The step whose one row, PLACES_KEY, is the text of the SourcePlaces that the position was left by."""
+PLACES_KEY = "places"
+NO_TICK = '{"tick_ms": 0}'
+NOTHING_READ = "-"
+"""Spark's line for a source that has no offset yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePlaces:
-    """The places in a plan where sources are read, in its order: which source it is, and whether it is one of ticks."""
+    """The places in a plan where sources are read, in its order.
+
+    ids: which source it is, counted where they come first. ticks: whether it is one of ticks. names: what it reads, the
+    same for sources of the same place or options; None where that is not known.
+    """
 
     ids: tuple[int, ...]
     ticks: tuple[bool, ...]
+    names: tuple[str | None, ...]
+
+    def to_text(self) -> str:
+        """As it is stored."""
+        places = [
+            {"source": each, "ticks": True} if tick else {"source": each, "reads": name}
+            for each, tick, name in zip(self.ids, self.ticks, self.names, strict=True)
+        ]
+        return msgspec.json.encode(places).decode()
+
+    def others(self) -> dict[int, str | None]:
+        """The sources that are none of ticks, in their order, and their names."""
+        found = zip(self.ids, self.ticks, self.names, strict=True)
+        return {source: name for source, tick, name in found if not tick}
 
 
-def places_of(sources: Iterable[Hashable], ticks: Iterable[bool]) -> SourcePlaces:
+def places_of(
+    sources: Iterable[Hashable], ticks: Iterable[bool], names: Iterable[str | None] | None = None
+) -> SourcePlaces:
     """The same from what stands in each place: sources that are equal are one, as Spark takes them."""
     seen: dict[Hashable, int] = {}
-    return SourcePlaces(tuple(seen.setdefault(source, len(seen)) for source in sources), tuple(ticks))
+    ids = tuple(seen.setdefault(source, len(seen)) for source in sources)
+    return SourcePlaces(ids, tuple(ticks), tuple(names) if names is not None else (None,) * len(ids))
+
+
+class _Place(msgspec.Struct, forbid_unknown_fields=True):
+    source: int
+    ticks: bool = False
+    reads: str | None = None
+
+
+def recorded_places(text: str) -> SourcePlaces:
+    """From its text. Raises CorruptPartitionError when it is none."""
+    try:
+        found = msgspec.json.decode(text, type=list[_Place])
+    except msgspec.DecodeError as error:
+        raise CorruptPartitionError(f"{text!r} does not tell the places of sources: {error}") from error
+    return SourcePlaces(
+        tuple(each.source for each in found), tuple(each.ticks for each in found), tuple(each.reads for each in found)
+    )
 
 
 def check_logs(restored: Restored, directory: Path, places: SourcePlaces) -> None:
     """Raises SparkCheckpointError when a source's log does not go as far as its offset."""
     if restored.batch is None:
-        return
-    if line_count(directory, restored.batch) != len(places.ids):
-        # The flow reads other sources than before: what that means is Spark's to say.
         return
     missing = missing_entry(directory, restored.batch, places.ids)
     if missing is not None:
@@ -50,32 +96,66 @@ def check_logs(restored: Restored, directory: Path, places: SourcePlaces) -> Non
         )
 
 
-def fit_ticks(restored: Restored, directory: Path, places: SourcePlaces) -> Restored:
+def fit_sources(
+    restored: Restored, directory: Path, places: SourcePlaces, recorded: SourcePlaces | None = None
+) -> Restored:
     """Make the checkpoint fit a flow that reads its sources in these places.
 
-    Nothing is done when the others are not as many as before: what that means is Spark's to say.
+    recorded: the places of the flow that left it; None: an earlier version did not keep them.
+    Raises FlowMismatchError when a source is gone, or it cannot be told which one is which.
     """
     if restored.batch is None:
         return restored
-    ticks = places.ticks
     log = directory / "offsets" / str(restored.batch)
     lines = log.read_text().split("\n")
     if lines[0] != ONE_LINE_EACH:
         # There sources have names.
         return restored
     header, offsets = lines[:HEADER_LINES], lines[HEADER_LINES:]
-    were = [_is_tick(line) for line in offsets]
-    if were == list(ticks) or were.count(False) != list(ticks).count(False):
-        return restored
-    others = iter([line for line, tick in zip(offsets, were, strict=True) if not tick])
-    text = "\n".join([*header, *(NO_TICK if tick else next(others) for tick in ticks)])
-    for batch in (restored.batch, restored.batch - 1):
-        if (directory / "offsets" / str(batch)).exists():
-            (directory / "offsets" / str(batch)).write_text(text)
-    # The others as they are known now; a source of ticks is one of its own.
-    sources = iter([source for source, tick in zip(places.ids, ticks, strict=True) if not tick])
-    before = places_of([-place - 1 if tick else next(sources) for place, tick in enumerate(were)], were)
-    return _move(restored, directory / "sources", dict(zip(_others(before), _others(places), strict=True)))
+    if recorded is None or len(recorded.ids) != len(offsets):
+        recorded = _inferred(offsets, places)
+    matched = _matched(recorded, places)
+    held = {matched[each]: line for each, line in zip(recorded.ids, offsets, strict=True) if each in matched}
+    wanted = [
+        NO_TICK if tick else held.get(each, NOTHING_READ) for each, tick in zip(places.ids, places.ticks, strict=True)
+    ]
+    if recorded.ticks != places.ticks or [*map(_but_ticks, wanted)] != [*map(_but_ticks, offsets)]:
+        text = "\n".join([*header, *wanted])
+        for batch in (restored.batch, restored.batch - 1):
+            if (directory / "offsets" / str(batch)).exists():
+                (directory / "offsets" / str(batch)).write_text(text)
+    return _move(restored, directory / "sources", matched)
+
+
+def _inferred(offsets: Sequence[str], places: SourcePlaces) -> SourcePlaces:
+    """The places by the lines that they left. As many as the flow has now are those; one alone is read wherever its
+    flow reads."""
+    ticks = [*map(_is_tick, offsets)]
+    now = [source for source, tick in zip(places.ids, places.ticks, strict=True) if not tick]
+    count = ticks.count(False)
+    sources = iter(now if count == len(now) else range(count))
+    return places_of([-place - 1 if tick else next(sources) for place, tick in enumerate(ticks)], ticks)
+
+
+def _matched(before: SourcePlaces, places: SourcePlaces) -> dict[int, int]:
+    """Which source of the flow each one is that was read before."""
+    old, new = before.others(), places.others()
+    matched: dict[int, int] = {}
+    for source, name in new.items():
+        same = [each for each, read in old.items() if read is not None and read == name and each not in matched]
+        if same:
+            matched[same[0]] = source
+    gone = [each for each in old if each not in matched]
+    found = [each for each in new if each not in matched.values()]
+    if gone and len(gone) != len(found):
+        raise FlowMismatchError(
+            f"the flow reads {len(new)} sources, and the position is one in {len(old)}, of which {len(gone)} "
+            f"{'is' if len(gone) == 1 else 'are'} not found in the flow",
+            cause="A source was left out, or has another path while one was added.",
+            remedy="Read the same sources again; change paths in one run and add sources in another; or begin anew in "
+            "another directory.",
+        )
+    return matched | dict(zip(gone, found, strict=False))
 
 
 def _move(restored: Restored, sources: Path, places: dict[int, int]) -> Restored:
@@ -94,13 +174,13 @@ def _move(restored: Restored, sources: Path, places: dict[int, int]) -> Restored
     return Restored(restored.batch, held, stale)
 
 
-def _others(places: SourcePlaces) -> list[int]:
-    return [source for source, tick in zip(places.ids, places.ticks, strict=True) if not tick]
+def _but_ticks(line: str) -> str:
+    return NO_TICK if _is_tick(line) else line
 
 
 def _is_tick(line: str) -> bool:
     try:
-        found = json.loads(line)
-    except ValueError:
+        found = msgspec.json.decode(line)
+    except msgspec.DecodeError:
         return False
     return isinstance(found, dict) and found.keys() == {"tick_ms"}

@@ -13,7 +13,7 @@ from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import INTERVAL, format_size, format_time, json_option, print_json, table
 from recovery.cli.signals import StopSignals
 from recovery.clock import SystemClock
-from recovery.errors import BackupTargetError, ConfigurationError, NoBackupError, StorageError
+from recovery.errors import BackupTargetError, ConfigurationError, NoBackupError, RecoveryError, StorageError
 from recovery.planning.backups import KeepRule, parse_keep
 
 if TYPE_CHECKING:
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from recovery.backup.manifest import Manifest
     from recovery.backup.repository import Listing, Pruned
     from recovery.backup.target import Target
+
+
+PASSING = (BackupTargetError, StorageError)
+"""What may be over the next time: an unreachable service, a full disk."""
+NOT_REMOVED = "the backup counts, but older ones could not be removed"
 
 
 class KeepType(click.ParamType[KeepRule]):
@@ -76,8 +81,11 @@ def backup(
         return
     directory = _directory(places)
     if every is None:
-        made, removed = _once(directory, target, keep, check, CopyProgress(quiet=as_json))
-        _say_made(target, made, removed, as_json)
+        unpruned = _once(directory, target, keep, check, CopyProgress(quiet=as_json), as_json)
+        if unpruned is not None:
+            if not as_json:
+                click.echo(f"{click.style('Error', fg='red')}: {NOT_REMOVED}: {unpruned}", err=True)
+            raise SystemExit(unpruned.exit_code)
     else:
         _again_and_again(directory, target, keep, check, every, as_json)
 
@@ -90,8 +98,15 @@ def _directory(places: tuple[str, ...]) -> Path:
 
 
 def _once(
-    directory: Path, target: Target, keep: tuple[KeepRule, ...], check: bool, progress: CopyProgress
-) -> tuple[Made, Pruned | None]:
+    directory: Path,
+    target: Target,
+    keep: tuple[KeepRule, ...],
+    check: bool,
+    progress: CopyProgress,
+    as_json: bool,
+    line: bool = False,
+) -> RecoveryError | None:
+    """Make a backup and prune, and say both. Returns what kept the pruning from its work: the backup counts already."""
     from recovery.backup.make import make_backup
     from recovery.backup.repository import prune
 
@@ -99,13 +114,27 @@ def _once(
     made = make_backup(
         directory, target, clock=clock, random_id=lambda: token_hex(4), check=check, observe=progress.observe
     )
-    return made, prune(target, keep, clock.wall_ms()) if keep else None
+    if not as_json:
+        _say_made(made)
+    removed: Pruned | None = None
+    unpruned: RecoveryError | None = None
+    try:
+        removed = prune(target, keep, clock.wall_ms()) if keep else None
+    except RecoveryError as error:
+        unpruned = error
+    if as_json:
+        print_json(_made_facts(target, made, removed, unpruned), line=line)
+    elif removed is not None and removed.removed:
+        click.echo(
+            f"removed {len(removed.removed)} older, {format_size(removed.stored_bytes)}; {len(removed.kept)} left"
+        )
+    return unpruned
 
 
 def _again_and_again(
     directory: Path, target: Target, keep: tuple[KeepRule, ...], check: bool, every_s: float, as_json: bool
 ) -> None:
-    """A backup at each interval. What may pass, an unreachable service or a full disk, is said and tried again."""
+    """A backup at each interval. What may pass is said and tried again."""
     clock = SystemClock()
     signals = StopSignals()
     progress = CopyProgress(quiet=True)
@@ -113,8 +142,12 @@ def _again_and_again(
     while not signals.came_within(pause_s):
         began_s = clock.elapsed_s()
         try:
-            _say_made(target, *_once(directory, target, keep, check, progress), as_json, line=True)
-        except (BackupTargetError, StorageError) as error:
+            unpruned = _once(directory, target, keep, check, progress, as_json, line=True)
+            if unpruned is not None and not isinstance(unpruned, PASSING):
+                raise unpruned
+            if unpruned is not None and not as_json:
+                click.echo(f"{format_time(clock.wall_ms())} {NOT_REMOVED}, will try again: {unpruned.found}", err=True)
+        except PASSING as error:
             if as_json:
                 print_json(error.as_json(), line=True)
             else:
@@ -122,32 +155,27 @@ def _again_and_again(
         pause_s = max(0.0, every_s - (clock.elapsed_s() - began_s))
 
 
-def _say_made(target: Target, made: Made, removed: Pruned | None, as_json: bool, line: bool = False) -> None:
-    if as_json:
-        print_json(
-            {
-                "destination": target.shown,
-                **_facts(made.manifest),
-                "stored": made.stored,
-                "unchanged": made.reused,
-                "read_bytes": made.read_bytes,
-                "stored_bytes": made.stored_bytes,
-                "elapsed_s": made.elapsed_s,
-                "removed": list(removed.removed) if removed else [],
-            },
-            line=line,
-        )
-        return
+def _made_facts(target: Target, made: Made, removed: Pruned | None, unpruned: RecoveryError | None) -> dict[str, Any]:
+    return {
+        "destination": target.shown,
+        **_facts(made.manifest),
+        "stored": made.stored,
+        "unchanged": made.reused,
+        "read_bytes": made.read_bytes,
+        "stored_bytes": made.stored_bytes,
+        "elapsed_s": made.elapsed_s,
+        "removed": list(removed.removed) if removed else [],
+        "pruning_problem": unpruned.as_json() if unpruned else None,
+    }
+
+
+def _say_made(made: Made) -> None:
     unchanged = f", {made.reused} unchanged" if made.reused else ""
     stored = f"{made.stored} partition{'s' * (made.stored != 1)} stored{unchanged}"
     size = f"{format_size(made.read_bytes)} as {format_size(made.stored_bytes)}"
     click.echo(
         f"backup {made.manifest.id} of epoch {_shared_epoch(made.manifest)}: {stored}, {size} in {made.elapsed_s:.1f} s"
     )
-    if removed is not None and removed.removed:
-        click.echo(
-            f"removed {len(removed.removed)} older, {format_size(removed.stored_bytes)}; {len(removed.kept)} left"
-        )
 
 
 def _say_pruned(target: Target, done: Pruned, as_json: bool) -> None:
@@ -176,7 +204,7 @@ def _show(target: Target, listing: Listing, as_json: bool) -> None:
             {
                 "destination": target.shown,
                 "backups": [_facts(manifest) for manifest in listing.manifests],
-                "unfinished": list(listing.unreadable),
+                "unfinished": [entry.name for entry in listing.unreadable],
             }
         )
         return
@@ -196,8 +224,8 @@ def _show(target: Target, listing: Listing, as_json: bool) -> None:
         click.echo(table(("backup", "taken", "epoch", "partitions", "new", "size", "stored"), rows))
     else:
         click.echo(f"no finished backup in {target.shown}")
-    for name in listing.unreadable:
-        click.echo(f"{name} is not a finished backup, and is not used")
+    for entry in listing.unreadable:
+        click.echo(f"{entry.name} cannot be read: it is unfinished or damaged, and is not used")
 
 
 def _check_place(target: Target) -> None:

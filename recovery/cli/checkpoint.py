@@ -55,9 +55,9 @@ def export_(words: tuple[str, ...], epoch: int | None, conf: tuple[str, ...], as
     with opened(target, conf) as place, CheckpointProgress(quiet=as_json) as progress:
         done = export(Path(directory), place, epoch=epoch, observe=progress.observe)
     if as_json:
-        print_json({"directory": directory, "to": target, **_export_facts(done)})
+        print_json({"directory": directory, "to": place.shown, **_export_facts(done)})
     else:
-        click.echo(_export_text(done, target))
+        click.echo(_export_text(done, place.shown))
 
 
 @checkpoint.command(name="import")
@@ -74,7 +74,7 @@ def import_(source: str, directory: Path, flow_id: str, conf: tuple[str, ...], a
     with opened(source, conf) as place, CheckpointProgress(quiet=as_json) as progress:
         done = import_checkpoint(place, directory, flow_id, clock=SystemClock(), observe=progress.observe)
     if as_json:
-        print_json({"from": source, "directory": str(directory), **_import_facts(done)})
+        print_json({"from": place.shown, "directory": str(directory), **_import_facts(done)})
     else:
         click.echo(_import_text(done, directory))
 

@@ -41,7 +41,7 @@ def drill(
     progress = CopyProgress(quiet=as_json)
     with tempfile.TemporaryDirectory(prefix="recovery-drill-", dir=scratch) as name:
         started = clock.elapsed_s()
-        found = open_source(open_target(source), Path(name))
+        found = open_source(open_target(source), Path(name), clock)
         list_s = clock.elapsed_s() - started
 
         done = rehearse(

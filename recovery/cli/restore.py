@@ -57,7 +57,7 @@ def restore(source: str, directory: Path, epoch: int | None, at_ms: int | None, 
 
     clock = SystemClock()
     with tempfile.TemporaryDirectory(prefix="recovery-restore-") as scratch:
-        found = open_source(open_target(source), Path(scratch))
+        found = open_source(open_target(source), Path(scratch), clock)
         if dry_run:
             plan = plan_restore(found.copies, epoch=epoch, at_ms=at_ms)
             if as_json:

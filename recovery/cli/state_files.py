@@ -31,7 +31,7 @@ from recovery.state.exports import Exported, export_lines, read_export
 from recovery.state.migrate import migrate
 from recovery.state.open import open_backend
 from recovery.state.retry import RetryPolicy
-from recovery.state.targets import Documents, Name, Target, Timed, check_content
+from recovery.state.targets import Documents, Name, Steps, Target, Timed, check_content
 
 
 @click.command()
@@ -51,13 +51,10 @@ def export(
 ) -> None:
     """Write states as lines of JSON: operational state, or those of steps."""
     directory, _ = directory_and(words, ())
-    wanted = [Where(directory, environment, step, epoch) for step in steps or (None,)]
-    targets = [where.target() for where in wanted]
-    lines = export_lines(
-        entry
-        for target in targets
-        for entry in (target.exported(pattern) if isinstance(target, Documents) else target.entries(pattern))
-    )
+    first = Where(directory, environment, steps[0] if steps else None, epoch).target()
+    # All of one moment, also while a run goes on.
+    targets = [first.at_same_moment(step) for step in steps] if isinstance(first, Steps) else [first]
+    lines = export_lines(entry for target in targets for entry in target.entries(pattern))
     if output_file == "-":
         for line in lines:
             click.echo(line)
@@ -113,8 +110,7 @@ def _import_documents(target: Documents, found: list[Exported], yes: bool, force
             remedy="To bring it back on purpose, give --force.",
         )
     seen = target.find_all(str(e.id) for e in found)
-    # Marks that epochs moved count as well, although they lie elsewhere.
-    held = {entry.name: entry.content for entry in target.exported()}
+    held = {entry.name: entry.content for entry in target.entries()}
     changes: dict[Name, Any] = {
         str(e.id): e.content
         for e in found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from typing import Any, Literal
 from recovery.config import format_interval, parse_interval
 from recovery.errors import ConfigurationError
 from recovery.planning.measures import Measure
+from recovery.planning.values import Execution
 
 RECENT = 10
 """How many epochs back a target looks: of each value the highest counts."""
@@ -116,13 +117,20 @@ def parse_targets(given: Mapping[str, Any]) -> tuple[Target, ...]:
 
 
 def findings(
-    measures: Sequence[Measure], targets: Sequence[Target], *, state_bytes: float | None, backup_lag_s: float | None
+    measures: Sequence[Measure],
+    targets: Sequence[Target],
+    *,
+    state_bytes: float | None,
+    backup_lag_s: float | None,
+    unsaved_s: float | None = None,
 ) -> tuple[Finding, ...]:
     """The newest measures held against the targets: of each value the highest of the newest ten epochs counts, of
     the newest execution that closed any; of the state its size now.
 
     `state_bytes`: None when it is not known; `backup_lag_s`: the age of the newest backup, None when there is none.
+    Then `unsaved_s` counts, where the lag is watched: backups that never succeeded are no better than old ones.
     """
+    watched = {target.name for target in targets if target.warning is not None}
     epochs = [each for each in measures if each.epoch]
     recent = [each for each in epochs[-RECENT:] if each.execution == epochs[-1].execution]
     values = {
@@ -131,9 +139,15 @@ def findings(
         "update-latency": _highest([each.update_latency_s for each in recent]),
         "cleanup-time": _highest([each.collect_s for each in recent]),
         "memory": _highest([each.memory_bytes for each in recent]),
-        "backup-lag": backup_lag_s,
+        "backup-lag": unsaved_s if backup_lag_s is None and "backup-lag" in watched else backup_lag_s,
     }
     return tuple(Finding(t, values[t.name], t.level(values[t.name])) for t in targets)
+
+
+def unsaved_s(executions: Iterable[Execution], now_ms: int) -> float | None:
+    """How long there has been something to back up: since the first execution began; None before it."""
+    first_ms = min((execution.started_ms for execution in executions), default=None)
+    return None if first_ms is None else max(0, now_ms - first_ms) / 1000
 
 
 def of_epoch(measure: Measure, targets: Sequence[Target], backup_lag_s: float | None = None) -> tuple[Finding, ...]:

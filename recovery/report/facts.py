@@ -10,7 +10,7 @@ from typing import Any
 from recovery.backup.note import LastBackup, last_backup
 from recovery.errors import RecoveryError
 from recovery.planning.advice import Known
-from recovery.planning.health import Finding, Target, findings
+from recovery.planning.health import Finding, Target, findings, unsaved_s
 from recovery.planning.measures import Measure, StepSize, summed
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
@@ -87,6 +87,8 @@ def gather(directory: Path, targets: Sequence[Target], now_ms: int) -> Facts:
     backup = last_backup(directory)
     state_bytes = _state_bytes(sizes, max((file.description.count for file in found if file.description), default=0))
     lag_s = None if backup is None else max(0, now_ms - backup.finished_ms) / 1000
+    began = (execution for file in found if file.description for execution in file.description.executions)
+    waiting_s = unsaved_s(began, now_ms)
     return Facts(
         directory=directory,
         now_ms=now_ms,
@@ -97,7 +99,7 @@ def gather(directory: Path, targets: Sequence[Target], now_ms: int) -> Facts:
         sizes=sizes,
         backup=backup,
         holder=lock_holder(directory),
-        health=findings(measures, targets, state_bytes=state_bytes, backup_lag_s=lag_s),
+        health=findings(measures, targets, state_bytes=state_bytes, backup_lag_s=lag_s, unsaved_s=waiting_s),
         problems=tuple(problems),
     )
 

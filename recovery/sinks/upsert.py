@@ -5,7 +5,7 @@ published, and what each epoch replaced, so that it can be taken back. So every 
 crash leaves nothing between two steps:
 
 1. `write`: stage the micro-batch's rows.
-2. `prepare`: note that the staged rows up to a micro-batch are those of the epoch.
+2. `prepare`: try whether the table takes the staged rows up to a micro-batch, and note that they are the epoch's.
 3. `publish`: keep what the epoch's rows will replace, write them into the table, note that it is published.
 4. `rollback`: put back what abandoned epochs replaced, publish what is closed and only prepared, forget the rest.
 
@@ -243,7 +243,8 @@ class UpsertSink:
         faults.reach("upsert.1")
 
     def prepare(self, output: EpochOutput) -> str:
-        """Note which staged rows are the epoch's; see `EpochSink`. One transaction."""
+        """Note which staged rows are the epoch's; see `EpochSink`. One transaction, after one that is undone."""
+        self._try_out(output)
         with self._session() as database:
             self._hold(database)
             database.run("DELETE FROM {epochs} WHERE epoch = {p}", (output.epoch,))
@@ -264,6 +265,22 @@ class UpsertSink:
                 self._forget(database, output.floor)
             database.commit()
         faults.reach("upsert.3")
+
+    def _try_out(self, output: EpochOutput) -> None:
+        """Write the epoch's rows and undo it: what the table does not take has to be known before the epoch is closed
+        in the partitions, for then nothing but these rows can follow."""
+        with self._session() as database:
+            self._hold(database)
+            try:
+                self._upsert(database, _staged(database), LAST, (output.execution.id, output.batch))
+            except SinkFailedError as error:
+                raise SinkFailedError(
+                    f"table {self.table} does not take the rows of epoch {output.epoch}: {error.found}",
+                    cause="A row breaks a constraint of the table, such as CHECK, NOT NULL or a foreign key, or the "
+                    "key has no unique index; or the database is full, failing or not reachable.",
+                    remedy="Correct the flow or the table, and run again: the epoch was not closed, and its rows are "
+                    "computed anew.",
+                ) from error
 
     # ---- what they are made of, inside a transaction
 
@@ -323,8 +340,10 @@ class UpsertSink:
             raise LeaseLostError(f"table {self.table} is written by execution {execution} now")
 
     def _publish(self, database: Session, columns: list[str], epoch: int, batch: int, execution: str) -> None:
-        staged = [column for column in database.columns("staged") if column not in MARKS]
-        others = [column for column in columns if column not in self.key]
+        staged = _staged(database)
+        # A column that was added since the run began is not known to the history; the next run begins that anew.
+        had = database.columns("replaced")
+        others = [column for column in columns if column not in self.key and column in had]
         database.run(
             KEEP_REPLACED,
             (epoch, execution, batch),
@@ -333,7 +352,16 @@ class UpsertSink:
             others="".join(f"{quoted(column)}, " for column in others),
             t_others="".join(f"t.{quoted(column)}, " for column in others),
         )
-        self._upsert(database, staged, LAST, (execution, batch))
+        try:
+            self._upsert(database, staged, LAST, (execution, batch))
+        except SinkFailedError as error:
+            raise SinkFailedError(
+                f"table {self.table} does not take the rows of closed epoch {epoch}: {error.found}",
+                cause="Its constraints, or the rows that these refer to, were changed after it was asked; or the "
+                "database is full, failing or not reachable.",
+                remedy="Mend that and run again: the rows are written then. Or give the epoch up, and have it computed "
+                f"anew with a corrected flow: --resume-epoch {epoch}, as long as that is held.",
+            ) from error
         database.run(
             "DELETE FROM {staged} WHERE recovery_execution = {p} AND recovery_batch <= {p}", (execution, batch)
         )
@@ -437,6 +465,11 @@ class UpsertSink:
             remedy="Put back partitions and database of the same time. To begin anew, drop the tables "
             f"{self.table}_recovery_owner, _epochs, _staged and _replaced, and take a new recovery directory.",
         )
+
+
+def _staged(database: Session) -> list[str]:
+    """The columns that the flow writes."""
+    return [column for column in database.columns("staged") if column not in MARKS]
 
 
 def _with_zones(row: Sequence[Any], moments: Sequence[int]) -> list[Any]:

@@ -20,6 +20,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from recovery.aggregates import Aggregate
+from recovery.declaration import lambdas_numbered
 from recovery.errors import ConfigurationError, StateValueError
 from recovery.kernels import (
     AddingKernel,
@@ -205,7 +206,7 @@ def _apply(
     if twice:
         raise ConfigurationError(f"step {step_id!r}: {', '.join(map(repr, twice))} names a key and an aggregate")
     states = T.StructType([field for each in planned for field in each.states])
-    described = [(str(columns[each.name]), field) for each in planned for field in each.states]
+    described = [(lambdas_numbered(str(columns[each.name])), field) for each in planned for field in each.states]
     form = {
         "struct": "aggregates",
         "fields": [[field.name, f"{what} as {field.dataType.simpleString()}", True] for what, field in described],

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from recovery.errors import StateValueError
 from recovery.spark.arrow_step import DISCARD, EXISTS, GROUP, HELPERS, ROWS, START, arrow_schema
 from recovery.spark.step import TableUpdate
-from recovery.spark.worker import Runs, StepTask
+from recovery.spark.worker import Runs, StepTask, is_text, not_text
 from recovery.state_table import StateTable
 from recovery.storage.seam import FIELD_SEPARATOR, Changes
 from recovery.tables import as_table, columns_of
@@ -41,6 +41,7 @@ class ArrowStepTask(StepTask):
         """Call update for a chunk that holds whole keys, sorted; spool what changed."""
         runs = self._runs(chunk)
         assert runs is not None
+        chunk = runs.chunk
         definition = self._definition
         stored = self._store.read(definition.step_id, self._partition, self._batch, tuple(runs.texts))
         ends = runs.ends.to_numpy().astype(np.int64)
@@ -123,7 +124,11 @@ class ArrowStepTask(StepTask):
             encoded = pc.if_else(discard.fill_null(False), pa.scalar(None, pa.string()), encoded)
         same = pc.or_(pc.fill_null(pc.equal(encoded, before), False), pc.and_(encoded.is_null(), before.is_null()))
         packed = pc.binary_join_element_wise(encoded.fill_null(""), names, FIELD_SEPARATOR)
-        changed = packed.filter(pc.invert(same)).to_pylist()
+        try:
+            changed = packed.filter(pc.invert(same)).to_pylist()
+        except UnicodeDecodeError as error:
+            bad = next(name for name, column in zip(wanted.names, columns, strict=True) if not is_text(column))
+            raise not_text(f"state column {bad!r}") from error
         self._keys += len(changed)
         if changed:
             self._spool.add(Changes(tuple(changed), False))

@@ -32,6 +32,8 @@ from recovery.storage.seam import CloseRequest, PartitionStore
 
 DECLARATIONS_STEP = StepId("$steps")
 """What each step declared when its state was written, by step id; see recovery.declaration."""
+DriverRows = Mapping[StepId, Mapping[str, Content | None]]
+"""Rows of steps of our own, by step and key; None discards a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class EpochCloser:
         self._loads = loads
         self._capture = capture
         self._declarations: Mapping[str, Content | None] = {}
+        self._with_position: DriverRows = {}
         self._clock = clock
         self._recovery_clock = RecoveryClock(clock, *plan.last_clock, store.driver_values(CLOCK_STEP))
         self._interval_s = snapshot_interval_s
@@ -140,12 +143,14 @@ class EpochCloser:
         self.wait()
         return ended
 
-    def begin(self, steps: StepPlan) -> None:
+    def begin(self, steps: StepPlan, with_position: DriverRows | None = None) -> None:
         """Before any micro-batch ran: close an epoch that edits steps, when some are to be edited.
 
-        What the steps declare is recorded in the first epoch that is closed.
+        What the steps declare is recorded in the first epoch that is closed; `with_position` in the first one that has
+        a new position.
         """
         self._declarations = steps.declarations
+        self._with_position = with_position or {}
         if steps.edits:
             self._begin(self.finished, None, steps.edits)
             self.wait()
@@ -165,10 +170,12 @@ class EpochCloser:
         self._background.shutdown()
 
     def _begin(self, batch: BatchId, captured: Captured | None, edits: Sequence[StepEdit]) -> None:
-        self._writing = self._background.submit(
-            self._write_around, self.epoch, batch, captured, self._declarations, edits
-        )
+        recorded: DriverRows = {DECLARATIONS_STEP: self._declarations}
         self._declarations = {}
+        if captured is not None:
+            recorded = {**recorded, CHECKPOINT_STEP: captured, **self._with_position}
+            self._with_position = {}
+        self._writing = self._background.submit(self._write_around, self.epoch, batch, captured, recorded, edits)
         self._background.submit(self._checkpoint_logs)
         self.sealed_batch = batch
         self.epoch = Epoch(self.epoch + 1)
@@ -183,7 +190,7 @@ class EpochCloser:
         epoch: Epoch,
         batch: BatchId,
         captured: Captured | None,
-        declarations: Mapping[str, Content | None],
+        recorded: DriverRows,
         edits: Sequence[StepEdit],
     ) -> None:
         self._may_close()
@@ -191,9 +198,8 @@ class EpochCloser:
         now_ms = self._recovery_clock.now_ms()
         floor = collection_floor(self._history, now_ms, self._backup_ms)
         count = self._store.partition_count
-        values: dict[StepId, Mapping[str, Content | None]] = {
-            CHECKPOINT_STEP: captured if captured is not None else {},
-            DECLARATIONS_STEP: declarations,
+        values: DriverRows = {
+            **recorded,
             **self._loads.rows(batch),
             **self._delivery.prepare(epoch, batch, floor),
             CLOCK_STEP: self._recovery_clock.row(now_ms),

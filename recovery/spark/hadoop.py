@@ -6,10 +6,12 @@ The JVM runs on this machine, so files are copied by it to and from local ones, 
 from __future__ import annotations
 
 import contextlib
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -18,6 +20,11 @@ from pyspark.sql import SparkSession
 from recovery.checkpoint.places import Observer, Progressed, copied, ignore, not_vacant, storage_errors, vanished
 from recovery.errors import RecoveryError, StorageError
 from recovery.ids import BatchId
+
+# Of an address with one: what stands between the name and the @. A password with a slash is none to Hadoop, and to be
+# hidden all the same; a port is no password.
+_PASSWORD = re.compile(r"(://[^/@:]*):([^/]*|(?!\d+/)[^@]*)@")
+SHORTEST_SECRET = 4
 
 
 class HadoopPlace:
@@ -29,7 +36,9 @@ class HadoopPlace:
 
     def __init__(self, spark: SparkSession, uri: str, random_id: Callable[[], str]) -> None:
         """Raises StorageError when there is no such file system, or it cannot be reached."""
-        self.shown = uri
+        self.shown = _PASSWORD.sub(r"\1@", uri, count=1)
+        found = _PASSWORD.search(uri)
+        self._secrets = {found[2], unquote(found[2])} if found and found[2] else set()
         self._new_path: Callable[[str], Any] = spark._jvm.org.apache.hadoop.fs.Path
         self._random_id = random_id
         with self._reaching():
@@ -105,7 +114,7 @@ class HadoopPlace:
                 raise not_vacant(self.shown)
             self._fs.delete(self._root, False)
         if not self._fs.rename(draft, self._root):
-            raise StorageError(f"the file system would not rename {draft} to it", path=self.shown)
+            raise StorageError(self._scrubbed(f"the file system would not rename {draft} to it"), path=self.shown)
 
     def _is_empty(self) -> bool:
         status = self._fs.getFileStatus(self._root)
@@ -122,12 +131,20 @@ class HadoopPlace:
             raise
         except (Py4JError, PySparkException) as error:
             raise StorageError(
-                _told(error),
+                self._scrubbed(_told(error)),
                 path=self.shown,
                 cause="The address is wrong, the service is down, or Spark lacks its library or credentials for it.",
                 remedy="Check the address; libraries and credentials are settings of Spark, for instance "
                 "--conf spark.jars.packages=… or --conf spark.hadoop.fs.s3a.access.key=…",
-            ) from error
+            ) from (None if self._secrets else error)
+
+    def _scrubbed(self, text: str) -> str:
+        """`text` without the password of the address."""
+        for secret in self._secrets:
+            text = text.replace(f":{secret}@", "@")
+            if len(secret) >= SHORTEST_SECRET:
+                text = text.replace(secret, "***")
+        return text
 
 
 def _told(error: Exception) -> str:

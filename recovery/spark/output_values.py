@@ -42,6 +42,40 @@ def to_array(column: Sequence[Any], kind: pa.DataType, time_zone: str) -> pa.Arr
     return pa.array(column if fit is None else [None if value is None else fit(value) for value in column], kind)
 
 
+def arrow_zone(name: str) -> str:
+    """The name under which Arrow knows one of Spark's time zones: an offset is one like +08:00."""
+    offset = _OFFSET.fullmatch(name)
+    if offset is None:
+        return {"Z": "UTC"}.get(name, name)
+    return f"{offset[1]}{int(offset[2]):02}:{offset[3] or '00'}"
+
+
+def in_known_zones(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with types that Arrow can make Python's values of, which it cannot of a time in GMT+8."""
+    schema = _known_schema(rows.schema)
+    return rows if schema is None else rows.cast(schema)
+
+
+@lru_cache
+def _known_schema(schema: pa.Schema) -> pa.Schema | None:
+    """None where nothing is to be done."""
+    known = pa.schema([field.with_type(_known(field.type)) for field in schema])
+    return None if known == schema else known
+
+
+def _known(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, arrow_zone(kind.tz))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_known(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_known(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        key, item = kind.key_field, kind.item_field
+        return pa.map_(key.with_type(_known(key.type)), item.with_type(_known(item.type)))
+    return kind
+
+
 @lru_cache
 def zone_of(name: str) -> tzinfo:
     """A time zone by Spark's name for it, which may be GMT+8 and the like. Raises ArrowInvalid for another one."""
@@ -118,6 +152,8 @@ def _day(value: Any) -> Any:
 
 def _moment(zoned: bool, time_zone: str) -> Fit:
     def fit(value: Any) -> Any:
+        if isinstance(value, np.datetime64):
+            value = value.astype("datetime64[us]").item()
         if not isinstance(value, datetime) or (value.tzinfo is not None) == zoned:
             return value
         # In the hour that comes twice it is the first one; one that is left out is as long after the change.

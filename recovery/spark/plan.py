@@ -8,6 +8,8 @@ stay as they are, so the rest of the plan fits unchanged.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -89,23 +91,43 @@ def _check_sources(plan: Any) -> None:
     for node in walk(plan):
         if node.nodeName() != "StreamingRelation":
             continue
-        options = node.dataSource().options().iterator()
-        while options.hasNext():
-            option = options.next()
-            if option._1().lower() == "cleansource" and option._2().lower() != "off":
+        for name, value in _options(node.dataSource()).items():
+            if name.lower() == "cleansource" and value.lower() != "off":
                 raise UnsupportedPlanError(
-                    f"a file source is told to clean up behind itself: cleanSource={option._2()}",
+                    f"a file source is told to clean up behind itself: cleanSource={value}",
                     cause="Spark removes files after each micro-batch, which a run that was killed has to read again.",
                     remedy="Leave it out, and remove files that are older than the epochs you want to go back to.",
                 )
+
+
+def _options(data_source: Any) -> dict[str, str]:
+    found, options = data_source.options().iterator(), {}
+    while found.hasNext():
+        option = found.next()
+        options[option._1()] = option._2()
+    return options
 
 
 def _sources(plan: Any) -> SourcePlaces:
     """Where the plan reads sources. Equal relations are one source to Spark; py4j compares by the JVM's `equals`."""
     found = [node for node in walk(plan) if node.nodeName() in SOURCE_NODES]
     return places_of(
-        [next(i for i, each in enumerate(found) if each.equals(node)) for node in found], map(_is_ticks, found)
+        [next(i for i, each in enumerate(found) if each.equals(node)) for node in found],
+        map(_is_ticks, found),
+        map(_name, found),
     )
+
+
+def _name(node: Any) -> str:
+    """What a source reads, shortened to a digest, for options may be secret: its format and path or, without one, all
+    its options."""
+    if node.nodeName() == "StreamingRelationV2":
+        kind, options = node.sourceName(), dict(node.extraOptions().asCaseSensitiveMap())
+    else:
+        kind, options = node.dataSource().className(), _options(node.dataSource())
+    options = {name.lower(): value for name, value in options.items()}
+    read = options.get("path") or json.dumps(options, sort_keys=True)
+    return f"{kind} {hashlib.sha256(read.encode()).hexdigest()[:16]}"
 
 
 def _is_ticks(node: Any) -> bool:

@@ -24,7 +24,13 @@ from recovery.backup.note import last_backup
 from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.restore import Restored, restore
 from recovery.checkpoint.rows import CHECKPOINT_STEP
-from recovery.checkpoint.sources import check_logs, fit_ticks
+from recovery.checkpoint.sources import (
+    PLACES_KEY,
+    SOURCES_STEP,
+    check_logs,
+    fit_sources,
+    recorded_places,
+)
 from recovery.clock import Clock, SystemClock
 from recovery.config import Interval, RecoveryConfig, parse_interval
 from recovery.errors import (
@@ -37,7 +43,7 @@ from recovery.flow import Flow, check_output_mode
 from recovery.ids import NO_BATCH, BatchId, Epoch
 from recovery.metrics.exposition import About, Family, exposition, families
 from recovery.metrics.meter import BatchMeasure, Meter
-from recovery.planning.health import parse_targets
+from recovery.planning.health import parse_targets, unsaved_s
 from recovery.planning.measures import Measure
 from recovery.planning.resume import ResumePlan
 from recovery.planning.steps import StepChoices, StepPlan, plan_steps
@@ -172,6 +178,7 @@ class RecoveryQuery:
             )
         execution = _new_execution(plan, config, prepared.flow_id, clock)
         self.lease = execution.lease
+        self._executions = (*plan.partitions[0].executions, execution)
         self.summary = RunSummary(
             flow=prepared.flow_id,
             directory=None if prepared.temporary else str(config.path),
@@ -190,10 +197,12 @@ class RecoveryQuery:
             # Whether Spark can go on from there is known before anything is given up.
             checkpoint = self._store.prepare(execution) / "checkpoint"
             restored = restore(self._store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), checkpoint)
-            restored = fit_ticks(restored, checkpoint, bound.sources)
+            recorded = self._store.driver_values(SOURCES_STEP, plan.resume_epoch).get(PLACES_KEY)
+            before = recorded_places(recorded) if isinstance(recorded, str) else None
+            restored = fit_sources(restored, checkpoint, bound.sources, before)
             check_logs(restored, checkpoint, bound.sources)
             _check_position(restored, plan, config.path)
-            self._store.start(execution, [s.definition.step_id for s in bound.steps])
+            self._store.start(execution, [s.definition.step_id for s in bound.steps], plan.partitions)
             prepared.record_run(execution, clock)
             self._delivery.rollback()
             faults.reach("start.3")
@@ -215,7 +224,8 @@ class RecoveryQuery:
             )
             failed.callback(self._closer.finish)
             self._counted_batch = self._closer.finished
-            self._closer.begin(steps)
+            places = bound.sources.to_text()
+            self._closer.begin(steps, {SOURCES_STEP: {PLACES_KEY: places}} if places != recorded else {})
             faults.reach("start.4")
             # Before the stream: afterwards the partitions belong to the thread that closes epochs.
             self._keep(self.meter.started(prepared.planned_s + clock.elapsed_s() - self._started_s))
@@ -405,9 +415,10 @@ class RecoveryQuery:
         if self._prepared.record is not None:
             self._prepared.record.note(self.summary.last_epoch, self.summary.batches, self.summary.rows)
         self._await_progress(closed.batch)
-        measure, missed = self.meter.closed(
-            closed.epoch, closed.batch, closed.duration_s, closed.partitions, self._backup_lag_s()
-        )
+        lag_s = self._backup_lag_s()
+        if lag_s is None:
+            lag_s = unsaved_s(self._executions, self._clock.wall_ms())
+        measure, missed = self.meter.closed(closed.epoch, closed.batch, closed.duration_s, closed.partitions, lag_s)
         self._keep(measure)
         self.summary.exceeded = [each.as_json() for each in self.meter.exceeded]
         self._notify(replace(closed, health=missed))

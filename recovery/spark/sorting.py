@@ -25,7 +25,7 @@ SAMPLE_ROWS = 4096
 Run: TypeAlias = Iterator[pa.RecordBatch]
 Places: TypeAlias = list[tuple[int, int]]
 """Where the pieces of a run stand in a file: offset and size in bytes."""
-Rank: TypeAlias = tuple[bool, str]
+Rank: TypeAlias = tuple[bool, bytes]
 
 
 def sorted_by(
@@ -146,9 +146,9 @@ def _up_to(values: pa.Array, edge: Rank) -> int:
 
 
 def _rank(scalar: pa.Scalar) -> Rank:
-    """Strings compare by code point, which is how their bytes compare."""
-    value = scalar.as_py()
-    return value is not None, value or ""
+    """By the bytes, which need not be those of a valid string."""
+    value = scalar.as_buffer()
+    return value is not None, b"" if value is None else value.to_pybytes()
 
 
 class _Spill:

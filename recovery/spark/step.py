@@ -33,6 +33,7 @@ from recovery.ids import StepId
 from recovery.keys import ESCAPE
 from recovery.migration import Migrate, converter
 from recovery.planning.steps import FlowStep
+from recovery.spark.output_values import arrow_zone
 
 PREFIX = "__recovery_"
 KEY = PREFIX + "key"
@@ -314,8 +315,8 @@ def register(
 
 
 def time_zone(frame: DataFrame) -> str:
-    """The session's."""
-    return str(frame.sparkSession.conf.get("spark.sql.session.timeZone"))
+    """The session's, as Arrow calls it."""
+    return arrow_zone(str(frame.sparkSession.conf.get("spark.sql.session.timeZone")))
 
 
 def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFrame:
@@ -396,6 +397,12 @@ def _key_fields(frame: DataFrame, step_id: str, keys: Sequence[str | Column]) ->
                 f"step {step_id!r}: key column {field.name!r} has the type {field.dataType.simpleString()}",
                 cause="A key is a string, number, boolean, date or timestamp, or several of those columns.",
                 remedy="Cast it, for instance with to_json or hex.",
+            )
+        if isinstance(field.dataType, T.StringType) and not field.dataType.isUTF8BinaryCollation():
+            raise ConfigurationError(
+                f"step {step_id!r}: key column {field.name!r} has the type {field.dataType.simpleString()}",
+                cause="State is kept by the bytes of its key: what is equal in this collation would be several keys.",
+                remedy="Cast it to string, and take what is the same of equal ones, as in F.lower(column).",
             )
         if _is_fine(field.dataType) and frame.sparkSession.conf.get("spark.sql.ansi.enabled") == "false":
             raise ConfigurationError(

@@ -30,17 +30,20 @@ from recovery.errors import RecoveryError, StateValueError, UnsupportedPlanError
 from recovery.group_state import GroupState
 from recovery.ids import BatchId, PartitionIndex
 from recovery.keys import ESCAPE, decode_key, encode_key, partition_of
-from recovery.spark.output_values import to_array
+from recovery.spark.output_values import in_known_zones, to_array
 from recovery.spark.sorting import by_number, sorted_by
 from recovery.spark.step import EVERYWHERE, HASH_BITS, NOW, PLACE, UNHASHED, StepDefinition, Update
 from recovery.storage.files import connect_task
 from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, TaskStore
+from recovery.tables import refuse_null
 
 ADDRESS_PROPERTY = "recovery.address"
 BATCH_PROPERTY = "streaming.sql.batchId"
 CHUNK_ROWS = 32_768
 SORTED_BYTES = 32 << 20
 SPOOL_BYTES = 64 << 20
+REPLACED = "\ufffd"
+"""What Spark writes into JSON for bytes that are not valid UTF-8."""
 _tasks = count()
 """How many this process has run."""
 
@@ -62,9 +65,8 @@ def run_step(
             cause="The streaming frame was started with writeStream, or its job was started from elsewhere.",
             remedy="Start it with recovery.start(frame, RecoveryConfig(...), sink=...) or recovery.run.",
         )
-    connect = partial(connect_task, address, f"{context.stageId()}/{context.partitionId()}")
-    again = context.attemptNumber() > 0
-    yield from run_tasks(definition, batches, connect, BatchId(int(batch_id)), kind or StepTask, again=again)
+    connect = partial(connect_task, address)
+    yield from run_tasks(definition, batches, connect, BatchId(int(batch_id)), kind or StepTask)
 
 
 def run_tasks(
@@ -73,17 +75,17 @@ def run_tasks(
     connect: Callable[[], tuple[TaskStore, int]],
     batch: BatchId,
     kind: type[StepTask],
-    *,
-    again: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """A task for the recovery partition whose rows these are or, where they were gathered instead of exchanged, for
     each in turn. `connect` gives a store, which opens nothing yet, and the number of recovery partitions.
 
-    again: the task ran before. What is below a gathered one ran again, too, and what came of it may have other keys.
+    A gathered task may run twice: as another attempt, or in another job that Spark runs for the same plan. What is
+    below it runs again, too, and may give other keys then. So what the first one left elsewhere is undone.
     """
     given = (each for each in batches if each.num_rows)
     first = next(given, None)
-    _, count = connect()
+    store, count = connect()
+    ran_before = False
     divided: Iterable[tuple[int, Iterator[pa.RecordBatch]]] = ()
     if first is not None:
         place = first.column(PLACE)[0].as_py() >> HASH_BITS
@@ -92,9 +94,12 @@ def run_tasks(
             rows = map(partial(_hashed, definition), rows)
         divided = [(place, rows)]
         if place in (EVERYWHERE, UNHASHED):
+            ran_before = store.gathered(definition.step_id, batch, note=True)
             divided = by_number(partial(_partitions, count=count), rows, kind.sorted_bytes)
+    else:
+        ran_before = store.gathered(definition.step_id, batch, note=False)
     del first
-    left = set(range(count)) if again else set()
+    left = set(range(count)) if ran_before else set()
     for partition, of_one in divided:
         store, _ = connect()
         task = kind(definition, store, PartitionIndex(partition), count, batch)
@@ -113,7 +118,7 @@ def run_tasks(
 
 def _hashed(definition: StepDefinition, rows: pa.RecordBatch) -> pa.RecordBatch:
     """The rows with the hashes of their keys, which else Spark computes for its exchange."""
-    texts = rows.column(definition.key_text).to_pylist()
+    texts: Iterable[str] = _values(definition, definition.key_names[0], rows.column(definition.key_text))
     if definition.key_in_place:
         texts = map(encode_key, texts)
     places = np.fromiter((crc32(text.encode()) for text in texts), np.int64, len(rows)) | (EVERYWHERE << HASH_BITS)
@@ -203,7 +208,10 @@ class StepTask:
             return None
         texts, ends = runs.texts, runs.ends.to_pylist()
         keys = runs.raw if self._definition.key_in_place else self._keys_of(runs.chunk, ends)
-        columns = [_to_python(runs.chunk.column(index)) for index in range(len(self._definition.columns))]
+        columns = [
+            _values(self._definition, name, runs.chunk.column(index))
+            for index, name in enumerate(self._definition.columns)
+        ]
         rows: list[Any] = list(map(tuple.__new__, repeat(self._row), zip(*columns, strict=True)))
         for text in texts if self._due else ():
             self._due.pop(text, None)
@@ -215,6 +223,7 @@ class StepTask:
         """The chunk by key, checked; None when it holds nothing but ticks."""
         definition = self._definition
         self._locate(chunk)
+        chunk = in_known_zones(chunk)
         text_column = chunk.column(definition.key_text)
         if definition.timeouts:
             # Tick rows wake the partition and have no key; they stand first.
@@ -223,8 +232,10 @@ class StepTask:
             if not len(chunk):
                 return None
         runs = pc.run_end_encode(text_column)
+        texts = raw = _values(definition, definition.key_names[0], runs.values)
         self._check_sorted(runs.values)
-        texts = raw = runs.values.to_pylist()
+        if len(definition.key_columns) > 1 and REPLACED in "".join(texts):
+            self._check_text(chunk)
         if definition.key_in_place and (runs.values.null_count or _holds_special(runs.values)):
             texts = [encode_key(text) for text in texts]
         for edge in (texts[0], texts[-1]):
@@ -321,6 +332,13 @@ class StepTask:
                 cause="The plan moves rows between the step's exchange and its function.",
             )
 
+    def _check_text(self, chunk: pa.RecordBatch) -> None:
+        """The text of a key of several columns has the same sign for all that is not valid UTF-8 in them, so that
+        different keys would be one."""
+        for name, position in zip(self._definition.key_names, self._definition.key_columns, strict=True):
+            if not is_text(chunk.column(position)):
+                raise not_text(f"step {self._definition.step_id!r}: column {name!r}")
+
     def _check_sorted(self, values: pa.Array) -> None:
         """Every key must come once: a plan that lost its sort would split a key's rows over several calls."""
         given = values.drop_null() if values.null_count else values
@@ -335,7 +353,11 @@ class StepTask:
     def _keys_of(self, chunk: pa.RecordBatch, ends: list[int]) -> Sequence[Any]:
         """What update gets as key: the value of the key column, a tuple for several."""
         first = pa.array([0, *ends[:-1]], pa.int64())
-        values = [chunk.column(position).take(first).to_pylist() for position in self._definition.key_columns]
+        definition = self._definition
+        values = [
+            _values(definition, name, chunk.column(position).take(first))
+            for name, position in zip(definition.key_names, definition.key_columns, strict=True)
+        ]
         return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
     def _parse_keys(self, texts: list[str]) -> Sequence[Any]:
@@ -357,7 +379,9 @@ class StepTask:
         arrays = []
         for field, column in zip(self._schema, zip(*output, strict=True), strict=True):
             try:
-                arrays.append(to_array(column, field.type, self._definition.time_zone))
+                array = to_array(column, field.type, self._definition.time_zone)
+                refuse_null(array, field)
+                arrays.append(array)
             except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
                 raise StateValueError(
                     f"step {self._definition.step_id!r}: output column {field.name!r} ({field.type}): {error}",
@@ -478,6 +502,32 @@ def _combine(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def _row_type(columns: tuple[str, ...]) -> type:
     """The named tuple of the input's columns; names that Python does not allow become _0, _1 …"""
     return namedtuple("Row", columns, rename=True)
+
+
+def _values(definition: StepDefinition, name: str, column: pa.Array) -> list[Any]:
+    """The values of a column of the step's input. Raises StateValueError for text that Python cannot have."""
+    try:
+        return _to_python(column)
+    except UnicodeDecodeError as error:
+        raise not_text(f"step {definition.step_id!r}: column {name!r}") from error
+
+
+def is_text(column: pa.Array) -> bool:
+    """Whether the strings of a column are valid UTF-8, which Spark does not ask of them."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def not_text(what: str) -> StateValueError:
+    """The error for a column with such a string."""
+    return StateValueError(
+        f"{what} has a string that is not valid UTF-8",
+        cause="Bytes in another encoding were read or cast as a string, which Spark does not check.",
+        remedy="Mend the column before the step, with F.make_valid_utf8(column).",
+    )
 
 
 def _to_python(column: pa.Array) -> list[Any]:

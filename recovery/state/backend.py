@@ -172,6 +172,13 @@ class DirectoryBackend:
         return "another process" if writer is None else f"process {writer}"
 
 
+def same_place(one: Backend, other: Backend) -> bool:
+    """Whether two backends hold the same documents; of URIs that differ in their settings alone it is assumed."""
+    if isinstance(one, DirectoryBackend) and isinstance(other, DirectoryBackend):
+        return home(one.directory).samefile(home(other.directory))
+    return one.location == other.location
+
+
 def to_text(content: Any) -> str | None:
     """Content as it is stored. Two that are equal in Python may differ in it: 1, 1.0 and true."""
     return None if content is None else json.dumps(content, ensure_ascii=False, separators=(",", ":"))

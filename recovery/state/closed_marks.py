@@ -4,50 +4,64 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from recovery.state import marks
 from recovery.state.backend import Backend, DirectoryBackend, Document
 from recovery.state.epochs import Edited, StepKey
-from recovery.state.ids import escape, unescape
+from recovery.state.ids import StateId, escape, unescape
 from recovery.state.steps import moment
 from recovery.storage.history import few_states_at, has_step
 from recovery.storage.states import home
 
 
-def closed_marks(directory: Path, environment: str) -> dict[str, Any]:
-    """The rows of an environment, by key of the mark, as of the newest epoch that all partitions hold.
+def closed_marks(backend: Backend, state_id: StateId) -> dict[str, Any]:
+    """The rows that belong to a document of marks, by key of the mark, as of the newest epoch that all partitions hold.
+    Only a recovery directory has any.
 
     Raises the errors of planning: while files do not fit together, it is not known which epoch that is.
     """
-    return _rows(directory).get(escape(environment), {})
+    return _rows(backend).get(state_id, {})
 
 
-def settled_marks(backend: Backend, found: Mapping[str, Document]) -> dict[str, Document]:
-    """The documents of marks, of all environments, in which those that epochs moved are marks like others, as they have
-    to be where there are no epochs. found: the documents of the backend as they are; only a recovery directory has
-    more."""
+def settled_marks(backend: Backend, found: Mapping[StateId, Document]) -> dict[StateId, Document]:
+    """The documents of marks, of all environments, in which those that epochs moved are marks like others. found: the
+    documents of the backend as they are; those that are right without their epochs are not given."""
+    settled = {state_id: settle(state_id, found.get(state_id), rows) for state_id, rows in _rows(backend).items()}
+    return {state_id: each for state_id, each in settled.items() if each is not None and each != found.get(state_id)}
+
+
+def settle(state_id: StateId, document: Document | None, rows: Mapping[str, Any]) -> Document | None:
+    """The document in which the marks of epochs, of those that count, are marks like others. It is the same generation:
+    nothing was written."""
+    before = document or Document(state_id, 0, None, 0)
+    counting = marks.counting(before.content, rows)
+    if not counting:
+        return document
+    changed_ms = max(before.changed_ms, *(row["changed_ms"] for row in counting.values()))
+    return replace(before, content=marks.settled(before.content, rows), changed_ms=changed_ms)
+
+
+def above_closed(backend: Backend, document: Document) -> Document:
+    """The document as it has to be written for its marks to count more than those that epochs of the backend moved."""
+    rows = closed_marks(backend, document.state_id)
+    return replace(document, content=marks.above(document.content, rows)) if rows else document
+
+
+def _rows(backend: Backend) -> dict[StateId, dict[str, Any]]:
+    """The rows of all environments, by the id of the document that they belong to."""
     if not isinstance(backend, DirectoryBackend):
         return {}
-    settled = {}
-    for environment, rows in _rows(backend.directory).items():
-        state_id = f"@{environment}/{marks.DOCUMENT}" if unescape(environment) else marks.DOCUMENT
-        before = found.get(state_id) or Document(state_id, 0, None, 0)
-        changed_ms = max(before.changed_ms, *(row["changed_ms"] for row in rows.values()))
-        settled[state_id] = Document(state_id, before.generation + 1, marks.settled(before.content, rows), changed_ms)
-    return settled
-
-
-def _rows(directory: Path) -> dict[str, dict[str, Any]]:
-    """The rows of all environments, by their names as they stand in ids."""
+    directory = backend.directory
     path = home(directory)
     if not has_step(path, marks.EPOCH_STEP):
         return {}
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[StateId, dict[str, Any]] = {}
     for state in few_states_at(path, marks.EPOCH_STEP, moment(directory).cut):
         environment, _, key = state.key.partition("/")
-        found.setdefault(environment, {})[key] = json.loads(state.value)
+        state_id = f"@{environment}/{marks.DOCUMENT}" if unescape(environment) else marks.DOCUMENT
+        found.setdefault(state_id, {})[key] = json.loads(state.value)
     return found
 
 

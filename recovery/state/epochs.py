@@ -61,7 +61,7 @@ class EpochWriter:
                 self.execution = self._store.fence(replanned)
             else:
                 self.execution = self._new_execution(flow_id, backup_interval_s)
-                self._store.start(self.execution, [])
+                self._store.start(self.execution, [], plan.partitions)
             self._recovery_clock = RecoveryClock(clock, *self.plan.last_clock, self._store.driver_values(CLOCK_STEP))
         except BaseException:
             self._store.release()

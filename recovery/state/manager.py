@@ -11,7 +11,7 @@ from typing import Any
 from recovery.clock import Clock, SystemClock
 from recovery.errors import ConfigurationError
 from recovery.state import marks, scopes
-from recovery.state.backend import Backend, DirectoryBackend
+from recovery.state.backend import Backend, Document
 from recovery.state.closed_marks import closed_marks
 from recovery.state.ids import check, escape, matches, unescape
 from recovery.state.marks import Mark
@@ -74,10 +74,13 @@ class StateManager:
             marks.check_value(value)
         if wanted:
             now_ms = self._clock.wall_ms()
-            closed = self._closed_marks()
-            self.backend.update(
-                {self._marks_id: lambda d: marks.advance(d and d.content, wanted, now_ms, force=force, closed=closed)}
-            )
+
+            def change(document: Document | None) -> dict[str, Any]:
+                # Read where the document is held: an epoch that moves a mark is closed before, or after.
+                closed = self._closed_marks()
+                return marks.advance(document and document.content, wanted, now_ms, force=force, closed=closed)
+
+            self.backend.update({self._marks_id: change})
 
     def remove_hwm(self, *keys: str) -> int:
         """Remove marks, all at once: the next load begins at the beginning. Returns how many there were."""
@@ -206,10 +209,8 @@ class StateManager:
         return marks.read(document and document.content, self._closed_marks())
 
     def _closed_marks(self) -> dict[str, Any]:
-        """The marks that epochs moved, as of the newest one that is closed; only a recovery directory has them."""
-        if not isinstance(self.backend, DirectoryBackend):
-            return {}
-        return closed_marks(self.backend.directory, self.environment)
+        """The marks that epochs moved, as of the newest one that is closed."""
+        return closed_marks(self.backend, self._marks_id)
 
     def _last_run(self, pipeline: str, node: str | None) -> Run | None:
         if not isinstance(pipeline, str):

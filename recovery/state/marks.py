@@ -11,6 +11,7 @@ what belongs to epochs and nothing else.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,6 @@ from recovery.state.values import from_json, to_json
 
 DOCUMENT = "hwm"
 EPOCH_STEP = "$hwm"
-_NO_VALUE = object()
 _NUMBERS = (int, float, Decimal)
 _KINDS = (bool, int, float, Decimal, str, bytes, datetime, date)
 
@@ -82,24 +82,27 @@ def remove(content: Any, keys: Iterable[str], now_ms: int) -> dict[str, Any]:
     return {"marks": marks}
 
 
-def replaced(before: Any, content: Any) -> dict[str, Any]:
-    """The document that stands in the place of another when it is written as a whole: versions only grow, also those
-    of marks that it has no more. Else a mark of an epoch would count again that was set, or removed, since."""
-    old, new = _entries(before), _entries(content)
+def replaced(before: Any, content: Any, closed: Mapping[str, Any]) -> dict[str, Any]:
+    """The document that stands in the place of another when it is written as a whole. `closed` are the rows of epochs.
+
+    A mark that keeps its value stays as it is, also that of an epoch. The versions of others grow, also of those that
+    are no more, else a mark of an epoch would count again that was set, or removed, since.
+    """
+    old, new, known = _entries(before), _entries(content), _entries(settled(before, closed))
     marks = {}
-    for key in sorted({*old, *new}):
-        entry = new.get(key, {"changed_ms": old[key].get("changed_ms", 0)} if key in old else {})
-        changed = key in old and old[key].get("value", _NO_VALUE) != entry.get("value", _NO_VALUE)
-        marks[key] = {**entry, "version": max(_version(old, key), _version(new, key)) + changed}
+    for key in sorted({*known, *new}):
+        if key in known and _text(known[key]) == _text(new.get(key, {})):
+            if key in old:
+                marks[key] = {"changed_ms": 0, **old[key], "version": _version(old, key)}
+        else:
+            entry = new.get(key) or {"changed_ms": known[key].get("changed_ms", 0)}
+            marks[key] = {**entry, "version": max(_version(old, key), _version(new, key)) + (key in known)}
     return {"marks": marks}
 
 
 def read(content: Any, closed: Mapping[str, Any] | None = None) -> dict[str, Mark]:
     """The marks of a document and of the rows of epochs, by key."""
-    entries = _entries(content)
-    for key, row in (closed or {}).items():
-        if row["version"] == _version(entries, key):
-            entries[key] = row
+    entries = {**_entries(content), **counting(content, closed or {})}
     return {
         key: Mark(key, from_json(entry["value"]), entry["changed_ms"], entry["version"])
         for key, entry in sorted(entries.items())
@@ -124,11 +127,25 @@ def check_document(content: Any) -> None:
 
 def settled(content: Any, closed: Mapping[str, Any]) -> dict[str, Any]:
     """The document in which the marks of epochs, of those that count, are marks of its own."""
+    own = {key: {**row, "version": row["version"] + 1} for key, row in counting(content, closed).items()}
+    return {"marks": {**_entries(content), **own}}
+
+
+def above(content: Any, closed: Mapping[str, Any]) -> Any:
+    """The document as it has to be written beside rows of epochs for none of them to count."""
     entries = _entries(content)
-    for key, row in closed.items():
-        if row["version"] == _version(entries, key):
-            entries[key] = {**row, "version": row["version"] + 1}
-    return {"marks": entries}
+    raised = {
+        key: {**entries.get(key, {"changed_ms": row["changed_ms"]}), "version": row["version"] + 1}
+        for key, row in closed.items()
+        if row["version"] >= _version(entries, key)
+    }
+    return {"marks": {**entries, **raised}} if raised else content
+
+
+def counting(content: Any, closed: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows of epochs that count beside a document."""
+    entries = _entries(content)
+    return {key: row for key, row in closed.items() if row["version"] == _version(entries, key)}
 
 
 def epoch_row(content: Any, key: str, value: Any, now_ms: int) -> dict[str, Any]:
@@ -172,6 +189,11 @@ def _comparable(before: Any, after: Any) -> bool:
     if isinstance(before, datetime) and isinstance(after, datetime):
         return (before.utcoffset() is None) == (after.utcoffset() is None)
     return type(before) is type(after)
+
+
+def _text(entry: Mapping[str, Any]) -> str | None:
+    """The value of an entry as it is stored: of two that are equal in Python, 1 and 1.0, it may be another."""
+    return json.dumps(entry["value"]) if "value" in entry else None
 
 
 def _version(entries: Mapping[str, Any], key: str) -> int:

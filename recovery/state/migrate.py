@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from recovery.errors import ConfigurationError, CorruptStateError, StateLockedError
 from recovery.state.backend import Backend, Document
-from recovery.state.closed_marks import settled_marks
+from recovery.state.closed_marks import above_closed, settled_marks
+from recovery.state.ids import StateId
 
 
 def migrate(source: Backend, target: Backend, *, force: bool = False) -> int:
@@ -14,10 +17,10 @@ def migrate(source: Backend, target: Backend, *, force: bool = False) -> int:
     again and compared. Raises ConfigurationError, StateLockedError when the source changed meanwhile, CorruptStateError
     when the target does not hold what was written.
     """
-    found = {document.state_id: document for document in source.list()}
-    documents = {**found, **settled_marks(source, found)}
-    there = {document.state_id: document for document in target.list()}
-    differing = [each for each, found in there.items() if found != documents.get(each)]
+    found = _documents(source)
+    documents = {each: above_closed(target, document) for each, document in found.items()}
+    there = _documents(target)
+    differing = [each for each, document in there.items() if document != documents.get(each)]
     if differing and not force:
         raise ConfigurationError(
             f"{target.location} holds other states already: {', '.join(map(repr, differing[:3]))}",
@@ -27,7 +30,7 @@ def migrate(source: Backend, target: Backend, *, force: bool = False) -> int:
     wanted = [document for each, document in documents.items() if there.get(each) != document]
     target.place(wanted)
     _verify(target, documents)
-    if {document.state_id: document for document in source.list()} != found:
+    if _documents(source) != found:
         raise StateLockedError(
             f"{source.location} was changed while it was copied",
             cause="Something still writes there.",
@@ -36,8 +39,16 @@ def migrate(source: Backend, target: Backend, *, force: bool = False) -> int:
     return len(wanted)
 
 
+def _documents(backend: Backend) -> dict[StateId, Document]:
+    """All documents by id. Marks that epochs moved are marks like others in them, as they have to be where there are no
+    epochs: that is a change, and so another generation."""
+    found = {document.state_id: document for document in backend.list()}
+    settled = settled_marks(backend, found)
+    return found | {each: replace(document, generation=document.generation + 1) for each, document in settled.items()}
+
+
 def _verify(target: Backend, documents: dict[str, Document]) -> None:
-    found = {document.state_id: document for document in target.list() if document.state_id in documents}
+    found = {each: document for each, document in _documents(target).items() if each in documents}
     if found != documents:
         lost = [each for each, document in documents.items() if found.get(each) != document]
         raise CorruptStateError(

@@ -108,6 +108,9 @@ def parse_address(uri: str) -> Address:
         raise _bad(f"there is no backend {parts.scheme!r}")
     if "@" in parts.netloc or any(_SECRETS.search(name) for name in pairs):
         raise _bad("credentials do not belong into a URI, which is printed and logged")
+    if "#" in uri:
+        # What follows it is no part of a path, so two addresses would be one place.
+        raise _bad("it holds a #, which ends the path; one in a name is written %23")
     known = {*_OURS, *_SETTINGS.get(parts.scheme, {})}
     if not pairs.keys() <= known:
         raise _bad(f"unknown settings {sorted(pairs.keys() - known)}; there are {', '.join(sorted(known))}")

@@ -9,7 +9,7 @@ from typing import Any
 from recovery.clock import Clock
 from recovery.config import Interval, parse_interval
 from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundError
-from recovery.state.backend import Backend, Document
+from recovery.state.backend import Backend, DirectoryBackend, Document, same_place
 from recovery.state.ids import StateId, join
 from recovery.state.values import from_json, to_json
 
@@ -91,7 +91,8 @@ class ScopedState:
     def move_to(self, other: ScopedState) -> None:
         """Give `other` this value and remove it here. Raises ConfigurationError when it is the same one,
         StateLockedError when it was changed meanwhile: then it stays here, as it is by now."""
-        if other.state_id == self.state_id:
+        same = same_place(self._backend, other._backend)
+        if same and other.state_id == self.state_id:
             raise ConfigurationError(f"{self.state_id!r:.120} cannot be moved to itself", remedy="Name another one.")
         content = self._moved()
 
@@ -104,8 +105,8 @@ class ScopedState:
                     remedy="Look at both, and move it again.",
                 )
 
-        if other._backend is self._backend:
-            # In a recovery directory both happen, or neither.
+        if same and isinstance(self._backend, DirectoryBackend):
+            # Both happen, or neither.
             self._backend.update({other.state_id: lambda _: content, self.state_id: remove})
         else:
             other._take(content)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from recovery.clock import Clock
 from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundError, StateValueError
 from recovery.state import marks
 from recovery.state.backend import Backend, Document
-from recovery.state.closed_marks import settled_marks
+from recovery.state.closed_marks import closed_marks, settle, settled_marks
 from recovery.state.epochs import Edited, StepKey
 from recovery.state.ids import check, matches
 from recovery.state.runs import read_run
@@ -76,7 +77,7 @@ class Target(Protocol):
 
 
 class Documents:
-    """The operational state of a backend, of one environment."""
+    """The operational state of a backend, of one environment. Marks that epochs moved are marks like others in it."""
 
     def __init__(self, backend: Backend, prefix: str) -> None:
         self._backend = backend
@@ -90,21 +91,13 @@ class Documents:
         """See `Target.find_all`."""
         ids = {name: self._id(name) for name in names}
         found = self._backend.read(list(ids.values()))
+        if marks.DOCUMENT in ids:
+            found |= settled_marks(self._backend, found)
         return {name: self._entry_of(found[i]) if i in found else None for name, i in ids.items()}
 
     def entries(self, pattern: str | None = None) -> list[Entry]:
         """See `Target.entries`."""
         return [entry for entry in self._all() if entry.content is not None and matches(str(entry.name), pattern)]
-
-    def exported(self, pattern: str | None = None) -> list[Entry]:
-        """The same as `entries`, with the marks that epochs moved as marks like others."""
-        found = {document.state_id: document for document in self._backend.list(self._prefix)}
-        documents = {**found, **settled_marks(self._backend, found)}
-        mine = sorted(state_id for state_id in documents if state_id.startswith(self._prefix))
-        entries = (self._entry(documents[state_id]) for state_id in mine)
-        return [
-            entry for entry in self._own(entries) if entry.content is not None and matches(str(entry.name), pattern)
-        ]
 
     def removed(self) -> dict[str, int]:
         """The generations of the states that were removed."""
@@ -118,10 +111,13 @@ class Documents:
 
         def change(name: Name) -> Any:
             def changed(before: Document | None) -> Any:
-                _check_unchanged(name, seen, None if before is None else self._entry_of(before))
+                # Read where the document is held: an epoch that moves a mark is closed before, or after.
+                rows = closed_marks(self._backend, self._id(name)) if name == marks.DOCUMENT else {}
+                known = settle(self._id(name), before, rows)
+                _check_unchanged(name, seen, None if known is None else self._entry_of(known))
                 content = None if changes[name] is REMOVED else changes[name]
-                if name == marks.DOCUMENT and before is not None:
-                    return marks.replaced(before.content, content)
+                if name == marks.DOCUMENT and known is not None:
+                    return marks.replaced(before and before.content, content, rows)
                 return content
 
             return changed
@@ -130,9 +126,9 @@ class Documents:
         return ", ".join(f"{name}: removed" if c is REMOVED else f"{name}: written" for name, c in changes.items())
 
     def _all(self) -> list[Entry]:
-        return self._own(map(self._entry, self._backend.list(self._prefix)))
-
-    def _own(self, entries: Iterable[Entry]) -> list[Entry]:
+        found = {document.state_id: document for document in self._backend.list(self._prefix)}
+        documents = sorted((found | settled_marks(self._backend, found)).items())
+        entries = [self._entry(document) for state_id, document in documents if state_id.startswith(self._prefix)]
         # Those of environments begin with an @, and are no business of the plain one, nor of each other.
         return [entry for entry in entries if not str(entry.name).startswith("@")]
 
@@ -168,6 +164,12 @@ class Steps:
         self._clock = clock
         self._force = force
         self.moment: Moment = moment(directory, epoch)
+
+    def at_same_moment(self, step: str) -> Steps:
+        """The states of another step, as of the same epoch."""
+        other = copy(self)
+        other._step = step
+        return other
 
     def find(self, name: Name) -> Entry | None:
         """See `Target.find`."""

@@ -45,8 +45,7 @@ CREATE TABLE batches (
     row_count INTEGER NOT NULL,
     key_count INTEGER NOT NULL,
     looked_up INTEGER NOT NULL,
-    seam_s    REAL NOT NULL,
-    task      TEXT NOT NULL
+    seam_s    REAL NOT NULL
 ) STRICT;
 """
 
@@ -259,10 +258,8 @@ class Delta:
         changes: Iterable[Changes],
         count: BatchCount,
         seam_s: Callable[[], float] = lambda: 0.0,
-        task: str = "",
     ) -> None:
-        """See `TaskStore.apply`. `seam_s` says what the task has spent here; it is asked before the commit. `task` is
-        the same for all attempts of one task."""
+        """See `TaskStore.apply`. `seam_s` says what the task has spent here; it is asked before the commit."""
         with translated(self.path), transaction(self._connection):
             meta = self._check(batch)
             self._undo(meta, batch)
@@ -272,16 +269,14 @@ class Delta:
                     self._connection.execute(statement, {"batch": batch, "packed": apsw.carray(chunk.packed)})
             self._connection.execute("UPDATE meta SET applied_batch = ?", (batch,))
             self._connection.execute(
-                "INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?, ?)", (batch, *count[:3], seam_s(), task)
+                "INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?)", (batch, *count[:3], seam_s())
             )
 
-    def withdraw(self, batch: BatchId, task: str) -> None:
+    def withdraw(self, batch: BatchId) -> None:
         """See `TaskStore.withdraw`."""
         with translated(self.path), transaction(self._connection):
-            meta = self._check(batch)
-            if rows(self._connection, "SELECT 1 FROM batches WHERE batch = ? AND task = ?", (batch, task)):
-                self._undo(meta, batch)
-                self._connection.execute("DELETE FROM batches WHERE batch = ?", (batch,))
+            self._undo(self._check(batch), batch)
+            self._connection.execute("DELETE FROM batches WHERE batch = ?", (batch,))
 
     def _undo(self, meta: Meta, batch: BatchId) -> None:
         if meta.applied_batch == batch:

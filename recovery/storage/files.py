@@ -26,7 +26,7 @@ from recovery.errors import (
     StorageError,
     UnsupportedPlanError,
 )
-from recovery.ids import BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
+from recovery.ids import NO_EPOCH, BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
 from recovery.planning.measures import ClosedPartition, Measure
 from recovery.planning.values import Execution, FoundFile, PartitionDescription
 from recovery.storage import partition as one
@@ -130,7 +130,9 @@ class FilePartitions:
         """See `PartitionStore.describe`."""
         return self._each(lambda index: one.describe(self._writers[index], self.paths[index]))
 
-    def start(self, execution: Execution, steps: Sequence[StepId]) -> None:
+    def start(
+        self, execution: Execution, steps: Sequence[StepId], planned: Sequence[PartitionDescription] = ()
+    ) -> None:
         """See `PartitionStore.start`. Scratch files of executions before this one are removed."""
         attachable = self._writers[0].limit(apsw.SQLITE_LIMIT_ATTACHED)
         if len(steps) > attachable:
@@ -143,10 +145,15 @@ class FilePartitions:
         allow_open_files(self.partition_count * (FILES_PER_PARTITION + FILES_PER_DELTA * len(steps)))
 
         def begin(index: int) -> None:
-            one.start(self._writers[index], self.paths[index], execution)
+            seen = planned[index] if planned else None
+            one.start(self._writers[index], self.paths[index], execution, seen)
             faults.reach("start.3.partition")
 
-        self._each(begin)
+        # Files that lacked an epoch come before those that hold it: either it was closed in them since, and nothing
+        # was abandoned yet, or it can never be closed in them any more.
+        newest = [seen.newest_epoch for seen in planned] or [NO_EPOCH] * self.partition_count
+        for epoch in sorted(set(newest)):
+            self._each(begin, [index for index, held in enumerate(newest) if held == epoch])
         self._make_deltas(execution, steps)
 
     def fence(self, plan: Callable[[Sequence[PartitionDescription]], Execution]) -> Execution:
@@ -335,9 +342,10 @@ class FilePartitions:
             with contextlib.suppress(OSError):
                 self._scratch_root.rmdir()
 
-    def _each(self, work: Callable[[int], T]) -> list[T]:
-        """Do `work` for every partition at once; all are waited for before the first error is raised."""
-        futures = [self._pool.submit(work, index) for index in range(self.partition_count)]
+    def _each(self, work: Callable[[int], T], indexes: Sequence[int] | None = None) -> list[T]:
+        """Do `work` for every partition at once, or for some; all are waited for before the first error is raised."""
+        wanted = range(self.partition_count) if indexes is None else indexes
+        futures = [self._pool.submit(work, index) for index in wanted]
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             raise errors[0]
@@ -348,13 +356,11 @@ class FileTaskStore:
     """A task's view: one delta, opened for this task alone. A connection kept from an earlier task could write to a
     file that was removed since, and be told that all is well."""
 
-    def __init__(self, partitions: Sequence[Path], scratch: Path, lease: Lease, clock: Clock, task: str = "") -> None:
-        """`task` is the same for all attempts of one task."""
+    def __init__(self, partitions: Sequence[Path], scratch: Path, lease: Lease, clock: Clock) -> None:
         self._partitions = partitions
         self._scratch = scratch
         self._lease = lease
         self._clock = clock
-        self._task = task
         self._path: Path | None = None
         self._delta: Delta | None = None
         self._looked_up = 0
@@ -378,12 +384,25 @@ class FileTaskStore:
         began_s = self._clock.elapsed_s()
         with self._delta_of(step, partition) as delta:
             counted = BatchCount(count.rows, count.keys, self._looked_up)
-            delta.apply(batch, changes, counted, lambda: self._seam_s + self._clock.elapsed_s() - began_s, self._task)
+            delta.apply(batch, changes, counted, lambda: self._seam_s + self._clock.elapsed_s() - began_s)
+
+    def gathered(self, step: StepId, batch: BatchId, *, note: bool) -> bool:
+        """See `TaskStore.gathered`."""
+        path = self._scratch / f"{_file_name(step)}.gathered"
+        try:
+            before = path.exists() and path.read_text() == str(batch)
+            if note and not before:
+                path.write_text(str(batch))
+        except OSError as error:
+            if self._scratch.exists():
+                raise StorageError(str(error), path=path) from error
+            raise LeaseLostError(f"the scratch file of execution {self._lease.number} is gone", path=path) from error
+        return before
 
     def withdraw(self, step: StepId, partition: PartitionIndex, batch: BatchId) -> None:
         """See `TaskStore.withdraw`."""
         with self._delta_of(step, partition) as delta:
-            delta.withdraw(batch, self._task)
+            delta.withdraw(batch)
 
     def due(self, step: StepId, partition: PartitionIndex, batch: BatchId, up_to_ms: int) -> list[str]:
         """See `TaskStore.due`."""
@@ -418,11 +437,10 @@ class FileTaskStore:
             raise LeaseLostError(f"the scratch file of execution {self._lease.number} is gone", path=path) from error
 
 
-def connect_task(address: str, task: str = "") -> tuple[FileTaskStore, int]:
-    """The store that `address` (see `PartitionStore.address`) leads to, and the number of partitions. `task` is the
-    same for all attempts of one task."""
+def connect_task(address: str) -> tuple[FileTaskStore, int]:
+    """The store that `address` (see `PartitionStore.address`) leads to, and the number of partitions."""
     partitions, scratch, lease = _parsed(address)
-    return FileTaskStore(partitions, scratch, lease, SystemClock(), task), len(partitions)
+    return FileTaskStore(partitions, scratch, lease, SystemClock()), len(partitions)
 
 
 @lru_cache(maxsize=4)
@@ -434,8 +452,12 @@ def _parsed(address: str) -> tuple[list[Path], Path, Lease]:
 
 
 def _delta_path(scratch: Path, step: StepId, index: int) -> Path:
+    return scratch / f"{_file_name(step)}-{index}.delta"
+
+
+def _file_name(step: StepId) -> str:
     """Step ids may hold any character and any length, file names may not."""
-    return scratch / f"{hashlib.sha1(step.encode()).hexdigest()[:16]}-{index}.delta"
+    return hashlib.sha1(step.encode()).hexdigest()[:16]
 
 
 def allow_open_files(needed: int) -> None:

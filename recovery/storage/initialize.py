@@ -92,6 +92,9 @@ def _place(target: Path, staging_name: str, fill: Callable[[Path], int]) -> list
                 # A directory's own name is durable only when its parent was synced.
                 durable = [target, *(each.parent for each in missing)]
                 return _link(target, target / staging_name, fill, durable)
+        except DirectoryLockedError:
+            # Whoever holds it may have put nothing into it yet.
+            raise
         except BaseException:
             for each in missing:
                 with contextlib.suppress(OSError):
@@ -121,11 +124,12 @@ def _link(target: Path, staging: Path, fill: Callable[[Path], int], durable: Seq
     staging.mkdir()
     placed: list[Path] = []
     try:
-        for index in range(fill(staging)):
+        # part-0 comes last: with it, operational state can be written, which is never to be cleared away.
+        for index in reversed(range(fill(staging))):
             final = partition_path(target, index)
             # Unlike a rename, a link never replaces a file that someone else put there meanwhile.
             final.hardlink_to(partition_path(staging, index))
-            placed.append(final)
+            placed.insert(0, final)
         for directory in durable:
             sync(directory)
     except BaseException:

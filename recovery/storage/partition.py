@@ -156,22 +156,35 @@ def insert_parts(
     _set_collected(connection, index, NO_EPOCH)
 
 
-def start(connection: apsw.Connection, path: Path, execution: Execution) -> None:
+def start(
+    connection: apsw.Connection, path: Path, execution: Execution, planned: PartitionDescription | None = None
+) -> None:
     """Begin an execution: abandon everything at or above its resume epoch and record it. Repeatable.
 
-    The cost is proportional to what is abandoned. Raises LeaseLostError when a later execution began.
+    planned: the partition as the plan saw it. The cost is proportional to what is abandoned. Raises LeaseLostError
+    when a later execution began, or an epoch was closed since it was planned.
     """
     with translated(path), transaction(connection):
-        begin(connection, path, execution)
+        begin(connection, path, execution, planned)
 
 
-def begin(connection: apsw.Connection, path: Path, execution: Execution) -> None:
+def begin(
+    connection: apsw.Connection, path: Path, execution: Execution, planned: PartitionDescription | None = None
+) -> None:
     """What `start` does, inside the caller's transaction."""
     newest = value(connection, "SELECT max(ex_num) FROM exs") or 0
     if rows(connection, "SELECT 1 FROM exs WHERE ex_num = ? AND ex_id = ?", (newest, execution.id)):
         return
     if newest >= execution.number:
         raise LeaseLostError(f"execution {newest} began before {execution.number}", path=path)
+    if planned is not None and _newest_epoch(connection) != planned.newest:
+        # Whoever closed it was told that it stands, so a plan that does not know it must not abandon it.
+        raise LeaseLostError(
+            "an epoch was closed since this was planned",
+            path=path,
+            cause="The state was edited by force, or a run that was fenced closed its last epoch at that moment.",
+            remedy="Run the same command again.",
+        )
     [(_, collected, _)] = rows(connection, COMMITS)
     if execution.resume_epoch <= collected:
         raise CorruptPartitionError(

@@ -81,8 +81,12 @@ class TaskStore(Protocol):
         """Record what `batch` changed, in one transaction; replaces an earlier apply of the same batch whole."""
         ...
 
+    def gathered(self, step: StepId, batch: BatchId, *, note: bool) -> bool:
+        """Whether a task that does the work of all partitions has begun on `batch` before. note: one begins now."""
+        ...
+
     def withdraw(self, step: StepId, partition: PartitionIndex, batch: BatchId) -> None:
-        """Undo what an earlier attempt of this task, not of another one, applied of `batch`. One transaction."""
+        """Undo what was applied of `batch`, in one transaction."""
         ...
 
     def due(self, step: StepId, partition: PartitionIndex, batch: BatchId, up_to_ms: int) -> list[str]:
@@ -108,8 +112,14 @@ class PartitionStore(Protocol):
         Nothing of the partitions changes."""
         ...
 
-    def start(self, execution: Execution, steps: Sequence[StepId]) -> None:
-        """Begin an execution: abandon everything at or above its resume epoch. Safe to repeat."""
+    def start(
+        self, execution: Execution, steps: Sequence[StepId], planned: Sequence[PartitionDescription] = ()
+    ) -> None:
+        """Begin an execution: abandon everything at or above its resume epoch. Safe to repeat.
+
+        planned: the partitions as the plan saw them. Raises LeaseLostError when a later execution began, or an epoch
+        was closed since: no epoch that the plan does not know is abandoned.
+        """
         ...
 
     def address(self, lease: Lease) -> str:

@@ -49,7 +49,8 @@ def back_up(directory: Path, target: Target | Path, **options: object) -> Made:
 def bring_back(target: Target | Path, directory: Path, scratch: Path, **options: object) -> Restored:
     """A restore as the command does it."""
     place = DirectoryTarget(target) if isinstance(target, Path) else target
-    return restore(open_source(place, scratch), directory, clock=SystemClock(), random_id=random_id, **options)
+    clock = SystemClock()
+    return restore(open_source(place, scratch, clock), directory, clock=clock, random_id=random_id, **options)
 
 
 def assert_sound(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from recovery.cli import main
+from recovery.errors import BackupTargetError, UnsupportedVersionError
 from tests.backup.support import states, work
 from tests.stores import ROOT, Driver, run_python
 
@@ -67,6 +69,9 @@ def test_errors_have_their_codes(store, tmp_path):
     call("backup", store, "file://[::x/y", code=11)
     call("backup", store, "", code=11)
     call("backup", store, "gs://b/p?colour=red", code=11)
+    for place in ("s3://b/words#2?region=us-east-1", "gs://b/words#", "abfs://c@a.dfs.core.windows.net/words#2"):
+        assert "%23" in CliRunner().invoke(main, ["backup", str(store), place]).output
+        call("backup", store, place, code=11)
     for odd in ("file://dest", "file://host/dest", "file://", "file:///dest?a=b"):
         call("backup", store, odd, code=11)
     call("backup", store, f"file://{tmp_path}/by-address")
@@ -114,6 +119,47 @@ def test_keep_removes_older_backups(store, tmp_path):
     assert (len(done["removed"]), done["objects"]) == (1, 3)
     call("restore", tmp_path / "dest", tmp_path / "new")
     assert states(tmp_path / "new") == states(store)
+
+
+def test_a_backup_whose_pruning_fails_was_made(store, tmp_path, monkeypatch):
+    """It is said first, and counts; what kept older ones from being removed is the command's error."""
+
+    def refuse(*_: object):
+        raise BackupTargetError("no answer for 60 s", path="dest")
+
+    monkeypatch.setattr("recovery.backup.repository.prune", refuse)
+    result = CliRunner().invoke(main, ["backup", str(store), str(tmp_path / "dest"), "--keep", "2"])
+    assert result.exit_code == 60
+    assert "of epoch 5: 3 partitions stored" in result.stdout
+    assert "the backup counts, but older ones could not be removed: dest: no answer" in result.stderr
+    made = json.loads(call("backup", store, tmp_path / "dest", "--keep", 2, "--json", code=60))
+    assert (made["epoch"], made["removed"], made["pruning_problem"]["error"]) == (5, [], "BackupTargetError")
+    listed = json.loads(call("backup", "--list", tmp_path / "dest", "--json"))["backups"]
+    assert [each["id"] for each in listed][-1] == made["id"]
+    assert len(listed) == 2
+
+
+def test_a_pruning_that_fails_is_tried_again(store, tmp_path, monkeypatch):
+    """With --every it ends nothing, unless it cannot pass."""
+    problems = [BackupTargetError("no answer"), BackupTargetError("no answer"), UnsupportedVersionError("format 2")]
+
+    def refuse(*_: object):
+        raise problems.pop(0)
+
+    monkeypatch.setattr("recovery.backup.repository.prune", refuse)
+    arguments = ["backup", str(store), str(tmp_path / "dest"), "--every", "0.01", "--keep", "2"]
+    monkeypatch.setattr(importlib.import_module("recovery.cli.backup"), "StopSignals", NoSignals)
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == UnsupportedVersionError.exit_code
+    assert result.stdout.count("of epoch 5") == 3
+    assert result.stderr.count("older ones could not be removed, will try again: no answer") == 2
+
+
+class NoSignals:
+    """None comes."""
+
+    def came_within(self, _: float) -> bool:
+        return False
 
 
 def test_the_directory_from_the_environment(store, tmp_path, monkeypatch):

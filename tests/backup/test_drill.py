@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
+from recovery.backup.manifest import manifest_name
+from recovery.backup.sources import open_source
+from recovery.backup.target import DirectoryTarget
+from recovery.clock import SystemClock
 from tests.backup.support import back_up, work
 from tests.backup.test_commands import call
 from tests.backup.test_round_trip import files
@@ -58,6 +63,42 @@ def test_a_drill_with_a_damaged_copy_fails(store, tmp_path):
     assert (facts["passed"], facts["epoch"], facts["lost_epochs"]) == (False, 5, 1)
     assert facts["problem"]["error"] == "BackupDamagedError"
     call("drill", tmp_path / "dest", code=62)
+
+
+def test_a_drill_with_a_damaged_manifest_fails(store, tmp_path):
+    """In a directory it was whole once; so the newest backup is lost, though an older one can be restored."""
+    back_up(store, tmp_path / "dest")
+    work(store, 1)
+    made = back_up(store, tmp_path / "dest").manifest
+    path = tmp_path / "dest" / manifest_name(made.id)
+    path.write_bytes(path.read_bytes()[:-1])
+    facts = json.loads(call("drill", tmp_path / "dest", "--json", code=62))
+    assert (facts["passed"], facts["epoch"]) == (False, 5)
+    assert f"{manifest_name(made.id)} is damaged" in facts["problem"]["found"]
+
+
+def test_a_manifest_in_a_bucket_that_cannot_be_read(store, tmp_path):
+    """An upload may be on its way, or was cut off: only after a day it is damage."""
+
+    class Bucket:
+        """Not known to be a directory."""
+
+        def __init__(self, inner: DirectoryTarget) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str):
+            return getattr(self._inner, name)
+
+    back_up(store, tmp_path / "dest")
+    work(store, 1)
+    path = tmp_path / "dest" / manifest_name(back_up(store, tmp_path / "dest").manifest.id)
+    path.write_bytes(path.read_bytes()[:-1])
+    source = open_source(Bucket(DirectoryTarget(tmp_path / "dest")), tmp_path, SystemClock())
+    assert (len(source.problems), source.damaged) == (1, [])
+    os.utime(path, (0, 0))
+    source = open_source(Bucket(DirectoryTarget(tmp_path / "dest")), tmp_path, SystemClock())
+    assert source.damaged == source.problems
+    assert len(source.damaged) == 1
 
 
 def test_a_drill_on_plain_copies_of_which_one_is_no_database_any_more(store, tmp_path):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from recovery import StateManager
-from recovery.backup.manifest import OBJECTS
+from recovery.backup.manifest import OBJECTS, backup_id, is_ours, manifest_name, object_name
 from recovery.backup.repository import list_backups, prune
 from recovery.backup.target import DirectoryTarget
 from recovery.errors import (
@@ -29,7 +29,7 @@ from recovery.errors import (
     StorageError,
     UnsupportedVersionError,
 )
-from recovery.planning.backups import KeepRule
+from recovery.planning.backups import KeepRule, parse_keep
 from recovery.storage.files import scan
 from recovery.storage.partition import describe
 from recovery.storage.verify import PartitionCheck
@@ -230,6 +230,63 @@ class TestBackup:
         assert not path.exists()
         assert not draft.exists()
         assert len(target.entries(OBJECTS)) == 3
+
+    def test_a_damaged_manifest_keeps_its_objects_as_long_as_its_backup(self, store, tmp_path):
+        """They are whole, and somebody may need them. When the rules would let the backup go, all of it goes."""
+        back_up(store, tmp_path / "dest")
+        work(store, 1)
+        made = back_up(store, tmp_path / "dest")
+        path = tmp_path / "dest" / "manifests" / f"{made.manifest.id}.json.gz"
+        path.write_bytes(path.read_bytes()[:-20])
+        target, later_ms = DirectoryTarget(tmp_path / "dest"), time.time_ns() // 1_000_000 + 2 * 86_400_000
+        for keep in ("1", "30d/1d"):
+            assert prune(target, [parse_keep(keep)], later_ms).objects == 0
+        assert path.exists()
+        assert len(target.entries(OBJECTS)) == 6
+        work(store, 1)
+        back_up(store, tmp_path / "dest")
+        assert prune(target, [parse_keep("1")], later_ms).objects == 6
+        assert not path.exists()
+
+    def test_files_of_others_are_left_alone(self, store, tmp_path):
+        """A place may be the root of a bucket, which has folders of the same names: whatever is in them, however old,
+        is not removed, not taken for a backup, and does not keep a pruning from its work."""
+        others = {
+            tmp_path / "dest" / name
+            for name in (
+                "objects/photo.jpg", "objects/part-0/photo.jpg", "objects/part-0/2026.sqlite3.zst",
+                "objects/part-x/20260101T000000.000Z-0badcafe.sqlite3.zst",
+                "objects/part-0/.photo.draft", "objects/mine/part-0/20260101T000000.000Z-0badcafe.sqlite3.zst",
+                "running/job.pid", "running/job.json.gz", "running/.job.json.gz.draft",
+                "manifests/app.json.gz", "manifests/app.draft", "manifests/.app.json.gz.draft",
+            )
+        }  # fmt: skip
+        for path in others:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("not a backup")
+        target, now_ms = DirectoryTarget(tmp_path / "dest"), time.time_ns() // 1_000_000
+        for _ in range(2):
+            back_up(store, target)
+            work(store, 1)
+        assert list_backups(target).unreadable == ()
+        assert prune(target, [KeepRule(count=1)], now_ms).objects == 3
+        back_up(store, target)
+        assert prune(target, [KeepRule(count=1)], now_ms + 2 * 86_400_000).objects == 3
+        assert {path for path in others if path.exists()} == others
+
+    def test_what_backups_leave_is_known_by_its_name(self):
+        """Whatever they write, under way or not; of a further attempt too."""
+        name = backup_id(1_767_225_600_001, "8c671d56")
+        for written in (
+            manifest_name(name),
+            object_name(name, 12),
+            object_name(f"{name}.2", 0),
+            f"running/{name}.json.gz",
+        ):
+            folder, _, last = written.rpartition("/")
+            assert is_ours(written)
+            assert is_ours(f"{folder}/.{last}.draft")
+            assert not is_ours(f"{folder}/{last}.draft")
 
     def test_flipped_bits_in_a_manifest(self, store, tmp_path):
         """That backup is not finished, whatever the bit; the others are used, and new ones made."""
@@ -452,7 +509,7 @@ class TestRestore:
         path = tmp_path / "dest" / "manifests" / f"{made.manifest.id}.json.gz"
         data = path.read_bytes()
         if damage == "renamed":
-            path.rename(path.with_name("20990101T000000.000Z-other.json.gz"))
+            path.rename(path.with_name("20990101T000000.000Z-0badcafe.json.gz"))
         else:
             path.write_bytes({"empty": b"", "truncated": data[:-9], "junk": b"\x00" * 500}[damage])
         assert len(list_backups(DirectoryTarget(tmp_path / "dest")).unreadable) == 1

@@ -10,8 +10,8 @@ from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.position import missing_entry, position_files
 from recovery.checkpoint.restore import restore
 from recovery.checkpoint.rows import CHUNK_BYTES
-from recovery.checkpoint.sources import check_logs, fit_ticks, places_of
-from recovery.errors import SparkCheckpointError
+from recovery.checkpoint.sources import check_logs, fit_sources, places_of, recorded_places
+from recovery.errors import CorruptPartitionError, FlowMismatchError, SparkCheckpointError
 
 TICK = '{"tick_ms": 17}'
 
@@ -30,7 +30,7 @@ def saved(rows, layout, directory, batch, write=lambda _: None):
     """The rows after a run with the sources of `layout`, that begins on these rows and closes an epoch."""
     checkpoint = directory / "checkpoint"
     places = places_of(layout, [name.startswith("tick") for name in layout])
-    restored = fit_ticks(restore(rows.items(), checkpoint), checkpoint, places)
+    restored = fit_sources(restore(rows.items(), checkpoint), checkpoint, places)
     capture = Capture(checkpoint, restored.held, restored.stale, sources=places.ids)
     (checkpoint / f"offsets/{batch}").write_text((checkpoint / f"offsets/{restored.batch}").read_text())
     (checkpoint / f"commits/{batch}").write_text("v1")
@@ -47,12 +47,75 @@ def saved(rows, layout, directory, batch, write=lambda _: None):
 def test_offsets_follow_their_sources(tmp_path):
     """Lines of ticks come and go; the others stay what they were, in their order."""
     rows = rows_of(["a", "tick", "b"], {})
-    for number, layout in enumerate((["a", "b"], ["tick", "a", "b", "tick"], ["a", "tick", "b"], ["a", "b", "c"])):
+    for number, layout in enumerate((["a", "b"], ["tick", "a", "b", "tick"], ["a", "tick", "b"])):
         found = saved(rows, layout, tmp_path / str(number), 10)["offsets/10"].split("\n")[2:]
-        expected = [line for line in map(json.loads, found) if "of" in line]
-        assert expected == [{"of": "a"}, {"of": "b"}]
-        if number < 3:
-            assert ["tick" if "tick_ms" in line else line["of"] for line in map(json.loads, found)] == layout
+        assert ["tick" if "tick_ms" in line else line["of"] for line in map(json.loads, found)] == layout
+    with pytest.raises(FlowMismatchError, match=r"reads 3 sources, and the position is one in 2"):
+        saved(rows, ["a", "b", "c"], tmp_path / "more", 10)
+
+
+def named(layout):
+    """The places of sources with names; those that begin alike read the same."""
+    return places_of(layout, [name.startswith("tick") for name in layout], [name[0] for name in layout])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        (["a", "b"], ["b", "a"], ["b", "a"]),
+        (["a", "tick", "b"], ["b", "b", "a"], ["b", "b", "a"]),
+        (["a", "b"], ["c", "b", "tick", "a"], [None, "b", "tick", "a"]),
+        (["a", "b"], ["b", "c"], ["b", "a"]),
+        (["a1", "a2"], ["b", "a1", "a2"], [None, "a1", "a2"]),
+        (["a"], ["a", "a", "a"], ["a", "a", "a"]),
+        (["a", "a", "b"], ["b", "a"], ["b", "a"]),
+        (["a", "b"], ["b"], None),
+        (["a", "b"], ["c", "d", "b"], None),
+    ],
+)
+def test_sources_that_are_known(tmp_path, before, after, lines):
+    """Each keeps its offset and its log wherever it is; a new one begins, or has the place of the one it replaces."""
+    names = [name for name in dict.fromkeys(before) if not name.startswith("tick")]
+    rows = rows_of(before, {name: {0: name} for name in names})
+    home = tmp_path / "checkpoint"
+    restored = restore(rows.items(), home)
+    places = recorded_places(named(before).to_text())
+    assert places.others() == named(before).others()
+    if lines is None:
+        with pytest.raises(FlowMismatchError):
+            fit_sources(restored, home, named(after), places)
+        return
+    fit_sources(restored, home, named(after), places)
+    found = (home / "offsets/9").read_text().split("\n")[2:]
+    expected = [None if line == "-" else json.loads(line).get("of", "tick") for line in found]
+    assert expected == lines
+    for place, name in enumerate(dict.fromkeys(after)):
+        log = home / f"sources/{place}/0"
+        assert (log.read_text() if log.exists() else None) == (
+            None if name.startswith("tick") else lines[after.index(name)]
+        )
+
+
+def test_one_source_in_more_places_than_an_earlier_version_recorded(tmp_path):
+    """There is no doubt which it is."""
+    rows = rows_of(["a"], {"a": {0: "a"}})
+    assert saved(rows, ["a", "tick", "a"], tmp_path, 10)["offsets/10"].count('{"of": "a"}') == 2
+
+
+def test_places_that_are_none():
+    with pytest.raises(CorruptPartitionError, match="does not tell the places"):
+        recorded_places('{"source": 1}')
+
+
+def test_what_sources_keep_below_their_logs(tmp_path):
+    """Some connectors keep their progress in directories, numbered by micro-batch."""
+    kept = ["sources/0/shards/3/shard-1", "sources/0/shards/2/shard-1", "sources/0/meta/about"]
+    later = ["sources/0/shards/4/shard-1", "sources/0/4", "sources/0/meta/.hidden", "sources/0/.tmp/x"]
+    rows = {"metadata": "{}", "offsets/3": "v1\n{}\n{}", "commits/3": "v1", "sources/0/0": "0"}
+    for path in [*rows, *kept, *later]:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(rows.get(path, path))
+    assert position_files(tmp_path, 3) == rows.keys() | set(kept)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ class MiniRun:
         declared = self.store.driver_values(DECLARATIONS_STEP, plan.resume_epoch)
         self.checkpoint = self.store.prepare(execution) / "checkpoint"
         restored = restore(self.store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), self.checkpoint)
-        self.store.start(execution, [STEP])
+        self.store.start(execution, [STEP], plan.partitions)
         delivery.rollback()
         faults.reach("start.3")
         self.closed: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -270,6 +271,39 @@ def test_a_place_that_is_taken_is_left_alone(source, store_dir, tmp_path):
     (tmp_path / "empty").mkdir()
     export(store_dir, place(tmp_path / "empty"))
     assert held(tmp_path / "empty") == job(4)
+
+
+@pytest.mark.parametrize("when", ["in place", "writing"])
+def test_a_run_that_collects_the_epoch_while_it_is_exported(source, store_dir, tmp_path, when):
+    """Once the checkpoint stands at its place the export has succeeded; before, nothing stands there."""
+    taken(source, store_dir)
+    edit_states(store_dir, "set", lambda _: {("count", "a"): ("1", None)}, clock=CLOCK)
+
+    class Place(LocalPlace):
+        @contextlib.contextmanager
+        def writing(self, observe=lambda _: None):
+            with super().writing() as draft:
+                if when == "writing":
+                    collect()
+                yield draft
+            if when == "in place":
+                collect()
+
+    def collect():
+        with Driver(store_dir) as run:
+            for batch in (5, 6, 7):
+                run.apply(batch, {"a": str(batch)})
+                run.close(batch, floor=run.epoch - 1)
+
+    out = Place(tmp_path / "out", lambda: "test")
+    if when == "in place":
+        assert export(store_dir, out).steps == ("count",)
+        assert held(tmp_path / "out") == job(4)
+    else:
+        with pytest.raises(EpochNotHeldError, match="collected while it was read") as refused:
+            export(store_dir, out)
+        assert "longer -b" in refused.value.remedy
+        assert not list(tmp_path.glob("*out*"))
 
 
 def test_an_export_that_fails_leaves_nothing(source, store_dir, tmp_path):

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recovery.errors import ConfigurationError
-from recovery.planning.health import DEFAULTS, Level, findings, of_epoch, parse_size, parse_targets, worst
+from recovery.planning.health import DEFAULTS, Level, findings, of_epoch, parse_size, parse_targets, unsaved_s, worst
 from recovery.planning.measures import Measure, StepSize
+from recovery.planning.values import Execution
 
 
 def measured(epoch=1, execution=1, **fields):
@@ -52,6 +53,26 @@ def test_what_is_not_measured_is_not_known():
     found = findings([], DEFAULTS, state_bytes=None, backup_lag_s=None)
     assert levels(found) == {}
     assert worst(found) is Level.UNKNOWN
+
+
+def test_backups_that_never_succeeded():
+    """Where the lag is watched it counts from the first execution on, as if a backup had been made just before."""
+
+    def began(started_ms):
+        return Execution(1, "e", "flow", 1, started_ms, 1.0, 1.0, "host", 1, "1")
+
+    assert unsaved_s([], 9) is None
+    age_s = unsaved_s([began(5_000), began(9_000)], 7_205_000)
+    assert age_s == 7200
+    watched = parse_targets({"backup-lag": "2h/1d"})
+    for lag_s, targets, level in (
+        (None, watched, Level.WARNING),
+        (60.0, watched, Level.OK),
+        (None, DEFAULTS, Level.UNKNOWN),
+    ):
+        found = findings([], targets, state_bytes=None, backup_lag_s=lag_s, unsaved_s=age_s)
+        assert worst(found) is level
+    assert found[-1].value is None
 
 
 def test_the_highest_of_the_newest_ten_counts():

@@ -320,7 +320,7 @@ class TestRefused:
             Run(Store(), database)
 
     def test_a_table_without_a_unique_key(self, tmp_path):
-        """The database says so before any row is lost: the epoch stays prepared, and comes when that is mended."""
+        """The database says so before the epoch is closed: it is computed anew when that is mended."""
         database = Database(tmp_path / "db")
         database.execute("DROP TABLE words")
         database.execute("CREATE TABLE words (word TEXT, part INTEGER, n INTEGER)")
@@ -329,8 +329,11 @@ class TestRefused:
         run.write(0)
         with pytest.raises(SinkFailedError, match="ON CONFLICT"):
             run.close(0)
+        assert store.closed == []
         database.execute("CREATE UNIQUE INDEX word ON words (word, part)")
-        Run(store, database)
+        run = Run(store, database)
+        run.write(0)
+        run.close(0)
         assert database.table() == expected(store)
 
     def test_another_store_or_flow(self, lived):
@@ -413,6 +416,96 @@ def test_columns_that_are_added(tmp_path):
     assert database.execute("SELECT * FROM words WHERE word = 'a' AND part = 0") == [("a", 0, 7, "mine", "x")]
     with pytest.raises(OutputMismatchError, match="it is known from epoch 3 on"):
         Run(store, database, resume_epoch=2)
+
+
+def test_a_column_that_is_added_during_a_run(tmp_path):
+    """The run goes on, and so does the next one; what the column held before is not known, so none goes back beyond."""
+    store, database = Store(), Database(tmp_path / "db")
+    run = Run(store, database)
+    run.write(0)
+    run.close(0)
+    database.execute("ALTER TABLE words ADD COLUMN extra TEXT DEFAULT 'more'")
+    run.write(1)
+    run.close(1)
+    assert database.table() == expected(store)
+    with pytest.raises(OutputMismatchError, match="and they had other columns"):
+        Run(copy.deepcopy(store), database, resume_epoch=2)
+    run = Run(store, database)
+    run.write(2)
+    run.close(2)
+    assert database.table() == expected(store)
+    Run(store, database, resume_epoch=3)
+    assert database.table() == expected(store)
+    with pytest.raises(OutputMismatchError, match="it is known from epoch 3 on"):
+        Run(store, database, resume_epoch=2)
+
+
+CONSTRAINTS = {
+    "check": "n INTEGER CHECK (n >= 0)",
+    "not null": "n INTEGER NOT NULL",
+    "foreign key": "n INTEGER REFERENCES known (n)",
+}
+
+
+class TestRowsThatTheTableDoesNotTake:
+    """They are known before the epoch is closed, for afterwards nothing but them can follow."""
+
+    @pytest.mark.parametrize("constraint", CONSTRAINTS)
+    @pytest.mark.parametrize("module", ["sqlite3", "duckdb"])
+    def test_the_epoch_is_not_closed(self, tmp_path, module, constraint):
+        """Nothing of it is seen; a corrected flow goes on with the same database."""
+        connect = pytest.importorskip(module).connect
+        path = str(tmp_path / "db")
+
+        class Other:
+            @staticmethod
+            def connect():
+                connection = connect(path)
+                if module == "sqlite3":
+                    connection.execute("PRAGMA foreign_keys = ON")
+                return connection
+
+        def rows() -> list[tuple]:
+            with contextlib.closing(Other.connect()) as connection:
+                return connection.execute("SELECT word, n FROM words ORDER BY word").fetchall()
+
+        with contextlib.closing(Other.connect()) as connection:
+            connection.execute("CREATE TABLE known (n INTEGER PRIMARY KEY)")
+            connection.execute("INSERT INTO known VALUES (1), (2)")
+            connection.execute(f"CREATE TABLE words (word TEXT PRIMARY KEY, {CONSTRAINTS[constraint]})")
+            connection.commit()
+        store = Store()
+        run = Run(store, Other, key=["word"])
+        run.sink.stage(["word", "n"], [("a", 1)], 0)
+        run.close(0)
+        run.sink.stage(["word", "n"], [("a", 2), ("b", None if constraint == "not null" else -1)], 1)
+        with pytest.raises(SinkFailedError, match=r"does not take the rows of epoch 2: .*[Cc]onstraint") as caught:
+            run.close(1)
+        assert "was not closed" in caught.value.remedy
+        assert (len(store.closed), rows()) == (1, [("a", 1)])
+        run = Run(store, Other, key=["word"])
+        run.sink.stage(["word", "n"], [("a", 2), ("b", 1)], 1)
+        run.close(1)
+        assert rows() == [("a", 2), ("b", 1)]
+
+    def test_a_table_that_is_changed_after_it_was_asked(self, tmp_path):
+        """The error names the way out: the epoch is given up, and computed anew."""
+        store, database = Store(), Database(tmp_path / "db")
+        run = Run(store, database)
+        run.write(0)
+        run.close(0)
+        before = database.table()
+        run.write(1)
+        output = run.output(1)
+        store.closed.append(Closed(run.lease, 1, run.sink.prepare(output), run.written[1]))
+        database.execute("CREATE TRIGGER no BEFORE INSERT ON words BEGIN SELECT RAISE(FAIL, 'not any more'); END")
+        with pytest.raises(SinkFailedError, match=r"the rows of closed epoch 2: .*not any more") as caught:
+            run.sink.publish(output)
+        assert "--resume-epoch 2" in caught.value.remedy
+        with pytest.raises(SinkFailedError, match=r"the rows of closed epoch 2: .*not any more"):
+            Run(store, database)
+        Run(store, database, resume_epoch=2)
+        assert database.table() == before
 
 
 def test_an_epoch_closed_by_another_sink(lived):

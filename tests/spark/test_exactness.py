@@ -60,8 +60,11 @@ def test_hostile_sinks(spark, feed, tmp_path, name):
     """However a sink reads its batch, every row is counted once."""
     for seed in range(3):
         feed.add_random(seed)
-    run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", SINKS[name])
+    sink = SINKS[name]
+    run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", sink)
     assert states(tmp_path / "db", "totals") == feed.totals()
+    if isinstance(sink, KeepsTheFrameBefore):
+        assert sink.refused == 2
 
 
 def test_output_is_the_running_state(spark, feed, tmp_path):

@@ -233,6 +233,28 @@ def test_a_task_that_runs_again_with_other_keys(spark, feed, tmp_path):
     assert states(tmp_path / "db", "totals") == {of[0]: [1, 1], of[1]: [2, 2], of[2]: [3, 3]}
 
 
+def test_a_plan_that_spark_runs_twice(spark, feed, tmp_path):
+    """To divide rows by ranges it looks at samples first, in a job of its own, for which the one task runs, too: what
+    that left for keys that do not come again is undone."""
+    for _ in range(3):
+        feed.add([("x", 1)])
+    times = tmp_path / "times"
+    of = {partition: next(k for k in map(str, range(99)) if partition_of(k, 3) == partition) for partition in range(3)}
+
+    @F.udf("string")
+    def of_time(key):
+        with times.open("a") as file:
+            file.write(key)
+        return of[times.stat().st_size % 2]
+
+    frame = feed.frame(spark).withColumn("key", of_time.asNondeterministic()("key")).transform(totals_step())
+    plans = Plans(spark)
+    run_to_end(frame.repartitionByRange(2, "key"), tmp_path / "db", plans)
+    assert [any(each) for each in plans.gathered] == [False, True, True]
+    assert sum(n for n, _ in states(tmp_path / "db", "totals").values()) == 3
+    assert times.stat().st_size > 3, "it ran more often than there were rows"
+
+
 def test_a_large_one_beside_timeouts(spark, feed, tmp_path):
     """What the files tell of their size counts, although the ticks beside them tell nothing."""
     for seed in range(2):

@@ -8,12 +8,13 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from recovery import HighWaterMarkError, StateManager
+from recovery import ConfigurationError, HighWaterMarkError, StateLockedError, StateManager
 from recovery.cli import main
 from recovery.clock import SystemClock
 from recovery.planning.resume import plan_resume
 from recovery.state.closed_marks import changes
 from recovery.state.epochs import EpochWriter
+from recovery.state.migrate import migrate
 from recovery.storage.files import scan
 from tests.stores import problems
 
@@ -186,6 +187,137 @@ def test_importing_asks_for_marks_of_epochs_too(store_dir, state, tmp_path):
     assert state.get_hwm("orders") == 200
     call(0, "import", store_dir, file, "--yes")
     assert state.get_hwm("orders") == 100
+
+
+@pytest.mark.parametrize("how", ["import", "set"])
+def test_a_mark_goes_back_to_what_is_written_over_it(store_dir, state, tmp_path, how):
+    """Also where the document holds that value already, below an epoch's; as often as it is done, after each load."""
+
+    def call(*words):
+        result = CliRunner().invoke(main, ["state", *map(str, words)])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    file = tmp_path / "states.jsonl"
+    state.set_hwm("orders", 5)
+    call("export", store_dir, "--output-file", file)
+    document = call("get", store_dir, "hwm").strip()
+    for loaded in (10, 11):
+        with execution(store_dir) as writer:
+            close(store_dir, writer, orders=loaded, unknown=loaded)
+        assert state.get_hwm("orders") == loaded
+        call(*(("import", store_dir, file) if how == "import" else ("set", store_dir, "hwm", document)), "--yes")
+        assert {mark.key: mark.value for mark in state.list_hwms()} == {"orders": 5}
+    with execution(store_dir, resume_epoch=1):
+        assert state.get_hwm("orders") == 5, "what was written stays"
+
+
+def test_what_is_printed_is_what_counts(store_dir, state, tmp_path):
+    """Marks of epochs are in the document that is printed and edited; writing it as it is leaves them theirs."""
+
+    def call(*words):
+        result = CliRunner().invoke(main, ["state", *map(str, words)])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    with execution(store_dir) as writer:
+        close(store_dir, writer, orders=10)
+    printed = call("get", store_dir, "hwm").strip()
+    assert json.loads(printed)["marks"]["orders"]["value"] == 10
+    assert "orders" in call("list", store_dir)
+    call("set", store_dir, "hwm", printed)
+    with execution(store_dir, resume_epoch=1):
+        assert state.get_hwm("orders") is None
+    with execution(store_dir) as writer:
+        close(store_dir, writer, orders=10)
+    call("clear", store_dir, "hwm", "--yes")
+    assert state.get_hwm("orders") is None
+
+
+def test_a_mark_that_an_epoch_moves_while_the_document_is_edited(store_dir, state, monkeypatch):
+    """Nobody was asked whether that value may be overwritten: the edit is refused."""
+    state.set_hwm("orders", 5)
+
+    def edit(text, **_):
+        with execution(store_dir) as writer:
+            close(store_dir, writer, orders=10)
+        return text.replace("5", "6")
+
+    monkeypatch.setattr("click.edit", edit)
+    result = CliRunner().invoke(main, ["state", "edit", str(store_dir), "hwm"])
+    assert (result.exit_code, "changed by another process" in result.output) == (43, True), result.output
+    assert state.get_hwm("orders") == 10
+
+
+def test_a_removed_mark_of_an_epoch_is_not_brought_back_by_an_older_export(store_dir, state, tmp_path):
+    """It was removed after the export was made; with --force it comes back."""
+
+    def call(code, *words):
+        result = CliRunner().invoke(main, ["state", *map(str, words)])
+        assert result.exit_code == code, result.output
+        return result.output
+
+    file = tmp_path / "states.jsonl"
+    with execution(store_dir) as writer:
+        close(store_dir, writer, orders=10)
+    call(0, "export", store_dir, "--output-file", file)
+    assert state.remove_hwm("orders") == 1
+    assert "removed after" in call(45, "import", store_dir, file, "--yes")
+    assert state.get_hwm("orders") is None
+    call(0, "import", store_dir, file, "--force")
+    assert state.get_hwm("orders") == 10
+
+
+def test_a_mark_does_not_move_back_below_an_epoch_that_is_being_closed(store_dir, state, monkeypatch):
+    """Whoever sets it waits for the epoch, and compares with what it left."""
+    update = state.backend.update
+
+    def wait(changes):
+        close(store_dir, writer, orders=10)
+        return update(changes)
+
+    with execution(store_dir) as writer:
+        close(store_dir, writer, orders=5)
+        monkeypatch.setattr(state.backend, "update", wait)
+        with pytest.raises(HighWaterMarkError, match="back from 10 to 7"):
+            state.set_hwm("orders", 7)
+    assert state.get_hwm("orders") == 10
+
+
+def test_a_mark_that_moves_while_it_is_migrated(store_dir, state, tmp_path, monkeypatch):
+    """The copy would be an older one: it is told, and the next attempt has it."""
+    state.set_hwm("orders", 5)
+    target = StateManager((tmp_path / "elsewhere").as_uri())
+    place = target.backend.place
+
+    def load_meanwhile(documents):
+        place(documents)
+        with execution(store_dir) as writer:
+            close(store_dir, writer, orders=10)
+
+    monkeypatch.setattr(target.backend, "place", load_meanwhile)
+    with pytest.raises(StateLockedError, match="changed while it was copied"):
+        migrate(state.backend, target.backend)
+    monkeypatch.undo()
+    migrate(state.backend, target.backend, force=True)
+    assert target.get_hwm("orders") == 10
+
+
+def test_a_migration_to_a_directory_with_marks_of_epochs_of_its_own(store_dir, state, make_store):
+    """They are not overwritten unasked; by force the marks are those of the source, and it is safe to repeat."""
+    other = make_store(1)
+    there = StateManager(other)
+    state.set_hwm("orders", 5)
+    there.set_hwm("orders", 1)
+    with execution(other) as writer:
+        close(other, writer, orders=100, gone=1)
+    with pytest.raises(ConfigurationError, match="holds other states"):
+        migrate(state.backend, there.backend)
+    assert there.get_hwm("orders") == 100
+    for written in (1, 0):
+        assert migrate(state.backend, there.backend, force=True) == written
+        assert {mark.key: mark.value for mark in there.list_hwms()} == {"orders": 5}
+    assert problems(other) == []
 
 
 def test_cleared_marks_are_gone(store_dir, state, tmp_path):

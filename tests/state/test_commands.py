@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from recovery import StateManager
 from recovery.cli import main
+from recovery.state import targets
 from tests.stores import Driver, problems
 
 
@@ -193,6 +194,29 @@ def test_whole_steps(recovery, ran):
     recovery("state", "move", ran, "--step", "third", "--to-step", "third", code=11)
     recovery("state", "move", ran, "--step", "count", "--to-step", "fourth", code=44)
     assert "steps: count, other, third" in recovery("state", "list", ran)
+
+
+def test_steps_are_exported_as_of_one_epoch(recovery, store_dir, monkeypatch):
+    """While a run goes on: what it closes meanwhile is in none of them."""
+    with Driver(store_dir, ["one", "two"]) as run:
+
+        def close(batch):
+            for step in ("one", "two"):
+                run.apply(batch, {"k": str(batch)}, step)
+            run.close(batch)
+
+        close(1)
+        close(2)
+        original = targets.moment
+
+        def moment(*arguments):
+            found = original(*arguments)
+            close(run.epoch)
+            return found
+
+        monkeypatch.setattr(targets, "moment", moment)
+        lines = recovery("state", "export", store_dir, "--step", "one", "--step", "two").splitlines()
+    assert [json.loads(line)["content"] for line in lines[1:-1]] == [2, 2]
 
 
 def test_moving_to_itself_is_a_mistake(recovery, ran):

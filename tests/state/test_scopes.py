@@ -17,6 +17,7 @@ from recovery import (
     task_instance_state,
     task_state,
 )
+from recovery.state.backend import DirectoryBackend
 from tests.state.support import SetClock
 from tests.stores import run_python
 
@@ -149,6 +150,45 @@ def test_a_value_that_is_set_while_it_is_moved_stays(state, monkeypatch):
     with pytest.raises(StateLockedError, match="changed while it was moved"):
         old.move_to(new)
     assert (old.get(), new.get()) == ("set meanwhile", None)
+
+
+def test_moving_to_another_directory(make_store):
+    """The same name in another directory is another state."""
+    old, new = (process_state("n", "k", directory=make_store(1)) for _ in range(2))
+    old.set(5)
+    old.move_to(new)
+    assert (old.exists, new.get()) == (False, 5)
+
+
+def test_one_directory_is_one_place_however_it_is_named(store_dir, tmp_path, monkeypatch):
+    """A state is not moved to itself, and where its removal is refused the other one is not written."""
+    (tmp_path / "link").symlink_to(store_dir)
+    old = process_state("n", "old", directory=store_dir)
+    old.set(5)
+    with pytest.raises(ConfigurationError, match="itself"):
+        old.move_to(process_state("n", "old", directory=tmp_path / "link"))
+    new = process_state("n", "new", directory=tmp_path / "link")
+    update = DirectoryBackend.update
+
+    def meddle(self, changes):
+        monkeypatch.undo()
+        process_state("n", "old", directory=store_dir).set(6)
+        return update(self, changes)
+
+    monkeypatch.setattr(DirectoryBackend, "update", meddle)
+    with pytest.raises(StateLockedError):
+        old.move_to(new)
+    assert (old.get(), new.exists) == (6, False)
+
+
+def test_a_place_that_is_opened_twice_is_one_place(tmp_path):
+    """Of another backend, too: a state that is moved to itself would be removed."""
+    uri = (tmp_path / "state").as_uri()
+    one, other = (StateManager(uri).process_state("n", "k") for _ in range(2))
+    one.set(5)
+    with pytest.raises(ConfigurationError, match="itself"):
+        one.move_to(other)
+    assert one.get() == 5
 
 
 def test_update_is_one_step(state):

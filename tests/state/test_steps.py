@@ -23,7 +23,10 @@ from recovery import (
     StorageError,
 )
 from recovery.clock import SystemClock
+from recovery.planning.resume import plan_resume
+from recovery.state.epochs import EpochWriter
 from recovery.state.steps import edit_states, moment
+from recovery.storage.files import scan
 from recovery.storage.lock import DirectoryLock
 from tests.state.support import background
 from tests.stores import STEP, Driver, alter, paths_of, problems, run_python, state_at, window
@@ -143,6 +146,25 @@ def test_force_fences_the_holder(ran):
             run.close(2)
     assert at(ran, 3)["a"] == ("9", None)
     assert state_at(ran, 3)[STEP, "a"] == ("9", None)
+    assert problems(ran) == []
+
+
+def test_an_edit_by_force_stands_also_where_the_next_run_is_about_to_begin(ran, monkeypatch):
+    """The fenced run ended and its successor planned before the edit was closed: it has to plan again."""
+    original, plans = EpochWriter.close, []
+
+    def close(self, *arguments, **options):
+        plans.append(plan_resume(scan(ran)))
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(EpochWriter, "close", close)
+    with DirectoryLock(ran, SystemClock(), "flow words"):
+        assert edited(ran, {"a": ("9", None)}, force=True) == 3
+    with pytest.raises(LeaseLostError, match="closed since this was planned"):
+        EpochWriter(ran, plans[0], "flow", SystemClock(), backup_interval_s=0)
+    assert at(ran, 3)["a"] == ("9", None)
+    with Driver(ran) as run:
+        assert run.read(2, ["a"]) == {"a": "9"}
     assert problems(ran) == []
 
 

@@ -17,8 +17,15 @@ from pathlib import Path
 import apsw
 import pytest
 
-from recovery import init_partitions
-from recovery.errors import AlreadyInitializedError, ConfigurationError, DirectoryLockedError, StorageError
+from recovery import StateManager, init_partitions
+from recovery.errors import (
+    AlreadyInitializedError,
+    ConfigurationError,
+    DirectoryLockedError,
+    MissingPartitionsError,
+    NoPartitionsError,
+    StorageError,
+)
 from recovery.planning.resume import plan_resume
 from recovery.storage import initialize
 from recovery.storage.files import scan
@@ -342,6 +349,38 @@ def test_leftovers_of_a_killed_init_never_cost_a_partition_that_was_used(tmp_pat
         init_partitions(directory, 3)
     assert names(directory) == ["part-0.sqlite3", "part-1.sqlite3"]
     assert state_at(directory, 1) == {("count", "a"): ("1", None)}
+
+
+@pytest.mark.parametrize("visit", range(1, 13))
+def test_facts_that_were_accepted_are_never_cleared_away(tmp_path, visit):
+    """Operational state is in part-0: it can be written only when that init had done its work."""
+    directory = tmp_path / "db"
+    assert run_python(KILLED, directory, visit).returncode == -signal.SIGKILL
+    with contextlib.suppress(MissingPartitionsError, NoPartitionsError):
+        StateManager(directory).set_hwm("orders", 5)
+        with pytest.raises(AlreadyInitializedError):
+            init_partitions(directory, 3)
+        assert StateManager(directory).get_hwm("orders") == 5
+        assert is_complete(directory, 3)
+
+
+def test_an_attempt_that_is_refused_leaves_the_directory_of_the_other(tmp_path, monkeypatch):
+    """Both found no directory; the one that made it has put nothing into it yet."""
+    original = initialize._clear_killed_attempt
+
+    def another(target):
+        monkeypatch.undo()
+        # It looked before the directory was made.
+        with monkeypatch.context() as patches:
+            exists = Path.exists
+            patches.setattr(Path, "exists", lambda self: self != target and exists(self))
+            with pytest.raises(DirectoryLockedError):
+                init_partitions(target, 2)
+        original(target)
+
+    monkeypatch.setattr(initialize, "_clear_killed_attempt", another)
+    assert len(init_partitions(tmp_path / "db", 2)) == 2
+    assert is_complete(tmp_path / "db", 2)
 
 
 def test_two_attempts_at_once_do_not_clear_away_each_other(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 from functools import partial
 
@@ -259,10 +260,10 @@ class TestStarting:
         store = FilePartitions([d.path for d in plan.partitions], five / "scratch")
         execution = new_execution(plan)
         try:
-            one.start(store._writers[0], store.paths[0], execution)  # then it was killed
-            store.start(execution, [STEP])
+            one.start(store._writers[0], store.paths[0], execution, plan.partitions[0])  # then it was killed
+            store.start(execution, [STEP], plan.partitions)
             before = content(five)
-            store.start(execution, [STEP, "another"])
+            store.start(execution, [STEP, "another"], plan.partitions)
             assert content(five) == before
             assert window(five) == (0, 1, 2)
         finally:
@@ -304,6 +305,38 @@ class TestStarting:
             store.start(late, [STEP])
         store.release()
         assert content(five) == before
+
+    @pytest.mark.parametrize("held", [(), (0,), (1,)])
+    def test_an_epoch_that_was_closed_since_the_plan_stands(self, five, held):
+        """Whoever closed it was told so: a plan that does not know it in each file is refused, and abandons nothing."""
+        with Driver(five) as run:
+            run.apply(5, {"k": "6"})
+            for index in held:
+                run.store.close_partition(index, run.lease, run.requests(5)[index])
+            plan = plan_resume(scan(five))
+            run.close(5)
+        store = FilePartitions([d.path for d in plan.partitions], five / "scratch")
+        with pytest.raises(LeaseLostError, match="closed since"):
+            store.start(new_execution(plan), [STEP], plan.partitions)
+        store.release()
+        assert window(five) == tuple(range(7))
+        assert state_at(five, 6)[STEP, "k"] == ("6", None)
+        with Driver(five) as run:
+            assert run.epoch == 7
+        assert problems(five) == []
+
+    def test_files_of_different_ages_are_started_as_they_were_planned(self, five, tmp_path):
+        """An older copy of one holds back the other: it begins, and what lies beyond is abandoned."""
+        shutil.copytree(five, tmp_path / "older")
+        with Driver(five) as run:
+            run.close(5)
+        shutil.copy(tmp_path / "older" / "part-1.sqlite3", five / "part-1.sqlite3")
+        plan = plan_resume(scan(five))
+        store = FilePartitions([d.path for d in plan.partitions], five / "scratch")
+        store.start(new_execution(plan), [STEP], plan.partitions)
+        store.release()
+        assert window(five) == tuple(range(6))
+        assert problems(five) == []
 
     def test_a_plan_that_does_not_fit_the_file_is_refused(self, five):
         """An epoch beyond the newest, or below what was collected, cannot be started at; nothing is written."""

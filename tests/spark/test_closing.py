@@ -1,0 +1,128 @@
+"""When an epoch may be closed, and as of which micro-batch."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from recovery import CorruptPartitionError, Node, Pipeline, RecoveryConfig, run_pipeline
+from recovery.spark import preparing
+from recovery.storage.files import scan
+from tests.faults.minirun import STEP, MiniRun, run, totals
+from tests.faults.minirun import states as numbers
+from tests.spark.support import run_to_end, states, totals_step
+from tests.stores import alter, paths_of, query
+
+INPUT = 7
+
+
+def newest(directory) -> list[int]:
+    """The newest epoch of each partition."""
+    return [file.description.newest.epoch for file in scan(directory)]
+
+
+def damage(directory, text: str = "666") -> str:
+    """Change one state of the last partition behind the package's back, and nothing that is read at the start; returns
+    its key."""
+    path = paths_of(directory)[-1]
+    [(key,)] = query(path, "SELECT min(state_key) FROM snaps WHERE step_id = ?", (STEP,))
+    alter(path, "UPDATE snaps SET ser_change = ? WHERE step_id = ? AND state_key = ?", (text, STEP, key))
+    return key
+
+
+def test_no_epoch_is_closed_on_a_damaged_partition(store_dir):
+    """Damage that planning cannot see ends the run with the first epoch, which is closed nowhere."""
+    run(store_dir, INPUT, 5)
+    before = newest(store_dir)
+    key = damage(store_dir)
+    with pytest.raises(CorruptPartitionError, match=key) as raised:
+        run(store_dir, INPUT, 8)
+    assert raised.value.path == str(paths_of(store_dir)[-1])
+    assert newest(store_dir) == before == [5, 5]
+
+
+def test_the_first_epoch_waits_for_the_check(store_dir, monkeypatch):
+    """Micro-batches go on beside the check; nothing is written to the partitions before it has passed."""
+    run(store_dir, INPUT, 2)
+    before = newest(store_dir)
+    go_on = threading.Event()
+    check = preparing.PartitionCheck.run
+    monkeypatch.setattr(preparing.PartitionCheck, "run", lambda self: go_on.wait(60) and check(self))
+    execution = MiniRun(store_dir, INPUT, snapshot_interval="1h")
+    try:
+        execution.batch()
+        execution.batch()
+        with execution.closer.lock:
+            assert execution.closer.end_epoch(lambda: True)
+        execution.batch()
+        with pytest.raises(TimeoutError):
+            execution.closer._writing.result(0.3)
+        assert execution.closed == []
+        assert newest(store_dir) == before
+    finally:
+        go_on.set()
+        execution.finish()
+    assert execution.closed == [3, 4]
+    assert numbers(store_dir) == totals(INPUT, 5)
+
+
+def test_a_run_on_spark_waits_for_the_check(spark, feed, tmp_path):
+    """The same of a query: its error is that of the check, and the epochs are those of the run before."""
+    directory = tmp_path / "db"
+    feed.add_random(1)
+    run_to_end(feed.frame(spark).transform(totals_step()), directory)
+    before, held = newest(directory), states(directory, STEP)
+    key = damage(directory, "[666,666]")
+    feed.add([("another key", 1)])
+    with pytest.raises(CorruptPartitionError, match=key):
+        run_to_end(feed.frame(spark).transform(totals_step()), directory)
+    assert newest(directory) == before
+    assert states(directory, STEP) == {**held, key: [666, 666]}
+
+
+def test_a_pipeline_checks_before_any_node_runs(spark, store_dir):
+    """Its nodes write elsewhere, so the check is not one that goes on beside them."""
+    run(store_dir, INPUT, 3)
+    before = newest(store_dir)
+    key = damage(store_dir)
+    asked = []
+    node = Node("load", read=asked.append, write=asked.append)
+    with pytest.raises(CorruptPartitionError, match=key):
+        run_pipeline(Pipeline("flow", [node]), RecoveryConfig(store_dir), spark=spark)
+    assert asked == []
+    assert newest(store_dir) == before
+
+
+def test_a_micro_batch_that_spark_did_not_log_is_left_to_the_next_run(store_dir):
+    """The query died after our part of it and before Spark's: the epoch is that of the micro-batch before."""
+    execution = MiniRun(store_dir, INPUT, snapshot_interval="1h")
+    try:
+        for _ in range(3):
+            execution.batch()
+        (execution.checkpoint / "commits" / "2").unlink()
+        with execution.closer.lock:
+            assert execution.closer.close(lambda: False)
+            assert not execution.closer.close(lambda: False), "there is nothing more to close"
+        assert (execution.closer.finished, execution.closer.closed_batch) == (2, 1)
+    finally:
+        execution.release()
+    assert {file.description.newest.batch_id for file in scan(store_dir)} == {1}
+    assert numbers(store_dir) == totals(INPUT, 2)
+    run(store_dir, INPUT, 6)
+    assert numbers(store_dir) == totals(INPUT, 6)
+
+
+def test_nothing_is_closed_when_spark_logged_nothing(store_dir):
+    """The only micro-batch was not logged as done: there is no epoch of none."""
+    execution = MiniRun(store_dir, INPUT, snapshot_interval="1h")
+    try:
+        execution.batch()
+        (execution.checkpoint / "commits" / "0").unlink()
+        with execution.closer.lock:
+            assert not execution.closer.close(lambda: False)
+    finally:
+        execution.release()
+    assert [file.description.newest for file in scan(store_dir)] == [None, None]
+    run(store_dir, INPUT, 2)
+    assert numbers(store_dir) == totals(INPUT, 2)

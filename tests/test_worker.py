@@ -1,0 +1,135 @@
+"""What a step's tasks refuse: rows that the plan brought to the wrong call. Nothing of such a task is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from zlib import crc32
+
+import pyarrow as pa
+import pytest
+
+from recovery.errors import UnsupportedPlanError
+from recovery.ids import BatchId
+from recovery.keys import partition_of
+from recovery.spark.arrow_worker import ArrowStepTask
+from recovery.spark.step import HASH_BITS, PLACE, StepDefinition
+from recovery.spark.worker import StepTask, run_tasks
+from tests.stores import Driver
+from tests.tasks import definition
+
+COUNT = 2
+KEYS = [f"k{number:02}" for number in range(20)]
+HERE = [key for key in KEYS if partition_of(key, COUNT) == 0]
+THERE = [key for key in KEYS if partition_of(key, COUNT) == 1]
+
+
+@pytest.fixture
+def driver(make_store):
+    with Driver(make_store(COUNT)) as found:
+        yield found
+
+
+@pytest.fixture(params=[StepTask, ArrowStepTask])
+def kind(request, monkeypatch):
+    """Both kinds of steps, in chunks of two rows."""
+    monkeypatch.setattr(StepTask, "chunk_rows", 2)
+    return request.param
+
+
+def step(kind: type[StepTask], **others) -> StepDefinition:
+    """A step that counts the rows of each key."""
+    rows = pa.table({"key": pa.array([], pa.string())})
+    if kind is ArrowStepTask:
+
+        def count(rows, states):
+            new = pa.table({"key": states["key"], "n": states["_rows"]})
+            return new, new
+
+        return replace(definition(count, "n bigint", "key string, n bigint", rows, ["key"]), **others)
+
+    def update(key, rows, state):
+        state.update(len(rows))
+        yield key, len(rows)
+
+    made = definition(update, "n bigint", "key string, n bigint", rows, ["key"])
+    return replace(made, state_schema=None, **others)
+
+
+def batch(keys: Iterable[str], *, spark: int = 0, hashed: str | None = None) -> pa.RecordBatch:
+    """Rows as they come out of the exchange in Spark's partition `spark`. hashed: the key that they were sent by, where
+    it is not their own."""
+    keys = list(keys)
+    places = [spark << HASH_BITS | crc32((hashed or key).encode()) for key in keys]
+    return pa.record_batch({"key": pa.array(keys, pa.string()), PLACE: pa.array(places, pa.int64())})
+
+
+def run(driver: Driver, step: StepDefinition, kind: type[StepTask], *batches: pa.RecordBatch) -> list[str]:
+    """The keys that one call of the step's function gave output for."""
+    output = run_tasks(step, iter(batches), lambda: (driver.task(), driver.count), BatchId(0), kind)
+    return [row["key"] for found in output for row in found.to_pylist()]
+
+
+def refused(driver: Driver, step: StepDefinition, kind: type[StepTask], *batches: pa.RecordBatch) -> str:
+    """What the error says of such a call, after which no key has a state."""
+    with pytest.raises(UnsupportedPlanError) as raised:
+        run(driver, step, kind, *batches)
+    assert set(driver.read(1, KEYS).values()) == {None}
+    return raised.value.found
+
+
+def test_what_is_in_its_place_is_taken(driver, kind):
+    """The same rows as below where they belong: each key once."""
+    assert run(driver, step(kind), kind, batch(reversed(HERE)), batch(HERE)) == HERE
+    assert set(driver.read(1, HERE).values()) <= {"2", '{"n":2}'}
+    assert run(driver, step(kind, sorted_by_spark=True), kind, batch(THERE, spark=1)) == THERE
+
+
+@pytest.mark.parametrize("keys", [HERE, THERE], ids=["of one recovery partition", "of two"])
+@pytest.mark.parametrize("together", [True, False], ids=["in one batch", "one after the other"])
+def test_rows_of_two_partitions_of_the_exchange(driver, kind, together, keys):
+    """As a coalesce behind it would bring them; in one chunk and in two."""
+    batches = [batch(HERE[:4]), batch(keys[-4:], spark=1)]
+    if together:
+        batches = [pa.concat_batches(batches)]
+    for by_spark in (False, True):
+        told = refused(driver, step(kind, sorted_by_spark=by_spark), kind, *batches)
+        assert "one call saw rows of several recovery partitions" in told
+
+
+def test_rows_that_the_exchange_sent_elsewhere(driver, kind):
+    """One exchange that spread rows over another number of partitions: the hash says another than Spark's number."""
+    for keys in ([*HERE, THERE[0]], THERE):
+        told = refused(driver, step(kind), kind, batch(keys))
+        assert "one call saw rows of several recovery partitions" in told
+
+
+@pytest.mark.parametrize("key", ["0", "z"], ids=["the first", "the last"])
+def test_a_key_that_was_changed_behind_the_exchange(driver, kind, key, monkeypatch):
+    """Spark's number and the hash agree, and the key is of another partition, which keeps its state."""
+    monkeypatch.setattr(StepTask, "chunk_rows", 100)
+    assert partition_of(key, COUNT) == 1
+    told = refused(driver, step(kind), kind, batch(HERE), batch([key], hashed=HERE[0]))
+    assert f"key {key!r} reached the task of partition 0" in told
+
+
+UNSORTED = {
+    "within a chunk": [[HERE[1], HERE[0]]],
+    "from chunk to chunk": [[HERE[2], HERE[3]], [HERE[0], HERE[1]]],
+    "a key that comes again": [[HERE[0], HERE[1]], [HERE[0], HERE[2]]],
+    "a key that comes again after many": [HERE[:2], HERE[2:4], HERE[4:6], HERE[:1]],
+}
+
+
+@pytest.mark.parametrize("order", UNSORTED.values(), ids=UNSORTED)
+def test_rows_that_spark_was_to_sort(driver, kind, order):
+    """A key's rows would be split over two calls, of which the second does not know what the first did."""
+    told = refused(driver, step(kind, sorted_by_spark=True), kind, *map(batch, order))
+    assert "its rows do not arrive sorted by key" in told
+
+
+def test_a_key_may_go_on_in_the_next_batch(driver, kind):
+    """Where Spark sorts, rows of one key come together, and their batches may end anywhere."""
+    order = [[HERE[0], HERE[1]], [HERE[1]], [HERE[1], HERE[1]], [HERE[1], HERE[2]], [HERE[2]]]
+    assert run(driver, step(kind, sorted_by_spark=True), kind, *map(batch, order)) == HERE[:3]
+    assert driver.read(1, [HERE[1]])[HERE[1]] in ("5", '{"n":5}')
