@@ -203,7 +203,7 @@ class SparkCheckpointError(RecoveryError):
 
 
 class FlowMismatchError(RecoveryError):
-    """The recovery directory is bound to another flow."""
+    """The recovery directory is bound to another flow, or the flow lacks a source of it."""
 
     exit_code = 30
     default_cause = "The flow was renamed, or the directory is another flow's."
