@@ -75,8 +75,9 @@ def refuse_null(array: pa.Array[Any], field: pa.Field, name: str | None = None) 
         for place, inner in enumerate(kind):
             refuse_null(given.field(place), inner, f"{name}.{inner.name}")
     elif pa.types.is_map(kind):
-        for part, inner in zip(given.flatten().flatten(), (kind.key_field, kind.item_field), strict=True):
-            refuse_null(part, inner, f"{name}.{inner.name}")
+        start, end = (given.offsets[place].as_py() for place in (0, -1))
+        for part, inner in ((given.keys, kind.key_field), (given.items, kind.item_field)):
+            refuse_null(part.slice(start, end - start), inner, f"{name}.{inner.name}")
     else:
         refuse_null(given.flatten(), kind.value_field, f"{name}.{kind.value_field.name}")
 

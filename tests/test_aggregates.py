@@ -30,6 +30,7 @@ from recovery.aggregates import (
     top_k,
     variance,
 )
+from recovery.declaration import lambdas_numbered, misfits
 from recovery.errors import StateValueError
 from recovery.spark.aggregate import Aggregation, PlannedAggregate, plan_aggregate
 from recovery.spark.arrow_worker import ArrowStepTask
@@ -292,6 +293,28 @@ def test_what_cannot_be_computed_is_refused(call):
     """Before anything runs."""
     with pytest.raises(ConfigurationError):
         call()
+
+
+TEXT = "sum(aggregate(a, 0, (x_1, y_2) -> +(x_1, transform(y_2, x_3 -> +(x_3, x_9))))) as bigint"
+
+
+@pytest.mark.parametrize(
+    ("now", "same"),
+    [
+        (TEXT, True),
+        (TEXT.replace("x_1", "x_41").replace("y_2", "y_42").replace("x_3", "x_1"), True),
+        (lambdas_numbered(TEXT), True),
+        (TEXT.replace("x_9", "x_8"), False),  # a column of the input
+        (TEXT.replace("+(x_3, x_9)", "+(x_1, x_9)"), False),
+        (TEXT.replace("x_3 -> +(x_3,", "x_3 -> +(x_9,"), False),
+        (TEXT.replace("bigint", "double"), False),
+    ],
+)
+def test_variables_of_lambdas_have_no_names(now, same):
+    """Spark counts them on in each process: what was recorded with one number is the same with another."""
+    old, new = ({"struct": "aggregates", "fields": [["total", text, True]]} for text in (TEXT, now))
+    assert (list(misfits(old, new)) == []) == same
+    assert lambdas_numbered(lambdas_numbered(now)) == lambdas_numbered(now)
 
 
 def test_every_function_is_tested_and_documented():

@@ -209,7 +209,7 @@ class Stop:
         (set[datetime.datetime], lambda at: {at}), (set[tuple[int, datetime.datetime]], lambda at: {(1, at)}),
         (frozenset[Stop], lambda at: frozenset([Stop(at)])), (datetime.datetime | None, lambda at: at),
     ],
-    ids=str,
+    ids=lambda each: repr(each).partition(" at ")[0],
 )  # fmt: skip
 def test_moments_of_the_hour_that_comes_twice(kind, wrap, fold):
     """Those of a zone with such an hour, as rows have them, come back as the same moments."""

@@ -1,15 +1,26 @@
-"""State keys as text, and the partition that holds them."""
+"""State keys as text, the partition that holds them, and what of rows and keys is no text."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from dataclasses import replace
 from zlib import crc32
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recovery.errors import StateValueError
+from recovery.ids import BatchId
 from recovery.keys import ESCAPE, decode_key, encode_key, partition_of
+from recovery.spark.arrow_worker import ArrowStepTask
+from recovery.spark.step import HASH_BITS, KEY, PLACE, UNHASHED
+from recovery.spark.worker import StepTask, run_tasks
+from recovery.storage.initialize import init_partitions
+from tests.stores import Driver
+from tests.tasks import definition
 
 KEYS = st.none() | st.text(st.sampled_from("a0\0\u2400 😀'")) | st.text(st.characters(exclude_categories=["Cs"]))
 
@@ -63,3 +74,88 @@ def test_keys_spread_evenly():
     counts = Counter(partition_of(f"user-{number}", 7) for number in range(70_000))
     assert min(counts.values()) > 9_000
     assert max(counts.values()) < 11_000
+
+
+def strings(*values: bytes) -> pa.Array:
+    """A column as Spark may send it: it does not ask whether bytes are text."""
+    return pa.array(values, pa.binary()).cast(pa.string(), safe=False)
+
+
+def remember(key, rows, state):
+    """Counts rows."""
+    state.update((state.getOption or 0) + len(rows))
+    return [(json.dumps(key),)]
+
+
+def run(directory, rows: pa.Table, key: tuple[str, ...], update=None, place: int = 0) -> list[str]:
+    """One task over all rows: of `update`, which sees tables, or of `remember`. Returns its output."""
+    kind = StepTask if update is None else ArrowStepTask
+    step = definition(update or remember, "s string", "key string", rows, key)
+    if update is None:
+        step = replace(step, state_schema=None)
+    if not step.key_in_place:
+        # What Spark's to_json makes of bytes that are no text.
+        parts = zip(*(rows.column(name).cast(pa.binary()).to_pylist() for name in key), strict=True)
+        texts = [json.dumps([part.decode(errors="replace") for part in each], ensure_ascii=False) for each in parts]
+        rows = rows.append_column(KEY, pa.array(texts))
+    places = pa.array([place << HASH_BITS] * len(rows), pa.int64())
+    if not (directory / "db").exists():
+        init_partitions(directory / "db", 1)
+    with Driver(directory / "db") as driver:
+        batches = iter(rows.append_column(PLACE, places).to_batches())
+        found = run_tasks(step, batches, lambda: (driver.task(), driver.count), BatchId(0), kind)
+        return [row["key"] for each in found for row in each.to_pylist()]
+
+
+def nothing(rows, states):
+    return None, None
+
+
+@pytest.mark.parametrize("update", [None, nothing], ids=["key by key", "tables"])
+@pytest.mark.parametrize(
+    ("columns", "place"),
+    [(("word",), 0), (("word",), UNHASHED), (("word", "place"), 0), (("place", "word"), 0)],
+    ids=str,
+)
+def test_a_key_that_is_no_text_is_refused(tmp_path, update, columns, place):
+    """By the name of its column: several of them would be one key to Spark, which has one sign for what is no text."""
+    rows = pa.table({"place": strings(b"x", b"x", b"x"), "word": strings(b"a\xff", b"a\xfe", b"a\xef\xbf\xbd")})
+    with pytest.raises(StateValueError, match="step 'count': column 'word' has a string that is not valid") as caught:
+        run(tmp_path, rows, columns, update, place)
+    assert "F.make_valid_utf8" in caught.value.remedy
+
+
+def test_the_sign_for_what_is_no_text_is_text(tmp_path):
+    """Where it is a key's own."""
+    rows = pa.table({"place": strings(b"x", b"y"), "word": strings(b"\xef\xbf\xbd", b"\xef\xbf\xbd")})
+    assert run(tmp_path, rows, ("place", "word")) == ['["x", "\\ufffd"]', '["y", "\\ufffd"]']
+
+
+def test_a_row_that_is_no_text_is_refused(tmp_path):
+    """Where `update` would get it as a str; one that sees tables may look at the bytes."""
+    inside = pa.StructArray.from_arrays([strings(b"\xff")], names=["s"])
+    for column in (strings(b"\xff"), inside):
+        rows = pa.table({"word": strings(b"a"), "text": column})
+        with pytest.raises(StateValueError, match="column 'text' has a string that is not valid UTF-8"):
+            run(tmp_path, rows, ("word",))
+        assert run(tmp_path, rows, ("word",), nothing) == []
+
+
+def test_a_state_that_is_no_text_is_refused(tmp_path):
+    """As JSON it has to be one."""
+    rows = pa.table({"word": strings(b"a"), "text": strings(b"\xff")})
+
+    def keep(rows, states):
+        return pa.table({"word": states["word"], "s": rows["text"]}), None
+
+    with pytest.raises(StateValueError, match="step 'count': state column 's' has a string that is not valid UTF-8"):
+        run(tmp_path, rows, ("word",), keep)
+
+
+def test_keys_that_are_no_text_are_sorted(tmp_path, monkeypatch):
+    """Through files, too: the error is the same."""
+    monkeypatch.setattr(StepTask, "sorted_bytes", 64)
+    rows = pa.table({"word": strings(*(b"a\xff%d" % number for number in range(100)))})
+    pieces = pa.Table.from_batches(rows.to_batches(max_chunksize=10))
+    with pytest.raises(StateValueError, match="column 'word' has a string that is not valid UTF-8"):
+        run(tmp_path, pieces, ("word",))

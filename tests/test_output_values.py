@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
@@ -11,8 +12,16 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql import types as T
 
-from recovery.spark.output_values import to_array, zone_of
+from recovery.errors import StateValueError
+from recovery.ids import BatchId
+from recovery.spark.output_values import arrow_zone, in_known_zones, to_array, zone_of
+from recovery.spark.step import PLACE
+from recovery.spark.worker import StepTask, run_tasks
+from recovery.storage.initialize import init_partitions
+from tests.stores import Driver
+from tests.tasks import definition
 
 BERLIN = "Europe/Berlin"
 ZONED, PLAIN = pa.timestamp("us", tz=BERLIN), pa.timestamp("us")
@@ -101,6 +110,40 @@ def test_times_of_numpy_are_times_without_a_zone(unit):
         assert there(np.datetime64("NaT", unit), kind) is None
 
 
+REQUIRED = T.StructType([
+    T.StructField("n", T.LongType(), False),
+    T.StructField("list", T.ArrayType(T.StringType(), False)),
+    T.StructField("map", T.MapType(T.StringType(), T.LongType(), False)),
+    T.StructField("struct", T.StructType([T.StructField("a", T.LongType(), False)])),
+])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        ((1, ["x"], {"k": 1}, {"a": 1}), None), ((1, None, None, None), None), ((1, [], {}, (1,)), None),
+        ((None, [], {}, (1,)), "n"), ((1, ["x", None], {}, (1,)), "list.element"),
+        ((1, [], {"k": None}, (1,)), "map.value"), ((1, [], {}, {"a": None}), "struct.a"),
+        ((1, [], {}, {}), "struct.a"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_none_where_the_output_is_not_null(tmp_path, row, name):
+    """Refused by the names of step and column, at any depth: Spark would read a zero, or an empty string."""
+    rows = pa.table({"key": ["a"]})
+    step = replace(definition(lambda *_: [row], "x int", REQUIRED, rows, ["key"]), state_schema=None)
+    batch = rows.append_column(PLACE, pa.array([0], pa.int64())).to_batches()
+    init_partitions(tmp_path / "db", 1)
+    with Driver(tmp_path / "db") as driver:
+        found = run_tasks(step, iter(batch), lambda: (driver.task(), driver.count), BatchId(0), StepTask)
+        if name is None:
+            assert [each.num_rows for each in found] == [1]
+            return
+        column = name.partition(".")[0]
+        with pytest.raises(StateValueError, match=f"step 'count': output column '{column}' .*: NULL in '{name}'"):
+            list(found)
+
+
 def test_where_clocks_change():
     """As in Python and Java: the first of two, and as long after the change as it says."""
     found = to_array([local("2024-10-27T02:30"), local("2024-03-31T02:45")], ZONED, BERLIN).cast(LONG)
@@ -116,3 +159,21 @@ def test_where_clocks_change():
 def test_names_of_zones(name, hours):
     """Spark takes offsets, too."""
     assert zone_of(name).utcoffset(local("2024-01-01")) == timedelta(hours=hours)
+
+
+@pytest.mark.parametrize("name", ["Z", "UTC", "GMT+8", "+05:30", "UTC-3", "-0100", "+5:00", "Europe/Berlin"])
+def test_times_of_any_zone_can_be_read(name):
+    """At any depth, as the moments that they are; Arrow knows few of the names."""
+    assert zone_of(arrow_zone(name)).utcoffset(local("2024-01-01")) == zone_of(name).utcoffset(local("2024-01-01"))
+    times = pa.array([0, 86_400_000_000], pa.int64()).cast(pa.timestamp("us", tz=name))
+    offsets = pa.array([0, 1, 2], pa.int32())
+    columns = [
+        times,
+        pa.ListArray.from_arrays(offsets, times),
+        pa.StructArray.from_arrays([times], names=["t"]),
+        pa.MapArray.from_arrays(offsets, pa.array(["k", "k"]), times),
+        pa.array([1, 2]),
+    ]
+    rows = in_known_zones(pa.record_batch(columns, names=list("alsmn")).slice(1))
+    day = datetime(1970, 1, 2, tzinfo=UTC)
+    assert rows.to_pylist() == [{"a": day, "l": [day], "s": {"t": day}, "m": [("k", day)], "n": 2}]

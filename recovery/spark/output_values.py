@@ -97,7 +97,9 @@ def _is_plain(column: Sequence[Any], kind: pa.DataType) -> bool:
         return {date, type(None)}.issuperset(map(type, column))
     if pa.types.is_timestamp(kind):
         zoned = kind.tz is not None
-        return all(value is None or (getattr(value, "tzinfo", None) is not None) == zoned for value in column)
+        # What has no zone to ask for, such as a time of NumPy's, is none of them.
+        other = None if zoned else ""
+        return all(value is None or (getattr(value, "tzinfo", other) is not None) == zoned for value in column)
     return False
 
 

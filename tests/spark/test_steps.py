@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,11 +27,13 @@ from recovery import (
     StepChangedError,
     UnknownStepError,
     UnsupportedPlanError,
+    aggregate,
     init_partitions,
     start,
     stateful,
     stateful_map,
 )
+from recovery.aggregates import sum_
 from recovery.clock import SystemClock
 from recovery.keys import encode_key, partition_of
 from recovery.planning.resume import plan_resume
@@ -303,8 +305,11 @@ def test_batch_frames_and_unknown_columns(spark, feed):
         feed.frame(spark).transform(stateful("s", key="nope", update=add_up, output="key string"))
     with pytest.raises(ConfigurationError, match="a dot or a backtick"):
         feed.frame(spark).withColumnRenamed("value", "a.value").transform(totals_step())
-    with pytest.raises(ConfigurationError, match="is a map<string,string>"):
+    with pytest.raises(ConfigurationError, match="has the type map<string,string>"):
         feed.frame(spark).selectExpr("map('a', key) AS key").transform(totals_step())
+    with pytest.raises(ConfigurationError, match="has the type string collate UTF8_LCASE"):
+        feed.frame(spark).selectExpr("key COLLATE UTF8_LCASE AS key", "value").transform(totals_step())
+    assert feed.frame(spark).selectExpr("key COLLATE UTF8_BINARY AS key", "value").transform(totals_step()).columns
     with pytest.raises(ConfigurationError, match="not a schema"):
         feed.frame(spark).transform(stateful("s", key="key", update=add_up, output="key strin"))
     with pytest.raises(ConfigurationError, match="not a step id"):
@@ -380,6 +385,16 @@ def test_changed_steps_give_the_choices(spark, feed, tmp_path):
     frame = feed.frame(spark).withColumnRenamed("key", "word")
     run_to_end(frame.transform(renamed), directory, resume_epoch=summary.resume_epoch, keep_steps=("totals",))
     assert states(directory, "totals") == feed.totals()
+
+
+def test_an_aggregate_over_a_lambda_is_the_same_in_every_build(spark, feed, tmp_path):
+    """Spark names the variables of lambdas anew each time."""
+    for number in range(2):
+        feed.add([("a", 1), ("a", 2)])
+        one = F.aggregate(F.array("value", "value"), F.lit(0).cast("long"), lambda total, value: total + value)
+        frame = feed.frame(spark).transform(aggregate("twice", key="key", total=sum_(one)))
+        run_to_end(frame, tmp_path / "db")
+        assert states(tmp_path / "db", "twice") == {"a": {"total": 6 * (number + 1)}}
 
 
 def test_another_flow_is_refused(spark, feed, tmp_path):
@@ -718,24 +733,31 @@ def test_a_frame_with_timeouts_runs_once(spark, feed, tmp_path):
 
 @pytest.mark.parametrize(("zone", "hours"), [("Europe/Berlin", 1), ("GMT+8", 8)])
 def test_times_without_a_zone_are_those_of_the_session(spark, feed, tmp_path, zone, hours):
-    """As in Spark's own functions; with a zone they are what they are."""
+    """As in Spark's own functions; with a zone they are what they are. Those of rows and keys can be read, whatever
+    Spark calls the zone."""
     feed.add([("local", 0), ("zoned", 0), ("none", 0)])
     at = datetime.fromisoformat("2024-01-01T12:00")
     values = {"local": at, "zoned": at.replace(tzinfo=UTC), "none": None}
 
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+
     def update(key, rows, state):
-        yield key, values[key]
+        name, at = key
+        assert at == rows[0].at == epoch
+        assert at.utcoffset() == timedelta(hours=hours)
+        yield name, values[name]
 
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", zone)
     try:
-        step = stateful("times", key="key", update=update, output="key string, at timestamp")
+        step = stateful("times", key=["key", "at"], update=update, output="key string, at timestamp")
         found = []
 
         def write(batch, batch_id):
             found.extend(batch.selectExpr("key", "unix_seconds(at)").collect())
 
-        run_to_end(feed.frame(spark).transform(step), tmp_path / "db", write)
+        frame = feed.frame(spark).selectExpr("key", "timestamp_seconds(value) AS at")
+        run_to_end(frame.transform(step), tmp_path / "db", write)
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
     noon = int(at.replace(tzinfo=UTC).timestamp())
