@@ -12,7 +12,6 @@ first.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import time
@@ -71,11 +70,6 @@ def wait_for_commit(checkpoint: Path, batch: BatchId, alive: Callable[[], bool],
     return True
 
 
-def line_count(checkpoint: Path, batch: BatchId) -> int:
-    """How many lines of offsets there are, one for each place in the plan where a source is read."""
-    return len(_offsets(checkpoint, batch)) - HEADER_LINES
-
-
 def _offsets(checkpoint: Path, batch: BatchId) -> list[str]:
     return (checkpoint / "offsets" / str(batch)).read_text().splitlines()
 
@@ -98,12 +92,13 @@ def _below(log: Path, last: int) -> Iterator[str]:
     """The files in directories beside a source's log, in which some connectors keep how far they are, but those of
     later micro-batches. Hidden ones are not finished."""
     with os.scandir(log) as found:
-        directories = [entry.path for entry in found if entry.is_dir()]
-    for path in itertools.chain.from_iterable(map(Path.rglob, map(Path, directories), itertools.repeat("*"))):
-        parts = path.relative_to(log).parts
-        later = any(part.isdecimal() and int(part) > last for part in parts)
-        if not later and not any(part.startswith(".") for part in parts) and path.is_file():
-            yield "/".join(parts)
+        directories = [Path(entry.path) for entry in found if entry.is_dir()]
+    for directory in directories:
+        for path in directory.rglob("*"):
+            parts = path.relative_to(log).parts
+            later = any(part.isdecimal() and int(part) > last for part in parts)
+            if not later and not any(part.startswith(".") for part in parts) and path.is_file():
+                yield "/".join(parts)
 
 
 def _entries(log: Path) -> Iterator[tuple[str, int]]:

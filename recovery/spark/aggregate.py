@@ -37,7 +37,7 @@ from recovery.kernels import (
 )
 from recovery.migration import Migrate
 from recovery.spark.arrow_step import GROUP, ROWS, START, apply_arrow, arrow_schema
-from recovery.spark.combining import Part, combined, counted, is_key, parts_of
+from recovery.spark.combining import Part, combined, counted, parts_of
 from recovery.spark.step import KeyedInput, Keys, check_step, locate_key, time_zone
 from recovery.spark.worker import parse_keys
 from recovery.state_table import StateTable
@@ -251,7 +251,7 @@ def _rows(
     """The rows that the step gets, the names of each aggregate's columns in them, and the one that says for how many
     rows of the frame each stands: None when they could not be combined."""
     parts = {name: each.parts for name, each in prepared.items() if each.parts is not None}
-    whole = len(parts) == len(prepared) and all(map(is_key, keyed.types))
+    whole = len(parts) == len(prepared)
     names = {
         name: tuple(f"{_INPUT}{place}_{number}" for number in range(len(parts[name] if whole else each.inputs)))
         for place, (name, each) in enumerate(prepared.items())

@@ -44,11 +44,6 @@ def counted(value: Column | None = None) -> Part:
     return Part(one.cast("long"), lambda parts: F.sum(parts[-1]))
 
 
-def is_key(kind: T.DataType) -> bool:
-    """Whether rows whose key has this type can be combined: Spark's equality is that of the state keys."""
-    return not isinstance(kind, T.StringType) or kind == T.StringType()
-
-
 def parts_of(each: Aggregate, inputs: Sequence[tuple[Column, T.DataType]]) -> tuple[Part, ...] | None:
     """What Spark can combine an aggregate's rows to, as `AddingKernel.add` takes it; None where it cannot.
 
