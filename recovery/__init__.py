@@ -69,12 +69,14 @@ if TYPE_CHECKING:
     from recovery.runner import run
     from recovery.spark.aggregate import aggregate
     from recovery.spark.arrow_step import stateful_arrow
+    from recovery.spark.events import RunSummary
     from recovery.spark.formats import register
     from recovery.spark.incremental import incremental
     from recovery.spark.listener import MetricsListener, query_metrics
     from recovery.spark.native_state import native_operators, native_state
     from recovery.spark.pipeline import PipelineSummary, run_pipeline
-    from recovery.spark.query import RecoveryQuery, RunSummary, start
+    from recovery.spark.query import RecoveryQuery
+    from recovery.spark.starting import start
     from recovery.spark.step import stateful, stateful_map
 
 __all__ = [
@@ -157,7 +159,7 @@ __all__ = [
 _WITH_SPARK = {
     "RecoveryQuery": "recovery.spark.query",
     "MetricsListener": "recovery.spark.listener",
-    "RunSummary": "recovery.spark.query",
+    "RunSummary": "recovery.spark.events",
     "aggregate": "recovery.spark.aggregate",
     "query_metrics": "recovery.spark.listener",
     "register": "recovery.spark.formats",
@@ -167,7 +169,7 @@ _WITH_SPARK = {
     "native_state": "recovery.spark.native_state",
     "run": "recovery.runner",
     "run_pipeline": "recovery.spark.pipeline",
-    "start": "recovery.spark.query",
+    "start": "recovery.spark.starting",
     "stateful": "recovery.spark.step",
     "stateful_arrow": "recovery.spark.arrow_step",
     "stateful_map": "recovery.spark.step",

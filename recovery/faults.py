@@ -2,7 +2,7 @@
 
 RECOVERY_CRASH_AT names one, with the count of the visit that kills: "close.2.snaps:3" dies by SIGKILL at the third
 visit. Without it, visiting a point costs one comparison. The names are those of the numbered steps
-in the docstrings of `recovery.spark.closing` and `recovery.spark.query`.
+in the docstrings of `recovery.spark.closing` and in `recovery.spark.query`.
 """
 
 from __future__ import annotations

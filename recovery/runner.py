@@ -14,9 +14,12 @@ from py4j.protocol import Py4JError
 from recovery.clock import Clock, SystemClock
 from recovery.config import Interval, RecoveryConfig
 from recovery.flow import Flow
+from recovery.spark.events import Observer, RunSummary
+from recovery.spark.launching import AVAILABLE_NOW
 from recovery.spark.preparing import Prepared
-from recovery.spark.query import AVAILABLE_NOW, Observer, RecoveryQuery, RunSummary, start_prepared
+from recovery.spark.query import RecoveryQuery
 from recovery.spark.session import check_master, create_session
+from recovery.spark.starting import start_prepared
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,7 +17,7 @@ from recovery.planning.health import DEFAULTS
 
 if TYPE_CHECKING:
     from recovery.spark.closing import EpochClosed
-    from recovery.spark.query import BatchDone, Event, Resumed, RunSummary
+    from recovery.spark.events import BatchDone, Event, Resumed, RunSummary
 
 CLEAR = "\r\x1b[K"
 """Brings a terminal to the start of the line, and empties it."""

@@ -30,7 +30,7 @@ from recovery.sinks.delivery import Delivery
 from recovery.spark.closing import DECLARATIONS_STEP, EpochCloser
 from recovery.spark.incremental import FlowLoads
 from recovery.spark.preparing import Prepared
-from recovery.spark.query import _new_execution, _resume_of_sink
+from recovery.spark.resuming import new_execution, resume_of_sink
 from recovery.storage.files import connect_task
 from recovery.storage.seam import BatchCount, Changes
 
@@ -79,9 +79,9 @@ class MiniRun:
     def _begin(self, config: RecoveryConfig, clock: Clock) -> None:
         plan = self.prepared.plan
         self.store = self.prepared.open_store()
-        execution = _new_execution(plan, config, FLOW, clock)
+        execution = new_execution(plan, config, FLOW, clock)
         self.lease = execution.lease
-        delivery = Delivery(DiscardSink(), _resume_of_sink(plan, execution, self.store), recoverable=True)
+        delivery = Delivery(DiscardSink(), resume_of_sink(plan, execution, self.store), recoverable=True)
         declared = self.store.driver_values(DECLARATIONS_STEP, plan.resume_epoch)
         self.checkpoint = self.store.prepare(execution) / "checkpoint"
         restored = restore(self.store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), self.checkpoint)

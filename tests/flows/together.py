@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from recovery import RecoveryConfig, start
-from recovery.spark.query import BatchDone
+from recovery.spark.events import BatchDone
 from recovery.spark.session import create_session, prepare_environment
 from tests.flows.native import make, settings
 from tests.spark.support import ROOT, set_to

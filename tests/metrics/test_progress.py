@@ -10,7 +10,7 @@ from recovery.cli.progress import Progress, summary_text
 from recovery.planning.health import DEFAULTS, of_epoch
 from recovery.planning.measures import Measure
 from recovery.spark.closing import EpochClosed
-from recovery.spark.query import BatchDone, RunSummary
+from recovery.spark.events import BatchDone, RunSummary
 
 
 def closed(epoch, snapshot_s):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from recovery import DiscardSink, RecoveryConfig, init_partitions, start
-from recovery.spark.query import _SETTINGS, _UNCHECKED
+from recovery.spark.launching import SETTINGS, UNCHECKED
 from tests.spark.support import Feed, states, totals_step
 
 MEET_S = 2
@@ -43,7 +43,7 @@ class Meeting(StreamingQueryListener):
 
 def test_started_at_once(spark, tmp_path):
     """Two threads start a query each: both are exact, and the session has the settings that it had."""
-    settings = [*_SETTINGS, *_UNCHECKED]
+    settings = [*SETTINGS, *UNCHECKED]
     before = [spark.conf.get(key, None) for key in settings]
     feeds = {name: Feed(tmp_path / name / "input") for name in ("one", "two")}
     for seed, (name, feed) in enumerate(feeds.items()):

@@ -463,8 +463,8 @@ def test_what_a_start_that_fails_leaves(spark, feed, tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("no query")
 
-    for step in ("_triggered", "announce"):
-        monkeypatch.setattr(f"recovery.spark.query.{step}", fail)
+    for step in ("launching._triggered", "query.announce"):
+        monkeypatch.setattr(f"recovery.spark.{step}", fail)
         with pytest.raises(RecoveryError, match="no query"):
             begin("available-now")
         assert set(Path(tempfile.gettempdir()).glob("recovery-ticks-*")) == mailboxes
@@ -566,7 +566,7 @@ def test_nothing_is_given_up_for_a_position_that_is_none(spark, feed, tmp_path, 
     def torn(*_):
         raise SparkCheckpointError("sources/0/0 is missing")
 
-    monkeypatch.setattr("recovery.spark.query.check_logs", torn)
+    monkeypatch.setattr("recovery.spark.resuming.check_logs", torn)
     with pytest.raises(SparkCheckpointError):
         run_to_end(frame, tmp_path / "db", resume_epoch=2)
     assert [file.description for file in scan(tmp_path / "db")] == before

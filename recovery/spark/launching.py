@@ -1,0 +1,117 @@
+"""Spark's own query under a run: started with the settings it needs, and ended so that no micro-batch seems done."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame, SparkSession
+
+from recovery.config import Interval, parse_interval
+from recovery.spark.failures import JVM_GONE
+from recovery.spark.plan import BoundPlan
+from recovery.spark.session import DEFAULTS, FILE_MANAGER
+from recovery.spark.worker import ADDRESS_PROPERTY
+
+AVAILABLE_NOW = "available-now"
+SETTINGS = {
+    # With it, stages of a micro-batch run before foreachBatch is called, and empty partitions lose their tasks.
+    "spark.sql.adaptive.streaming.stateless.enabled": "false",
+    # In a session of somebody else's, too; but file sources, which are made after the start, take what it has then.
+    FILE_MANAGER: DEFAULTS[FILE_MANAGER],
+}
+UNCHECKED = {
+    # recovery.spark.plan ran Spark's check already, on the plan without the sort of our steps.
+    "spark.sql.streaming.unsupportedOperationCheck": "false",
+}
+_starting = threading.Lock()
+
+
+def launch(
+    bound: BoundPlan,
+    process: Callable[[DataFrame, int], None],
+    *,
+    name: str,
+    checkpoint: Path,
+    address: str,
+    trigger: str | Interval | None,
+) -> Any:
+    """Start Spark's query, whose micro-batches go to `process`, and whose tasks find the partitions at `address`."""
+    spark = bound.frame.sparkSession
+    spark.sparkContext.setLocalProperty(ADDRESS_PROPERTY, address)
+    try:
+        with _session_settings(spark, {**SETTINGS, **(UNCHECKED if bound.steps else {})}):
+            writer = bound.frame.writeStream.foreachBatch(process).outputMode(bound.output_mode)
+            # Hadoop takes the path as it stands: escaped, it would work in a directory of another name.
+            writer = writer.option("checkpointLocation", f"file:{checkpoint.absolute()}")
+            return _triggered(writer, trigger).queryName(_free_name(spark, name)).start()
+    finally:
+        spark.sparkContext.setLocalProperty(ADDRESS_PROPERTY, None)
+
+
+def stop_query(query: Any, released: threading.Event) -> None:
+    """Stop Spark's query. A parked micro-batch, which waits for `released`, returns only when Spark has interrupted the
+    thread that waits for it: otherwise it would be taken as done, and the state that it did not write be missed."""
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):
+            query.stop()
+
+    asking = threading.Thread(target=ask, name="stop-query", daemon=True)
+    asking.start()
+    while asking.is_alive() and not _is_interrupted(query):
+        asking.join(0.005)
+    released.set()
+    asking.join()
+
+
+def is_alive(query: Any) -> bool:
+    """Whether Spark still runs the query; without its JVM it does not."""
+    with contextlib.suppress(*JVM_GONE):
+        return bool(query.isActive)
+    return False
+
+
+def _is_interrupted(query: Any) -> bool:
+    """Whether Spark has told the query's thread to end; without its JVM it has."""
+    try:
+        thread = query._jsq.streamingQuery().queryExecutionThread()
+        return bool(thread.isInterrupted() or not thread.isAlive())
+    except (Py4JError, *JVM_GONE):
+        return True
+
+
+@contextlib.contextmanager
+def _session_settings(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
+    """Settings that a query copies when it starts; the session has its own back afterwards. One start at a time: two
+    would take each other's settings away, or for those of the session."""
+    with _starting:
+        before = {key: spark.conf.get(key, None) for key in settings}
+        try:
+            for key, value in settings.items():
+                spark.conf.set(key, value)
+            yield
+        finally:
+            for key, value in before.items():
+                if value is None:
+                    spark.conf.unset(key)
+                else:
+                    spark.conf.set(key, value)
+
+
+def _triggered(writer: Any, trigger: str | Interval | None) -> Any:
+    if trigger is None:
+        return writer
+    if trigger == AVAILABLE_NOW:
+        return writer.trigger(availableNow=True)
+    return writer.trigger(processingTime=f"{round(parse_interval(trigger) * 1000)} milliseconds")
+
+
+def _free_name(spark: SparkSession, name: str) -> str:
+    taken = {query.name for query in spark.streams.active}
+    return name if name not in taken else f"{name}-{secrets.token_hex(4)}"

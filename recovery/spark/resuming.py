@@ -1,0 +1,105 @@
+"""Where a run goes on from: its execution, what happens to the steps that are held, its position in Spark's words."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+from recovery.checkpoint.restore import Restored, restore
+from recovery.checkpoint.rows import CHECKPOINT_STEP
+from recovery.checkpoint.sources import PLACES_KEY, SOURCES_STEP, SourcePlaces, check_logs, fit_sources, recorded_places
+from recovery.clock import Clock
+from recovery.config import RecoveryConfig
+from recovery.errors import FlowMismatchError
+from recovery.ids import NO_BATCH, StepId
+from recovery.planning.resume import ResumePlan
+from recovery.planning.steps import StepChoices, StepPlan, plan_steps
+from recovery.planning.timeline import timeline
+from recovery.planning.values import Execution
+from recovery.sinks import Resume
+from recovery.sinks.delivery import NOTE_KEY, SINK_STEP
+from recovery.spark.closing import DECLARATIONS_STEP
+from recovery.spark.plan import BoundPlan
+from recovery.storage.files import FilePartitions
+from recovery.storage.seam import RESERVED_PREFIX
+
+
+class Position(NamedTuple):
+    """The position that was recovered, as files of a checkpoint, and what is to be recorded of the sources with it."""
+
+    restored: Restored
+    new_rows: dict[StepId, dict[str, str]]
+
+
+def restore_position(
+    store: FilePartitions, plan: ResumePlan, sources: SourcePlaces, checkpoint: Path, directory: Path
+) -> Position:
+    """Write the checkpoint that Spark goes on from. Changes nothing in the partitions.
+
+    Raises FlowMismatchError or SparkCheckpointError where Spark could not go on from it, or would from another place.
+    """
+    restored = restore(store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), checkpoint)
+    recorded = store.driver_values(SOURCES_STEP, plan.resume_epoch).get(PLACES_KEY)
+    before = recorded_places(recorded) if isinstance(recorded, str) else None
+    restored = fit_sources(restored, checkpoint, sources, before)
+    check_logs(restored, checkpoint, sources)
+    _check_counted(restored, plan, directory)
+    places = sources.to_text()
+    return Position(restored, {SOURCES_STEP: {PLACES_KEY: places}} if places != recorded else {})
+
+
+def step_plan(store: FilePartitions, plan: ResumePlan, bound: BoundPlan, config: RecoveryConfig) -> StepPlan:
+    """What happens to the state that the partitions hold at the epoch that the run goes on from."""
+    at = plan.resume_epoch
+    held = {step for step in store.known_steps(at) if not step.startswith(RESERVED_PREFIX)}
+    declared = {step: str(text) for step, text in store.driver_values(DECLARATIONS_STEP, at).items()}
+    steps = {s.definition.step_id: s.planned for s in bound.steps}
+    choices = StepChoices(config.drop_steps, config.rename_steps, config.keep_steps)
+    return plan_steps(held, declared, steps, choices, config.path)
+
+
+def new_execution(plan: ResumePlan, config: RecoveryConfig, flow_id: str, clock: Clock) -> Execution:
+    """The execution that this process begins."""
+    return Execution(
+        number=plan.execution_number,
+        id=secrets.token_hex(8),
+        flow_id=flow_id,
+        resume_epoch=plan.resume_epoch,
+        started_ms=clock.wall_ms(),
+        snapshot_interval_s=config.snapshot_interval_s,
+        backup_interval_s=config.backup_interval_s,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        version=version("recovery"),
+    )
+
+
+def resume_of_sink(plan: ResumePlan, execution: Execution, store: FilePartitions) -> Resume:
+    """Where a sink has to go back to."""
+    note = store.driver_values(SINK_STEP, plan.resume_epoch).get(NOTE_KEY)
+    return Resume(
+        epoch=plan.resume_epoch,
+        note=note if isinstance(note, str) else None,
+        execution=execution.lease,
+        store_id=plan.store_id,
+        flow_id=execution.flow_id,
+        floor=plan.window[0],
+        timeline=timeline(plan.partitions[0].executions, plan.snapshot),
+    )
+
+
+def _check_counted(restored: Restored, plan: ResumePlan, directory: Path) -> None:
+    """The position must be that of the snapshot: else its micro-batches would be taken for closed ones."""
+    counted = plan.snapshot.batch_id if plan.snapshot is not None else NO_BATCH
+    held = NO_BATCH if restored.batch is None else restored.batch
+    if held != counted:
+        raise FlowMismatchError(
+            f"its newest snapshot counts {counted + 1} micro-batches, and it holds the position after {held + 1}",
+            path=directory,
+            cause="A pipeline of the same name ran on it, which has no position in a stream.",
+            remedy="Give the flow a directory of its own, or go back before the pipeline by --resume-epoch.",
+        )
