@@ -116,9 +116,31 @@ def misfits(old: Form, new: Form, at: str = "the state") -> Iterator[str]:
 def lambdas_numbered(expression: str) -> str:
     """The text of a Spark column with the variables of its lambdas as #1, #2 … in order: Spark calls them x_1, y_2 …,
     and counts on with every lambda that a process makes."""
-    bound = dict.fromkeys(name for names in _LAMBDA.findall(expression) for name in names.strip("()").split(", "))
+    bound: dict[str, list[tuple[int, int]]] = {}
+    for found in _LAMBDA.finditer(expression):
+        for name in found[1].strip("()").split(", "):
+            bound.setdefault(name, []).append((found.start(), _end_of_lambda(expression, found.end())))
     numbers = {name: f"#{number}" for number, name in enumerate(bound, 1)}
-    return _VARIABLE.sub(lambda found: numbers.get(found[0], found[0]), expression)
+
+    def numbered(found: re.Match[str]) -> str:
+        # A column may be called like a variable.
+        inside = any(first <= found.start() < end for first, end in bound.get(found[0], ()))
+        return numbers[found[0]] if inside else found[0]
+
+    return _VARIABLE.sub(numbered, expression)
+
+
+def _end_of_lambda(expression: str, body: int) -> int:
+    """Where the call around a lambda has its next argument or its end; the end of the text when strings in it, which
+    Spark does not quote, have parentheses of their own."""
+    if expression.count("(") != expression.count(")"):
+        return len(expression)
+    depth = 0
+    for place in range(body, len(expression)):
+        depth += {"(": 1, ")": -1}.get(expression[place], 0)
+        if depth < 0 or (depth == 0 and expression[place] == ","):
+            return place
+    return len(expression)
 
 
 def shown(form: Form) -> str:

@@ -121,6 +121,9 @@ def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_struct(given) and pa.types.is_struct(wanted):
         pairs = [(given.field(index), wanted.field(index)) for index in range(min(len(given), len(wanted)))]
         return len(given) == len(wanted) and all(a.name == b.name and _fits(a.type, b.type) for a, b in pairs)
+    if pa.types.is_map(given) and pa.types.is_map(wanted):
+        # They differ in what may be NULL alone, which is looked at in the values.
+        return bool(given.key_type == wanted.key_type and given.item_type == wanted.item_type)
     if pa.types.is_integer(given) and (pa.types.is_floating(wanted) or pa.types.is_decimal(wanted)):
         return True
     return any(test(given) and test(wanted) for test in _FAMILIES)

@@ -317,6 +317,22 @@ def test_variables_of_lambdas_have_no_names(now, same):
     assert lambdas_numbered(lambdas_numbered(now)) == lambdas_numbered(now)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("sum(array(x_1, x_2), (x_1, y_2) -> (x_1 + y_2))", "sum(array(x_1, x_2), (#1, #2) -> (#1 + #2))"),
+        (
+            "f(v, (x_1, y_2) -> (x_1 + g(y_2, 1)), x_3 -> x_3) + x_1",
+            "f(v, (#1, #2) -> (#1 + g(#2, 1)), #3 -> #3) + x_1",
+        ),
+        ("exists(v, x_1 -> (x_1 = ))) + x_1", "exists(v, #1 -> (#1 = ))) + #1"),
+    ],
+)
+def test_columns_that_are_called_like_variables(text, expected):
+    """They have their name outside of the lambda; in a text whose parentheses tell nothing they have none."""
+    assert lambdas_numbered(text) == expected
+
+
 def test_every_function_is_tested_and_documented():
     """What the module offers is in COLUMNS here."""
     functions = set(aggregates.__all__) - {"Aggregate"}

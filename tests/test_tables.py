@@ -108,6 +108,28 @@ def test_null_in_an_array_of_another_type():
         columns_of(pa.table({"x": pa.array([[1, None]], pa.list_(pa.int32()))}), schema)
 
 
+@pytest.mark.parametrize("inside", ["", "a list", "a struct"])
+def test_null_in_a_map_of_another_type(inside):
+    """Arrow's maps may hold NULL unless that is said: those without any are taken where none may be."""
+    given = pa.map_(pa.string(), pa.int64())
+    wanted = pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False))
+    right, wrong, name = [[("a", 1)], [], None], [[("a", 1), ("b", None)]], "x.value"
+    if inside == "a list":
+        given, wanted, name = pa.list_(given), pa.list_(pa.field("element", wanted)), "x.element.value"
+        right, wrong = [right, None], [wrong]
+    elif inside == "a struct":
+        given, wanted, name = pa.struct([("m", given)]), pa.struct([("m", wanted)]), "x.m.value"
+        right, wrong = [{"m": each} for each in right], [{"m": each} for each in wrong]
+    schema = pa.schema([("x", wanted)])
+    [found] = columns_of(pa.table({"x": pa.array(right, given)}), schema)
+    assert (found.type, found.to_pylist()) == (wanted, right)
+    both = pa.table({"x": pa.array([*right, *wrong], given)})
+    assert columns_of(both.slice(0, len(right)), schema)[0].to_pylist() == right
+    for rows in (both, both.slice(len(right))):
+        with pytest.raises(ValueError, match=f"NULL in '{name}'"):
+            columns_of(rows, schema)
+
+
 def test_frames_of_pandas_that_were_filtered_or_sorted():
     """The rows' old numbers are no column; an index that has a name is one."""
     pandas = pytest.importorskip("pandas")

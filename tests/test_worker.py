@@ -11,7 +11,7 @@ import pytest
 
 from recovery.errors import UnsupportedPlanError
 from recovery.ids import BatchId
-from recovery.keys import partition_of
+from recovery.keys import encode_key, partition_of
 from recovery.spark.arrow_worker import ArrowStepTask
 from recovery.spark.step import HASH_BITS, PLACE, StepDefinition
 from recovery.spark.worker import StepTask, run_tasks
@@ -56,15 +56,15 @@ def step(kind: type[StepTask], **others) -> StepDefinition:
     return replace(made, state_schema=None, **others)
 
 
-def batch(keys: Iterable[str], *, spark: int = 0, hashed: str | None = None) -> pa.RecordBatch:
+def batch(keys: Iterable[str | None], *, spark: int = 0, hashed: str | None = None) -> pa.RecordBatch:
     """Rows as they come out of the exchange in Spark's partition `spark`. hashed: the key that they were sent by, where
     it is not their own."""
     keys = list(keys)
-    places = [spark << HASH_BITS | crc32((hashed or key).encode()) for key in keys]
+    places = [spark << HASH_BITS | crc32((hashed or encode_key(key)).encode()) for key in keys]
     return pa.record_batch({"key": pa.array(keys, pa.string()), PLACE: pa.array(places, pa.int64())})
 
 
-def run(driver: Driver, step: StepDefinition, kind: type[StepTask], *batches: pa.RecordBatch) -> list[str]:
+def run(driver: Driver, step: StepDefinition, kind: type[StepTask], *batches: pa.RecordBatch) -> list[str | None]:
     """The keys that one call of the step's function gave output for."""
     output = run_tasks(step, iter(batches), lambda: (driver.task(), driver.count), BatchId(0), kind)
     return [row["key"] for found in output for row in found.to_pylist()]
@@ -133,3 +133,35 @@ def test_a_key_may_go_on_in_the_next_batch(driver, kind):
     order = [[HERE[0], HERE[1]], [HERE[1]], [HERE[1], HERE[1]], [HERE[1], HERE[2]], [HERE[2]]]
     assert run(driver, step(kind, sorted_by_spark=True), kind, *map(batch, order)) == HERE[:3]
     assert driver.read(1, [HERE[1]])[HERE[1]] in ("5", '{"n":5}')
+
+
+NULL_AT = partition_of(encode_key(None), COUNT)
+BESIDE_NULL = [HERE, THERE][NULL_AT][:3]
+NULL_TWICE = {
+    "within a chunk": [[None, *BESIDE_NULL[:1], None]],
+    "at both ends": [[None, *BESIDE_NULL, None]],
+    "from chunk to chunk": [[None, BESIDE_NULL[0]], [None, BESIDE_NULL[1]]],
+    "after many": [[None], BESIDE_NULL[:2], BESIDE_NULL[2:], [None]],
+}
+
+
+@pytest.mark.parametrize("order", NULL_TWICE.values(), ids=NULL_TWICE)
+@pytest.mark.parametrize("chunk_rows", [2, 100])
+def test_null_comes_twice(driver, kind, order, chunk_rows, monkeypatch):
+    """It is a key like others: its rows would be split over two calls, too."""
+    monkeypatch.setattr(StepTask, "chunk_rows", chunk_rows)
+    batches = [batch(keys, spark=NULL_AT) for keys in order]
+    told = refused(driver, step(kind, sorted_by_spark=True), kind, *batches)
+    assert "its rows do not arrive sorted by key" in told
+
+
+@pytest.mark.parametrize("chunk_rows", [2, 100])
+@pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
+def test_null_comes_once(driver, kind, last, chunk_rows, monkeypatch):
+    """At either end; its rows may go on in the next batch."""
+    monkeypatch.setattr(StepTask, "chunk_rows", chunk_rows)
+    order = [[None], [None, None], [None], BESIDE_NULL]
+    keys = [[*BESIDE_NULL], [None], [None, None], [None]] if last else order
+    given = run(driver, step(kind, sorted_by_spark=True), kind, *(batch(each, spark=NULL_AT) for each in keys))
+    assert given == ([*BESIDE_NULL, None] if last else [None, *BESIDE_NULL])
+    assert driver.read(1, [encode_key(None)])[encode_key(None)] in ("4", '{"n":4}')

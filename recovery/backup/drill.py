@@ -95,7 +95,7 @@ def _begin(planned: ResumePlan, directory: Path, clock: Clock, random_id: Callab
             pid=os.getpid(),
             version=version("recovery"),
         )
-        store.start(execution, [])
+        store.start(execution, [], planned.partitions)
     finally:
         store.release()
 

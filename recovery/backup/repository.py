@@ -173,7 +173,10 @@ def prune(target: Target, rules: Sequence[KeepRule], now_ms: int) -> Pruned:
     needed = {copy.object_name for manifest in kept for copy in manifest.copies}
     needed |= {name for each in running if each is not None for name in each.needs}
     ids = [each.id for each in running if each is not None]
-    ids += [_identity(entry.name) for entry in listing.unreadable]
+    # What a backup shares with earlier ones is not known without its manifest: nothing older goes. Names sort by age.
+    for identity in (_identity(entry.name) for entry in listing.unreadable):
+        ids.append(identity)
+        needed |= {o.name for o in objects if o.name < f"{_folder(o.name)}{identity}"}
     garbage = [o for o in objects if o.name not in needed and not any(identity in o.name for identity in ids)]
     if None in running or not kept:
         # Somebody announces a backup at this moment, and what it needs cannot be told yet. Or no manifest is there that

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from recovery.checkpoint.position import position_files
+from recovery.checkpoint.position import is_progress, position_files
 from recovery.checkpoint.rows import CHUNK_BYTES, Content, HeldFile, as_content, file_of, held_file, row_keys
 from recovery.checkpoint.state_files import StateFiles
 from recovery.errors import SparkCheckpointError
@@ -89,7 +89,7 @@ class Capture:
         self._checkpoint = checkpoint
         self._staging = staging or checkpoint.with_name("staging")
         self._held = dict(held)
-        self._seen: dict[str, tuple[int, int]] = {}
+        self._seen = {path: _mark(checkpoint / path) for path in held if is_progress(path)}
         self._number = itertools.count(1)
         self._state = StateFiles(checkpoint, self._held)
 
@@ -104,17 +104,18 @@ class Capture:
         for left in reversed(range(_TRIES)):
             try:
                 wanted = position_files(self._checkpoint, batch, self._sources) | self._state.needed(batch)
-                self._check_unchanged(wanted)
-                new = self._take_hold(sorted(wanted - self._held.keys()), home)
+                changed = set(self._changed(wanted))
+                new = self._take_hold(sorted(wanted - self._held.keys() | changed), home)
                 break
             except FileNotFoundError as error:
                 # Spark's maintenance removed it: a newer snapshot makes it superfluous, so look again.
                 shutil.rmtree(home, ignore_errors=True)
                 if not left:
                     raise SparkCheckpointError("it is missing", path=error.filename) from error
-        held = {path: self._held[path] for path in wanted & self._held.keys()}
+        stay = wanted & self._held.keys() - changed
+        held = {path: self._held[path] for path in stay}
         held |= {path: held_file(_size(file)) for path, file in new.items()}
-        gone = (key for path, file in self._held.items() if path not in wanted for key in row_keys(path, file))
+        gone = (key for path, file in self._held.items() if path not in stay for key in row_keys(path, file))
         return Captured(held, new, itertools.chain(self._stale, gone), home)
 
     def saved(self, captured: Captured) -> None:
@@ -129,6 +130,8 @@ class Capture:
         found: dict[str, bytes | Path] = {}
         for number, path in enumerate(paths):
             source = self._checkpoint / path
+            if is_progress(path):
+                self._seen[path] = _mark(source)
             if not path.startswith("state/") and source.stat().st_size <= _SMALL_BYTES:
                 found[path] = source.read_bytes()
                 continue
@@ -138,13 +141,16 @@ class Capture:
             _link(source, home / str(number))
         return found
 
-    def _check_unchanged(self, wanted: set[str]) -> None:
-        """Files of state are written once: one that is held already must be as it was."""
+    def _changed(self, wanted: set[str]) -> Iterator[str]:
+        """The held files that have to be taken again: a connector may write to its own. Those of Spark are written
+        once, and must be as they were."""
         for path, mark in self._seen.items():
             if path in wanted and path in self._held:
                 with contextlib.suppress(FileNotFoundError):
                     if _mark(self._checkpoint / path) != mark:
-                        raise SparkCheckpointError("it changed after it was taken", path=path)
+                        if not is_progress(path):
+                            raise SparkCheckpointError("it changed after it was taken", path=path)
+                        yield path
 
 
 def _link(source: Path, target: Path) -> None:

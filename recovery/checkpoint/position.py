@@ -1,8 +1,8 @@
 """Spark's position in its input: the files of a checkpoint that every query has.
 
 `metadata`, `offsets/<batch>`, `commits/<batch>` and, for sources that keep a log (files, rate, Kafka),
-`sources/<i>/<n>`, or files in directories there. They are stored as they are, so any source works. All are immutable
-once written.
+`sources/<i>/<n>`, or files in directories there. They are stored as they are, so any source works. All but those in
+directories are immutable once written.
 
 The log of offsets has a line for each place in the plan where a source is read. A source that is read in several
 places, because a frame is used twice, has a line for each, and one number `i`: sources are counted where they come
@@ -20,7 +20,8 @@ from pathlib import Path
 
 import msgspec
 
-from recovery.errors import FlowFailedError
+from recovery.checkpoint.rows import file_of
+from recovery.errors import FlowFailedError, UnsupportedPlanError
 from recovery.ids import BatchId
 
 HEADER_LINES = 2
@@ -45,6 +46,11 @@ def position_files(checkpoint: Path, batch: BatchId, sources: Sequence[int] | No
         paths |= {f"sources/{source.name}/{name}" for name, number in _entries(source) if number <= last}
         paths |= {f"sources/{source.name}/{name}" for name in _below(source, last)}
     return paths
+
+
+def is_progress(path: str) -> bool:
+    """Whether a file of the position is a connector's own, which it may write to again; the others are immutable."""
+    return path.startswith("sources/") and path.count("/") > 2
 
 
 def missing_entry(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None = None) -> str | None:
@@ -96,6 +102,13 @@ def _below(log: Path, last: int) -> Iterator[str]:
     for directory in directories:
         for path in directory.rglob("*"):
             parts = path.relative_to(log).parts
+            if file_of(path.name)[1]:
+                raise UnsupportedPlanError(
+                    "a source keeps a file whose name ends like that of a part of a file",
+                    path=path,
+                    cause="Long files are kept in parts, with numbers like #00001.",
+                    remedy="Use another connector, or run this query without recovery partitions.",
+                )
             later = any(part.isdecimal() and int(part) > last for part in parts)
             if not later and not any(part.startswith(".") for part in parts) and path.is_file():
                 yield "/".join(parts)

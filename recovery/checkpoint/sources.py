@@ -3,15 +3,17 @@
 Spark knows sources by their place in the plan: see `recovery.checkpoint.position`. So what stands in each place is
 recorded with the position, and after a change of the flow the lines of offsets are laid out anew:
 
-- A source goes on where it was, wherever it is read now, and in however many places.
-- One that is new begins at its start. One that is new instead of another takes the other's position: its path may have
-  changed. One that is gone is an error, since it would begin anew if it came back.
+- A source goes on where it was, wherever it is read now, and in however many places. It is known by format and options,
+  and otherwise by format and path, where that leaves no doubt.
+- One that is new begins at its start. One that is new instead of another of a like format takes the other's position:
+  its path may have changed. One that is gone is an error, since it would begin anew if it came back.
 - A step with timeouts brings a source of ticks, whose offset means nothing after a restart: it comes and goes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+import shutil
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,14 +31,16 @@ PLACES_KEY = "places"
 NO_TICK = '{"tick_ms": 0}'
 NOTHING_READ = "-"
 """Spark's line for a source that has no offset yet."""
+FILE_FORMATS = {"text", "csv", "json", "parquet", "orc", "xml", "avro"}
+"""Formats of Spark's file source, in the names of sources."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePlaces:
     """The places in a plan where sources are read, in its order.
 
-    ids: which source it is, counted where they come first. ticks: whether it is one of ticks. names: what it reads, the
-    same for sources of the same place or options; None where that is not known.
+    ids: which source it is, counted where they come first. ticks: whether it is one of ticks. names: what it reads, in
+    three words: its format, what stands for its path, what stands for all its options; None where that is not known.
     """
 
     ids: tuple[int, ...]
@@ -114,17 +118,21 @@ def fit_sources(
     header, offsets = lines[:HEADER_LINES], lines[HEADER_LINES:]
     if recorded is None or len(recorded.ids) != len(offsets):
         recorded = _inferred(offsets, places)
-    matched = _matched(recorded, places)
-    held = {matched[each]: line for each, line in zip(recorded.ids, offsets, strict=True) if each in matched}
+    left = dict(zip(recorded.ids, offsets, strict=True))
+    logs = directory / "sources"
+    came = _matched(
+        recorded, places, lambda then: _are_in_step([left[each] for each in then], [logs / str(each) for each in then])
+    )
     wanted = [
-        NO_TICK if tick else held.get(each, NOTHING_READ) for each, tick in zip(places.ids, places.ticks, strict=True)
+        NO_TICK if tick else left[came[each]] if each in came else NOTHING_READ
+        for each, tick in zip(places.ids, places.ticks, strict=True)
     ]
     if recorded.ticks != places.ticks or [*map(_but_ticks, wanted)] != [*map(_but_ticks, offsets)]:
         text = "\n".join([*header, *wanted])
         for batch in (restored.batch, restored.batch - 1):
             if (directory / "offsets" / str(batch)).exists():
                 (directory / "offsets" / str(batch)).write_text(text)
-    return _move(restored, directory / "sources", matched)
+    return _move(restored, logs, came)
 
 
 def _inferred(offsets: Sequence[str], places: SourcePlaces) -> SourcePlaces:
@@ -137,37 +145,92 @@ def _inferred(offsets: Sequence[str], places: SourcePlaces) -> SourcePlaces:
     return places_of([-place - 1 if tick else next(sources) for place, tick in enumerate(ticks)], ticks)
 
 
-def _matched(before: SourcePlaces, places: SourcePlaces) -> dict[int, int]:
-    """Which source of the flow each one is that was read before."""
+def _matched(before: SourcePlaces, places: SourcePlaces, in_step: Callable[[Sequence[int]], bool]) -> dict[int, int]:
+    """For each source of the flow that was read before, which one that was.
+
+    in_step: whether sources that are read separately have come to the same position. Raises FlowMismatchError when one
+    is gone, or it is not clear which is which.
+    """
     old, new = before.others(), places.others()
-    matched: dict[int, int] = {}
-    for source, name in new.items():
-        same = [each for each, read in old.items() if read is not None and read == name and each not in matched]
-        if same:
-            matched[same[0]] = source
-    gone = [each for each in old if each not in matched]
-    found = [each for each in new if each not in matched.values()]
-    if gone and len(gone) != len(found):
+    came: dict[int, int] = {}
+    left = set(old)
+    for then, now in _alike(old, new, str):
+        if len(then) == len(now):
+            came |= zip(now, then, strict=True)
+        elif in_step(then):
+            # More or fewer frames read it: each goes on from where all of them were.
+            came |= dict.fromkeys(now, then[0])
+        else:
+            continue
+        left -= set(then)
+    # The same place, read with other options.
+    others = {source: name for source, name in new.items() if source not in came}
+    for then, now in _alike({source: old[source] for source in sorted(left)}, others, _place):
+        if len(then) == len(now) == 1:
+            came[now[0]] = then[0]
+            left -= set(then)
+    gone, found = sorted(left), [source for source in new if source not in came]
+    replaced = len(gone) == len(found) and all(map(_replaces, map(new.get, found), map(old.get, gone)))
+    if gone and not replaced:
         raise FlowMismatchError(
             f"the flow reads {len(new)} sources, and the position is one in {len(old)}, of which {len(gone)} "
             f"{'is' if len(gone) == 1 else 'are'} not found in the flow",
-            cause="A source was left out, or has another path while one was added.",
-            remedy="Read the same sources again; change paths in one run and add sources in another; or begin anew in "
-            "another directory.",
+            cause="A source was left out, has another format, or has another path or options while one was added.",
+            remedy="Read the same sources again; change paths and options in one run and add sources in another; or "
+            "begin anew in another directory.",
         )
-    return matched | dict(zip(gone, found, strict=False))
+    return came | (dict(zip(found, gone, strict=True)) if gone else {})
 
 
-def _move(restored: Restored, sources: Path, places: dict[int, int]) -> Restored:
-    """Move what sources have logged to their new places. What the partitions hold of a source that moved, or of the one
+def _alike(
+    old: Mapping[int, str | None], new: Mapping[int, str | None], by: Callable[[str], str]
+) -> Iterator[tuple[list[int], list[int]]]:
+    """The sources of before and of now whose names are the same by what is asked for."""
+    groups: dict[str, tuple[list[int], list[int]]] = {}
+    for side, sources in enumerate((old, new)):
+        for source, name in sources.items():
+            if name is not None:
+                groups.setdefault(by(name), ([], []))[side].append(source)
+    return ((then, now) for then, now in groups.values() if then and now)
+
+
+def _place(name: str) -> str:
+    """Format and path, without the options."""
+    return " ".join(name.split(" ")[:2])
+
+
+def _replaces(new: str | None, old: str | None) -> bool:
+    """Whether a source can go on from the position of another one. Those of files are alike, whatever the format."""
+    if new is None or old is None:
+        return True
+    kinds = {"files" if kind in FILE_FORMATS else kind for kind in (name.split(" ")[0] for name in (new, old))}
+    return len(kinds) == 1
+
+
+def _are_in_step(lines: Sequence[str], logs: Sequence[Path]) -> bool:
+    """Whether sources have the same offset, and have logged the same."""
+    return len(set(lines)) == 1 and all(_content(log) == _content(logs[0]) for log in logs[1:])
+
+
+def _content(log: Path) -> dict[str, bytes]:
+    files = (path for path in log.rglob("*") if path.is_file())
+    return {str(path.relative_to(log)): path.read_bytes() for path in files}
+
+
+def _move(restored: Restored, sources: Path, came: Mapping[int, int]) -> Restored:
+    """Copy what sources have logged to their new places. What the partitions hold of a source that moved, or of the one
     that had its place before, may be taken for another's of the same name: it is not held any more, and its rows are
     stale. That goes for sources that have logged nothing yet, too."""
-    moved = {old: new for old, new in places.items() if old != new and (sources / str(old)).exists()}
-    for old in moved:
-        (sources / str(old)).rename(sources / f"{old}.moved")
-    for old, new in moved.items():
-        (sources / f"{old}.moved").rename(sources / str(new))
-    taken = tuple(f"sources/{place}/" for pair in places.items() if pair[0] != pair[1] for place in pair)
+    moves = {new: old for new, old in came.items() if new != old}
+    stays = came.keys() - moves.keys()
+    with_logs = {new: old for new, old in moves.items() if (sources / str(old)).exists()}
+    for new, old in with_logs.items():
+        shutil.copytree(sources / str(old), sources / f"{new}.moved")
+    for place in {*moves.keys(), *moves.values()} - stays:
+        shutil.rmtree(sources / str(place), ignore_errors=True)
+    for new in with_logs:
+        (sources / f"{new}.moved").rename(sources / str(new))
+    taken = tuple(f"sources/{place}/" for pair in moves.items() for place in pair if place not in stays)
     held = {path: file for path, file in restored.held.items() if not path.startswith(taken)}
     gone = {path: file for path, file in restored.held.items() if path not in held}
     stale = frozenset(key for path, file in gone.items() for key in row_keys(path, file))

@@ -7,18 +7,15 @@ export.3  Rename: the checkpoint is there, whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.checkpoint.operators import NativeOperator, operators_of
 from recovery.checkpoint.places import CheckpointPlace, Observer, ignore
-from recovery.errors import EpochNotHeldError
 from recovery.ids import BatchId
 from recovery.native.held import materialise
-from recovery.state.steps import Moment, moment
+from recovery.state.steps import moment
 from recovery.storage.verify import PartitionCheck
 
 
@@ -50,7 +47,7 @@ def export(
     with ThreadPoolExecutor(4) as pool:
         for verdict in pool.map(lambda path: PartitionCheck(path).run(), at.paths):
             verdict.raise_if_damaged()
-    with place.writing(observe) as draft, _held_throughout(at):
+    with place.writing(observe) as draft:
         # export.2
         restored = materialise(directory, at, draft, observe, place.location)
         sizes = {path: file.size_bytes for path, file in restored.held.items()}
@@ -66,19 +63,3 @@ def export(
         operators=operators,
         steps=steps,
     )
-
-
-@contextmanager
-def _held_throughout(at: Moment) -> Iterator[None]:
-    """Says what to do when a run collects the epoch while it is read."""
-    try:
-        yield
-    except EpochNotHeldError as error:
-        if at.epoch == 0:
-            raise
-        raise EpochNotHeldError(
-            f"epoch {at.epoch} was collected while it was read",
-            path=error.path,
-            cause="The run closed epochs meanwhile, and keeps older ones no longer than its backup interval.",
-            remedy="Run the flow with a longer -b; or make a backup, restore it elsewhere, and export from there.",
-        ) from error

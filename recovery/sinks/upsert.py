@@ -192,7 +192,7 @@ class UpsertSink:
             database.run("DELETE FROM {epochs} WHERE epoch > {p}", (plan.last,))
             for waiting in database.run("SELECT epoch, batch_id, execution_id FROM {epochs} WHERE published = 0"):
                 self._publish(database, columns, *waiting)
-            database.run("DELETE FROM {staged}")
+            self._empty_staged(database, columns)
             database.commit()
         self._execution = resume.execution.id
         faults.reach("upsert.4")
@@ -386,6 +386,14 @@ class UpsertSink:
             database.run("DROP TABLE {replaced}")
             database.run(CREATE_REPLACED, columns=listed(columns))
             database.run("UPDATE {owner} SET history_from = {p}", (last,))
+
+    def _empty_staged(self, database: Session, columns: list[str]) -> None:
+        if set(_staged(database)) <= set(columns):
+            database.run("DELETE FROM {staged}")
+        else:
+            # The table has lost a column that the flow wrote before.
+            database.run("DROP TABLE {staged}")
+            database.run(CREATE_STAGED, columns=listed(columns))
 
     def _has_history_of(self, database: Session, columns: list[str]) -> bool:
         return database.columns("replaced") == [*columns, "recovery_epoch", "recovery_had"]

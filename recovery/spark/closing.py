@@ -200,8 +200,9 @@ class EpochCloser:
         count = self._store.partition_count
         values: DriverRows = {
             **recorded,
-            **self._loads.rows(batch),
             **self._delivery.prepare(epoch, batch, floor),
+            # Last: a mark that is set after this counts more than the epoch's.
+            **self._loads.rows(batch),
             CLOCK_STEP: self._recovery_clock.row(now_ms),
         }
         divided = {step: shares(rows, _homes(step, count), count) for step, rows in values.items() if rows}

@@ -119,15 +119,19 @@ def _sources(plan: Any) -> SourcePlaces:
 
 
 def _name(node: Any) -> str:
-    """What a source reads, shortened to a digest, for options may be secret: its format and path or, without one, all
-    its options."""
+    """What a source reads, as SourcePlaces has it: its format, its path or, without one, all its options, and all its
+    options. Options may be secret, so there are digests of them."""
     if node.nodeName() == "StreamingRelationV2":
         kind, options = node.sourceName(), dict(node.extraOptions().asCaseSensitiveMap())
     else:
         kind, options = node.dataSource().className(), _options(node.dataSource())
     options = {name.lower(): value for name, value in options.items()}
-    read = options.get("path") or json.dumps(options, sort_keys=True)
-    return f"{kind} {hashlib.sha256(read.encode()).hexdigest()[:16]}"
+    every = json.dumps(options, sort_keys=True)
+    return f"{kind} {_digest(options.get('path') or every)} {_digest(every)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _is_ticks(node: Any) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
@@ -325,6 +326,7 @@ class RecoveryQuery:
             if self._finished:
                 return
             self._parked.set()
+            self._note_failure()
             try:
                 with self._closer.lock:
                     if not self._prepared.temporary and may_still_close(self._error):
@@ -359,6 +361,13 @@ class RecoveryQuery:
 
     def _is_alive(self) -> bool:
         return is_alive(self._query)
+
+    def _note_failure(self) -> None:
+        """What Spark ended the query by, which nobody may have waited for."""
+        with contextlib.suppress(Py4JError, *JVM_GONE):
+            failure = self._query.exception()
+            if failure is not None:
+                self._note(failure)
 
     def _check_all_closed(self) -> None:
         """A run that ends well has closed an epoch over every micro-batch it finished."""

@@ -175,6 +175,7 @@ class StepTask:
         self._rows = 0
         self._keys = 0
         self._last_key: pa.Scalar | None = None
+        self._saw_null = False
         self._due: dict[str, None] = {}
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -343,6 +344,9 @@ class StepTask:
         """Every key must come once: a plan that lost its sort would split a key's rows over several calls."""
         given = values.drop_null() if values.null_count else values
         ordered = len(given) < 2 or pc.all(pc.less(given.slice(0, len(given) - 1), given.slice(1))).as_py()
+        # NULL is a key like others, and stands at one of the ends: wherever that is, it comes once.
+        ordered = ordered and values.null_count + self._saw_null < 2
+        self._saw_null |= bool(values.null_count)
         if self._last_key is not None and len(given):
             ordered = ordered and self._last_key.as_py() < given[0].as_py()
         if not ordered:

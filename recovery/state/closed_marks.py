@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from recovery.state import marks
@@ -12,8 +13,35 @@ from recovery.state.backend import Backend, DirectoryBackend, Document
 from recovery.state.epochs import Edited, StepKey
 from recovery.state.ids import StateId, escape, unescape
 from recovery.state.steps import moment
+from recovery.storage.files import scan
 from recovery.storage.history import few_states_at, has_step
-from recovery.storage.states import home
+from recovery.storage.lock import lock_holder
+from recovery.storage.states import BusyPartition, home
+
+
+def standing_marks(backend: Backend, state_id: StateId) -> dict[str, Any]:
+    """`closed_marks` for whoever is about to write the document, and holds its partition.
+
+    Raises BusyPartition while an epoch is closed in that partition and not yet in all: what is written now would count
+    more than its marks, which cannot be compared with yet.
+    """
+    if isinstance(backend, DirectoryBackend) and has_step(home(backend.directory), marks.EPOCH_STEP):
+        holder = lock_holder(backend.directory)
+        if holder is not None and _is_closing(backend.directory, holder):
+            raise BusyPartition("an epoch is being closed")
+    return closed_marks(backend, state_id)
+
+
+def _is_closing(directory: Path, holder: Mapping[str, Any]) -> bool:
+    """Whether the run that holds the directory has closed an epoch in the first partition and not yet in all. One that
+    a dead run has left there is given up when the next one begins."""
+    part = next(file.description for file in scan(directory) if file.path == home(directory))
+    if part is None or part.newest_epoch <= moment(directory).epoch:
+        return False
+    last = part.executions[-1]
+    if (holder["pid"], holder["host"]) != (last.pid, last.host):
+        return holder["pid"] is None
+    return bool(holder["since_ms"] <= last.started_ms)
 
 
 def closed_marks(backend: Backend, state_id: StateId) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from recovery.clock import Clock, SystemClock
 from recovery.errors import ConfigurationError
 from recovery.state import marks, scopes
 from recovery.state.backend import Backend, Document
-from recovery.state.closed_marks import closed_marks
+from recovery.state.closed_marks import closed_marks, standing_marks
 from recovery.state.ids import check, escape, matches, unescape
 from recovery.state.marks import Mark
 from recovery.state.open import Location, choose, open_backend
@@ -77,7 +77,7 @@ class StateManager:
 
             def change(document: Document | None) -> dict[str, Any]:
                 # Read where the document is held: an epoch that moves a mark is closed before, or after.
-                closed = self._closed_marks()
+                closed = standing_marks(self.backend, self._marks_id)
                 return marks.advance(document and document.content, wanted, now_ms, force=force, closed=closed)
 
             self.backend.update({self._marks_id: change})

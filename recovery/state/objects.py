@@ -136,7 +136,8 @@ class FileObjects:
 
     def __init__(self, root: Path, timeout_s: float) -> None:
         self.root = root
-        self.location = f"file://{root}"
+        # One place has one name: by this it is recognised.
+        self.location = f"file://{os.path.realpath(root)}"
         self._timeout_s = timeout_s
 
     def get(self, path: str) -> Found | None:

@@ -14,7 +14,7 @@ from recovery.clock import Clock
 from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundError, StateValueError
 from recovery.state import marks
 from recovery.state.backend import Backend, Document
-from recovery.state.closed_marks import closed_marks, settle, settled_marks
+from recovery.state.closed_marks import settle, settled_marks, standing_marks
 from recovery.state.epochs import Edited, StepKey
 from recovery.state.ids import check, matches
 from recovery.state.runs import read_run
@@ -112,7 +112,7 @@ class Documents:
         def change(name: Name) -> Any:
             def changed(before: Document | None) -> Any:
                 # Read where the document is held: an epoch that moves a mark is closed before, or after.
-                rows = closed_marks(self._backend, self._id(name)) if name == marks.DOCUMENT else {}
+                rows = standing_marks(self._backend, self._id(name)) if name == marks.DOCUMENT else {}
                 known = settle(self._id(name), before, rows)
                 _check_unchanged(name, seen, None if known is None else self._entry_of(known))
                 content = None if changes[name] is REMOVED else changes[name]

@@ -113,6 +113,7 @@ class FilePartitions:
         self._stale = "ex-*" if scratch.resolve().parent == directory else f"{self._scratch_prefix}*"
         self._scratch: Path | None = None
         self._writers: list[apsw.Connection] = []
+        self._reader: apsw.Connection | None = None
         self._deltas: dict[StepId, list[Delta]] = {}
         self._pool = ThreadPoolExecutor(min(MAX_THREADS, self.partition_count), thread_name_prefix="partition")
         allow_open_files(self.partition_count * FILES_PER_PARTITION)
@@ -224,6 +225,10 @@ class FilePartitions:
 
     def open(self, lease: Lease, batch: BatchId) -> None:
         """See `PartitionStore.open`."""
+        # A fenced run ends at the next micro-batch: without steps, or with its deltas elsewhere, no task would notice.
+        if self._reader is None:
+            self._reader = open_partition(self.paths[0], "ro")
+        one.check_lease(self._reader, self.paths[0], lease)
         for deltas in self._deltas.values():
             for delta in deltas:
                 delta.open(batch)
@@ -322,6 +327,9 @@ class FilePartitions:
         """See `PartitionStore.release`. Safe to repeat."""
         self._pool.shutdown()
         self._discard_scratch()
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
         for writer in self._writers:
             # Closing moves the log into the file; when that fails the log stays, and nothing is lost.
             with contextlib.suppress(apsw.Error):

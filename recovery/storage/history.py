@@ -150,7 +150,15 @@ def _check_held(connection: apsw.Connection, path: Path, cut: Cut) -> None:
         sql = "SELECT epoch, ex_id, batch_id FROM epochs WHERE epoch = ?"
         held = rows(connection, sql, (cut[0],)) == [cut]
     if not held:
-        raise EpochNotHeldError(f"it does not hold epoch {cut[0]}", path=path)
+        # Whoever reads was told that all partitions hold it.
+        raise EpochNotHeldError(
+            f"it does not hold epoch {cut[0]} any more",
+            path=path,
+            cause="A run closed epochs while this was read, and keeps older ones no longer than its backup interval; "
+            "or it went back.",
+            remedy="Run the same command again; to read for long while a run goes on, give it a longer -b, or read "
+            "from a restored backup.",
+        )
 
 
 def _one(connection: apsw.Connection, path: Path, step: str, cut: Cut, key: str) -> KeyState | None:

@@ -210,6 +210,14 @@ def begin(
     connection.execute("UPDATE parts SET flow_id = ?, digest = ?", (execution.flow_id, record_digest(*bound)))
 
 
+def check_lease(connection: apsw.Connection, path: Path, lease: Lease) -> None:
+    """Raises LeaseLostError when a later execution began. One read."""
+    with translated(path):
+        newest = rows(connection, "SELECT ex_num, ex_id FROM exs ORDER BY ex_num DESC LIMIT 1")
+    if newest != [(lease.number, lease.id)]:
+        raise LeaseLostError(f"execution {lease.number} may not go on: a later one began", path=path)
+
+
 def rewind(connection: apsw.Connection, path: Path, newest: Epoch) -> bool:
     """Make `newest` the newest epoch, discarding what came after; whether there was anything. One transaction.
 

@@ -248,6 +248,28 @@ class TestBackup:
         assert prune(target, [parse_keep("1")], later_ms).objects == 6
         assert not path.exists()
 
+    def test_a_damaged_manifest_keeps_what_its_backup_shares_with_an_earlier_one(self, store, tmp_path):
+        """The copies of the partitions that had not changed: once the manifest is put back, all of it is there."""
+        back_up(store, tmp_path / "dest")
+        StateManager(store).set_hwm("orders", 1)
+        made = back_up(store, tmp_path / "dest").manifest
+        content = states(store)
+        work(store, 1)
+        newest = back_up(store, tmp_path / "dest").manifest
+        target, now_ms = DirectoryTarget(tmp_path / "dest"), time.time_ns() // 1_000_000
+        path = tmp_path / "dest" / manifest_name(made.id)
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-20])
+        os.utime(path, (made.finished_ms / 1000, made.finished_ms / 1000))
+        assert prune(target, [KeepRule(count=1)], now_ms).objects == 0, "which ones it shares cannot be told"
+        assert {copy.object_name for copy in made.copies} <= {entry.name for entry in target.entries(OBJECTS)}
+        mended = shutil.copytree(tmp_path / "dest", tmp_path / "mended")
+        (mended / manifest_name(made.id)).write_bytes(whole)
+        (mended / manifest_name(newest.id)).unlink()
+        bring_back(mended, tmp_path / "new", tmp_path)
+        assert states(tmp_path / "new") == content
+        assert prune(target, [KeepRule(count=1)], now_ms + 2 * 86_400_000).objects == 4
+
     def test_files_of_others_are_left_alone(self, store, tmp_path):
         """A place may be the root of a bucket, which has folders of the same names: whatever is in them, however old,
         is not removed, not taken for a backup, and does not keep a pruning from its work."""

@@ -63,6 +63,33 @@ def delta(query, version, content="d", store="state/0/0"):
     write(query.checkpoint, f"{store}/.{version}.delta.crc", "crc")
 
 
+def test_what_a_connector_writes_again_is_taken_again(query, tmp_path):
+    """Its own files need not be written once, and get shorter as well; also in the first epoch after a resume."""
+    long = "x" * (2 * CHUNK_BYTES + 1)
+    write(query.checkpoint, "sources/0/progress/fixed", "as ever")
+    for batch, content in enumerate(("first", "second", long, "short")):
+        log(query.checkpoint, batch)
+        write(query.checkpoint, "sources/0/progress/current", content)
+        changes = query.close(batch)
+        assert ("sources/0/progress/fixed" in changes) == (batch == 0)
+        query.restored(tmp_path / str(batch))
+        assert (tmp_path / str(batch) / "sources/0/progress/current").read_text() == content
+    made = restore(query.rows.items(), tmp_path / "again")
+    query.checkpoint, query.capture = tmp_path / "again", Capture(tmp_path / "again", made.held, made.stale)
+    write(query.checkpoint, "sources/0/progress/current", "after it")
+    log(query.checkpoint, 4)
+    changes = query.close(4)
+    assert changes["sources/0/progress/current"] == "after it"
+    assert "sources/0/progress/fixed" not in changes
+
+
+def test_a_name_that_would_be_taken_for_a_part_of_a_file(query):
+    log(query.checkpoint, 0)
+    write(query.checkpoint, "sources/0/shards/shard#00012", "at 17")
+    with pytest.raises(UnsupportedPlanError, match="ends like that of a part"):
+        query.close(0)
+
+
 def test_an_epoch_takes_what_is_new_and_gives_up_what_is_old(query, tmp_path):
     """Position and state as of the micro-batch: nothing of the next one, which Spark has begun."""
     write(query.checkpoint, "state/0/_metadata/metadata", "layout")

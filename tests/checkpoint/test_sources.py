@@ -55,8 +55,10 @@ def test_offsets_follow_their_sources(tmp_path):
 
 
 def named(layout):
-    """The places of sources with names; those that begin alike read the same."""
-    return places_of(layout, [name.startswith("tick") for name in layout], [name[0] for name in layout])
+    """The places of sources with names: those that begin with one letter have one path; what follows a colon are
+    options, and "!" another kind of source. Others are read separately."""
+    names = [f"{'rows' if '!' in name else 'text'} {name[0]} {name[0]}{name.partition(':')[2]}" for name in layout]
+    return places_of(layout, [name.startswith("tick") for name in layout], names)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,16 @@ def named(layout):
         (["a", "a", "b"], ["b", "a"], ["b", "a"]),
         (["a", "b"], ["b"], None),
         (["a", "b"], ["c", "d", "b"], None),
+        (["a"], ["a1", "a2"], ["a", "a"]),
+        (["b", "a"], ["a1", "b", "a2"], ["a", "b", "a"]),
+        (["a1", "a2"], ["a3"], None),
+        (["a1", "a2"], ["a3", "a4", "a5"], None),
+        (["a:x"], ["a:y", "a:x"], [None, "a:x"]),
+        (["a:x", "a:y"], ["a:y", "a:x"], ["a:y", "a:x"]),
+        (["a:x", "b"], ["b", "a:y"], ["b", "a:x"]),
+        (["a:x"], ["a:y", "a:z"], None),
+        (["a", "b"], ["a", "c!"], None),
+        (["a", "b!"], ["c!", "a"], ["b!", "a"]),
     ],
 )
 def test_sources_that_are_known(tmp_path, before, after, lines):
@@ -94,6 +106,20 @@ def test_sources_that_are_known(tmp_path, before, after, lines):
         assert (log.read_text() if log.exists() else None) == (
             None if name.startswith("tick") else lines[after.index(name)]
         )
+
+
+def test_separate_reads_that_have_come_equally_far(tmp_path):
+    """They may become fewer, or more: which of them is which does not matter."""
+    rows = rows_of(["a1", "a2", "b"], {name: {0: name[0], 1: "more"} for name in ("a1", "a2", "b")})
+    rows["offsets/9"] = rows["offsets/9"].replace("a1", "a").replace("a2", "a")
+    for number, after in enumerate((["b", "a3"], ["a3", "a4", "b", "a5"])):
+        home = tmp_path / str(number)
+        fit_sources(restore(rows.items(), home), home, named(after), named(["a1", "a2", "b"]))
+        found = (home / "offsets/9").read_text().split("\n")[2:]
+        assert [json.loads(line)["of"] for line in found] == [name[0] for name in after]
+        for place, name in enumerate(after):
+            assert (home / f"sources/{place}/0").read_text() == name[0]
+        assert {path.name for path in (home / "sources").iterdir()} == {str(place) for place in range(len(after))}
 
 
 def test_one_source_in_more_places_than_an_earlier_version_recorded(tmp_path):

@@ -300,7 +300,7 @@ def test_a_run_that_collects_the_epoch_while_it_is_exported(source, store_dir, t
         assert export(store_dir, out).steps == ("count",)
         assert held(tmp_path / "out") == job(4)
     else:
-        with pytest.raises(EpochNotHeldError, match="collected while it was read") as refused:
+        with pytest.raises(EpochNotHeldError, match="does not hold epoch 2 any more") as refused:
             export(store_dir, out)
         assert "longer -b" in refused.value.remedy
         assert not list(tmp_path.glob("*out*"))

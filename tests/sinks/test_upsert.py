@@ -440,6 +440,39 @@ def test_a_column_that_is_added_during_a_run(tmp_path):
         Run(store, database, resume_epoch=2)
 
 
+@pytest.mark.parametrize("module", ["sqlite3", "duckdb"])
+def test_a_column_that_is_removed(tmp_path, module):
+    """The next run of a flow that does not write it any more goes on, also with an epoch that has no rows."""
+    connect = pytest.importorskip(module).connect
+
+    class Other:
+        @staticmethod
+        def connect():
+            return connect(str(tmp_path / "db"))
+
+    def execute(sql: str) -> list[tuple]:
+        with contextlib.closing(Other.connect()) as connection:
+            found = connection.execute(sql).fetchall()
+            connection.commit()
+        return found
+
+    execute("CREATE TABLE words (word TEXT PRIMARY KEY, n INTEGER, extra INTEGER)")
+    store = Store()
+    run = Run(store, Other, key=["word"])
+    run.sink.stage(["word", "n", "extra"], [("a", 1, 5), ("b", 2, 5)], 0)
+    run.close(0)
+    run.sink.stage(["word", "n", "extra"], [("a", 3, 5)], 1)
+    execute("ALTER TABLE words DROP COLUMN extra")
+    run = Run(store, Other, key=["word"])
+    run.close(0)
+    assert execute("SELECT * FROM words ORDER BY word") == [("a", 1), ("b", 2)]
+    run.sink.stage(["word", "n"], [("a", 4)], 1)
+    run.close(1)
+    assert execute("SELECT * FROM words ORDER BY word") == [("a", 4), ("b", 2)]
+    Run(store, Other, key=["word"], resume_epoch=3)
+    assert execute("SELECT * FROM words ORDER BY word") == [("a", 1), ("b", 2)]
+
+
 CONSTRAINTS = {
     "check": "n INTEGER CHECK (n >= 0)",
     "not null": "n INTEGER NOT NULL",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
+
+from recovery import DiscardSink, RecoveryConfig, init_partitions, start
+from recovery.errors import InputRewrittenError
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "appended.md"
 
@@ -141,6 +145,22 @@ def test_a_rewritten_file_is_told_to_the_driver(lines, log, tmp_path):
     with pytest.raises(PySparkException, match=r"(?s)InputRewrittenError: .*app\.log: .*has 2 bytes.*onRewrite"):
         batches(lines(log), tmp_path / "c")
     assert batches(lines(log, "value string", onRewrite="restart"), tmp_path / "c") == [[("x",)]]
+
+
+def test_a_query_that_nobody_waited_for_tells_its_error_when_it_is_stopped(lines, log, tmp_path):
+    """Spark ended it, outside of any micro-batch of ours; what was finished before is closed."""
+    append(log, b"a\nb\n")
+    init_partitions(tmp_path / "db", 2)
+    query = start(lines(log), RecoveryConfig(tmp_path / "db"), sink=DiscardSink(), name="flow", trigger="50ms")
+    deadline = time.monotonic() + 120
+    while query.is_active and time.monotonic() < deadline:
+        if query.summary.batches == 1:
+            log.write_bytes(b"x\n")
+        time.sleep(0.05)
+    for end in (query.stop, query.stop, query.await_termination):
+        with pytest.raises(InputRewrittenError, match=r"app\.log: .*has 2 bytes"):
+            end()
+    assert query.summary.last_epoch == 1
 
 
 def test_an_error_of_a_task_is_told_to_the_driver(lines, log, tmp_path):

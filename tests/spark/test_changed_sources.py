@@ -106,3 +106,53 @@ def test_steps_side_by_side_come_and_go(spark, tmp_path, waits):
     }, "a new step begins at the present position"
     run("one", drop=["two"])
     run("one", "two")
+
+
+def test_steps_that_read_for_themselves_come_and_go(spark, tmp_path):
+    """A frame for each step, which Spark takes for sources of their own, in whatever order."""
+    feed = Feed(tmp_path / "in")
+    for number, steps in enumerate((["old"], ["new", "old"], ["old", "new"], ["new"], ["new", "other"])):
+        feed.add_random(number)
+        frame = feed.frame(spark).transform(totals_step(steps[0]))
+        for each in steps[1:]:
+            frame = frame.union(feed.frame(spark).transform(totals_step(each)))
+        run_to_end(frame, tmp_path / "db", drop_steps=["old"] if number == 3 else ())
+        if "old" in steps:
+            assert states(tmp_path / "db", "old") == feed.totals()
+    counted = {key: n for key, (n, _) in states(tmp_path / "db", "new").items()}
+    begun = Counter(key for key, _ in feed.rows[len(feed.rows) // 5 :])
+    assert counted == begun, "from the second run on"
+
+
+@pytest.mark.parametrize("orders", [["a", "ba"], ["ab", "ba"]])
+def test_two_parts_of_one_directory(spark, tmp_path, orders):
+    """They are told apart by their options."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/1.a").write_text("x,1\n" * 10)
+    (tmp_path / "in/1.b").write_text("y,1\n" * 5)
+
+    def part(name):
+        lines = spark.readStream.option("pathGlobFilter", f"*.{name}").text(str(tmp_path / "in"))
+        return lines.selectExpr("split(value, ',')[0] AS key", "cast(split(value, ',')[1] AS long) AS value")
+
+    for order in orders:
+        frame = part(order[0])
+        for name in order[1:]:
+            frame = frame.union(part(name))
+        run_to_end(frame.transform(totals_step()), tmp_path / "db")
+    assert states(tmp_path / "db", "totals") == {"x": [10, 10], "y": [5, 5]}
+
+
+@pytest.mark.parametrize(("first", "then"), [("files", "appended"), ("appended", "files")])
+def test_a_source_of_another_kind(spark, tmp_path, first, then):
+    """Its position means nothing to the other one. Nothing is given up before it is refused."""
+    feeds = [Feed(tmp_path / name) for name in "abc"]
+    for feed in feeds:
+        feed.add_random(1)
+    one = feeds[0].frame(spark).transform(totals_step("one"))
+    run_to_end(one.union(read(spark, feeds[1], first).transform(totals_step("two"))), tmp_path / "db")
+    before = [file.description for file in scan(tmp_path / "db")]
+    changed = one.union(read(spark, feeds[2], then).transform(totals_step("three")))
+    with pytest.raises(FlowMismatchError, match="of which 1 is not found"):
+        run_to_end(changed, tmp_path / "db", drop_steps=["two"])
+    assert [file.description for file in scan(tmp_path / "db")] == before

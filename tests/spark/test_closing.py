@@ -6,8 +6,11 @@ import threading
 
 import pytest
 
-from recovery import CorruptPartitionError, Node, Pipeline, RecoveryConfig, run_pipeline
+from recovery import CorruptPartitionError, Node, Pipeline, RecoveryConfig, StateManager, run_pipeline
+from recovery.clock import SystemClock
+from recovery.sinks.delivery import Delivery
 from recovery.spark import preparing
+from recovery.spark.incremental import FlowLoads
 from recovery.storage.files import scan
 from tests.faults.minirun import STEP, MiniRun, run, totals
 from tests.faults.minirun import states as numbers
@@ -29,6 +32,27 @@ def damage(directory, text: str = "666") -> str:
     [(key,)] = query(path, "SELECT min(state_key) FROM snaps WHERE step_id = ?", (STEP,))
     alter(path, "UPDATE snaps SET ser_change = ? WHERE step_id = ? AND state_key = ?", (text, STEP, key))
     return key
+
+
+def test_a_mark_that_is_set_while_the_output_is_prepared(store_dir, monkeypatch):
+    """The load moved it further: what counts afterwards is the mark of its epoch."""
+    prepare, state = Delivery.prepare, StateManager(store_dir)
+
+    def meddle(self, *arguments):
+        state.set_hwm("orders", 7)
+        return prepare(self, *arguments)
+
+    monkeypatch.setattr(Delivery, "prepare", meddle)
+    execution = MiniRun(store_dir, INPUT, snapshot_interval="1h")
+    try:
+        execution.batch()
+        loads = execution.closer._loads = FlowLoads(store_dir, SystemClock())
+        loads._moved[0] = {"orders": 10}
+        with execution.closer.lock:
+            assert execution.closer.close(lambda: True)
+    finally:
+        execution.release()
+    assert state.get_hwm("orders") == 10
 
 
 def test_no_epoch_is_closed_on_a_damaged_partition(store_dir):

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from click.testing import CliRunner
 
-from recovery import ConfigurationError, HighWaterMarkError, StateLockedError, StateManager
+from recovery import ConfigurationError, HighWaterMarkError, RetryPolicy, StateLockedError, StateManager, StorageError
 from recovery.cli import main
 from recovery.clock import SystemClock
 from recovery.planning.resume import plan_resume
+from recovery.state import closed_marks
 from recovery.state.closed_marks import changes
 from recovery.state.epochs import EpochWriter
 from recovery.state.migrate import migrate
-from recovery.storage.files import scan
+from recovery.state.targets import Documents
+from recovery.storage.files import FilePartitions, scan
+from recovery.storage.lock import DirectoryLock
+from tests.state.support import IMPATIENT
 from tests.stores import problems
 
 
@@ -34,6 +40,38 @@ def close(directory, writer, **marks):
     """Close an epoch that moves marks."""
     state = StateManager(directory)
     return writer.close(changes("", {key: state.epoch_row(key, value) for key, value in marks.items()}), batches=1)
+
+
+@contextlib.contextmanager
+def half_closed(directory, monkeypatch, **marks):
+    """A run that has closed an epoch which moves marks in part-0, and in part-1 closes it when the function that is
+    given is called."""
+    close_partition, in_part_0, go_on = FilePartitions.close_partition, threading.Event(), threading.Event()
+
+    def in_turn(self, index, *arguments):
+        assert not index or go_on.wait(60)
+        closed = close_partition(self, index, *arguments)
+        in_part_0.set()
+        return closed
+
+    with (
+        DirectoryLock(directory, SystemClock(), "a run"),
+        execution(directory) as writer,
+        ThreadPoolExecutor(1) as pool,
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(FilePartitions, "close_partition", in_turn)
+        closing = pool.submit(close, directory, writer, **marks)
+
+        def finish():
+            go_on.set()
+            closing.result(60)
+
+        try:
+            assert in_part_0.wait(60)
+            yield finish
+        finally:
+            go_on.set()
 
 
 @pytest.fixture
@@ -282,6 +320,88 @@ def test_a_mark_does_not_move_back_below_an_epoch_that_is_being_closed(store_dir
         with pytest.raises(HighWaterMarkError, match="back from 10 to 7"):
             state.set_hwm("orders", 7)
     assert state.get_hwm("orders") == 10
+
+
+def test_an_epoch_that_is_closed_in_some_partitions_is_waited_for(store_dir, state, monkeypatch):
+    """It is not known yet what a mark that is set has to be compared with; it is, once the epoch is closed in all."""
+    impatient = StateManager(store_dir, retry=IMPATIENT)
+    with execution(store_dir) as writer:
+        close(store_dir, writer, orders=5)
+    with half_closed(store_dir, monkeypatch, orders=10) as finish:
+        assert state.get_hwm("orders") == 5
+        with pytest.raises(StateLockedError, match="a run"):
+            impatient.set_hwm("orders", 7)
+        assert state.get_hwm("orders") == 5
+        finish()
+        with pytest.raises(HighWaterMarkError, match="back from 10 to 7"):
+            impatient.set_hwm("orders", 7)
+    assert state.get_hwm("orders") == 10
+
+
+def test_a_mark_does_not_move_back_below_an_epoch_that_is_closed_meanwhile(store_dir, monkeypatch):
+    """The wait ends with it."""
+    patient = StateManager(store_dir, retry=RetryPolicy(busy=1, delays=(0.01,) * 1000, jitter=0))
+    moment, looked = closed_marks.moment, []
+    with execution(store_dir) as writer:
+        close(store_dir, writer, orders=5)
+    with half_closed(store_dir, monkeypatch, orders=10) as finish:
+
+        def look(directory):
+            found = moment(directory)
+            looked.append(found.epoch)
+            if len(looked) == 1:
+                finish()
+            return found
+
+        monkeypatch.setattr(closed_marks, "moment", look)
+        with pytest.raises(HighWaterMarkError, match="back from 10 to 7"):
+            patient.set_hwm("orders", 7)
+    assert (looked[0], looked[-1]) == (1, 2)
+    assert patient.get_hwm("orders") == 10
+
+
+def test_the_document_of_marks_waits_for_an_epoch_as_well(store_dir, state, monkeypatch):
+    """An import or an edit writes it as a whole: nobody was asked about a mark that is not there yet."""
+    documents = Documents(StateManager(store_dir, retry=IMPATIENT).backend, "")
+    state.set_hwm("other", 1)
+    with execution(store_dir) as writer:
+        close(store_dir, writer, orders=5)
+    seen = documents.find_all(["hwm"])
+    changed = json.loads(json.dumps(seen["hwm"].content).replace("5", "7"))
+    with half_closed(store_dir, monkeypatch, orders=10) as finish:
+        with pytest.raises(StateLockedError, match="a run"):
+            documents.write("edit", {"hwm": changed}, seen)
+        finish()
+        with pytest.raises(StateLockedError, match="changed by another process"):
+            documents.write("edit", {"hwm": changed}, seen)
+    assert (state.get_hwm("orders"), state.get_hwm("other")) == (10, 1)
+
+
+def test_an_epoch_that_a_dead_run_left_in_some_partitions_is_not_waited_for(store_dir, monkeypatch):
+    """Nobody closes it any more: a mark is set at once, and compared with those that count; also by the next run,
+    before it begins."""
+    impatient = StateManager(store_dir, retry=RetryPolicy(busy=1, delays=(), jitter=0))
+    close_partition = FilePartitions.close_partition
+
+    def fail(self, index, *arguments):
+        if index:
+            raise StorageError("no space")
+        return close_partition(self, index, *arguments)
+
+    with execution(store_dir) as writer:
+        close(store_dir, writer, orders=5)
+        monkeypatch.setattr(FilePartitions, "close_partition", fail)
+        with DirectoryLock(store_dir, SystemClock(), "a run"), pytest.raises(StorageError, match="no space"):
+            close(store_dir, writer, orders=10)
+    monkeypatch.undo()
+    assert [file.description.newest_epoch for file in scan(store_dir)] == [2, 1]
+    with pytest.raises(HighWaterMarkError, match="back from 5 to 4"):
+        impatient.set_hwm("orders", 4)
+    impatient.set_hwm("orders", 7)
+    with DirectoryLock(store_dir, SystemClock(), "a run"):
+        impatient.set_hwm("orders", 8)
+    with execution(store_dir):
+        assert impatient.get_hwm("orders") == 8
 
 
 def test_a_mark_that_moves_while_it_is_migrated(store_dir, state, tmp_path, monkeypatch):

@@ -191,6 +191,21 @@ def test_a_place_that_is_opened_twice_is_one_place(tmp_path):
     assert one.get() == 5
 
 
+@pytest.mark.parametrize("name", ["link", "other/../state"])
+def test_a_place_with_two_names_is_one_place(tmp_path, name):
+    """Of files, too: by a link, or on a way around, a state is not moved to itself."""
+    for made in ("state", "other"):
+        (tmp_path / made).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "state")
+    one, other = (StateManager(f"file://{tmp_path}/{each}").process_state("n", "k") for each in ("state", name))
+    one.set(5)
+    assert other.get() == 5
+    for old, new in ((one, other), (other, one)):
+        with pytest.raises(ConfigurationError, match="itself"):
+            old.move_to(new)
+    assert (one.get(), other.get()) == (5, 5)
+
+
 def test_update_is_one_step(state):
     """What it makes of the value before is there when it returns; an error of the function changes nothing."""
     count = state.process_state("billing", "count")

@@ -364,8 +364,10 @@ def test_a_reader_sees_one_moment(ran):
     edited(ran, {"a": ("9", None)})
     assert {s.key: s.value for s in then.states(STEP)} == {"a": "3", "b": "2"}
     edited(ran, {"a": ("10", None)})
-    with pytest.raises(EpochNotHeldError):
+    with pytest.raises(EpochNotHeldError, match="does not hold epoch 2 any more") as raised:
         list(then.states(STEP))
+    assert "closed epochs while this was read" in raised.value.cause
+    assert "longer -b" in raised.value.remedy
 
 
 def test_edits_at_once_come_one_after_the_other(ran):

@@ -17,6 +17,7 @@ from recovery import StateManager, init_partitions
 from recovery.errors import (
     CorruptPartitionError,
     ForeignPartitionError,
+    LeaseLostError,
     NoPartitionsError,
     RecoveryError,
     StorageError,
@@ -431,6 +432,19 @@ class TestConnections:
         run.store.next_due_ms(run.lease)
         run.store.release()
         run.store.release()
+        assert open_files(store_dir) == []
+
+    @pytest.mark.parametrize("steps", [(), (STEP,)], ids=["without steps", "with a step"])
+    def test_a_micro_batch_of_a_run_whose_successor_began_is_not_opened(self, store_dir, steps):
+        """Nothing of it would count. What that was found by is closed with the store."""
+        with Driver(store_dir, steps) as late:
+            for batch in (0, 1):
+                late.store.open(late.lease, batch)
+            with Driver(store_dir, steps) as successor:
+                with pytest.raises(LeaseLostError, match="a later one began") as raised:
+                    late.store.open(late.lease, 2)
+                assert raised.value.path == str(store_dir / "part-0.sqlite3")
+                successor.store.open(successor.lease, 2)
         assert open_files(store_dir) == []
 
     def test_a_store_that_cannot_be_opened_leaves_nothing_open(self, store_dir):
