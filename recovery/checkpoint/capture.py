@@ -101,10 +101,12 @@ class Capture:
         layout of state that cannot be taken.
         """
         home = self._staging / str(next(self._number))
+        changed: set[str] = set()
         for left in reversed(range(_TRIES)):
             try:
                 wanted = position_files(self._checkpoint, batch, self._sources) | self._state.needed(batch)
-                changed = set(self._changed(wanted))
+                # Also what the look before has found, and marked.
+                changed = (changed | set(self._changed(wanted))) & wanted
                 new = self._take_hold(sorted(wanted - self._held.keys() | changed), home)
                 break
             except FileNotFoundError as error:
@@ -138,7 +140,7 @@ class Capture:
             self._seen[path] = _mark(source)
             home.mkdir(parents=True, exist_ok=True)
             found[path] = home / str(number)
-            _link(source, home / str(number))
+            _hold(source, home / str(number), copy=is_progress(path))
         return found
 
     def _changed(self, wanted: set[str]) -> Iterator[str]:
@@ -153,7 +155,11 @@ class Capture:
                         yield path
 
 
-def _link(source: Path, target: Path) -> None:
+def _hold(source: Path, target: Path, *, copy: bool) -> None:
+    """Give the file a second name, or make a copy of one that may be written to again."""
+    if copy:
+        shutil.copy2(source, target)
+        return
     try:
         os.link(source, target)
     except OSError as error:

@@ -31,8 +31,8 @@ PLACES_KEY = "places"
 NO_TICK = '{"tick_ms": 0}'
 NOTHING_READ = "-"
 """Spark's line for a source that has no offset yet."""
-FILE_FORMATS = {"text", "csv", "json", "parquet", "orc", "xml", "avro"}
-"""Formats of Spark's file source, in the names of sources."""
+FILE_FORMATS = {"text", "csv", "json", "parquet", "orc", "xml", "avro", "binaryfile"}
+"""Formats of Spark's file source, as the names of sources have them, in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def fit_sources(
         for batch in (restored.batch, restored.batch - 1):
             if (directory / "offsets" / str(batch)).exists():
                 (directory / "offsets" / str(batch)).write_text(text)
-    return _move(restored, logs, came)
+    return _move(restored, logs, came, recorded.others())
 
 
 def _inferred(offsets: Sequence[str], places: SourcePlaces) -> SourcePlaces:
@@ -153,25 +153,25 @@ def _matched(before: SourcePlaces, places: SourcePlaces, in_step: Callable[[Sequ
     """
     old, new = before.others(), places.others()
     came: dict[int, int] = {}
-    left = set(old)
+    left, spare = set(old), set[int]()
     for then, now in _alike(old, new, str):
-        if len(then) == len(now):
-            came |= zip(now, then, strict=True)
-        elif in_step(then):
-            # More or fewer frames read it: each goes on from where all of them were.
-            came |= dict.fromkeys(now, then[0])
-        else:
-            continue
-        left -= set(then)
+        if len(then) == len(now) or in_step(then):
+            # If it is read more often, each goes on from where all of them were. If it is read less often, the others
+            # were left out, or changed to what is found below.
+            came |= zip(now, then + then[:1] * len(now), strict=False)
+            left -= set(then[: len(now)])
+            spare |= set(then[len(now) :])
     # The same place, read with other options.
     others = {source: name for source, name in new.items() if source not in came}
     for then, now in _alike({source: old[source] for source in sorted(left)}, others, _place):
-        if len(then) == len(now) == 1:
+        if len(now) == 1 and (len(then) == 1 or (spare.issuperset(then) and in_step(then))):
             came[now[0]] = then[0]
-            left -= set(then)
-    gone, found = sorted(left), [source for source in new if source not in came]
-    replaced = len(gone) == len(found) and all(map(_replaces, map(new.get, found), map(old.get, gone)))
-    if gone and not replaced:
+            left.discard(then[0])
+    found = [source for source in new if source not in came]
+    for gone in (sorted(left), sorted(left - spare)):
+        if len(gone) == len(found) and all(map(_replaces, map(new.get, found), map(old.get, gone))):
+            return came | dict(zip(found, gone, strict=True))
+    if gone:
         raise FlowMismatchError(
             f"the flow reads {len(new)} sources, and the position is one in {len(old)}, of which {len(gone)} "
             f"{'is' if len(gone) == 1 else 'are'} not found in the flow",
@@ -179,7 +179,7 @@ def _matched(before: SourcePlaces, places: SourcePlaces, in_step: Callable[[Sequ
             remedy="Read the same sources again; change paths and options in one run and add sources in another; or "
             "begin anew in another directory.",
         )
-    return came | (dict(zip(found, gone, strict=True)) if gone else {})
+    return came
 
 
 def _alike(
@@ -203,7 +203,7 @@ def _replaces(new: str | None, old: str | None) -> bool:
     """Whether a source can go on from the position of another one. Those of files are alike, whatever the format."""
     if new is None or old is None:
         return True
-    kinds = {"files" if kind in FILE_FORMATS else kind for kind in (name.split(" ")[0] for name in (new, old))}
+    kinds = {"files" if kind in FILE_FORMATS else kind for kind in (name.split(" ")[0].lower() for name in (new, old))}
     return len(kinds) == 1
 
 
@@ -217,7 +217,7 @@ def _content(log: Path) -> dict[str, bytes]:
     return {str(path.relative_to(log)): path.read_bytes() for path in files}
 
 
-def _move(restored: Restored, sources: Path, came: Mapping[int, int]) -> Restored:
+def _move(restored: Restored, sources: Path, came: Mapping[int, int], before: Iterable[int]) -> Restored:
     """Copy what sources have logged to their new places. What the partitions hold of a source that moved, or of the one
     that had its place before, may be taken for another's of the same name: it is not held any more, and its rows are
     stale. That goes for sources that have logged nothing yet, too."""
@@ -226,11 +226,12 @@ def _move(restored: Restored, sources: Path, came: Mapping[int, int]) -> Restore
     with_logs = {new: old for new, old in moves.items() if (sources / str(old)).exists()}
     for new, old in with_logs.items():
         shutil.copytree(sources / str(old), sources / f"{new}.moved")
-    for place in {*moves.keys(), *moves.values()} - stays:
+    vacated = {*before, *moves} - stays
+    for place in vacated:
         shutil.rmtree(sources / str(place), ignore_errors=True)
     for new in with_logs:
         (sources / f"{new}.moved").rename(sources / str(new))
-    taken = tuple(f"sources/{place}/" for pair in moves.items() for place in pair if place not in stays)
+    taken = tuple(f"sources/{place}/" for place in vacated)
     held = {path: file for path, file in restored.held.items() if not path.startswith(taken)}
     gone = {path: file for path, file in restored.held.items() if path not in held}
     stale = frozenset(key for path, file in gone.items() for key in row_keys(path, file))

@@ -40,8 +40,12 @@ def launch(
     checkpoint: Path,
     address: str,
     trigger: str | Interval | None,
-) -> Any:
-    """Start Spark's query, whose micro-batches go to `process`, and whose tasks find the partitions at `address`."""
+    started: Callable[[Any], None],
+) -> None:
+    """Start Spark's query, whose micro-batches go to `process`, and whose tasks find the partitions at `address`.
+
+    started: is told the query at once, so that it can be stopped whatever happens then.
+    """
     spark = bound.frame.sparkSession
     spark.sparkContext.setLocalProperty(ADDRESS_PROPERTY, address)
     try:
@@ -49,7 +53,7 @@ def launch(
             writer = bound.frame.writeStream.foreachBatch(process).outputMode(bound.output_mode)
             # Hadoop takes the path as it stands: escaped, it would work in a directory of another name.
             writer = writer.option("checkpointLocation", f"file:{checkpoint.absolute()}")
-            return _triggered(writer, trigger).queryName(_free_name(spark, name)).start()
+            started(_triggered(writer, trigger).queryName(_free_name(spark, name)).start())
     finally:
         spark.sparkContext.setLocalProperty(ADDRESS_PROPERTY, None)
 

@@ -193,14 +193,21 @@ class RecoveryQuery:
     # ---- the micro-batch
 
     def _launch(self, checkpoint: Path, trigger: str | Interval | None) -> None:
-        address = self._store.address(self.lease)
-        self._query = launch(
-            self._bound, self._process, name=self._prepared.flow_id, checkpoint=checkpoint, address=address,
+        launch(
+            self._bound,
+            self._process,
+            name=self._prepared.flow_id,
+            checkpoint=checkpoint,
+            address=self._store.address(self.lease),
             trigger=trigger,
-        )  # fmt: skip
+            started=self._launched,
+        )
         announce(str(self._query.runId), self.meter)
         self._timer = threading.Thread(target=self._watch, name="epoch-timer", daemon=True)
         self._timer.start()
+
+    def _launched(self, query: Any) -> None:
+        self._query = query
 
     def _process(self, batch: DataFrame, batch_id: int) -> None:
         """The foreachBatch callback."""
@@ -355,8 +362,8 @@ class RecoveryQuery:
     def _abort(self) -> None:
         """After a start that failed: no query goes on without us."""
         self._over.set()
+        self._parked.set()
         if self._query is not None:
-            self._parked.set()
             stop_query(self._query, self._released)
 
     def _is_alive(self) -> bool:
@@ -366,7 +373,8 @@ class RecoveryQuery:
         """What Spark ended the query by, which nobody may have waited for."""
         with contextlib.suppress(Py4JError, *JVM_GONE):
             failure = self._query.exception()
-            if failure is not None:
+            # Once Spark was stopped, a query that was well ends by whatever it does next.
+            if failure is not None and self._bound.frame.sparkSession.sparkContext._jsc is not None:
                 self._note(failure)
 
     def _check_all_closed(self) -> None:

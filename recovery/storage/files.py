@@ -327,13 +327,12 @@ class FilePartitions:
         """See `PartitionStore.release`. Safe to repeat."""
         self._pool.shutdown()
         self._discard_scratch()
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
-        for writer in self._writers:
-            # Closing moves the log into the file; when that fails the log stays, and nothing is lost.
+        # The reader first: closing the last connection moves the log into the file. When that fails the log stays, and
+        # nothing is lost.
+        for connection in (*([self._reader] if self._reader is not None else ()), *self._writers):
             with contextlib.suppress(apsw.Error):
-                writer.close()
+                connection.close()
+        self._reader = None
         self._writers.clear()
 
     def _discard_scratch(self) -> None:

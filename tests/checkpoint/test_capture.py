@@ -83,6 +83,45 @@ def test_what_a_connector_writes_again_is_taken_again(query, tmp_path):
     assert "sources/0/progress/fixed" not in changes
 
 
+def test_what_a_connector_writes_again_while_an_epoch_is_written(query):
+    """A long file of its own is copied, so that it may."""
+    log(query.checkpoint, 0)
+    write(query.checkpoint, "sources/0/progress/current", "x" * CHUNK_BYTES)
+    captured = query.capture.take(BatchId(0))
+    with (query.checkpoint / "sources/0/progress/current").open("a") as file:
+        file.write("of the next micro-batch")
+    assert captured["sources/0/progress/current"] == "x" * CHUNK_BYTES
+    query.capture.saved(captured)
+    captured.release()
+    log(query.checkpoint, 1)
+    changes = query.capture.take(BatchId(1))
+    assert {key for key in changes if "current" in key} == {
+        "sources/0/progress/current", "sources/0/progress/current#00001", "sources/0/progress/current#00002"
+    }  # fmt: skip
+    assert changes["sources/0/progress/current"] is None
+
+
+def test_what_a_connector_wrote_is_taken_by_the_look_that_succeeds(query, monkeypatch):
+    """Spark's maintenance removes files of state: then it is looked at again."""
+    write(query.checkpoint, "sources/0/progress/current", "one")
+    for batch in range(2):
+        log(query.checkpoint, batch)
+        delta(query, batch + 1)
+        if batch:
+            write(query.checkpoint, "sources/0/progress/current", "two")
+            take_hold, looks = query.capture._take_hold, []
+
+            def gone(paths, home, take_hold=take_hold, looks=looks):
+                looks.append(take_hold(paths, home))
+                if len(looks) == 1:
+                    raise FileNotFoundError(errno.ENOENT, "gone", "state/0/0/1.delta")
+                return looks[-1]
+
+            monkeypatch.setattr(query.capture, "_take_hold", gone)
+        query.close(batch)
+    assert query.rows["sources/0/progress/current"] == "two"
+
+
 def test_a_name_that_would_be_taken_for_a_part_of_a_file(query):
     log(query.checkpoint, 0)
     write(query.checkpoint, "sources/0/shards/shard#00012", "at 17")

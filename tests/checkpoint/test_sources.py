@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 
 import pytest
 
@@ -112,14 +114,66 @@ def test_separate_reads_that_have_come_equally_far(tmp_path):
     """They may become fewer, or more: which of them is which does not matter."""
     rows = rows_of(["a1", "a2", "b"], {name: {0: name[0], 1: "more"} for name in ("a1", "a2", "b")})
     rows["offsets/9"] = rows["offsets/9"].replace("a1", "a").replace("a2", "a")
-    for number, after in enumerate((["b", "a3"], ["a3", "a4", "b", "a5"])):
+    for number, after in enumerate((["b", "a3"], ["a3", "a4", "b", "a5"], ["b", "a3", "c"])):
         home = tmp_path / str(number)
         fit_sources(restore(rows.items(), home), home, named(after), named(["a1", "a2", "b"]))
         found = (home / "offsets/9").read_text().split("\n")[2:]
-        assert [json.loads(line)["of"] for line in found] == [name[0] for name in after]
-        for place, name in enumerate(after):
-            assert (home / f"sources/{place}/0").read_text() == name[0]
+        came = [name[0].replace("c", "a") for name in after]
+        assert [json.loads(line)["of"] for line in found] == came
+        for place, name in enumerate(came):
+            assert (home / f"sources/{place}/0").read_text() == name
         assert {path.name for path in (home / "sources").iterdir()} == {str(place) for place in range(len(after))}
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_whatever_changes_each_source_goes_on_from_one_that_may_be_it(tmp_path, apart):
+    """Random flows, one after the other. A source that was read before goes on, and has the log that belongs to its
+    offset; nothing else lies where Spark would find it, and what is held is what the partitions have. apart: separate
+    reads of the same have come to different positions."""
+    generator = random.Random(int(os.environ.get("RECOVERY_TEST_SEED", "1")))
+    reads = ["text a ax", "text a ay", "text b b", "rows c c", "tick"]
+
+    def flow():
+        chosen = [(generator.choice(reads), generator.randrange(2)) for _ in range(generator.randrange(1, 6))]
+        names = [name for name, _ in chosen]
+        return places_of(chosen, [name == "tick" for name in names], names)
+
+    refused = 0
+    for number in range(500):
+        before, after = flow(), flow()
+        rows = {"metadata": "{}", "commits/9": "v1"}
+        lines, logs = [], {}
+        for source, name, tick in zip(before.ids, before.names, before.ticks, strict=True):
+            lines.append(TICK if tick else json.dumps({"of": name, "source": source if apart else None}))
+            if not tick and name != "text b b":
+                logs[lines[-1]] = {f"sources/{source}/{n}": f"{lines[-1]} {n}" for n in range(2)}
+                rows |= logs[lines[-1]]
+        rows["offsets/9"] = "\n".join(["v1", "{}", *lines])
+        home = tmp_path / str(number)
+        try:
+            fitted = fit_sources(restore(rows.items(), home), home, after, before)
+        except FlowMismatchError:
+            refused += 1
+            continue
+        found = (home / "offsets/9").read_text().split("\n")[2:]
+        expected = {}
+        for source, name, tick, line in zip(after.ids, after.names, after.ticks, found, strict=True):
+            if tick:
+                assert "tick_ms" in line
+                continue
+            assert line == "-" or line in lines
+            were = len({i for i, each in zip(before.ids, before.names, strict=True) if each == name})
+            if 0 < were <= len({i for i, each in zip(after.ids, after.names, strict=True) if each == name}):
+                assert json.loads(line)["of"] == name, f"{before} {after}"
+            expected |= {f"sources/{source}/{n}": f"{line} {n}" for n in range(2) if line in logs}
+        if apart:
+            assert {line for line in lines if line != TICK} <= set(found), f"{before} {after}: left out without a word"
+        present = {p.relative_to(home).as_posix(): p.read_text() for p in (home / "sources").rglob("*") if p.is_file()}
+        assert present == expected, f"{before} {after}"
+        held = {path for path in fitted.held if path.startswith("sources/")}
+        assert {path: rows[path] for path in held} == {path: present[path] for path in held}
+        assert {path for path in rows if path.startswith("sources/")} - held <= fitted.stale
+    assert 50 < refused < 450
 
 
 def test_one_source_in_more_places_than_an_earlier_version_recorded(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -463,8 +464,14 @@ def test_what_a_start_that_fails_leaves(spark, feed, tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("no query")
 
-    for step in ("launching._triggered", "query.announce"):
-        monkeypatch.setattr(f"recovery.spark.{step}", fail)
+    @contextlib.contextmanager
+    def fail_behind(*_):
+        yield
+        fail()
+
+    steps = {"launching._triggered": fail, "launching._session_settings": fail_behind, "query.announce": fail}
+    for step, failing in steps.items():
+        monkeypatch.setattr(f"recovery.spark.{step}", failing)
         with pytest.raises(RecoveryError, match="no query"):
             begin("available-now")
         assert set(Path(tempfile.gettempdir()).glob("recovery-ticks-*")) == mailboxes
