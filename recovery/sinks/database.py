@@ -111,12 +111,14 @@ def listed(columns: Sequence[str], table: str = "") -> str:
 
 
 def _module(connection: Any) -> str:
-    return type(connection).__module__.partition(".")[0].lstrip("_")
+    """The database's module, whose name may begin with an underscore where it is compiled; also that of a class from
+    which the connection's own is derived."""
+    names = [kind.__module__.partition(".")[0].lstrip("_") for kind in type(connection).__mro__]
+    return next((name for name in names if hasattr(sys.modules.get(name), "paramstyle")), names[0])
 
 
 def _placeholder(connection: Any, given: str | None) -> str:
-    module = sys.modules.get(_module(connection))
-    style = given or getattr(module, "paramstyle", None)
+    style = given or getattr(sys.modules.get(_module(connection)), "paramstyle", None)
     if style not in PLACEHOLDERS:
         raise ConfigurationError(
             f"how values are passed to {type(connection).__module__} is not known",

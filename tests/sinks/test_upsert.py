@@ -594,9 +594,20 @@ class Plain:
             return connection.execute(sql).fetchall()
 
 
-def test_what_sqlite_takes_for_one_key(tmp_path):
+class Derived(Plain):
+    """The same of a class of one's own, as `sqlite3.connect(…, factory=…)` gives them."""
+
+    def connect(self) -> sqlite3.Connection:
+        class Connection(sqlite3.Connection):
+            pass
+
+        return sqlite3.connect(self.path, factory=Connection)
+
+
+@pytest.mark.parametrize("kind", [Plain, Derived])
+def test_what_sqlite_takes_for_one_key(tmp_path, kind):
     """A collation that knows no case is refused, and so is NaN in a key, which SQLite keeps as NULL."""
-    nocase = Plain(tmp_path / "nocase", "CREATE TABLE words (word TEXT COLLATE NOCASE PRIMARY KEY, n INTEGER)")
+    nocase = kind(tmp_path / "nocase", "CREATE TABLE words (word TEXT COLLATE NOCASE PRIMARY KEY, n INTEGER)")
     with pytest.raises(ConfigurationError, match="collation NOCASE"):
         Run(Store(), nocase, key=["word"])
     numbers = Plain(tmp_path / "nan", "CREATE TABLE words (word REAL PRIMARY KEY, n REAL)")
