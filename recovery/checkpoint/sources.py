@@ -4,7 +4,8 @@ Spark knows sources by their place in the plan: see `recovery.checkpoint.positio
 recorded with the position, and after a change of the flow the lines of offsets are laid out anew:
 
 - A source goes on where it was, wherever it is read now, and in however many places. It is known by format and options,
-  and otherwise by format and path, where that leaves no doubt.
+  and otherwise by format and path, where that leaves no doubt. Separate reads of the same, which come to positions of
+  their own when input comes in between, are told by the step that they are for.
 - One that is new begins at its start. One that is new instead of another of a like format takes the other's position:
   its path may have changed. One that is gone is an error, since it would begin anew if it came back.
 - A step with timeouts brings a source of ticks, whose offset means nothing after a restart: it comes and goes.
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -29,6 +31,7 @@ SOURCES_STEP = StepId("$sources")
 """The step whose one row, PLACES_KEY, is the text of the SourcePlaces that the position was left by."""
 PLACES_KEY = "places"
 NO_TICK = '{"tick_ms": 0}'
+_AND = "\x1f"
 NOTHING_READ = "-"
 """Spark's line for a source that has no offset yet."""
 FILE_FORMATS = {"text", "csv", "json", "parquet", "orc", "xml", "avro", "binaryfile"}
@@ -40,12 +43,14 @@ class SourcePlaces:
     """The places in a plan where sources are read, in its order.
 
     ids: which source it is, counted where they come first. ticks: whether it is one of ticks. names: what it reads, in
-    three words: its format, what stands for its path, what stands for all its options; None where that is not known.
+    three words: its format, what stands for its path, what stands for all its options, and then what `read_for` says;
+    None where that is not known. labels: the names that the flow's code gives sources; they are not stored.
     """
 
     ids: tuple[int, ...]
     ticks: tuple[bool, ...]
     names: tuple[str | None, ...]
+    labels: tuple[str | None, ...] = ()
 
     def to_text(self) -> str:
         """As it is stored."""
@@ -55,19 +60,37 @@ class SourcePlaces:
         ]
         return msgspec.json.encode(places).decode()
 
+    def renamed(self, steps: Mapping[str, str]) -> SourcePlaces:
+        """The same, for steps that have other names now."""
+
+        def now(name: str | None) -> str | None:
+            if name is None or name == _read(name):
+                return name
+            return f"{_read(name)} {read_for(steps.get(each, each) for each in _steps(name))}"
+
+        return replace(self, names=tuple(map(now, self.names)))
+
     def others(self) -> dict[int, str | None]:
         """The sources that are none of ticks, in their order, and their names."""
         found = zip(self.ids, self.ticks, self.names, strict=True)
         return {source: name for source, tick, name in found if not tick}
 
 
+def read_for(steps: Iterable[str]) -> str:
+    """The steps that a source is read for, in one text."""
+    return _AND.join(sorted(set(steps)))
+
+
 def places_of(
-    sources: Iterable[Hashable], ticks: Iterable[bool], names: Iterable[str | None] | None = None
+    sources: Iterable[Hashable],
+    ticks: Iterable[bool],
+    names: Iterable[str | None] | None = None,
+    labels: Iterable[str | None] = (),
 ) -> SourcePlaces:
     """The same from what stands in each place: sources that are equal are one, as Spark takes them."""
     seen: dict[Hashable, int] = {}
     ids = tuple(seen.setdefault(source, len(seen)) for source in sources)
-    return SourcePlaces(ids, tuple(ticks), tuple(names) if names is not None else (None,) * len(ids))
+    return SourcePlaces(ids, tuple(ticks), tuple(names) if names is not None else (None,) * len(ids), tuple(labels))
 
 
 class _Place(msgspec.Struct, forbid_unknown_fields=True):
@@ -112,10 +135,20 @@ def fit_sources(
         return restored
     log = directory / "offsets" / str(restored.batch)
     lines = log.read_text().split("\n")
-    if lines[0] != ONE_LINE_EACH:
-        # There sources have names.
-        return restored
     header, offsets = lines[:HEADER_LINES], lines[HEADER_LINES:]
+    numbered = lines[0] != ONE_LINE_EACH
+    if numbered:
+        labelled = {label: offset for label, _, offset in (line.partition(":") for line in offsets)}
+        if not all(map(str.isdecimal, labelled)):
+            # The flow's code names its sources, and Spark knows them by that.
+            _check_labels(labelled.keys(), places)
+            return restored
+        ids = tuple(range(len(offsets))) if recorded is None else recorded.ids
+        last = _last_places(ids)
+        if labelled.keys() != set(map(str, last.values())):
+            # An earlier version did not keep which source is read where.
+            return restored
+        offsets = [labelled[str(last[source])] for source in ids]
     if recorded is None or len(recorded.ids) != len(offsets):
         recorded = _inferred(offsets, places)
     left = dict(zip(recorded.ids, offsets, strict=True))
@@ -127,12 +160,29 @@ def fit_sources(
         NO_TICK if tick else left[came[each]] if each in came else NOTHING_READ
         for each, tick in zip(places.ids, places.ticks, strict=True)
     ]
-    if recorded.ticks != places.ticks or [*map(_but_ticks, wanted)] != [*map(_but_ticks, offsets)]:
+    if numbered or recorded.ticks != places.ticks or [*map(_but_ticks, wanted)] != [*map(_but_ticks, offsets)]:
+        if numbered:
+            wanted = [f"{place}:{wanted[place]}" for place in _last_places(places.ids).values()]
         text = "\n".join([*header, *wanted])
         for batch in (restored.batch, restored.batch - 1):
             if (directory / "offsets" / str(batch)).exists():
                 (directory / "offsets" / str(batch)).write_text(text)
     return _move(restored, logs, came, recorded.others())
+
+
+def _last_places(ids: Iterable[int]) -> dict[int, int]:
+    """Where each source is read last: its number in the second form of the log, which has one line for each source."""
+    return {source: place for place, source in enumerate(ids)}
+
+
+def _check_labels(before: AbstractSet[str], places: SourcePlaces) -> None:
+    gone = sorted(before - set(places.labels))
+    if gone:
+        raise FlowMismatchError(
+            f"the position is one in sources with names, of which the flow lacks {', '.join(gone)}",
+            cause="A source was left out, or has another name. It would begin anew if it came back.",
+            remedy="Read the same sources again, by the same names; or begin anew in another directory.",
+        )
 
 
 def _inferred(offsets: Sequence[str], places: SourcePlaces) -> SourcePlaces:
@@ -154,30 +204,49 @@ def _matched(before: SourcePlaces, places: SourcePlaces, in_step: Callable[[Sequ
     old, new = before.others(), places.others()
     came: dict[int, int] = {}
     left, spare = set(old), set[int]()
+    steps = {""}.union(*map(_steps, new.values()))
+
+    def found(then: Iterable[int], now: Iterable[int]) -> None:
+        came.update(zip(now, then, strict=False))
+        left.difference_update(came.values())
+
     for then, now in _alike(old, new, str):
-        if len(then) == len(now) or in_step(then):
+        if len(then) == len(now):
+            found(then, now)
+    # The same, for whatever step.
+    for then, now in _alike(old, new, _read):
+        rest, more = [each for each in then if each in left], [each for each in now if each not in came]
+        if len(rest) == len(more) or not rest or in_step(then):
             # If it is read more often, each goes on from where all of them were. If it is read less often, the others
             # were left out, or changed to what is found below.
-            came |= zip(now, then + then[:1] * len(now), strict=False)
-            left -= set(then[: len(now)])
-            spare |= set(then[len(now) :])
+            found(rest + then[:1] * len(more), more)
+            spare |= set(rest[len(more) :])
+        elif not more and len(rest) < len(then):
+            # It was read for steps that are gone; if they came back, they would begin where the others are.
+            spare |= {each for each in rest if not _steps(old[each]) & steps}
     # The same place, read with other options.
     others = {source: name for source, name in new.items() if source not in came}
     for then, now in _alike({source: old[source] for source in sorted(left)}, others, _place):
         if len(now) == 1 and (len(then) == 1 or (spare.issuperset(then) and in_step(then))):
-            came[now[0]] = then[0]
-            left.discard(then[0])
-    found = [source for source in new if source not in came]
-    for gone in (sorted(left), sorted(left - spare)):
-        if len(gone) == len(found) and all(map(_replaces, map(new.get, found), map(old.get, gone))):
-            return came | dict(zip(found, gone, strict=True))
+            found(then, now)
+    # Another place, or one that is new. What is left out is only where nothing new can be it.
+    known = None not in old.values() and None not in new.values()
+    others = {source: name for source, name in new.items() if source not in came}
+    gone: list[int] = []
+    for kind in dict.fromkeys(_kind(old[source], known) for source in sorted(left)):
+        then = [source for source in sorted(left) if _kind(old[source], known) == kind]
+        now = [source for source, name in others.items() if _kind(name, known) == kind]
+        if len(then) == len(now):
+            came |= zip(now, then, strict=True)
+        elif now or not spare.issuperset(then):
+            gone += then
     if gone:
         raise FlowMismatchError(
             f"the flow reads {len(new)} sources, and the position is one in {len(old)}, of which {len(gone)} "
             f"{'is' if len(gone) == 1 else 'are'} not found in the flow",
             cause="A source was left out, has another format, or has another path or options while one was added.",
-            remedy="Read the same sources again; change paths and options in one run and add sources in another; or "
-            "begin anew in another directory.",
+            remedy="Read the same sources again; change paths and options in one run and add or leave out sources in "
+            "another; or begin anew in another directory.",
         )
     return came
 
@@ -194,17 +263,28 @@ def _alike(
     return ((then, now) for then, now in groups.values() if then and now)
 
 
+def _read(name: str) -> str:
+    """Format, path and options, without the step."""
+    return " ".join(name.split(" ", 3)[:3])
+
+
+def _steps(name: str | None) -> set[str]:
+    """The steps that it is read for, one without a name where it is for none, or where that is not known."""
+    words = name.split(" ", 3) if name is not None else []
+    return set(words[3].split(_AND)) if len(words) > 3 else {""}
+
+
 def _place(name: str) -> str:
     """Format and path, without the options."""
     return " ".join(name.split(" ")[:2])
 
 
-def _replaces(new: str | None, old: str | None) -> bool:
-    """Whether a source can go on from the position of another one. Those of files are alike, whatever the format."""
-    if new is None or old is None:
-        return True
-    kinds = {"files" if kind in FILE_FORMATS else kind for kind in (name.split(" ")[0].lower() for name in (new, old))}
-    return len(kinds) == 1
+def _kind(name: str | None, known: bool) -> str:
+    """Sources of one kind can go on from each other's position. Those of files are alike, whatever the format."""
+    if name is None or not known:
+        return ""
+    kind = name.split(" ")[0].lower()
+    return "files" if kind in FILE_FORMATS else kind
 
 
 def _are_in_step(lines: Sequence[str], logs: Sequence[Path]) -> bool:

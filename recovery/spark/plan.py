@@ -19,7 +19,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from recovery.checkpoint.sources import SourcePlaces, places_of
+from recovery.checkpoint.sources import SourcePlaces, places_of, read_for
 from recovery.errors import UnsupportedPlanError
 from recovery.spark.combining import PLACE_NAME, Combiner, install
 from recovery.spark.gathering import Gathering
@@ -110,12 +110,34 @@ def _options(data_source: Any) -> dict[str, str]:
 
 def _sources(plan: Any) -> SourcePlaces:
     """Where the plan reads sources. Equal relations are one source to Spark; py4j compares by the JVM's `equals`."""
-    found = [node for node in walk(plan) if node.nodeName() in SOURCE_NODES]
+    steps, found = [], []
+    for node, step in _reads(plan):
+        steps.append(step)
+        found.append(node)
+    sources = [next(i for i, each in enumerate(found) if each.equals(node)) for node in found]
+    places = list(zip(sources, steps, strict=True))
     return places_of(
-        [next(i for i, each in enumerate(found) if each.equals(node)) for node in found],
+        sources,
         map(_is_ticks, found),
-        map(_name, found),
+        [f"{_name(found[source])} {read_for(s for each, s in places if each == source)}" for source in sources],
+        map(_label, found),
     )
+
+
+def _reads(node: Any, step: str = "") -> Iterator[tuple[Any, str]]:
+    """The nodes that read sources, and the step nearest above each."""
+    found = _step_of(node)
+    step = step if found is None else found.definition.step_id
+    if node.nodeName() in SOURCE_NODES:
+        yield node, step
+    for child in _children(node):
+        yield from _reads(child, step)
+
+
+def _label(node: Any) -> str | None:
+    """The name that the flow's code gives a source."""
+    label = node.sourceIdentifyingName()
+    return str(label.name()) if label.getClass().getSimpleName() == "UserProvided" else None
 
 
 def _name(node: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from recovery.ids import NO_BATCH, StepId
 from recovery.planning.resume import ResumePlan
 from recovery.planning.steps import StepChoices, StepPlan, plan_steps
 from recovery.planning.timeline import timeline
-from recovery.planning.values import Execution
+from recovery.planning.values import Execution, StepEdit
 from recovery.sinks import Resume
 from recovery.sinks.delivery import NOTE_KEY, SINK_STEP
 from recovery.spark.closing import DECLARATIONS_STEP
@@ -36,7 +37,12 @@ class Position(NamedTuple):
 
 
 def restore_position(
-    store: FilePartitions, plan: ResumePlan, sources: SourcePlaces, checkpoint: Path, directory: Path
+    store: FilePartitions,
+    plan: ResumePlan,
+    sources: SourcePlaces,
+    checkpoint: Path,
+    directory: Path,
+    edits: Iterable[StepEdit] = (),
 ) -> Position:
     """Write the checkpoint that Spark goes on from. Changes nothing in the partitions.
 
@@ -45,6 +51,8 @@ def restore_position(
     restored = restore(store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), checkpoint)
     recorded = store.driver_values(SOURCES_STEP, plan.resume_epoch).get(PLACES_KEY)
     before = recorded_places(recorded) if isinstance(recorded, str) else None
+    if before is not None:
+        before = before.renamed({edit.old: edit.new for edit in edits if edit.new is not None})
     restored = fit_sources(restored, checkpoint, sources, before)
     check_logs(restored, checkpoint, sources)
     _check_counted(restored, plan, directory)

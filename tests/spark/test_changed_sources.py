@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from recovery.errors import FlowMismatchError
 from recovery.storage.files import scan
@@ -122,6 +124,60 @@ def test_steps_that_read_for_themselves_come_and_go(spark, tmp_path):
     counted = {key: n for key, (n, _) in states(tmp_path / "db", "new").items()}
     begun = Counter(key for key, _ in feed.rows[len(feed.rows) // 5 :])
     assert counted == begun, "from the second run on"
+
+
+class Growing(DataSource):
+    """A file of lines, one more whenever Spark looks for input: each read of it comes to another position."""
+
+    @classmethod
+    def name(cls):
+        return "growing"
+
+    def schema(self):
+        return "key string, value bigint"
+
+    def streamReader(self, schema):  # noqa: N802
+        return GrowingReader(Path(self.options["topic"]))
+
+
+class GrowingReader(DataSourceStreamReader):
+    def __init__(self, path):
+        self.path = path
+
+    def initialOffset(self):  # noqa: N802
+        return {"n": 0}
+
+    def latestOffset(self):  # noqa: N802
+        with self.path.open("a") as file:
+            file.write("x\n")
+        return {"n": len(self.path.read_text().split())}
+
+    def partitions(self, start, end):
+        return [InputPartition(end["n"] - start["n"])]
+
+    def read(self, partition):
+        yield from [("x", 1)] * partition.value
+
+
+def test_separate_reads_while_input_comes_in(spark, tmp_path):
+    """Each goes on where it was, by the step that it is for, and one more begins at a present position; those of steps
+    that are dropped may be left out."""
+    spark.dataSource.register(Growing)
+
+    def run(*steps, **config):
+        frames = [spark.readStream.format("growing").option("topic", str(tmp_path / "in")).load() for _ in steps]
+        frame = frames[0].transform(totals_step(steps[0]))
+        for each, step in zip(frames[1:], steps[1:], strict=True):
+            frame = frame.union(each.transform(totals_step(step)))
+        run_to_end(frame, tmp_path / "db", **config)
+        return [states(tmp_path / "db", step)["x"][0] for step in steps]
+
+    assert run("one", "two") == [1, 2]
+    assert run("two", "one") == [3, 4]
+    assert run("three", "one", "two")[1:] == [6, 7]
+    assert run("two", "uno", "three", rename_steps={"one": "uno"})[:2] == [8, 9]
+    assert run("two", drop_steps=["uno", "three"]) == [11]
+    assert run("two", "one") == [12, 2], "from where the other one was"
 
 
 @pytest.mark.parametrize("orders", [["a", "ba"], ["ab", "ba"]])
