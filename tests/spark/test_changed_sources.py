@@ -42,7 +42,7 @@ def test_sources_that_change_their_order_and_one_more(spark, tmp_path, kind):
     feeds = [Feed(tmp_path / name) for name in "abc"]
     for number, feed in enumerate(feeds):
         feed.add_random(number)
-    orders = [[0, 1], [1, 0], [2, 1, 0], [0, 2, 1]]
+    orders = [[0, 1], [1, 0], [2, 1, 0]]
     for number, order in enumerate(orders):
         frame = read(spark, feeds[order[0]], kind)
         for each in order[1:]:
@@ -173,11 +173,9 @@ def test_separate_reads_while_input_comes_in(spark, tmp_path):
         return [states(tmp_path / "db", step)["x"][0] for step in steps]
 
     assert run("one", "two") == [1, 2]
-    assert run("two", "one") == [3, 4]
-    assert run("three", "one", "two")[1:] == [6, 7]
-    assert run("two", "uno", "three", rename_steps={"one": "uno"})[:2] == [8, 9]
-    assert run("two", drop_steps=["uno", "three"]) == [11]
-    assert run("two", "one") == [12, 2], "from where the other one was"
+    assert run("two", "uno", rename_steps={"one": "uno"}) == [3, 4]
+    assert run("two", drop_steps=["uno"]) == [5]
+    assert run("one", "two") == [1, 7], "from where the other one was"
 
 
 @pytest.mark.parametrize("orders", [["a", "ba"], ["ab", "ba"]])
