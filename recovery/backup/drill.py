@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from recovery.backup.progress import Observer, ignore
@@ -16,9 +13,9 @@ from recovery.backup.sources import Source
 from recovery.clock import Clock
 from recovery.config import format_interval
 from recovery.errors import BackupDamagedError, BackupTooOldError, RecoveryError
+from recovery.execution import new_execution
 from recovery.ids import Epoch
 from recovery.planning.resume import ResumePlan, plan_resume
-from recovery.planning.values import Execution
 from recovery.storage.files import FilePartitions, scan, step_names
 
 
@@ -83,18 +80,7 @@ def _begin(planned: ResumePlan, directory: Path, clock: Clock, random_id: Callab
     """Start an execution as a run does, so that what only writing finds is found."""
     store = FilePartitions([d.path for d in planned.partitions], directory / "scratch")
     try:
-        execution = Execution(
-            number=planned.execution_number,
-            id=random_id(),
-            flow_id=planned.flow_id or "drill",
-            resume_epoch=planned.resume_epoch,
-            started_ms=clock.wall_ms(),
-            snapshot_interval_s=0.0,
-            backup_interval_s=0.0,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            version=version("recovery"),
-        )
+        execution = new_execution(planned, planned.flow_id or "drill", clock, identity=random_id())
         store.start(execution, [], planned.partitions)
     finally:
         store.release()

@@ -18,6 +18,7 @@ from recovery.checkpoint.capture import Capture
 from recovery.clock import Clock
 from recovery.config import Interval
 from recovery.errors import ConfigurationError, FlowFailedError
+from recovery.execution import new_execution
 from recovery.ids import BatchId
 from recovery.metrics.meter import BatchMeasure
 from recovery.sinks.delivery import Delivery
@@ -30,7 +31,7 @@ from recovery.spark.listener import announce
 from recovery.spark.measuring import InputCount, RunMeasures
 from recovery.spark.plan import BoundPlan
 from recovery.spark.preparing import Prepared
-from recovery.spark.resuming import new_execution, restore_position, resume_of_sink, step_plan
+from recovery.spark.resuming import restore_position, resume_of_sink, step_plan
 from recovery.spark.ticks import write_mailbox
 
 if TYPE_CHECKING:
@@ -85,7 +86,13 @@ class RecoveryQuery:
                 cause="A frame with timeouts was started twice, and has one source of ticks.",
                 remedy="Build the frame anew for each query.",
             )
-        execution = new_execution(plan, config, prepared.flow_id, clock)
+        execution = new_execution(
+            plan,
+            prepared.flow_id,
+            clock,
+            snapshot_interval_s=config.snapshot_interval_s,
+            backup_interval_s=config.backup_interval_s,
+        )
         self.lease = execution.lease
         self.summary = RunSummary(
             flow=prepared.flow_id,

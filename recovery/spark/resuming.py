@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 from collections.abc import Iterable
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
 from recovery.checkpoint.restore import Restored, restore
 from recovery.checkpoint.rows import CHECKPOINT_STEP
 from recovery.checkpoint.sources import PLACES_KEY, SOURCES_STEP, SourcePlaces, check_logs, fit_sources, recorded_places
-from recovery.clock import Clock
 from recovery.config import RecoveryConfig
 from recovery.errors import FlowMismatchError
 from recovery.ids import NO_BATCH, StepId
@@ -68,22 +63,6 @@ def step_plan(store: FilePartitions, plan: ResumePlan, bound: BoundPlan, config:
     steps = {s.definition.step_id: s.planned for s in bound.steps}
     choices = StepChoices(config.drop_steps, config.rename_steps, config.keep_steps)
     return plan_steps(held, declared, steps, choices, config.path)
-
-
-def new_execution(plan: ResumePlan, config: RecoveryConfig, flow_id: str, clock: Clock) -> Execution:
-    """The execution that this process begins."""
-    return Execution(
-        number=plan.execution_number,
-        id=secrets.token_hex(8),
-        flow_id=flow_id,
-        resume_epoch=plan.resume_epoch,
-        started_ms=clock.wall_ms(),
-        snapshot_interval_s=config.snapshot_interval_s,
-        backup_interval_s=config.backup_interval_s,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        version=version("recovery"),
-    )
 
 
 def resume_of_sink(plan: ResumePlan, execution: Execution, store: FilePartitions) -> Resume:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
-import socket
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from recovery.clock import CLOCK_STEP, Clock, RecoveryClock
 from recovery.errors import RecoveryError
+from recovery.execution import new_execution
 from recovery.ids import NO_BATCH, BatchId, Epoch, StepId
 from recovery.keys import partition_of, shares
 from recovery.planning.resume import ResumePlan, plan_resume
@@ -56,11 +53,11 @@ class EpochWriter:
                 def replanned(found: Sequence[PartitionDescription]) -> Execution:
                     self.plan = plan_resume([FoundFile(each.path, each) for each in found])
                     decide(self.plan)
-                    return self._new_execution(flow_id, backup_interval_s)
+                    return new_execution(self.plan, flow_id, clock, backup_interval_s=backup_interval_s)
 
                 self.execution = self._store.fence(replanned)
             else:
-                self.execution = self._new_execution(flow_id, backup_interval_s)
+                self.execution = new_execution(self.plan, flow_id, clock, backup_interval_s=backup_interval_s)
                 self._store.start(self.execution, [], plan.partitions)
             self._recovery_clock = RecoveryClock(clock, *self.plan.last_clock, self._store.driver_values(CLOCK_STEP))
         except BaseException:
@@ -70,21 +67,6 @@ class EpochWriter:
         self.epoch = plan.resume_epoch
         self._batch = plan.snapshot.batch_id if plan.snapshot else NO_BATCH
         self._history = shared_history(plan.partitions, [e for e in plan.window if e < plan.resume_epoch])
-
-    def _new_execution(self, flow_id: str, backup_interval_s: float) -> Execution:
-        plan, clock = self.plan, self._clock
-        return Execution(
-            number=plan.execution_number,
-            id=secrets.token_hex(8),
-            flow_id=flow_id,
-            resume_epoch=plan.resume_epoch,
-            started_ms=clock.wall_ms(),
-            snapshot_interval_s=0.0,
-            backup_interval_s=float(backup_interval_s),
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            version=version("recovery"),
-        )
 
     def close(
         self,

@@ -22,6 +22,7 @@ from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.restore import restore
 from recovery.checkpoint.rows import CHECKPOINT_STEP
 from recovery.clock import Clock, SystemClock
+from recovery.execution import new_execution
 from recovery.ids import BatchId
 from recovery.keys import partition_of
 from recovery.planning.steps import StepPlan
@@ -30,7 +31,7 @@ from recovery.sinks.delivery import Delivery
 from recovery.spark.closing import DECLARATIONS_STEP, EpochCloser
 from recovery.spark.incremental import FlowLoads
 from recovery.spark.preparing import Prepared
-from recovery.spark.resuming import new_execution, resume_of_sink
+from recovery.spark.resuming import resume_of_sink
 from recovery.storage.files import connect_task
 from recovery.storage.seam import BatchCount, Changes
 
@@ -79,7 +80,13 @@ class MiniRun:
     def _begin(self, config: RecoveryConfig, clock: Clock) -> None:
         plan = self.prepared.plan
         self.store = self.prepared.open_store()
-        execution = new_execution(plan, config, FLOW, clock)
+        execution = new_execution(
+            plan,
+            FLOW,
+            clock,
+            snapshot_interval_s=config.snapshot_interval_s,
+            backup_interval_s=config.backup_interval_s,
+        )
         self.lease = execution.lease
         delivery = Delivery(DiscardSink(), resume_of_sink(plan, execution, self.store), recoverable=True)
         declared = self.store.driver_values(DECLARATIONS_STEP, plan.resume_epoch)
