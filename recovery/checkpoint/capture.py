@@ -132,12 +132,13 @@ class Capture:
         found: dict[str, bytes | Path] = {}
         for number, path in enumerate(paths):
             source = self._checkpoint / path
-            if is_progress(path):
-                self._seen[path] = _mark(source)
-            if not path.startswith("state/") and source.stat().st_size <= _SMALL_BYTES:
+            mark = _mark(source)
+            small = not path.startswith("state/") and mark[0] <= _SMALL_BYTES
+            if is_progress(path) or not small:
+                self._seen[path] = mark
+            if small:
                 found[path] = source.read_bytes()
                 continue
-            self._seen[path] = _mark(source)
             home.mkdir(parents=True, exist_ok=True)
             found[path] = home / str(number)
             _hold(source, home / str(number), copy=is_progress(path))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,11 +30,12 @@ SOURCES_STEP = StepId("$sources")
 """The step whose one row, PLACES_KEY, is the text of the SourcePlaces that the position was left by."""
 PLACES_KEY = "places"
 NO_TICK = '{"tick_ms": 0}'
-_AND = "\x1f"
 NOTHING_READ = "-"
 """Spark's line for a source that has no offset yet."""
 FILE_FORMATS = {"text", "csv", "json", "parquet", "orc", "xml", "avro", "binaryfile"}
 """Formats of Spark's file source, as the names of sources have them, in lower case."""
+_AND = "\x1f"
+"""Between the steps of which a source's name tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def fit_sources(
         labelled = {label: offset for label, _, offset in (line.partition(":") for line in offsets)}
         if not all(map(str.isdecimal, labelled)):
             # The flow's code names its sources, and Spark knows them by that.
-            _check_labels(labelled.keys(), places)
+            _check_labels(labelled, places)
             return restored
         ids = tuple(range(len(offsets))) if recorded is None else recorded.ids
         last = _last_places(ids)
@@ -175,8 +175,8 @@ def _last_places(ids: Iterable[int]) -> dict[int, int]:
     return {source: place for place, source in enumerate(ids)}
 
 
-def _check_labels(before: AbstractSet[str], places: SourcePlaces) -> None:
-    gone = sorted(before - set(places.labels))
+def _check_labels(before: Iterable[str], places: SourcePlaces) -> None:
+    gone = sorted(set(before).difference(places.labels))
     if gone:
         raise FlowMismatchError(
             f"the position is one in sources with names, of which the flow lacks {', '.join(gone)}",

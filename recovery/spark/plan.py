@@ -110,17 +110,17 @@ def _options(data_source: Any) -> dict[str, str]:
 
 def _sources(plan: Any) -> SourcePlaces:
     """Where the plan reads sources. Equal relations are one source to Spark; py4j compares by the JVM's `equals`."""
-    steps, found = [], []
-    for node, step in _reads(plan):
-        steps.append(step)
-        found.append(node)
-    sources = [next(i for i, each in enumerate(found) if each.equals(node)) for node in found]
-    places = list(zip(sources, steps, strict=True))
+    reads = list(_reads(plan))
+    nodes = [node for node, _ in reads]
+    sources = [next(i for i, each in enumerate(nodes) if each.equals(node)) for node in nodes]
+    steps: dict[int, set[str]] = {}
+    for source, (_, step) in zip(sources, reads, strict=True):
+        steps.setdefault(source, set()).add(step)
     return places_of(
         sources,
-        map(_is_ticks, found),
-        [f"{_name(found[source])} {read_for(s for each, s in places if each == source)}" for source in sources],
-        map(_label, found),
+        map(_is_ticks, nodes),
+        [f"{_name(nodes[source])} {read_for(steps[source])}" for source in sources],
+        map(_label, nodes),
     )
 
 

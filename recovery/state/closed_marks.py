@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from recovery.planning.resume import common_cuts, plan_resume
 from recovery.state import marks
 from recovery.state.backend import Backend, DirectoryBackend, Document
 from recovery.state.epochs import Edited, StepKey
@@ -35,10 +36,11 @@ def standing_marks(backend: Backend, state_id: StateId) -> dict[str, Any]:
 def _is_closing(directory: Path, holder: Mapping[str, Any]) -> bool:
     """Whether the run that holds the directory has closed an epoch in the first partition and not yet in all. One that
     a dead run has left there is given up when the next one begins."""
-    part = next(file.description for file in scan(directory) if file.path == home(directory))
-    if part is None or part.newest_epoch <= moment(directory).epoch:
+    partitions = plan_resume(scan(directory)).partitions
+    shared, _, _ = max(common_cuts(partitions))
+    if partitions[0].newest_epoch <= shared:
         return False
-    last = part.executions[-1]
+    last = partitions[0].executions[-1]
     if (holder["pid"], holder["host"]) != (last.pid, last.host):
         return holder["pid"] is None
     return bool(holder["since_ms"] <= last.started_ms)

@@ -329,7 +329,7 @@ class FilePartitions:
         self._discard_scratch()
         # The reader first: closing the last connection moves the log into the file. When that fails the log stays, and
         # nothing is lost.
-        for connection in (*([self._reader] if self._reader is not None else ()), *self._writers):
+        for connection in filter(None, [self._reader, *self._writers]):
             with contextlib.suppress(apsw.Error):
                 connection.close()
         self._reader = None

@@ -213,9 +213,8 @@ def begin(
 def check_lease(connection: apsw.Connection, path: Path, lease: Lease) -> None:
     """Raises LeaseLostError when a later execution began. One read."""
     with translated(path):
-        newest = rows(connection, "SELECT ex_num, ex_id FROM exs ORDER BY ex_num DESC LIMIT 1")
-    if newest != [(lease.number, lease.id)]:
-        raise LeaseLostError(f"execution {lease.number} may not go on: a later one began", path=path)
+        if not _is_newest(connection, lease):
+            raise LeaseLostError(f"execution {lease.number} may not go on: a later one began", path=path)
 
 
 def rewind(connection: apsw.Connection, path: Path, newest: Epoch) -> bool:
@@ -255,8 +254,7 @@ def close_epoch(
         with transaction(connection):
             # 1
             before = _newest_epoch(connection)
-            holder = rows(connection, "SELECT ex_num, ex_id FROM exs ORDER BY ex_num DESC LIMIT 1")
-            if holder != [(lease.number, lease.id)]:
+            if not _is_newest(connection, lease):
                 raise LeaseLostError(f"execution {lease.number} may not close an epoch any more", path=path)
             if before is not None and before.cut == (request.epoch, lease.id, request.batch):
                 return ClosedPartition(before.written, before.written, 0, 0, 0.0, read_sizes(connection))
@@ -464,6 +462,12 @@ def _abandon(connection: apsw.Connection, resume_epoch: Epoch) -> None:
     connection.execute("DELETE FROM superseded WHERE until_epoch >= ?", (resume_epoch,))
     connection.execute("DELETE FROM epochs WHERE epoch >= ?", (resume_epoch,))
     connection.execute("DROP TABLE temp.undo")
+
+
+def _is_newest(connection: apsw.Connection, lease: Lease) -> bool:
+    """Whether no execution began after this one."""
+    newest = rows(connection, "SELECT ex_num, ex_id FROM exs ORDER BY ex_num DESC LIMIT 1")
+    return newest == [(lease.number, lease.id)]
 
 
 def _newest_epoch(connection: apsw.Connection) -> ClosedEpoch | None:

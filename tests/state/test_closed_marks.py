@@ -341,19 +341,19 @@ def test_an_epoch_that_is_closed_in_some_partitions_is_waited_for(store_dir, sta
 def test_a_mark_does_not_move_back_below_an_epoch_that_is_closed_meanwhile(store_dir, monkeypatch):
     """The wait ends with it."""
     patient = StateManager(store_dir, retry=RetryPolicy(busy=1, delays=(0.01,) * 1000, jitter=0))
-    moment, looked = closed_marks.moment, []
+    common_cuts, looked = closed_marks.common_cuts, []
     with execution(store_dir) as writer:
         close(store_dir, writer, orders=5)
     with half_closed(store_dir, monkeypatch, orders=10) as finish:
 
-        def look(directory):
-            found = moment(directory)
-            looked.append(found.epoch)
+        def look(partitions):
+            found = common_cuts(partitions)
+            looked.append(max(found)[0])
             if len(looked) == 1:
                 finish()
             return found
 
-        monkeypatch.setattr(closed_marks, "moment", look)
+        monkeypatch.setattr(closed_marks, "common_cuts", look)
         with pytest.raises(HighWaterMarkError, match="back from 10 to 7"):
             patient.set_hwm("orders", 7)
     assert (looked[0], looked[-1]) == (1, 2)
