@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import apsw
-import apsw.sqlite_extra
 
 from recovery.durable import sync
 from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.ids import Epoch
 from recovery.planning.values import PartitionDescription
+from recovery.storage.digests import load_digests
 from recovery.storage.partition import describe, rewind
 from recovery.storage.schema import (
     beside,
@@ -158,7 +158,7 @@ def settle(path: Path, newest: Epoch) -> PartitionDescription:
     connection = open_partition(path, "rw")
     try:
         with translated(path):
-            apsw.sqlite_extra.load(connection, "sha1")
+            load_digests(connection)
             connection.pragma("synchronous", "FULL")
         rewind(connection, path, newest)
         with translated(path):

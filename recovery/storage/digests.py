@@ -2,8 +2,8 @@
 
 Every row of `snaps` and `superseded` carries a digest of all its other columns; every epoch carries the sum of the
 digests of the rows that were live when it closed and of the rows it superseded. Both are computed by SQLite
-itself (the `sha1` extension that apsw ships), so they cost no Python per row. A digest is the first
-60 bits of a SHA-1: it guards against accidents, not against an attacker who can write the file.
+itself, with extensions that apsw ships, so they cost no Python per row. A digest is the first 60 bits of a SHA-1: it
+guards against accidents, not against an attacker who can write the file.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import apsw
+import apsw.sqlite_extra
 import msgspec
 
 _HALF_BITS = 30
@@ -18,16 +20,27 @@ _HALF = (1 << _HALF_BITS) - 1
 MODULUS = 1 << (2 * _HALF_BITS)
 
 
+def load_digests(connection: apsw.Connection) -> None:
+    """Give a connection what the expression of a digest needs."""
+    for extension in ("sha1", "ieee754"):
+        apsw.sqlite_extra.load(connection, extension)
+
+
 def row_digest_sql(step: str, key: str, epoch: str, value: str, timeout: str) -> str:
-    """An SQL expression for the digest of a row, given the expressions of its columns.
+    """An SQL expression for the digest of a row, given the expressions of its columns; see `load_digests`.
 
     The length of the key and the type of the value are part of it, so no two different rows of a step give the
-    same text.
+    same text. `concat_ws` makes the text in a third of the time of `||`. The only quick way from hexadecimal to an
+    integer is by the bytes of a double; four zero bits in front keep them from being NaN.
     """
-    parts = " || char(31) || ".join(
-        (step, f"length({key})", key, f"coalesce({epoch}, '')", f"typeof({value})", f"coalesce({timeout}, '')")
-    )
-    return f"(('0x' || substr(sha1({parts} || char(31) || coalesce({value}, '')), 1, 15)) ->> '$')"
+    parts = (step, f"length({key})", key, _present(epoch), f"typeof({value})", _present(timeout), _present(value))
+    text = f"concat_ws(char(31), {', '.join(parts)})"
+    return f"ieee754_to_int(ieee754_from_blob(unhex('0' || substr(sha1({text}), 1, 15))))"
+
+
+def _present(expression: str) -> str:
+    """`concat_ws` passes over NULL."""
+    return f"coalesce({expression}, '')"
 
 
 SNAPS_DIGEST = row_digest_sql("step_id", "state_key", "snap_epoch", "ser_change", "timeout_ms")

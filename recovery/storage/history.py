@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
-import apsw.sqlite_extra
 
 from recovery.errors import CorruptPartitionError, EpochNotHeldError
 from recovery.ids import NO_EPOCH
 from recovery.planning.resume import BEGINNING, Cut
-from recovery.storage.digests import SNAPS_DIGEST
+from recovery.storage.digests import SNAPS_DIGEST, load_digests
 from recovery.storage.schema import read_partition, reading, rows, snapshot, translated
 
 # A row that was not replaced after the epoch, or what the first successor after it replaced.
@@ -136,7 +135,7 @@ def _reading(path: Path, *cuts: Cut) -> Iterator[apsw.Connection]:
 def _as_of(connection: apsw.Connection, path: Path, *cuts: Cut) -> Iterator[None]:
     """A read transaction in which all cuts are held, with the digests at hand."""
     with translated(path):
-        apsw.sqlite_extra.load(connection, "sha1")
+        load_digests(connection)
         with snapshot(connection):
             for cut in cuts:
                 _check_held(connection, path, cut)

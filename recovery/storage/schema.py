@@ -28,7 +28,6 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 import apsw
-import apsw.sqlite_extra
 
 from recovery.errors import (
     CorruptPartitionError,
@@ -37,6 +36,7 @@ from recovery.errors import (
     StorageError,
     UnsupportedVersionError,
 )
+from recovery.storage.digests import load_digests
 
 APPLICATION_ID = 0x52435650  # "RCVP"
 SCHEMA_VERSION = 3
@@ -346,7 +346,7 @@ def prepare_writer(connection: apsw.Connection, path: Path, *, cache_bytes: int)
     connection.pragma("wal_autocheckpoint", 0)
     connection.pragma("journal_size_limit", 64 << 20)
     connection.pragma("cache_size", -(cache_bytes >> 10))
-    apsw.sqlite_extra.load(connection, "sha1")
+    load_digests(connection)
 
 
 @contextlib.contextmanager

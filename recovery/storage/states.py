@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import apsw
-import apsw.sqlite_extra
 
 from recovery.errors import CorruptPartitionError, DuplicatePartitionError, MissingPartitionsError, NoPartitionsError
-from recovery.storage.digests import MODULUS, SUM_SQL, combine, record_digest, row_digest_sql
+from recovery.storage.digests import MODULUS, SUM_SQL, combine, load_digests, record_digest, row_digest_sql
 from recovery.storage.schema import (
     beside,
     has_states,
@@ -254,7 +253,7 @@ def _check_home(connection: apsw.Connection, path: Path) -> None:
 def _ready(connection: apsw.Connection, path: Path) -> Iterator[bool]:
     """A read transaction with the digests at hand; whether there is anything to read."""
     with translated(path):
-        apsw.sqlite_extra.load(connection, "sha1")
+        load_digests(connection)
         with snapshot(connection):
             _check_home(connection, path)
             yield has_states(connection)
@@ -268,7 +267,7 @@ def _writing(path: Path, busy_ms: int) -> Iterator[apsw.Connection]:
         with _busy_is_no_error(), translated(path):
             connection.set_busy_timeout(busy_ms)
             connection.pragma("synchronous", "FULL")
-            apsw.sqlite_extra.load(connection, "sha1")
+            load_digests(connection)
             with transaction(connection):
                 _check_home(connection, path)
                 yield connection

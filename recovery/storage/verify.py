@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
-import apsw.sqlite_extra
 
 from recovery.errors import CorruptPartitionError
 from recovery.ids import FIRST_EPOCH
 from recovery.planning.measures import StepSize
 from recovery.planning.values import PartitionDescription
-from recovery.storage.digests import SNAPS_DIGEST, SUM_SQL, combine
+from recovery.storage.digests import SNAPS_DIGEST, SUM_SQL, combine, load_digests
 from recovery.storage.measures import check_measures, check_sizes
 from recovery.storage.partition import describe
 from recovery.storage.schema import ROW_BYTES, read_partition, rows, snapshot, translated
@@ -73,7 +72,7 @@ class PartitionCheck:
         if self._cancelled:
             raise apsw.InterruptError("cancelled")
         with translated(self.path):
-            apsw.sqlite_extra.load(connection, "sha1")
+            load_digests(connection)
             connection.pragma("cache_size", -8192)
             with snapshot(connection):
                 return self._check(connection)

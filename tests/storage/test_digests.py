@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 
 import apsw
-import apsw.sqlite_extra
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.storage.digests import MODULUS, SUM_SQL, combine, record_digest, row_digest_sql
+from recovery.storage.digests import MODULUS, SUM_SQL, combine, load_digests, record_digest, row_digest_sql
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 VALUE = st.none() | TEXT | st.binary(max_size=20)
@@ -20,9 +19,9 @@ SQL = f"SELECT {row_digest_sql('?1', '?2', '?3', '?4', '?5')}"
 
 @pytest.fixture(scope="module")
 def connection():
-    """A connection with the extension that computes digests."""
+    """A connection that computes digests."""
     opened = apsw.Connection(":memory:")
-    apsw.sqlite_extra.load(opened, "sha1")
+    load_digests(opened)
     yield opened
     opened.close()
 

@@ -14,6 +14,7 @@ import pytest
 
 from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.storage import verify
+from recovery.storage.digests import load_digests
 from recovery.storage.files import scan
 from recovery.storage.schema import connect
 from recovery.storage.verify import PartitionCheck, Verdict
@@ -336,7 +337,7 @@ def test_no_statement_of_the_check_sorts_the_state(sound):
     """It reads each table once, in its own order: a sort would need the disk again."""
     [path] = paths_of(sound)
     connection = apsw.Connection(str(path))
-    apsw.sqlite_extra.load(connection, "sha1")
+    load_digests(connection)
     for sql in (verify.SNAPS, verify.SUPERSEDED):
         plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}")]
         assert [line for line in plan if re.search("TEMP B-TREE", line)] == []
