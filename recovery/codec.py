@@ -9,7 +9,6 @@ import functools
 import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime
-from math import isfinite
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -21,7 +20,6 @@ StateType = Any
 """None for plain JSON-like values, "pickle", or a type: dataclass, NamedTuple, tuple[int, float], …"""
 
 _NOTE = "__msgspec_cache__"
-_SCALARS = frozenset({bool, int, str})
 
 
 def _python_scalar(value: Any) -> Any:
@@ -43,11 +41,10 @@ class StateCodec:
         self.state_type = state_type
         self.encode: Callable[[Any], str]
         self.decode: Callable[[str], Any]
-        encoder = msgspec.json.Encoder(enc_hook=_python_scalar)
-        self._to_json = encoder.encode
+        self._to_json = msgspec.json.Encoder(enc_hook=_python_scalar).encode
         if state_type is None:
             self.decode = msgspec.json.Decoder().decode
-            self.encode = self._encode_plain
+            self.encode = _plain_encoder(self._to_json, self.decode)
         elif state_type == "pickle":
             self.decode = _unpickle
             self.encode = _pickle
@@ -62,16 +59,6 @@ class StateCodec:
                     remedy="Use a dataclass, a NamedTuple or a type such as tuple[int, float].",
                 ) from error
             self.encode = self._encode_typed
-
-    def _encode_plain(self, value: Any) -> str:
-        try:
-            text = self._to_json(value).decode()
-            kind = type(value)
-            if kind in _SCALARS or (kind is float and isfinite(value)) or bool(self.decode(text) == value):
-                return text
-        except Exception as error:
-            raise StateValueError(f"{_shown(value)} cannot be stored: {error}") from error
-        raise StateValueError(f"{_shown(value)} would come back as {_shown(self.decode(text))}")
 
     def _encode_typed(self, value: Any) -> str:
         try:
@@ -89,6 +76,21 @@ class StateCodec:
             f"{_shown(value)} would come back as {_shown(back)}",
             cause=f"The value does not fit the declared type of the state, {self.state_type!r}.",
         )
+
+
+def _plain_encoder(to_json: Callable[[Any], bytes], decode: Callable[[str], Any]) -> Callable[[Any], str]:
+    """`StateCodec.encode` for JSON-like values. It is called for every key, so it looks nothing up."""
+
+    def encode(value: Any) -> str:
+        try:
+            text = to_json(value).decode()
+            if decode(text) == value:
+                return text
+        except Exception as error:
+            raise StateValueError(f"{_shown(value)} cannot be stored: {error}") from error
+        raise StateValueError(f"{_shown(value)} would come back as {_shown(decode(text))}")
+
+    return encode
 
 
 def _same(one: Any, other: Any) -> bool:
