@@ -84,7 +84,8 @@ def _plain_encoder(to_json: Callable[[Any], bytes], decode: Callable[[str], Any]
     def encode(value: Any) -> str:
         try:
             text = to_json(value).decode()
-            if decode(text) == value:
+            # A text comes back as it is, and may be long.
+            if type(value) is str or decode(text) == value:
                 return text
         except Exception as error:
             raise StateValueError(f"{_shown(value)} cannot be stored: {error}") from error

@@ -11,7 +11,6 @@ from recovery.planning.timeline import timeline
 from recovery.planning.values import ClosedEpoch, Execution
 
 NEWEST = 1_000
-THINNED = 900
 
 
 class StepSize(NamedTuple):

@@ -41,6 +41,18 @@ class Session:
         self.run(f"SELECT * FROM {{{table}}} WHERE 1 = 0")
         return [column[0] for column in self._cursor.description]
 
+    def types(self, table: str) -> list[Any]:
+        """What the database tells of the types of the columns behind {table}; a copy of a table has the same."""
+        if self.is_sqlite:
+            # Its columns have no type in an answer, and others in a copy than in the table: so those of a copy count.
+            self.run(f"CREATE TEMP TABLE recovery_probe AS SELECT * FROM {{{table}}} WHERE 1 = 0")
+            found = [kind for (kind,) in self.run("SELECT type FROM pragma_table_info('recovery_probe')")]
+            self.run("DROP TABLE temp.recovery_probe")
+            return found
+        self.columns(table)
+        # Behind the name: the type, and sizes.
+        return [[str(each) for each in list(column)[1:6]] for column in self._cursor.description]
+
     def exists(self, table: str) -> bool:
         """Whether the table behind {table} can be read. Where it cannot, what was done so far is undone."""
         try:

@@ -5,7 +5,7 @@ published, and what each epoch replaced, so that it can be taken back. So every 
 crash leaves nothing between two steps:
 
 1. `write`: stage the micro-batch's rows.
-2. `prepare`: try whether the table takes the staged rows up to a micro-batch, and note that they are the epoch's.
+2. `prepare`: try whether the staged rows up to a micro-batch can be published, and note that they are the epoch's.
 3. `publish`: keep what the epoch's rows will replace, write them into the table, note that it is published.
 4. `rollback`: put back what abandoned epochs replaced, publish what is closed and only prepared, forget the rest.
 
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 ROWS_PER_CALL = 1000
 MARKS = ("recovery_execution", "recovery_batch")
 """The columns of a staged row that are not the user's."""
+HISTORY = ("recovery_epoch", "recovery_had")
+"""Those of a row that was replaced."""
 
 CREATE_OWNER = """
 CREATE TABLE {owner} (
@@ -192,7 +194,9 @@ class UpsertSink:
             database.run("DELETE FROM {epochs} WHERE epoch > {p}", (plan.last,))
             for waiting in database.run("SELECT epoch, batch_id, execution_id FROM {epochs} WHERE published = 0"):
                 self._publish(database, columns, *waiting)
-            self._empty_staged(database, columns)
+            # Made anew rather than emptied: the table may have lost columns, or have others of the same names.
+            database.run("DROP TABLE {staged}")
+            database.run(CREATE_STAGED, columns=listed(columns))
             database.commit()
         self._execution = resume.execution.id
         faults.reach("upsert.4")
@@ -272,12 +276,13 @@ class UpsertSink:
         with self._session() as database:
             self._hold(database)
             try:
-                self._upsert(database, _staged(database), LAST, (output.execution.id, output.batch))
+                self._replace(database, self._columns(database), output.epoch, output.batch, output.execution.id)
             except SinkFailedError as error:
                 raise SinkFailedError(
                     f"table {self.table} does not take the rows of epoch {output.epoch}: {error.found}",
                     cause="A row breaks a constraint of the table, such as CHECK, NOT NULL or a foreign key, or the "
-                    "key has no unique index; or the database is full, failing or not reachable.",
+                    "key has no unique index; or a column's type was changed since the run began; or the database is "
+                    "full, failing or not reachable.",
                     remedy="Correct the flow or the table, and run again: the epoch was not closed, and its rows are "
                     "computed anew.",
                 ) from error
@@ -340,6 +345,23 @@ class UpsertSink:
             raise LeaseLostError(f"table {self.table} is written by execution {execution} now")
 
     def _publish(self, database: Session, columns: list[str], epoch: int, batch: int, execution: str) -> None:
+        try:
+            self._replace(database, columns, epoch, batch, execution)
+        except SinkFailedError as error:
+            raise SinkFailedError(
+                f"table {self.table} does not take the rows of closed epoch {epoch}: {error.found}",
+                cause="Its constraints, the types of its columns, or the rows that it refers to were changed after it "
+                "was asked; or the database is full, failing or not reachable.",
+                remedy="Mend that and run again: the rows are written then. Or give the epoch up, and have it computed "
+                f"anew with a corrected flow: --resume-epoch {epoch}, as long as that is held.",
+            ) from error
+        database.run(
+            "DELETE FROM {staged} WHERE recovery_execution = {p} AND recovery_batch <= {p}", (execution, batch)
+        )
+        database.run("UPDATE {epochs} SET published = 1 WHERE epoch = {p}", (epoch,))
+
+    def _replace(self, database: Session, columns: list[str], epoch: int, batch: int, execution: str) -> None:
+        """Write an epoch's rows into the table, and keep what they replace."""
         staged = _staged(database)
         # A column that was added since the run began is not known to the history; the next run begins that anew.
         had = database.columns("replaced")
@@ -352,20 +374,7 @@ class UpsertSink:
             others="".join(f"{quoted(column)}, " for column in others),
             t_others="".join(f"t.{quoted(column)}, " for column in others),
         )
-        try:
-            self._upsert(database, staged, LAST, (execution, batch))
-        except SinkFailedError as error:
-            raise SinkFailedError(
-                f"table {self.table} does not take the rows of closed epoch {epoch}: {error.found}",
-                cause="Its constraints, or the rows that these refer to, were changed after it was asked; or the "
-                "database is full, failing or not reachable.",
-                remedy="Mend that and run again: the rows are written then. Or give the epoch up, and have it computed "
-                f"anew with a corrected flow: --resume-epoch {epoch}, as long as that is held.",
-            ) from error
-        database.run(
-            "DELETE FROM {staged} WHERE recovery_execution = {p} AND recovery_batch <= {p}", (execution, batch)
-        )
-        database.run("UPDATE {epochs} SET published = 1 WHERE epoch = {p}", (epoch,))
+        self._upsert(database, staged, LAST, (execution, batch))
 
     def _upsert(self, database: Session, columns: list[str], rows: str, values: tuple[Any, ...]) -> None:
         sets = ", ".join(f"{quoted(c)} = excluded.{quoted(c)}" for c in columns if c not in self.key)
@@ -387,16 +396,11 @@ class UpsertSink:
             database.run(CREATE_REPLACED, columns=listed(columns))
             database.run("UPDATE {owner} SET history_from = {p}", (last,))
 
-    def _empty_staged(self, database: Session, columns: list[str]) -> None:
-        if set(_staged(database)) <= set(columns):
-            database.run("DELETE FROM {staged}")
-        else:
-            # The table has lost a column that the flow wrote before.
-            database.run("DROP TABLE {staged}")
-            database.run(CREATE_STAGED, columns=listed(columns))
-
     def _has_history_of(self, database: Session, columns: list[str]) -> bool:
-        return database.columns("replaced") == [*columns, "recovery_epoch", "recovery_had"]
+        """Whether what was replaced is kept in the same columns, of the same types: another type would change it."""
+        if database.columns("replaced") != [*columns, *HISTORY]:
+            return False
+        return database.types("replaced")[: len(columns)] == database.types("table")
 
     # ---- smaller things
 

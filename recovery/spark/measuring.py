@@ -45,18 +45,20 @@ class InputCount:
         """Add the input rows of the micro-batches whose progress Spark has reported since the last look. A stream that
         waits for input reports that, too, under the number of the micro-batch to come."""
         with self._lock:
-            reported, newest = query._jsq.recentProgress(), self.batch
+            reported, found = query._jsq.recentProgress(), []
             for place in reversed(range(len(reported))):
                 batch = reported[place].batchId()
                 if batch <= self.batch:
                     break
                 progress = json.loads(reported[place].json())
-                rows = progress["numInputRows"]
                 if "addBatch" in progress["durationMs"]:
-                    newest = max(newest, batch)
-                    self._summary.rows += rows
-                    self._meter.progress(batch, rows, self._operator_rows.of(query._jsq, progress))
-            self.batch = newest
+                    operators = self._operator_rows.of(query._jsq, progress)
+                    found.append((batch, progress["numInputRows"], operators))
+            # Counted when all of them could be read: otherwise the next look would count some again.
+            for batch, rows, operators in found:
+                self.batch = max(self.batch, batch)
+                self._summary.rows += rows
+                self._meter.progress(batch, rows, operators)
 
     def wait(self, query: Any, batch: BatchId, over: Callable[[float], bool]) -> None:
         """Spark reports a micro-batch some milliseconds after it has logged it as done, and before the next one begins:

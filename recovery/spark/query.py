@@ -218,18 +218,18 @@ class RecoveryQuery:
 
     def _process(self, batch: DataFrame, batch_id: int) -> None:
         """The foreachBatch callback."""
-        if self._parked.is_set():
-            # The run is ending: the epoch closes as of the batch before, and this one is left to the next run.
-            self._released.wait()
-            return
-        with self._closer.lock, self._own_thread():
-            if self._parked.is_set():
-                return
-            try:
-                self._process_locked(batch, BatchId(batch_id))
-            except BaseException as error:
-                self._note(error)
-                raise
+        if not self._parked.is_set():
+            with self._closer.lock, self._own_thread():
+                # It may have begun to end while this waited for the lock.
+                if not self._parked.is_set():
+                    try:
+                        self._process_locked(batch, BatchId(batch_id))
+                    except BaseException as error:
+                        self._note(error)
+                        raise
+                    return
+        # The run is ending: the epoch closes as of the batch before, and this one is left to the next run.
+        self._released.wait()
 
     @contextlib.contextmanager
     def _own_thread(self) -> Iterator[None]:

@@ -22,7 +22,6 @@ from recovery.state.ids import StateId, join
 
 HEARTBEAT_S = 10.0
 MISSED_BEATS = 6
-DAY_MS = 86_400_000
 RUNNING, SUCCEEDED, FAILED, SKIPPED, BLOCKED, DEAD = "running", "succeeded", "failed", "skipped", "blocked", "dead"
 FLOW, SAVED, EDIT = "flow", "saved", "edit"
 """Kinds of runs. An edit of a flow's state is recorded as one, but is never what `last run` means."""

@@ -146,7 +146,7 @@ def place_states(path: Path, states: Sequence[StoredState], *, busy_ms: int) -> 
 
 
 def check_states(connection: apsw.Connection) -> list[str]:
-    """What is wrong with the table, a sentence each. The sha1 extension is loaded, a read transaction is open."""
+    """What is wrong with the table, a sentence each. Digests are at hand, a read transaction is open."""
     if not has_states(connection):
         return []
     problems = []

@@ -440,37 +440,99 @@ def test_a_column_that_is_added_during_a_run(tmp_path):
         Run(store, database, resume_epoch=2)
 
 
-@pytest.mark.parametrize("module", ["sqlite3", "duckdb"])
-def test_a_column_that_is_removed(tmp_path, module):
-    """The next run of a flow that does not write it any more goes on, also with an epoch that has no rows."""
-    connect = pytest.importorskip(module).connect
+class Real:
+    """A database of a module, in a file."""
 
-    class Other:
-        @staticmethod
-        def connect():
-            return connect(str(tmp_path / "db"))
+    def __init__(self, module: str, path: Path) -> None:
+        self._connect, self._path = pytest.importorskip(module).connect, str(path)
 
-    def execute(sql: str) -> list[tuple]:
-        with contextlib.closing(Other.connect()) as connection:
-            found = connection.execute(sql).fetchall()
+    def connect(self):
+        return self._connect(self._path)
+
+    def execute(self, *statements: str) -> list[tuple]:
+        with contextlib.closing(self.connect()) as connection:
+            for statement in statements:
+                found = connection.execute(statement).fetchall()
             connection.commit()
         return found
 
+
+@pytest.mark.parametrize("module", ["sqlite3", "duckdb"])
+def test_a_column_that_is_removed(tmp_path, module):
+    """The next run of a flow that does not write it any more goes on, also with an epoch that has no rows."""
+    database = Real(module, tmp_path / "db")
+    execute = database.execute
     execute("CREATE TABLE words (word TEXT PRIMARY KEY, n INTEGER, extra INTEGER)")
     store = Store()
-    run = Run(store, Other, key=["word"])
+    run = Run(store, database, key=["word"])
     run.sink.stage(["word", "n", "extra"], [("a", 1, 5), ("b", 2, 5)], 0)
     run.close(0)
     run.sink.stage(["word", "n", "extra"], [("a", 3, 5)], 1)
     execute("ALTER TABLE words DROP COLUMN extra")
-    run = Run(store, Other, key=["word"])
+    run = Run(store, database, key=["word"])
     run.close(0)
     assert execute("SELECT * FROM words ORDER BY word") == [("a", 1), ("b", 2)]
     run.sink.stage(["word", "n"], [("a", 4)], 1)
     run.close(1)
     assert execute("SELECT * FROM words ORDER BY word") == [("a", 4), ("b", 2)]
-    Run(store, Other, key=["word"], resume_epoch=3)
+    Run(store, database, key=["word"], resume_epoch=3)
     assert execute("SELECT * FROM words ORDER BY word") == [("a", 1), ("b", 2)]
+
+
+RETYPED = {
+    "sqlite3": (
+        "CREATE TABLE other (word TEXT PRIMARY KEY, n TEXT, own INTEGER)",
+        "INSERT INTO other SELECT * FROM words",
+        "DROP TABLE words",
+        "ALTER TABLE other RENAME TO words",
+    ),
+    "duckdb": ("ALTER TABLE words ALTER n TYPE TEXT",),
+}
+
+
+@pytest.mark.parametrize("module", RETYPED)
+def test_a_column_that_gets_another_type(tmp_path, module):
+    """Its values are staged and kept as what they are now; what they were is not put back into it."""
+    database = Real(module, tmp_path / "db")
+    database.execute("CREATE TABLE words (word TEXT PRIMARY KEY, n INTEGER, own INTEGER)")
+    store = Store()
+    run = Run(store, database, key=["word"])
+    run.sink.stage(["word", "n"], [("a", 1), ("b", 2)], 0)
+    run.close(0)
+    run.sink.stage(["word", "n"], [("a", 3)], 1)
+    run.close(1)
+    database.execute(*RETYPED[module])
+    with pytest.raises(OutputMismatchError, match="and they had other columns"):
+        Run(copy.deepcopy(store), database, key=["word"], resume_epoch=2)
+    run = Run(store, database, key=["word"])
+    run.sink.stage(["word", "n"], [("a", "007"), ("c", "1e3")], 2)
+    run.close(2)
+    before = [("a", "007", None), ("b", "2", None), ("c", "1e3", None)]
+    assert database.execute("SELECT * FROM words ORDER BY word") == before
+    run.sink.stage(["word", "n"], [("a", "x"), ("d", "y")], 3)
+    run.close(3)
+    Run(store, database, key=["word"], resume_epoch=4)
+    assert database.execute("SELECT * FROM words ORDER BY word") == before
+
+
+def test_a_column_of_the_user_s_own_that_gets_wider(tmp_path):
+    """What could not be kept is known before the epoch is closed, and the next run goes on."""
+    database = Real("duckdb", tmp_path / "db")
+    database.execute("CREATE TABLE words (word TEXT PRIMARY KEY, n INTEGER, own INTEGER)")
+    store = Store()
+    run = Run(store, database, key=["word"])
+    run.sink.stage(["word", "n"], [("a", 1)], 0)
+    run.close(0)
+    large = 1 << 40
+    database.execute("ALTER TABLE words ALTER own TYPE BIGINT", f"UPDATE words SET own = {large}")
+    run.sink.stage(["word", "n"], [("a", 2)], 1)
+    with pytest.raises(SinkFailedError, match="does not take the rows of epoch 2") as caught:
+        run.close(1)
+    assert "a column's type was changed" in caught.value.cause
+    run = Run(store, database, key=["word"])
+    run.sink.stage(["word", "n"], [("a", 2)], 1)
+    run.close(1)
+    assert database.execute("SELECT * FROM words") == [("a", 2, large)]
 
 
 CONSTRAINTS = {
