@@ -7,7 +7,8 @@ recorded with the position, and after a change of the flow the lines of offsets 
   and otherwise by format and path, where that leaves no doubt. Separate reads of the same, which come to positions of
   their own when input comes in between, are told by the step that they are for.
 - One that is new begins at its start. One that is new instead of another of a like format takes the other's position:
-  its path may have changed. One that is gone is an error, since it would begin anew if it came back.
+  its path may have changed. One that is gone is an error, since it would begin anew if it came back. So is one that is
+  new to a step which does not read any more what it has read, while others do: that may be the same.
 - A step with timeouts brings a source of ticks, whose offset means nothing after a restart: it comes and goes.
 """
 
@@ -60,8 +61,15 @@ class SourcePlaces:
         ]
         return msgspec.json.encode(places).decode()
 
+    @property
+    def numbers(self) -> tuple[int, ...] | None:
+        """The ids, by which Spark numbers logs and lines; None where it knows sources by names of the flow's code."""
+        return None if any(self.labels) else self.ids
+
     def renamed(self, steps: Mapping[str, str]) -> SourcePlaces:
-        """The same, for steps that have other names now."""
+        """The same, for steps that have other names now; steps that have those names already stay as they are."""
+        known = set[str]().union(*map(_steps, self.names))
+        steps = {old: new for old, new in steps.items() if new not in known}
 
         def now(name: str | None) -> str | None:
             if name is None or name == _read(name):
@@ -114,7 +122,7 @@ def check_logs(restored: Restored, directory: Path, places: SourcePlaces) -> Non
     """Raises SparkCheckpointError when a source's log does not go as far as its offset."""
     if restored.batch is None:
         return
-    missing = missing_entry(directory, restored.batch, places.ids)
+    missing = missing_entry(directory, restored.batch, places.numbers)
     if missing is not None:
         raise SparkCheckpointError(
             f"{missing} is missing in the position after micro-batch {restored.batch}",
@@ -139,13 +147,16 @@ def fit_sources(
     numbered = lines[0] != ONE_LINE_EACH
     if numbered:
         labelled = {label: offset for label, _, offset in (line.partition(":") for line in offsets)}
-        if not all(map(str.isdecimal, labelled)):
+        if places.numbers is None or not all(map(str.isdecimal, labelled)):
             # The flow's code names its sources, and Spark knows them by that.
             _check_labels(labelled, places)
             return restored
         ids = tuple(range(len(offsets))) if recorded is None else recorded.ids
         last = _last_places(ids)
         if labelled.keys() != set(map(str, last.values())):
+            if recorded is not None:
+                # Names of digits, which the flow's code gave sources and does not give any more.
+                _check_labels(labelled, places)
             # An earlier version did not keep which source is read where.
             return restored
         offsets = [labelled[str(last[source])] for source in ids]
@@ -215,6 +226,13 @@ def _matched(before: SourcePlaces, places: SourcePlaces, in_step: Callable[[Sequ
             found(then, now)
     # The same, for whatever step.
     for then, now in _alike(old, new, _read):
+        for each in now:
+            # For a step that it was read for before, it goes on where that step is.
+            its = [one for one in then if _named(old[one]) & _named(new[each])] if each not in came else []
+            if its and not in_step(its):
+                raise _unclear(_named(new[each]))
+            found(its[:1], [each])
+            left.difference_update(its)
         rest, more = [each for each in then if each in left], [each for each in now if each not in came]
         if len(rest) == len(more) or not rest or in_step(then):
             # If it is read more often, each goes on from where all of them were. If it is read less often, the others
@@ -229,6 +247,8 @@ def _matched(before: SourcePlaces, places: SourcePlaces, in_step: Callable[[Sequ
     for then, now in _alike({source: old[source] for source in sorted(left)}, others, _place):
         if len(now) == 1 and (len(then) == 1 or (spare.issuperset(then) and in_step(then))):
             found(then, now)
+    # What was read for steps that are gone, and is read on for others, is left out.
+    left -= {one for one in left & spare if not _steps(old[one]) & steps}
     # Another place, or one that is new. What is left out is only where nothing new can be it.
     known = None not in old.values() and None not in new.values()
     others = {source: name for source, name in new.items() if source not in came}
@@ -240,6 +260,16 @@ def _matched(before: SourcePlaces, places: SourcePlaces, in_step: Callable[[Sequ
             came |= zip(now, then, strict=True)
         elif now or not spare.issuperset(then):
             gone += then
+    anew = [source for source in new if source not in came]
+    for one in (one for one in old if known and one not in gone):
+        kept = [source for source in came if came[source] == one]
+        like = [source for source in anew if _kind(new[source], known) == _kind(old[one], known)]
+        lost = (_named(old[one]) & _all(_named, new, like)) - _all(_named, new, kept)
+        if "" in _steps(old[one]) & _all(_steps, new, like):
+            # What reads it for no step is told by how many there are.
+            lost |= {""} if sum(map(places.ids.count, kept)) < before.ids.count(one) else set()
+        if lost:
+            raise _changed_for(lost)
     if gone:
         raise FlowMismatchError(
             f"the flow reads {len(new)} sources, and the position is one in {len(old)}, of which {len(gone)} "
@@ -249,6 +279,27 @@ def _matched(before: SourcePlaces, places: SourcePlaces, in_step: Callable[[Sequ
             "another; or begin anew in another directory.",
         )
     return came
+
+
+def _unclear(steps: Iterable[str]) -> FlowMismatchError:
+    return FlowMismatchError(
+        f"one source is read for {_listed(steps)}, which have read it separately",
+        cause="Input came in between, so that the steps have come to different positions in it.",
+        remedy="Read it for each of them by itself, as before; or begin anew in another directory.",
+    )
+
+
+def _changed_for(steps: Iterable[str]) -> FlowMismatchError:
+    return FlowMismatchError(
+        f"{_listed(steps)} would read a source from its start, and not go on with the one that was read before",
+        cause="Its path or options were changed where several read it, which cannot be told from a source that is new.",
+        remedy="In one run read it separately there, with the path and options that it has; change those in the next. "
+        "One that is new is added first, and the old one left out in another run.",
+    )
+
+
+def _listed(steps: Iterable[str]) -> str:
+    return " and ".join(f"step {each!r}" if each else "what is behind no step" for each in sorted(steps))
 
 
 def _alike(
@@ -272,6 +323,14 @@ def _steps(name: str | None) -> set[str]:
     """The steps that it is read for, one without a name where it is for none, or where that is not known."""
     words = name.split(" ", 3) if name is not None else []
     return set(words[3].split(_AND)) if len(words) > 3 else {""}
+
+
+def _named(name: str | None) -> set[str]:
+    return _steps(name) - {""}
+
+
+def _all(what: Callable[[str | None], set[str]], names: Mapping[int, str | None], sources: Iterable[int]) -> set[str]:
+    return set[str]().union(*(what(names[source]) for source in sources))
 
 
 def _place(name: str) -> str:

@@ -143,17 +143,22 @@ class EpochCloser:
         self.wait()
         return ended
 
-    def begin(self, steps: StepPlan, with_position: DriverRows | None = None) -> None:
-        """Before any micro-batch ran: close an epoch that edits steps, when some are to be edited.
+    def begin(self, steps: StepPlan, with_position: DriverRows | None = None, *, laid_out: bool = False) -> None:
+        """Before any micro-batch ran: close an epoch that edits steps, when some are to be edited, or that holds the
+        position as it was laid out for other sources. The next run, which may come before any input, finds by it what
+        this one took for what.
 
         What the steps declare is recorded in the first epoch that is closed; `with_position` in the first one that has
         a new position.
         """
         self._declarations = steps.declarations
         self._with_position = with_position or {}
-        if steps.edits:
-            self._begin(self.finished, None, steps.edits)
+        captured = self._capture.take(self.finished) if laid_out else None
+        if captured is not None or steps.edits:
+            self._begin(self.finished, captured, steps.edits)
             self.wait()
+        if captured is not None:
+            self._capture.saved(captured)
 
     def wait(self) -> None:
         """Wait until the epoch that is being written is closed. Raises what writing it met, every time."""

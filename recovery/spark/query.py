@@ -112,7 +112,7 @@ class RecoveryQuery:
             failed.callback(self._delivery.release)
             # Whether Spark can go on from there is known before anything is given up.
             checkpoint = self._store.prepare(execution) / "checkpoint"
-            position = restore_position(self._store, plan, bound.sources, checkpoint, config.path, steps.edits)
+            position = restore_position(self._store, plan, bound.sources, checkpoint, config.path, config.rename_steps)
             self._store.start(execution, [s.definition.step_id for s in bound.steps], plan.partitions)
             prepared.record_run(execution, clock)
             self._delivery.rollback()
@@ -124,7 +124,7 @@ class RecoveryQuery:
                 checkpoint,
                 self._delivery,
                 self._loads,
-                Capture(checkpoint, position.restored.held, position.restored.stale, sources=bound.sources.ids),
+                Capture(checkpoint, position.restored.held, position.restored.stale, sources=bound.sources.numbers),
                 clock=clock,
                 snapshot_interval_s=NEVER if prepared.temporary else config.snapshot_interval_s,
                 backup_interval_s=config.backup_interval_s,
@@ -134,7 +134,7 @@ class RecoveryQuery:
             )
             failed.callback(self._closer.finish)
             self._input = InputCount(self.meter, self.summary, checkpoint / "state", self._closer.finished)
-            self._closer.begin(steps, position.new_rows)
+            self._closer.begin(steps, position.new_rows, laid_out=position.laid_out)
             faults.reach("start.4")
             # Before the stream: afterwards the partitions belong to the thread that closes epochs.
             self._measures.started(prepared.planned_s + clock.elapsed_s() - self._started_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from recovery.ids import NO_BATCH, StepId
 from recovery.planning.resume import ResumePlan
 from recovery.planning.steps import StepChoices, StepPlan, plan_steps
 from recovery.planning.timeline import timeline
-from recovery.planning.values import Execution, StepEdit
+from recovery.planning.values import Execution
 from recovery.sinks import Resume
 from recovery.sinks.delivery import NOTE_KEY, SINK_STEP
 from recovery.spark.closing import DECLARATIONS_STEP
@@ -25,10 +25,12 @@ from recovery.storage.seam import RESERVED_PREFIX
 
 
 class Position(NamedTuple):
-    """The position that was recovered, as files of a checkpoint, and what is to be recorded of the sources with it."""
+    """The position that was recovered, as files of a checkpoint, and what is to be recorded of the sources with it.
+    laid_out: whether it is one in other sources than before, or for other steps, by what was recorded."""
 
     restored: Restored
     new_rows: dict[StepId, dict[str, str]]
+    laid_out: bool
 
 
 def restore_position(
@@ -37,22 +39,25 @@ def restore_position(
     sources: SourcePlaces,
     checkpoint: Path,
     directory: Path,
-    edits: Iterable[StepEdit] = (),
+    renamed: Mapping[str, str] | None = None,
 ) -> Position:
     """Write the checkpoint that Spark goes on from. Changes nothing in the partitions.
 
-    Raises FlowMismatchError or SparkCheckpointError where Spark could not go on from it, or would from another place.
+    renamed: the new names of steps, by the old ones. Raises FlowMismatchError or SparkCheckpointError where Spark could
+    not go on from it, or would from another place.
     """
     restored = restore(store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), checkpoint)
     recorded = store.driver_values(SOURCES_STEP, plan.resume_epoch).get(PLACES_KEY)
     before = recorded_places(recorded) if isinstance(recorded, str) else None
     if before is not None:
-        before = before.renamed({edit.old: edit.new for edit in edits if edit.new is not None})
+        before = before.renamed(renamed or {})
     restored = fit_sources(restored, checkpoint, sources, before)
     check_logs(restored, checkpoint, sources)
     _check_counted(restored, plan, directory)
     places = sources.to_text()
-    return Position(restored, {SOURCES_STEP: {PLACES_KEY: places}} if places != recorded else {})
+    changed = places != recorded
+    laid_out = changed and recorded is not None and restored.batch is not None
+    return Position(restored, {SOURCES_STEP: {PLACES_KEY: places}} if changed else {}, laid_out)
 
 
 def step_plan(store: FilePartitions, plan: ResumePlan, bound: BoundPlan, config: RecoveryConfig) -> StepPlan:

@@ -12,7 +12,7 @@ from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.position import missing_entry, position_files
 from recovery.checkpoint.restore import restore
 from recovery.checkpoint.rows import CHUNK_BYTES
-from recovery.checkpoint.sources import check_logs, fit_sources, places_of, recorded_places
+from recovery.checkpoint.sources import check_logs, fit_sources, places_of, read_for, recorded_places
 from recovery.errors import CorruptPartitionError, FlowMismatchError, SparkCheckpointError
 
 TICK = '{"tick_ms": 17}'
@@ -241,16 +241,147 @@ def test_separate_reads_are_told_by_the_step_that_they_are_for(tmp_path, after, 
     assert found == lines
 
 
+def with_steps(layout):
+    """The places of sources like "x one two": what is read, and the steps that it is read for, a place each. What
+    follows a colon are options."""
+    sources, names = [], []
+    for number, each in enumerate(layout):
+        what, *steps = each.split(" ")
+        path, _, options = what.partition(":")
+        name = f"text {path} {path}{options} {read_for(steps)}".rstrip()
+        sources += [number] * max(1, len(steps))
+        names += [name] * max(1, len(steps))
+    return places_of(sources, [False] * len(sources), names)
+
+
+def fitted(layout, positions, after, home):
+    """The position of each source of `after`, None for one that begins, when those of `layout` have come so far."""
+    before = with_steps(layout)
+    lines = [json.dumps({"n": positions[source]}) for source in before.ids]
+    rows = {"metadata": "{}", "offsets/9": "\n".join(["v1", "{}", *lines]), "commits/9": "v1"}
+    fit_sources(restore(rows.items(), home), home, with_steps(after), recorded_places(before.to_text()))
+    found = (home / "offsets/9").read_text().split("\n")[2:]
+    each = dict(zip(with_steps(after).ids, found, strict=True))
+    return [None if line == "-" else json.loads(line)["n"] for line in each.values()]
+
+
+@pytest.mark.parametrize(
+    ("before", "positions", "after", "expected"),
+    [
+        # A branch of what several read, or a step beside a new one, has other options or another path.
+        (["x one two"], [5], ["x:o one", "x two"], "step 'one' would read"),
+        (["x one two"], [5], ["x two", "y one"], "step 'one' would read"),
+        (["x one"], [5], ["y one", "x two"], "step 'one' would read"),
+        (["x one", "x two"], [5, 5], ["y one", "x two", "x three"], "step 'one' would read"),
+        (["x  "], [5], ["x", "y"], "what is behind no step would read"),
+        # It is read for both, or for steps that had not read it.
+        (["x one two"], [5], ["x one two", "y one"], [5, None]),
+        (["x one two"], [5], ["x one", "y three"], [5, None]),
+        (["x one two"], [5], ["x one", "x two"], [5, 5]),
+        (["x one", "x two"], [5, 5], ["x:o one", "x two"], [5, 5]),
+        (["x one", "x two"], [5, 5], ["y one", "x two"], [5, 5]),
+        (["x", "x"], [5, 5], ["x", "x", "y"], [5, 5, None]),
+        # Reads apart come together in other ways: each step goes on from where it was.
+        (["x one", "x two"], [5, 7], ["x two four", "x one three"], [7, 5]),
+        (["x one", "x two"], [5, 7], ["x one two", "x three"], "step 'one' and step 'two', which have read"),
+        (["x one two", "x three"], [5, 7], ["x one", "x two"], [5, 5]),
+        (["x one two", "x three"], [5, 7], ["x one", "x two three"], "which have read it separately"),
+        (["x one two", "x three"], [5, 7], ["x one", "x two", "x three"], [5, 5, 7]),
+        (["x one", "x two"], [5, 7], ["x one", "x two", "x two"], [5, 7, 7]),
+        (["x three", "x four one"], [5, 7], ["x four"], [7]),
+        (["x one", "x two", "x three"], [5, 5, 7], ["x one two", "x three"], [5, 7]),
+        # What was read for a step that is gone does not become what is new.
+        (["x one", "x two"], [5, 5], ["x one", "y three"], [5, None]),
+    ],
+)
+def test_steps_that_share_a_read(tmp_path, before, positions, after, expected):
+    """No step goes back, nor passes over input, because what it reads is read by others, too."""
+    if isinstance(expected, str):
+        with pytest.raises(FlowMismatchError, match=expected):
+            fitted(before, positions, after, tmp_path / "checkpoint")
+    else:
+        assert fitted(before, positions, after, tmp_path / "checkpoint") == expected
+
+
+def test_whatever_changes_each_step_goes_on_where_it_was(tmp_path):
+    """Random flows whose steps share reads, or not. Of all that a step has read it goes on from its own position, and
+    what it begins is nothing that it may have read in another way."""
+    generator = random.Random(int(os.environ.get("RECOVERY_TEST_SEED", "1")))
+    reads = ["x", "x:o", "y"]
+
+    def flow():
+        sources = []
+        for what in generator.sample(reads, generator.randrange(1, 4)):
+            steps = generator.sample(["one", "two", "three", "four"], generator.randrange(1, 4))
+            while steps:
+                count = generator.randrange(1, len(steps) + 1)
+                sources.append((what, steps[:count]))
+                steps = steps[count:]
+        generator.shuffle(sources)
+        return sources
+
+    def layout(sources):
+        return [" ".join([what, *steps]) for what, steps in sources]
+
+    accepted = 0
+    for number in range(300):
+        before, after = flow(), flow()
+        positions = [10 * reads.index(what) + generator.randrange(3) for what, _ in before]
+        try:
+            found = fitted(layout(before), positions, layout(after), tmp_path / str(number))
+        except FlowMismatchError:
+            continue
+        accepted += 1
+        truth = {(what, step): n for (what, steps), n in zip(before, positions, strict=True) for step in steps}
+        begun, goes_on = set(), set()
+        for (what, steps), position in zip(after, found, strict=True):
+            assert position is not None or what not in dict(before), f"{before} {after}"
+            for step in steps:
+                assert truth.get((what, step), position) == position, f"{before} {positions} {after}"
+                if position is None:
+                    begun.add(step)
+                else:
+                    goes_on.add((reads[position // 10], step))
+        assert not begun & {step for _, step in truth.keys() - goes_on}, f"{before} {positions} {after}"
+    assert 30 < accepted < 270
+
+
+def test_names_of_digits(tmp_path):
+    """They are names, and no numbers of places."""
+    rows = {"metadata": "{}", "commits/9": "v1", "offsets/9": 'v2\n{}\n0:{"of":"a"}\n1:{"of":"b"}'}
+    rows |= {"sources/0/0": "a", "sources/1/0": "b"}
+
+    def places(names):
+        kinds = [f"text {name} {name}" for name in names.values()]
+        return places_of(names.values(), [False] * len(names), kinds, names)
+
+    before = recorded_places(places({"0": "a", "1": "b"}).to_text())
+    home = tmp_path / "again"
+    after = places({"1": "b", "0": "a"})
+    fit_sources(restore(rows.items(), home), home, after, before)
+    assert (home / "offsets/9").read_text() == rows["offsets/9"]
+    assert [(home / f"sources/{n}/0").read_text() for n in (0, 1)] == ["a", "b"]
+    assert after.numbers is None
+    for number, names in enumerate(({"0": "a"}, {"y": "a", "z": "b"})):
+        home = tmp_path / str(number)
+        with pytest.raises(FlowMismatchError, match="sources with names, of which the flow lacks"):
+            fit_sources(restore(rows.items(), home), home, places(names), before)
+    rows["offsets/9"] = rows["offsets/9"].replace("0:", "2024:").replace("1:", "2025:")
+    home = tmp_path / "unnamed"
+    with pytest.raises(FlowMismatchError, match="the flow lacks 2024, 2025"):
+        fit_sources(restore(rows.items(), home), home, with_steps(["a", "b"]), before)
+
+
 def test_sources_by_their_number_in_the_second_form(tmp_path):
     """Spark numbers the lines there where the flow's code names nothing, in any order: one for each source, by the last
     place where it is read."""
     rows = {"metadata": "{}", "offsets/9": 'v2\n{}\n2:{"of":"b"}\n1:{"of":"a"}', "commits/9": "v1"}
     rows |= {"sources/0/0": "a", "sources/1/0": "b"}
     home = tmp_path / "checkpoint"
-    after = named(["tick", "b", "a", "b", "c"])
+    after = named(["tick", "b", "a", "b", "a", "c"])
     fit_sources(restore(rows.items(), home), home, after, named(["a", "a", "b"]))
     found = (home / "offsets/9").read_text().split("\n")[2:]
-    assert sorted(found) == ['0:{"tick_ms": 0}', '2:{"of":"a"}', '3:{"of":"b"}', "4:-"]
+    assert sorted(found) == ['0:{"tick_ms": 0}', '3:{"of":"b"}', '4:{"of":"a"}', "5:-"]
     assert [(home / f"sources/{n}/0").read_text() for n in (1, 2)] == ["b", "a"]
     rows["offsets/9"] = 'v2\n{}\n1:{"n":5}\n2:{"n":5}'
     again = tmp_path / "again"
