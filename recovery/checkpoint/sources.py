@@ -15,7 +15,7 @@ recorded with the position, and after a change of the flow the lines of offsets 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -178,6 +178,7 @@ def fit_sources(
         for batch in (restored.batch, restored.batch - 1):
             if (directory / "offsets" / str(batch)).exists():
                 (directory / "offsets" / str(batch)).write_text(text)
+        restored = _without(restored, {f"offsets/{restored.batch}"})
     return _move(restored, logs, came, recorded.others())
 
 
@@ -371,10 +372,14 @@ def _move(restored: Restored, sources: Path, came: Mapping[int, int], before: It
     for new in with_logs:
         (sources / f"{new}.moved").rename(sources / str(new))
     taken = tuple(f"sources/{place}/" for place in vacated)
-    held = {path: file for path, file in restored.held.items() if not path.startswith(taken)}
-    gone = {path: file for path, file in restored.held.items() if path not in held}
-    stale = frozenset(key for path, file in gone.items() for key in row_keys(path, file))
-    return Restored(restored.batch, held, stale)
+    return _without(restored, {path for path in restored.held if path.startswith(taken)})
+
+
+def _without(restored: Restored, paths: Set[str]) -> Restored:
+    """The same, but what the partitions have of these files is not what the checkpoint has of them any more."""
+    held = {path: file for path, file in restored.held.items() if path not in paths}
+    stale = frozenset(key for path in paths for key in row_keys(path, restored.held[path]))
+    return Restored(restored.batch, held, restored.stale | stale)
 
 
 def _but_ticks(line: str) -> str:

@@ -37,13 +37,12 @@ def saved(rows, layout, directory, batch, write=lambda _: None):
     (checkpoint / f"offsets/{batch}").write_text((checkpoint / f"offsets/{restored.batch}").read_text())
     (checkpoint / f"commits/{batch}").write_text("v1")
     write(checkpoint)
-    captured = capture.take(batch)
-    after = dict(rows)
-    for key, content in captured.items():
-        after.pop(key, None)
-        if content is not None:
-            after[key] = content
-    return after
+    return after_saving(rows, capture.take(batch))
+
+
+def after_saving(rows, captured):
+    """The rows after an epoch with these changes."""
+    return {key: content for key, content in {**rows, **captured}.items() if content is not None}
 
 
 def test_offsets_follow_their_sources(tmp_path):
@@ -185,6 +184,10 @@ def test_whatever_changes_each_source_goes_on_from_one_that_may_be_it(tmp_path, 
         held = {path for path in fitted.held if path.startswith("sources/")}
         assert {path: rows[path] for path in held} == {path: present[path] for path in held}
         assert {path for path in rows if path.startswith("sources/")} - held <= fitted.stale
+        # Saved as it is, before any micro-batch, it is the same again.
+        again = after_saving(rows, Capture(home, fitted.held, fitted.stale, sources=after.numbers).take(9))
+        assert again["offsets/9"].split("\n")[2:] == found
+        assert {path: text for path, text in again.items() if path.startswith("sources/")} == present
     assert 20 < refused < 180
 
 

@@ -262,9 +262,11 @@ def test_what_a_run_without_input_took_for_what(spark, tmp_path):
     first = epochs()
     run(one=2)
     run(one=2, two=1)
+    run(two=1, one=2)
+    run(one=2, two=1)
     run(two=1, uno=3)
-    assert epochs() == first + 4, "one for each change, and one for the input of a step that is new"
+    assert epochs() == first + 6, "one for each change, and one for the input of a step that is new"
     run(two=1, uno=3)
-    assert epochs() == first + 4
+    assert epochs() == first + 6
     feed.add_random(2)
     run(uno=3, two=1)
