@@ -66,10 +66,13 @@ class SourcePlaces:
         """The ids, by which Spark numbers logs and lines; None where it knows sources by names of the flow's code."""
         return None if any(self.labels) else self.ids
 
+    @property
+    def steps(self) -> set[str]:
+        """The steps that sources are read for."""
+        return set[str]().union(*map(_named, self.names))
+
     def renamed(self, steps: Mapping[str, str]) -> SourcePlaces:
-        """The same, for steps that have other names now; steps that have those names already stay as they are."""
-        known = set[str]().union(*map(_steps, self.names))
-        steps = {old: new for old, new in steps.items() if new not in known}
+        """The same, for steps that have other names now."""
 
         def now(name: str | None) -> str | None:
             if name is None or name == _read(name):

@@ -112,7 +112,9 @@ class RecoveryQuery:
             failed.callback(self._delivery.release)
             # Whether Spark can go on from there is known before anything is given up.
             checkpoint = self._store.prepare(execution) / "checkpoint"
-            position = restore_position(self._store, plan, bound.sources, checkpoint, config.path, config.rename_steps)
+            position = restore_position(
+                self._store, plan, bound.sources, checkpoint, config.path, config.rename_steps, steps.edits
+            )
             self._store.start(execution, [s.definition.step_id for s in bound.steps], plan.partitions)
             prepared.record_run(execution, clock)
             self._delivery.rollback()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from recovery.ids import NO_BATCH, StepId
 from recovery.planning.resume import ResumePlan
 from recovery.planning.steps import StepChoices, StepPlan, plan_steps
 from recovery.planning.timeline import timeline
-from recovery.planning.values import Execution
+from recovery.planning.values import Execution, StepEdit
 from recovery.sinks import Resume
 from recovery.sinks.delivery import NOTE_KEY, SINK_STEP
 from recovery.spark.closing import DECLARATIONS_STEP
@@ -39,18 +39,21 @@ def restore_position(
     sources: SourcePlaces,
     checkpoint: Path,
     directory: Path,
-    renamed: Mapping[str, str] | None = None,
+    renames: Mapping[str, str] | None = None,
+    edits: Iterable[StepEdit] = (),
 ) -> Position:
     """Write the checkpoint that Spark goes on from. Changes nothing in the partitions.
 
-    renamed: the new names of steps, by the old ones. Raises FlowMismatchError or SparkCheckpointError where Spark could
-    not go on from it, or would from another place.
+    renames: the new names of steps, by the old ones. edits: what is to be done to the state that steps hold. Raises
+    FlowMismatchError or SparkCheckpointError where Spark could not go on from it, or would from another place.
     """
     restored = restore(store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), checkpoint)
     recorded = store.driver_values(SOURCES_STEP, plan.resume_epoch).get(PLACES_KEY)
     before = recorded_places(recorded) if isinstance(recorded, str) else None
     if before is not None:
-        before = before.renamed(renamed or {})
+        # A step that holds no state at the moment is renamed by no edit. Who runs a command again has renamed already.
+        known, edited = before.steps, {edit.old for edit in edits if edit.new is not None}
+        before = before.renamed({old: new for old, new in (renames or {}).items() if old in edited or new not in known})
     restored = fit_sources(restored, checkpoint, sources, before)
     check_logs(restored, checkpoint, sources)
     _check_counted(restored, plan, directory)
