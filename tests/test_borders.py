@@ -142,5 +142,5 @@ def test_storage_takes_time_and_chance_as_arguments(module):
 def test_the_borders_are_about_something():
     """The modules are found, and so are their imports."""
     assert {"recovery.storage.files", "recovery.planning.resume", "recovery.spark.resuming"} <= set(MODULES)
-    assert reaching("recovery.storage.schema", "apsw") == {"apsw", "apsw.sqlite_extra"}
+    assert reaching("recovery.storage.digests", "apsw") == {"apsw", "apsw.sqlite_extra"}
     assert reaching("recovery.spark.resuming", "recovery.storage.files") != set()

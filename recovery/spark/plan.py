@@ -19,7 +19,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from recovery.checkpoint.sources import SourcePlaces, places_of, read_for
+from recovery.checkpoint.source_places import SourcePlaces, places_of, read_for
 from recovery.errors import UnsupportedPlanError
 from recovery.spark.combining import PLACE_NAME, Combiner, install
 from recovery.spark.gathering import Gathering
@@ -114,8 +114,8 @@ def _sources(plan: Any) -> SourcePlaces:
     nodes = [node for node, _ in reads]
     sources = [next(i for i, each in enumerate(nodes) if each.equals(node)) for node in nodes]
     steps: dict[int, set[str]] = {}
-    for source, (_, step) in zip(sources, reads, strict=True):
-        steps.setdefault(source, set()).add(step)
+    for source, (_, above) in zip(sources, reads, strict=True):
+        steps.setdefault(source, set()).update(above or {""})
     return places_of(
         sources,
         map(_is_ticks, nodes),
@@ -124,14 +124,14 @@ def _sources(plan: Any) -> SourcePlaces:
     )
 
 
-def _reads(node: Any, step: str = "") -> Iterator[tuple[Any, str]]:
-    """The nodes that read sources, and the step nearest above each."""
+def _reads(node: Any, above: frozenset[str] = frozenset()) -> Iterator[tuple[Any, frozenset[str]]]:
+    """The nodes that read sources, and the steps above each."""
     found = _step_of(node)
-    step = step if found is None else found.definition.step_id
+    above = above if found is None else above | {found.definition.step_id}
     if node.nodeName() in SOURCE_NODES:
-        yield node, step
+        yield node, above
     for child in _children(node):
-        yield from _reads(child, step)
+        yield from _reads(child, above)
 
 
 def _label(node: Any) -> str | None:

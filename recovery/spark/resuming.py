@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from recovery.checkpoint.restore import Restored, restore
 from recovery.checkpoint.rows import CHECKPOINT_STEP
-from recovery.checkpoint.sources import PLACES_KEY, SOURCES_STEP, SourcePlaces, check_logs, fit_sources, recorded_places
+from recovery.checkpoint.source_places import SourcePlaces, recorded_places
+from recovery.checkpoint.sources import PLACES_KEY, SOURCES_STEP, check_logs, fit_sources
 from recovery.config import RecoveryConfig
 from recovery.errors import FlowMismatchError
 from recovery.ids import NO_BATCH, StepId

@@ -12,7 +12,8 @@ from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.position import missing_entry, position_files
 from recovery.checkpoint.restore import restore
 from recovery.checkpoint.rows import CHUNK_BYTES
-from recovery.checkpoint.sources import check_logs, fit_sources, places_of, read_for, recorded_places
+from recovery.checkpoint.source_places import places_of, read_for, recorded_places
+from recovery.checkpoint.sources import check_logs, fit_sources
 from recovery.errors import CorruptPartitionError, FlowMismatchError, SparkCheckpointError
 
 TICK = '{"tick_ms": 17}'
@@ -245,13 +246,14 @@ def test_separate_reads_are_told_by_the_step_that_they_are_for(tmp_path, after, 
 
 
 def with_steps(layout):
-    """The places of sources like "x one two": what is read, and the steps that it is read for, a place each. What
-    follows a colon are options."""
+    """The places of sources like "x one two": what is read, and the steps that it is read for, a place each, or one
+    place for "+pre+one", a step before another. What follows a colon are options, and "!" another format."""
     sources, names = [], []
     for number, each in enumerate(layout):
         what, *steps = each.split(" ")
-        path, _, options = what.partition(":")
-        name = f"text {path} {path}{options} {read_for(steps)}".rstrip()
+        path, _, options = what.rstrip("!").partition(":")
+        every = [one for step in steps for one in step.lstrip("+").split("+")]
+        name = f"{'rows' if '!' in what else 'text'} {path} {path}{options} {read_for(every)}".rstrip()
         sources += [number] * max(1, len(steps))
         names += [name] * max(1, len(steps))
     return places_of(sources, [False] * len(sources), names)
@@ -260,7 +262,7 @@ def with_steps(layout):
 def fitted(layout, positions, after, home):
     """The position of each source of `after`, None for one that begins, when those of `layout` have come so far."""
     before = with_steps(layout)
-    lines = [json.dumps({"n": positions[source]}) for source in before.ids]
+    lines = ["-" if positions[source] is None else json.dumps({"n": positions[source]}) for source in before.ids]
     rows = {"metadata": "{}", "offsets/9": "\n".join(["v1", "{}", *lines]), "commits/9": "v1"}
     fit_sources(restore(rows.items(), home), home, with_steps(after), recorded_places(before.to_text()))
     found = (home / "offsets/9").read_text().split("\n")[2:]
@@ -286,13 +288,43 @@ def fitted(layout, positions, after, home):
         (["x", "x"], [5, 5], ["x", "x", "y"], [5, 5, None]),
         # Reads apart come together in other ways: each step goes on from where it was.
         (["x one", "x two"], [5, 7], ["x two four", "x one three"], [7, 5]),
-        (["x one", "x two"], [5, 7], ["x one two", "x three"], "step 'one' and step 'two', which have read"),
+        (["x one", "x two"], [5, 7], ["x one two", "x three"], "step 'one' and step 'two' would go on"),
         (["x one two", "x three"], [5, 7], ["x one", "x two"], [5, 5]),
-        (["x one two", "x three"], [5, 7], ["x one", "x two three"], "which have read it separately"),
+        (["x one two", "x three"], [5, 7], ["x one", "x two three"], "would go on from a position"),
         (["x one two", "x three"], [5, 7], ["x one", "x two", "x three"], [5, 5, 7]),
         (["x one", "x two"], [5, 7], ["x one", "x two", "x two"], [5, 7, 7]),
         (["x three", "x four one"], [5, 7], ["x four"], [7]),
         (["x one", "x two", "x three"], [5, 5, 7], ["x one two", "x three"], [5, 7]),
+        (["x one", "x one"], [5, 5], ["x one", "x:o one"], [5, 5]),
+        (["x one", "x two"], [5, 5], ["x one two", "x:o three"], [5, None]),
+        (["x one", "x two"], [5, 5], ["x one two", "y three"], [5, None]),
+        # The same path by options that another step read already.
+        (["x one two", "x:o three"], [5, 9], ["x one", "x:o two", "x:o three"], "step 'two' would go on"),
+        (["x one", "x:o two"], [5, 9], ["x two", "x:o one"], "step 'one' would go on"),
+        (["x one", "x:o two"], [5, 9], ["x three", "x:o one", "x:o two"], "step 'one' would go on"),
+        (["x one", "x:o two"], [5, 5], ["x two", "x:o one"], [5, 5]),
+        # One of several places in which it is read.
+        (["x one one"], [5], ["x one", "x:o one"], "step 'one' would read"),
+        (["x one "], [5], ["x:o", "x one two"], "what is behind no step would read"),
+        # By another format, from the same path.
+        (["x one two"], [5], ["x! one", "x two"], "step 'one' would read"),
+        (["x one"], [5], ["x! one", "x two"], "step 'one' would read"),
+        # A step before another one, and one that is not there any more.
+        (["x one", "x two"], [5, 7], ["x +pre2+two", "x +pre1+one"], [7, 5]),
+        (["x +pre+one", "x two"], [5, 7], ["x one two"], "would go on from a position"),
+        (["x one two"], [5], ["x:o +pre+one", "x two"], "step 'one' would read"),
+        (["x +pre1+one", "x +pre2+one"], [5, 7], ["x +pre2+one", "x one"], [7, 5]),
+        # What has no position yet may be left out again, and does not become another one.
+        (["x one", "y one"], [5, None], ["x one"], [5]),
+        (["x one", "x:o one"], [5, None], ["x one two"], [5]),
+        (["x one", "y one"], [5, None], ["z one", "x one"], [None, 5]),
+        (["x one", "x two"], [5, None], ["x two", "x one"], [None, 5]),
+        (["x one", "x two"], [5, None], ["x one two"], "would go on from a position"),
+        (["x one", "x two"], [5, None], ["x one"], [5]),
+        # Other paths, in another order; and a source that is left out beside one that is new.
+        (["x one", "y two"], [5, 7], ["z two", "w one"], [7, 5]),
+        (["x one", "y two"], [5, 7], ["x one two", "z three"], "1 are not found|1 is not found"),
+        (["x one", "y two"], [5, 7], ["x one", "z three"], [5, 7]),
         # What was read for a step that is gone does not become what is new.
         (["x one", "x two"], [5, 5], ["x one", "y three"], [5, None]),
     ],

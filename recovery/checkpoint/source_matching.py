@@ -1,0 +1,211 @@
+"""Which of a flow's sources are those of the flow before: see `recovery.checkpoint.sources`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from recovery.checkpoint.source_places import (
+    SourcePlaces,
+    format_and_path,
+    kind_of,
+    named_steps,
+    path_of,
+    reads,
+    steps_of,
+)
+from recovery.errors import FlowMismatchError
+
+InStep = Callable[[Sequence[int]], bool]
+
+
+def match_sources(before: SourcePlaces, places: SourcePlaces, unread: set[int], in_step: InStep) -> dict[int, int]:
+    """For each source of the flow that was read before, which one that was.
+
+    unread: those that have no position yet; they may begin, and be left out. in_step: whether sources that are read
+    separately have come to the same position. Raises FlowMismatchError when one is gone, or it is not clear which is
+    which.
+    """
+    matching = _Matching(before, places, unread, in_step)
+    matching.by_name()
+    matching.by_read()
+    matching.by_path()
+    gone = matching.by_kind()
+    matching.check_steps(unread.union(gone))
+    if gone:
+        old, new = len(before.others()), len(places.others())
+        raise FlowMismatchError(
+            f"the flow reads {new} sources, and the position is one in {old}, of which {len(gone)} "
+            f"{'is' if len(gone) == 1 else 'are'} not found in the flow",
+            cause="A source was left out, has another format, or has another path or options while one was added.",
+            remedy="Read the same sources again; change paths and options in one run and add or leave out sources in "
+            "another; or begin anew in another directory.",
+        )
+    return matching.came
+
+
+class _Matching:
+    """What is known so far: `came` says what sources of the flow were before, `left` has those that none is yet, and
+    `spare` those that may be left out, since others are read as they were."""
+
+    def __init__(self, before: SourcePlaces, places: SourcePlaces, unread: set[int], in_step: InStep) -> None:
+        self.came: dict[int, int] = {}
+        self._before, self._places = before, places
+        self._old, self._new = before.others(), places.others()
+        self._known = None not in self._old.values() and None not in self._new.values()
+        self._steps = {""}.union(*map(steps_of, self._new.values()))
+        self._in_step = in_step
+        self._unread = unread
+        self._left = set(self._old)
+        self._spare = set[int]()
+        self._merged = set[int]()
+
+    def by_name(self) -> None:
+        """The same reads for the same steps."""
+        for then, now in _alike(self._old, self._new, str):
+            if len(then) == len(now):
+                self._found(then, now)
+
+    def by_read(self) -> None:
+        """The same reads, for whatever steps."""
+        same = set(self.came.values())
+        for then, now in _alike(self._old, self._new, reads):
+            for each in now:
+                if each not in self.came:
+                    # For a step that it was read for before, it goes on where that step is.
+                    its = [one for one in then if self._share_steps(one, each)]
+                    its = [one for one in its if one not in same] or its
+                    if its and not self._in_step(its):
+                        raise _unclear(named_steps(self._new[each]))
+                    self._found(its[:1], [each])
+                    self._merged.update(its[1:])
+            rest = [each for each in then if each in self._left]
+            more = [each for each in now if each not in self.came]
+            if len(rest) == len(more) or not rest or self._in_step(then):
+                # If it is read more often, each goes on from where all of them were. If it is read less often, the
+                # others were left out, or changed to what is found below.
+                self._found(rest + then[:1] * len(more), more)
+                self._spare |= set(rest[len(more) :])
+            elif not more and len(rest) < len(then):
+                # It was read for steps that are gone; if they came back, they would begin where the others are.
+                self._spare |= {each for each in rest if self._is_for_none(each)}
+        self._spare |= self._merged
+        self._left -= self._unread
+
+    def by_path(self) -> None:
+        """The same path, read with other options."""
+        old = {source: self._old[source] for source in sorted(self._left)}
+        for every, now in _alike(old, self._begun(), format_and_path):
+            then = [one for one in every if one not in self._merged or self._share_steps(one, now[0])]
+            apart = len(then) > 1 and not (self._spare.issuperset(then) and self._in_step(then))
+            if len(now) == 1 and then and not apart:
+                self._found(then, now)
+
+    def by_kind(self) -> list[int]:
+        """Another path, or a source that is new; returns the sources that are gone. What is left out is only where
+        nothing new can be it."""
+        # What was read for steps that are gone, or that read it together now, needs no other.
+        left = self._left - self._merged - {one for one in self._left & self._spare if self._is_for_none(one)}
+        begun = self._begun()
+        gone: list[int] = []
+        for kind in dict.fromkeys(self._kind(self._old[source]) for source in sorted(left)):
+            then = [source for source in sorted(left) if self._kind(self._old[source]) == kind]
+            now = [source for source, name in begun.items() if self._kind(name) == kind]
+            if len(then) == len(now):
+                pairs = self._by_steps(then, now)
+                self.came |= pairs
+                gone += [one for each, one in pairs.items() if self._leaves(one, each)]
+            elif now or not self._spare.issuperset(then):
+                gone += then
+        return gone
+
+    def check_steps(self, but: set[int]) -> None:
+        """Whether every step goes on from its own position, in the sources that it read, but those."""
+        for one in sorted(self._old.keys() - but) if self._known else ():
+            kept = [source for source in self.came if self.came[source] == one]
+            anew = [source for source in self._begun() if self._may_be(one, source)]
+            fewer = sum(map(self._places.ids.count, kept)) < self._before.ids.count(one)
+            # Steps that read it no more, or where it is read less often, and that begin what may be the same.
+            lost = steps_of(self._old[one]) & self._all_steps(anew)
+            lost -= set() if fewer else self._all_steps(kept)
+            if lost:
+                raise _begun_anew(lost)
+            # Steps that read it no more, and go on with another source, which may be the same and has come elsewhere.
+            for source, other in self.came.items():
+                if other != one and path_of(self._old[one]) == path_of(self._new[source]):
+                    over = named_steps(self._old[one]) & named_steps(self._new[source])
+                    over -= named_steps(self._old[other]) | self._all_steps(kept)
+                    if over and not self._in_step([one, other]):
+                        raise _unclear(over)
+
+    def _found(self, then: Iterable[int], now: Iterable[int]) -> None:
+        self.came.update(zip(now, then, strict=False))
+        self._left.difference_update(self.came.values())
+
+    def _begun(self) -> dict[int, str | None]:
+        """The sources that none was before, so far."""
+        return {source: name for source, name in self._new.items() if source not in self.came}
+
+    def _share_steps(self, one: int, each: int) -> bool:
+        return not named_steps(self._old[one]).isdisjoint(named_steps(self._new[each]))
+
+    def _is_for_none(self, one: int) -> bool:
+        """Whether the flow has none of the steps that it was read for."""
+        return steps_of(self._old[one]).isdisjoint(self._steps)
+
+    def _leaves(self, one: int, each: int) -> bool:
+        """Whether a step that read the one is in the flow, and the other is for other steps: the one is left out."""
+        there = named_steps(self._old[one]) & self._steps
+        return bool(there and named_steps(self._new[each]) and not self._share_steps(one, each))
+
+    def _by_steps(self, then: Sequence[int], now: Sequence[int]) -> dict[int, int]:
+        """Which of then each of now was, as many: by the steps that they are for where those tell, else by order."""
+        shared = {each: [one for one in then if self._share_steps(one, each)] for each in now}
+        clear = {each: ones[0] for each, ones in shared.items() if len(ones) == 1}
+        clear = {each: one for each, one in clear.items() if sum(one in ones for ones in shared.values()) == 1}
+        rest = (one for one in then if one not in clear.values())
+        return {each: clear[each] if each in clear else next(rest) for each in now}
+
+    def _all_steps(self, sources: Iterable[int]) -> set[str]:
+        return set[str]().union(*(steps_of(self._new[source]) for source in sources))
+
+    def _may_be(self, one: int, each: int) -> bool:
+        """Whether the two may have the same rows: they are of a kind, or have one path."""
+        old, new = self._old[one], self._new[each]
+        return kind_of(old) == kind_of(new) or path_of(old) == path_of(new)
+
+    def _kind(self, name: str | None) -> str:
+        return kind_of(name) if self._known else ""
+
+
+def _unclear(steps: Iterable[str]) -> FlowMismatchError:
+    return FlowMismatchError(
+        f"{_listed(steps)} would go on from a position that is not its own",
+        cause="What was read separately, or by other options, is read together now. Input came in between, so that the "
+        "reads have come to different positions.",
+        remedy="Read it separately, and by the same options, as before; or begin anew in another directory.",
+    )
+
+
+def _begun_anew(steps: Iterable[str]) -> FlowMismatchError:
+    return FlowMismatchError(
+        f"{_listed(steps)} would read a source from its start, and not go on with the one that was read before",
+        cause="Its path or options were changed where several read it, which cannot be told from a source that is new.",
+        remedy="In one run read it separately there, with the path and options that it has; change those in the next. "
+        "One that is new is added first, and the old one left out in another run.",
+    )
+
+
+def _listed(steps: Iterable[str]) -> str:
+    return " and ".join(f"step {each!r}" if each else "what is behind no step" for each in sorted(steps))
+
+
+def _alike(
+    old: Mapping[int, str | None], new: Mapping[int, str | None], by: Callable[[str], str]
+) -> Iterator[tuple[list[int], list[int]]]:
+    """The sources of before and of now whose names are the same by what is asked for."""
+    groups: dict[str, tuple[list[int], list[int]]] = {}
+    for side, sources in enumerate((old, new)):
+        for source, name in sources.items():
+            if name is not None:
+                groups.setdefault(by(name), ([], []))[side].append(source)
+    return ((then, now) for then, now in groups.values() if then and now)

@@ -1,0 +1,130 @@
+"""Where a flow reads its sources, as a plan tells it and as it is recorded with a position."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from recovery.errors import CorruptPartitionError
+
+FILE_FORMATS = {"text", "csv", "json", "parquet", "orc", "xml", "avro", "binaryfile"}
+"""Formats of Spark's file source, as the names of sources have them, in lower case."""
+_AND = "\x1f"
+"""Between the steps of which a source's name tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePlaces:
+    """The places in a plan where sources are read, in its order.
+
+    ids: which source it is, counted where they come first. ticks: whether it is one of ticks. names: what it reads, in
+    three words: its format, what stands for its path, what stands for all its options, and then what `read_for` says of
+    the steps that its rows come to; None where that is not known. labels: the names that the flow's code gives sources;
+    they are not stored.
+    """
+
+    ids: tuple[int, ...]
+    ticks: tuple[bool, ...]
+    names: tuple[str | None, ...]
+    labels: tuple[str | None, ...] = ()
+
+    def to_text(self) -> str:
+        """As it is stored."""
+        places = [
+            {"source": each, "ticks": True} if tick else {"source": each, "reads": name}
+            for each, tick, name in zip(self.ids, self.ticks, self.names, strict=True)
+        ]
+        return msgspec.json.encode(places).decode()
+
+    @property
+    def numbers(self) -> tuple[int, ...] | None:
+        """The ids, by which Spark numbers logs and lines; None where it knows sources by names of the flow's code."""
+        return None if any(self.labels) else self.ids
+
+    @property
+    def steps(self) -> set[str]:
+        """The steps that sources are read for."""
+        return set[str]().union(*map(named_steps, self.names))
+
+    def renamed(self, steps: Mapping[str, str]) -> SourcePlaces:
+        """The same, for steps that have other names now."""
+
+        def now(name: str | None) -> str | None:
+            if name is None or name == reads(name):
+                return name
+            return f"{reads(name)} {read_for(steps.get(each, each) for each in steps_of(name))}"
+
+        return replace(self, names=tuple(map(now, self.names)))
+
+    def others(self) -> dict[int, str | None]:
+        """The sources that are none of ticks, in their order, and their names."""
+        found = zip(self.ids, self.ticks, self.names, strict=True)
+        return {source: name for source, tick, name in found if not tick}
+
+
+def read_for(steps: Iterable[str]) -> str:
+    """The steps that a source is read for, in one text."""
+    return _AND.join(sorted(set(steps)))
+
+
+def places_of(
+    sources: Iterable[Hashable],
+    ticks: Iterable[bool],
+    names: Iterable[str | None] | None = None,
+    labels: Iterable[str | None] = (),
+) -> SourcePlaces:
+    """The same from what stands in each place: sources that are equal are one, as Spark takes them."""
+    seen: dict[Hashable, int] = {}
+    ids = tuple(seen.setdefault(source, len(seen)) for source in sources)
+    return SourcePlaces(ids, tuple(ticks), tuple(names) if names is not None else (None,) * len(ids), tuple(labels))
+
+
+class _Place(msgspec.Struct, forbid_unknown_fields=True):
+    source: int
+    ticks: bool = False
+    reads: str | None = None
+
+
+def recorded_places(text: str) -> SourcePlaces:
+    """From its text. Raises CorruptPartitionError when it is none."""
+    try:
+        found = msgspec.json.decode(text, type=list[_Place])
+    except msgspec.DecodeError as error:
+        raise CorruptPartitionError(f"{text!r} does not tell the places of sources: {error}") from error
+    return SourcePlaces(
+        tuple(each.source for each in found), tuple(each.ticks for each in found), tuple(each.reads for each in found)
+    )
+
+
+def reads(name: str) -> str:
+    """Format, path and options, without the steps."""
+    return " ".join(name.split(" ", 3)[:3])
+
+
+def steps_of(name: str | None) -> set[str]:
+    """The steps that it is read for, one without a name where it is for none, or where that is not known."""
+    words = name.split(" ", 3) if name is not None else []
+    return set(words[3].split(_AND)) if len(words) > 3 else {""}
+
+
+def named_steps(name: str | None) -> set[str]:
+    """The same without the one that has no name."""
+    return steps_of(name) - {""}
+
+
+def format_and_path(name: str) -> str:
+    """The source without its options."""
+    return " ".join(name.split(" ")[:2])
+
+
+def path_of(name: str | None) -> str:
+    """What stands for its path."""
+    return name.split(" ")[1] if name is not None else ""
+
+
+def kind_of(name: str | None) -> str:
+    """Sources of one kind can go on from each other's position. Those of files are alike, whatever the format."""
+    kind = name.split(" ")[0].lower() if name is not None else ""
+    return "files" if kind in FILE_FORMATS else kind
