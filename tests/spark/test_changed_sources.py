@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
+from recovery import stateful
 from recovery.errors import FlowMismatchError
 from recovery.storage.files import scan
 from tests.spark.support import Feed, add_up, run_to_end, states, totals_step
@@ -176,6 +177,31 @@ def test_separate_reads_while_input_comes_in(spark, tmp_path):
     assert run("two", "uno", rename_steps={"one": "uno"}) == [3, 4]
     assert run("two", drop_steps=["uno"]) == [5]
     assert run("one", "two") == [1, 7], "from where the other one was"
+
+
+def forward(key, rows, state):
+    """A step that gives what it gets."""
+    for row in rows:
+        yield key, row.value
+
+
+def test_a_step_that_is_put_before_another(spark, tmp_path):
+    """What lies behind it goes on where it was, and again when it is taken out."""
+    spark.dataSource.register(Growing)
+    before = stateful("before", key="key", update=forward, output="key string, value bigint")
+
+    def run(*steps, **config):
+        frames = []
+        for step, through in steps:
+            read = spark.readStream.format("growing").option("topic", str(tmp_path / "in")).load()
+            frames.append((read.transform(before) if through else read).transform(totals_step(step)))
+        run_to_end(frames[0].union(frames[1]), tmp_path / "db", **config)
+        return [states(tmp_path / "db", step)["x"][0] for step, _ in steps]
+
+    assert run(("one", False), ("two", False)) == [1, 2]
+    assert run(("two", False), ("one", True)) == [3, 4]
+    assert run(("two", False), ("one", False)) == [5, 6]
+    assert run(("one", False), ("two", True)) == [7, 8]
 
 
 @pytest.mark.parametrize("orders", [["a", "ba"], ["ab", "ba"]])
