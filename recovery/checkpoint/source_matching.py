@@ -71,11 +71,13 @@ class _Matching:
         for then, now in _alike(self._old, self._new, reads):
             for each in now:
                 if each not in self.came:
-                    # For a step that it was read for before, it goes on where that step is.
-                    its = [one for one in then if self._share_steps(one, each)]
+                    # For a step that it was read for before, it goes on where that step is. Where it is for none, the
+                    # order tells.
+                    wanted = steps_of(self._new[each]) if named_steps(self._new[each]) else set[str]()
+                    its = [one for one in then if wanted & steps_of(self._old[one])]
                     its = [one for one in its if one not in same] or its
                     if its and not self._in_step(its):
-                        raise _unclear(named_steps(self._new[each]))
+                        raise _unclear(wanted & set[str]().union(*(steps_of(self._old[one]) for one in its)))
                     self._found(its[:1], [each])
                     self._merged.update(its[1:])
             rest = [each for each in then if each in self._left]
@@ -121,21 +123,33 @@ class _Matching:
     def check_steps(self, but: set[int]) -> None:
         """Whether every step goes on from its own position, in the sources that it read, but those."""
         for one in sorted(self._old.keys() - but) if self._known else ():
-            kept = [source for source in self.came if self.came[source] == one]
+            same = [other for other in self._old if self._is_same(one, other)]
+            kept = [source for source in self.came if self.came[source] in same]
             anew = [source for source in self._begun() if self._may_be(one, source)]
-            fewer = sum(map(self._places.ids.count, kept)) < self._before.ids.count(one)
-            # Steps that read it no more, or where it is read less often, and that begin what may be the same.
-            lost = steps_of(self._old[one]) & self._all_steps(anew)
-            lost -= set() if fewer else self._all_steps(kept)
+            # Steps that read it no more, or less often, and that begin what may be the same.
+            lost = {
+                step
+                for step in steps_of(self._old[one]) & self._all_steps(anew)
+                if self._places.count(kept, step) < self._before.count(same, step)
+            }
             if lost:
                 raise _begun_anew(lost)
             # Steps that read it no more, and go on with another source, which may be the same and has come elsewhere.
             for source, other in self.came.items():
-                if other != one and path_of(self._old[one]) == path_of(self._new[source]):
-                    over = named_steps(self._old[one]) & named_steps(self._new[source])
-                    over -= named_steps(self._old[other]) | self._all_steps(kept)
-                    if over and not self._in_step([one, other]):
+                path = path_of(self._new[source])
+                its_own, moved = path_of(self._old[one]) == path, path_of(self._old[other]) != path
+                if other not in same and self._may_be(one, source) and (its_own or moved):
+                    over = steps_of(self._old[one]) & steps_of(self._new[source]) - self._all_steps(kept)
+                    if not (its_own and moved):
+                        # They have read that one, too; but a position in another path is not one in this.
+                        over -= steps_of(self._old[other])
+                    if over:
                         raise _unclear(over)
+
+    def _is_same(self, one: int, other: int) -> bool:
+        """Whether it does not matter from which of the two a step goes on."""
+        same_path = path_of(self._old[one]) == path_of(self._old[other])
+        return one == other or (same_path and self._in_step([one, other]))
 
     def _found(self, then: Iterable[int], now: Iterable[int]) -> None:
         self.came.update(zip(now, then, strict=False))

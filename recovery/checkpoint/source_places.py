@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -59,9 +59,26 @@ class SourcePlaces:
         return replace(self, names=tuple(map(now, self.names)))
 
     def others(self) -> dict[int, str | None]:
-        """The sources that are none of ticks, in their order, and their names."""
-        found = zip(self.ids, self.ticks, self.names, strict=True)
-        return {source: name for source, tick, name in found if not tick}
+        """The sources that are none of ticks, in their order, and their names, for the steps of all their places."""
+        found: dict[int, list[str | None]] = {}
+        for source, tick, name in zip(self.ids, self.ticks, self.names, strict=True):
+            if not tick:
+                found.setdefault(source, []).append(name)
+        return {source: _together(names) for source, names in found.items()}
+
+    def count(self, sources: Iterable[int], step: str) -> int:
+        """In how many places any of the sources is read for the step."""
+        among = set(sources)
+        places = zip(self.ids, self.names, strict=True)
+        return sum(source in among and step in steps_of(name) for source, name in places)
+
+
+def _together(names: Sequence[str | None]) -> str | None:
+    """The name of a source by those of its places."""
+    known = [name for name in names if name is not None]
+    if len(known) < len(names):
+        return None
+    return f"{reads(known[0])} {read_for(set[str]().union(*map(steps_of, known)))}"
 
 
 def read_for(steps: Iterable[str]) -> str:

@@ -113,13 +113,10 @@ def _sources(plan: Any) -> SourcePlaces:
     reads = list(_reads(plan))
     nodes = [node for node, _ in reads]
     sources = [next(i for i, each in enumerate(nodes) if each.equals(node)) for node in nodes]
-    steps: dict[int, set[str]] = {}
-    for source, (_, above) in zip(sources, reads, strict=True):
-        steps.setdefault(source, set()).update(above or {""})
     return places_of(
         sources,
         map(_is_ticks, nodes),
-        [f"{_name(nodes[source])} {read_for(steps[source])}" for source in sources],
+        [f"{_name(node)} {read_for(above or {''})}" for node, above in reads],
         map(_label, nodes),
     )
 

@@ -53,8 +53,14 @@ def restore_position(
     before = recorded_places(recorded) if isinstance(recorded, str) else None
     if before is not None:
         # A step that holds no state at the moment is renamed by no edit. Who runs a command again has renamed already.
-        known, edited = before.steps, {edit.old for edit in edits if edit.new is not None}
-        before = before.renamed({old: new for old, new in (renames or {}).items() if old in edited or new not in known})
+        edited = {edit.old for edit in edits if edit.new is not None}
+        before = before.renamed(
+            {
+                old: new
+                for old, new in (renames or {}).items()
+                if old in edited or new not in before.steps or old not in sources.steps
+            }
+        )
     restored = fit_sources(restored, checkpoint, sources, before)
     check_logs(restored, checkpoint, sources)
     _check_counted(restored, plan, directory)

@@ -252,10 +252,10 @@ def with_steps(layout):
     for number, each in enumerate(layout):
         what, *steps = each.split(" ")
         path, _, options = what.rstrip("!").partition(":")
-        every = [one for step in steps for one in step.lstrip("+").split("+")]
-        name = f"{'rows' if '!' in what else 'text'} {path} {path}{options} {read_for(every)}".rstrip()
-        sources += [number] * max(1, len(steps))
-        names += [name] * max(1, len(steps))
+        for step in steps or [""]:
+            above = step.lstrip("+").split("+")
+            sources.append(number)
+            names.append(f"{'rows' if '!' in what else 'text'} {path} {path}{options} {read_for(above)}")
     return places_of(sources, [False] * len(sources), names)
 
 
@@ -325,6 +325,23 @@ def fitted(layout, positions, after, home):
         (["x one", "y two"], [5, 7], ["z two", "w one"], [7, 5]),
         (["x one", "y two"], [5, 7], ["x one two", "z three"], "1 are not found|1 is not found"),
         (["x one", "y two"], [5, 7], ["x one", "z three"], [5, 7]),
+        # A source that is left out is not what another step would go on with.
+        (["x one two", "y one two"], [5, 7], ["x one", "x:o two"], "step 'two' would go on"),
+        (["x one", "y one"], [5, 7], ["x two", "x:o one"], "step 'one' would go on"),
+        (["x one two", "y three"], [5, 7], ["x two", "z one"], "step 'one' would go on"),
+        # What is behind no step is protected, too.
+        (["x", "x one two"], [5, 7], ["x one", "y two"], "would go on"),
+        (["x", "x:o one"], [5, 7], ["x:o", "y one"], "what is behind no step would go on"),
+        (["x one", "x"], [5, None], ["x one "], "would go on"),
+        (["x one", "x"], [5, 7], ["x one ", "x:o"], "would go on"),
+        (["x", "x one"], [5, 7], ["x two", "x:o"], "what is behind no step would go on"),
+        # How often each step reads it.
+        (["x one one"], [5], ["x one three", "x:o one"], "step 'one' would read"),
+        (["x one one"], [5], ["x one three", "y one"], "step 'one' would read"),
+        (["x  "], [5], ["x one ", "x:o"], "what is behind no step would read"),
+        (["x one two"], [5], ["x one", "y one"], [5, None]),
+        (["x one", "x two"], [5, 5], ["x one two", "y two"], [5, None]),
+        (["x one", "x one one"], [5, 5], ["x one one", "x one", "z one"], [5, 5, None]),
         # What was read for a step that is gone does not become what is new.
         (["x one", "x two"], [5, 5], ["x one", "y three"], [5, None]),
     ],
