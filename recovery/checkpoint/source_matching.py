@@ -124,22 +124,29 @@ class _Matching:
         """Whether every step goes on from its own position, in the sources that it read, but those."""
         for one in sorted(self._old.keys() - but) if self._known else ():
             same = [other for other in self._old if self._is_same(one, other)]
-            kept = [source for source in self.came if self.came[source] in same]
-            anew = [source for source in self._begun() if self._may_be(one, source)]
-            # Steps that read it no more, or less often, and that begin what may be the same.
-            lost = {
-                step
-                for step in steps_of(self._old[one]) & self._all_steps(anew)
-                if self._places.count(kept, step) < self._before.count(same, step)
-            }
-            if lost:
-                raise _begun_anew(lost)
-            # Steps that read it no more, and go on with another source, which may be the same and has come elsewhere.
-            for source, other in self.came.items():
-                path = path_of(self._new[source])
-                its_own, moved = path_of(self._old[one]) == path, path_of(self._old[other]) != path
-                if other not in same and self._may_be(one, source) and (its_own or moved):
-                    over = steps_of(self._old[one]) & steps_of(self._new[source]) - self._all_steps(kept)
+            path, steps = path_of(self._old[one]), steps_of(self._old[one])
+            everywhere = [source for source in self.came if self.came[source] in same]
+            here = [source for source in everywhere if path_of(self._new[source]) == path]
+            for source, name in self._new.items():
+                if not self._may_be(one, source):
+                    continue
+                # A path that it goes on with elsewhere does not stand for what it reads of this one.
+                its_own = path_of(name) == path
+                kept = here if its_own else everywhere
+                if source not in self.came:
+                    # Steps that read it no more, or less often, and that begin what may be the same.
+                    places, before = self._places, self._before
+                    lost = {
+                        step for step in steps & steps_of(name) if places.count(kept, step) < before.count(same, step)
+                    }
+                    if lost:
+                        raise _begun_anew(lost)
+                    continue
+                # Steps that read it no more, and go on with another one, which may be the same and has come elsewhere.
+                other = self.came[source]
+                moved = path_of(self._old[other]) != path_of(name)
+                if other not in same and (its_own or moved):
+                    over = steps & steps_of(name) - self._all_steps(kept)
                     if not (its_own and moved):
                         # They have read that one, too; but a position in another path is not one in this.
                         over -= steps_of(self._old[other])
@@ -167,9 +174,13 @@ class _Matching:
         return steps_of(self._old[one]).isdisjoint(self._steps)
 
     def _leaves(self, one: int, each: int) -> bool:
-        """Whether a step that read the one is in the flow, and the other is for other steps: the one is left out."""
+        """Whether the other does not replace the one: it is for other steps, and one that read this is in the flow; or
+        it reads a path that was read before."""
         there = named_steps(self._old[one]) & self._steps
-        return bool(there and named_steps(self._new[each]) and not self._share_steps(one, each))
+        if there and named_steps(self._new[each]) and not self._share_steps(one, each):
+            return True
+        path = path_of(self._new[each])
+        return path != path_of(self._old[one]) and path in map(path_of, self._old.values()) and self._known
 
     def _by_steps(self, then: Sequence[int], now: Sequence[int]) -> dict[int, int]:
         """Which of then each of now was, as many: by the steps that they are for where those tell, else by order."""

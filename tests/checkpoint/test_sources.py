@@ -12,9 +12,10 @@ from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.position import missing_entry, position_files
 from recovery.checkpoint.restore import restore
 from recovery.checkpoint.rows import CHUNK_BYTES
-from recovery.checkpoint.source_places import places_of, read_for, recorded_places
+from recovery.checkpoint.source_places import places_of, recorded_places
 from recovery.checkpoint.sources import check_logs, fit_sources
 from recovery.errors import CorruptPartitionError, FlowMismatchError, SparkCheckpointError
+from tests.checkpoint.layouts import with_steps
 
 TICK = '{"tick_ms": 17}'
 
@@ -243,20 +244,6 @@ def test_separate_reads_are_told_by_the_step_that_they_are_for(tmp_path, after, 
     fit_sources(restored, home, places(after), before)
     found = [json.loads(line)["n"] for line in (home / "offsets/9").read_text().split("\n")[2:]]
     assert found == lines
-
-
-def with_steps(layout):
-    """The places of sources like "x one two": what is read, and the steps that it is read for, a place each, or one
-    place for "+pre+one", a step before another. What follows a colon are options, and "!" another format."""
-    sources, names = [], []
-    for number, each in enumerate(layout):
-        what, *steps = each.split(" ")
-        path, _, options = what.rstrip("!").partition(":")
-        for step in steps or [""]:
-            above = step.lstrip("+").split("+")
-            sources.append(number)
-            names.append(f"{'rows' if '!' in what else 'text'} {path} {path}{options} {read_for(above)}")
-    return places_of(sources, [False] * len(sources), names)
 
 
 def fitted(layout, positions, after, home):
