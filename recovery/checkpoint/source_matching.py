@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from recovery.checkpoint.source_places import (
     SourcePlaces,
@@ -124,34 +125,38 @@ class _Matching:
         """Whether every step goes on from its own position, in the sources that it read, but those."""
         for one in sorted(self._old.keys() - but) if self._known else ():
             same = [other for other in self._old if self._is_same(one, other)]
-            path, steps = path_of(self._old[one]), steps_of(self._old[one])
-            everywhere = [source for source in self.came if self.came[source] in same]
-            here = [source for source in everywhere if path_of(self._new[source]) == path]
-            for source, name in self._new.items():
-                if not self._may_be(one, source):
-                    continue
+            kept = [source for source in self.came if self.came[source] in same]
+            here = [source for source in kept if self._is_of_path(source, one)]
+            for source in filter(partial(self._may_be, one), self._new):
                 # A path that it goes on with elsewhere does not stand for what it reads of this one.
-                its_own = path_of(name) == path
-                kept = here if its_own else everywhere
-                if source not in self.came:
-                    # Steps that read it no more, or less often, and that begin what may be the same.
-                    places, before = self._places, self._before
-                    lost = {
-                        step for step in steps & steps_of(name) if places.count(kept, step) < before.count(same, step)
-                    }
-                    if lost:
-                        raise _begun_anew(lost)
-                    continue
-                # Steps that read it no more, and go on with another one, which may be the same and has come elsewhere.
-                other = self.came[source]
-                moved = path_of(self._old[other]) != path_of(name)
-                if other not in same and (its_own or moved):
-                    over = steps & steps_of(name) - self._all_steps(kept)
-                    if not (its_own and moved):
-                        # They have read that one, too; but a position in another path is not one in this.
-                        over -= steps_of(self._old[other])
-                    if over:
-                        raise _unclear(over)
+                read_on = here if self._is_of_path(source, one) else kept
+                if source in self.came:
+                    self._check_position(one, source, same, read_on)
+                else:
+                    self._check_begun(one, source, same, read_on)
+
+    def _check_begun(self, one: int, source: int, same: Sequence[int], read_on: Sequence[int]) -> None:
+        """No step reads the one no more, or less often, and begins a source that may be the same."""
+        both = steps_of(self._old[one]) & steps_of(self._new[source])
+        lost = {step for step in both if self._places.count(read_on, step) < self._before.count(same, step)}
+        if lost:
+            raise _begun_anew(lost)
+
+    def _check_position(self, one: int, source: int, same: Sequence[int], read_on: Sequence[int]) -> None:
+        """No step reads the one no more, and goes on with another one that may be the same and has come elsewhere."""
+        other = self.came[source]
+        its_own, moved = self._is_of_path(source, one), not self._is_of_path(source, other)
+        if other in same or not (its_own or moved):
+            return
+        over = steps_of(self._old[one]) & steps_of(self._new[source]) - self._all_steps(read_on)
+        if not (its_own and moved):
+            # They have read that one, too; but a position in another path is not one in this.
+            over -= steps_of(self._old[other])
+        if over:
+            raise _unclear(over)
+
+    def _is_of_path(self, source: int, one: int) -> bool:
+        return path_of(self._new[source]) == path_of(self._old[one])
 
     def _is_same(self, one: int, other: int) -> bool:
         """Whether it does not matter from which of the two a step goes on."""
