@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from recovery import faults
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, SinkFailedError, StorageError
 from recovery.ids import BatchId, Epoch, StepId
+from recovery.sinks.files import FileSink
+from recovery.sinks.plain import DiscardSink
 from recovery.sinks.protocol import BATCH_BEING_WRITTEN, BatchContext, EpochOutput, Resume
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ class Delivery:
         self._resume = resume
         self._write: Callable[[DataFrame, int], Any] = getattr(sink, "write", sink)
         self.single_action = bool(getattr(sink, "single_action", False))
+        self.as_it_is = type(sink) in (DiscardSink, FileSink)
+        """Whether the sink's one action runs the micro-batch's plan as it is."""
         self._sink = sink if _takes_part(sink) else None
         self._failed: BaseException | None = None
         if self._sink is not None and not recoverable:

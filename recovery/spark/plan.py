@@ -23,6 +23,7 @@ from recovery.checkpoint.source_places import SourcePlaces, places_of, read_for
 from recovery.errors import UnsupportedPlanError
 from recovery.spark.combining import PLACE_NAME, Combiner, install
 from recovery.spark.gathering import Gathering
+from recovery.spark.row_width import RowWidth
 from recovery.spark.step import UDF_NAME, RegisteredStep, registered
 from recovery.spark.ticks import FORMAT as TICKS
 
@@ -46,13 +47,14 @@ SOURCE_NODES = {"StreamingRelation", "StreamingRelationV2"}
 
 @dataclass(frozen=True)
 class BoundPlan:
-    """A frame ready to start, the steps in it, where it reads sources, what combines rows before some of the steps, and
-    what does without their exchanges."""
+    """A frame ready to start, the steps in it, where it reads sources, how wide the steps' rows are, what combines rows
+    before some of the steps, and what does without their exchanges."""
 
     frame: DataFrame
     steps: tuple[RegisteredStep, ...]
     sources: SourcePlaces
     output_mode: str
+    row_width: RowWidth
     combiner: Combiner | None = None
     gathering: Gathering | None = None
 
@@ -77,13 +79,14 @@ def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") ->
     _check_native_state(spark, plan)
     _check_sources(plan)
     sources = _sources(plan)
+    row_width = RowWidth(spark, steps_only=not _gives_others_rows(spark, plan))
     if not steps:
-        return BoundPlan(frame, (), sources, output_mode)
+        return BoundPlan(frame, (), sources, output_mode, row_width)
     _check_supported(spark, plan, output_mode)
     combiner = install(spark, list(_functions(plan, PLACE_NAME)))
     gathering = Gathering(spark, [step.definition.hash_column for step in steps])
     rebuilt = _frame(spark, _rebuild(spark, plan, partition_count))
-    return BoundPlan(rebuilt, steps, sources, output_mode, combiner, gathering)
+    return BoundPlan(rebuilt, steps, sources, output_mode, row_width, combiner, gathering)
 
 
 def _check_sources(plan: Any) -> None:
@@ -176,6 +179,27 @@ def _function(node: Any) -> str:
 
 def _functions(plan: Any, prefix: str) -> Iterator[str]:
     return (name for name in map(_function, walk(plan)) if name.startswith(prefix))
+
+
+def _gives_others_rows(spark: SparkSession, plan: Any) -> bool:
+    """Whether the plan gives rows to Python functions of the user's own, besides our steps, or may."""
+    jvm = spark._jvm
+    assert jvm is not None
+    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    calls = [patterns.PYTHON_UDF(), patterns.PLAN_EXPRESSION()]
+    below = [*calls, patterns.GENERATE()]
+
+    def found(node: Any) -> bool:
+        if not any(map(node.containsPattern, below)):
+            return False
+        if not _function(node).startswith((UDF_NAME, PLACE_NAME)):
+            expressions = node.expressions()
+            for each in map(expressions.apply, range(expressions.length())):
+                if any(map(each.containsPattern, calls)) or "PythonUDTF" in each.getClass().getSimpleName():
+                    return True
+        return any(map(found, _children(node)))
+
+    return found(plan)
 
 
 def _check_streaming(plan: Any) -> None:

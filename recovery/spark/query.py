@@ -253,8 +253,7 @@ class RecoveryQuery:
             self._end_epoch(lambda: True)
         started_s = self._clock.elapsed_s()
         self._store.open(self.lease, batch_id)
-        materialised = contextlib.nullcontext(batch) if self._delivery.single_action else _materialised(batch)
-        with materialised as frame, self._loads.during(batch.sparkSession, batch_id):
+        with self._frame(batch) as frame, self._loads.during(batch.sparkSession, batch_id):
             self._delivery.write(frame, batch_id, self._closer.epoch)
         self._closer.finished = batch_id
         if self._bound.combiner is not None and self._query is not None:
@@ -266,8 +265,25 @@ class RecoveryQuery:
         seconds = self._clock.elapsed_s() - started_s
         if self._bound.gathering is not None:
             self._bound.gathering.learn(max(counts.rows, counts.keys), seconds)
-        self.meter.batch(batch_id, BatchMeasure(*counts, seconds))
+        self._bound.row_width.learn(counts.rows, counts.row_bytes)
+        measure = BatchMeasure(counts.rows, counts.keys, counts.looked_up, counts.seam_s, seconds)
+        self.meter.batch(batch_id, measure)
         self._notify(BatchDone(batch_id, self._closer.epoch, counts.rows, counts.keys, seconds))
+
+    @contextlib.contextmanager
+    def _frame(self, batch: DataFrame) -> Iterator[DataFrame]:
+        """What the sink is given: the micro-batch's plan, or its rows, computed once and completely, so that no step
+        runs again whatever the sink does with them."""
+        if self._delivery.single_action:
+            with self._bound.row_width.expected() if self._delivery.as_it_is else contextlib.nullcontext():
+                yield batch
+            return
+        with self._bound.row_width.expected():
+            copy = batch.localCheckpoint(eager=True)
+        try:
+            yield copy
+        finally:
+            copy._jdf.queryExecution().analyzed().rdd().unpersist(False)
 
     def _count_input(self) -> None:
         if self._query is not None:
@@ -405,13 +421,3 @@ class RecoveryQuery:
         if self._observer is not None:
             with self._telling:
                 self._observer(event)
-
-
-@contextlib.contextmanager
-def _materialised(batch: DataFrame) -> Iterator[DataFrame]:
-    """The batch computed once, completely: whatever a sink does with it runs no step again."""
-    copy = batch.localCheckpoint(eager=True)
-    try:
-        yield copy
-    finally:
-        copy._jdf.queryExecution().analyzed().rdd().unpersist(False)

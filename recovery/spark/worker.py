@@ -174,6 +174,7 @@ class StepTask:
         self._spool = _Spool()
         self._rows = 0
         self._keys = 0
+        self._row_bytes = 0
         self._last_key: pa.Scalar | None = None
         self._saw_null = False
         self._due: dict[str, None] = {}
@@ -182,7 +183,7 @@ class StepTask:
         """Process the partition's rows, one at least, yielding output as it comes; the changes are applied at the end,
         in one transaction."""
         with _paused_collector():
-            for chunk in self._chunks(batches):
+            for chunk in self._chunks(self._measured(batches)):
                 output = self._process(chunk)
                 if output is not None:
                     yield output
@@ -192,9 +193,14 @@ class StepTask:
             late = self._time_out(list(self._due))
             if late:
                 yield self._to_arrow(late)
-        count = BatchCount(self._rows, self._keys)
+        count = BatchCount(self._rows, self._keys, self._row_bytes)
         self._store.apply(self._definition.step_id, self._partition, self._batch, self._spool, count)
         self._spool.close()
+
+    def _measured(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            self._row_bytes = max(self._row_bytes, -(-batch.nbytes // len(batch)))
+            yield batch
 
     def _chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         name = self._definition.key_text

@@ -44,6 +44,7 @@ CREATE TABLE batches (
     batch     INTEGER PRIMARY KEY,
     row_count INTEGER NOT NULL,
     key_count INTEGER NOT NULL,
+    row_bytes INTEGER NOT NULL,
     looked_up INTEGER NOT NULL,
     seam_s    REAL NOT NULL
 ) STRICT;
@@ -269,7 +270,7 @@ class Delta:
                     self._connection.execute(statement, {"batch": batch, "packed": apsw.carray(chunk.packed)})
             self._connection.execute("UPDATE meta SET applied_batch = ?", (batch,))
             self._connection.execute(
-                "INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?)", (batch, *count[:3], seam_s())
+                "INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?, ?)", (batch, *count[:4], seam_s())
             )
 
     def withdraw(self, batch: BatchId) -> None:
@@ -339,7 +340,7 @@ class Delta:
         with self._lock, translated(self.path):
             found = rows(
                 self._connection,
-                "SELECT row_count, key_count, looked_up, seam_s FROM batches WHERE batch = ?",
+                "SELECT row_count, key_count, row_bytes, looked_up, seam_s FROM batches WHERE batch = ?",
                 (batch,),
             )
         return BatchCount(*found[0]) if found else BatchCount(0, 0)

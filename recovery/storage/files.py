@@ -296,8 +296,13 @@ class FilePartitions:
         # Steps in a chain see the same rows again, so the rows are those of the step that saw most.
         rows = max((sum(count.rows for count in counts) for counts in found), default=0)
         every = [count for counts in found for count in counts]
-        keys, looked_up = sum(count.keys for count in every), sum(count.looked_up for count in every)
-        return BatchCount(rows, keys, looked_up, sum(count.seam_s for count in every))
+        return BatchCount(
+            rows,
+            sum(count.keys for count in every),
+            max((count.row_bytes for count in every), default=0),
+            sum(count.looked_up for count in every),
+            sum(count.seam_s for count in every),
+        )
 
     def next_due_ms(self, lease: Lease, steps: Collection[StepId] | None = None) -> int | None:
         """See `PartitionStore.next_due_ms`."""
@@ -390,7 +395,7 @@ class FileTaskStore:
         """See `TaskStore.apply`."""
         began_s = self._clock.elapsed_s()
         with self._delta_of(step, partition) as delta:
-            counted = BatchCount(count.rows, count.keys, self._looked_up)
+            counted = count._replace(looked_up=self._looked_up)
             delta.apply(batch, changes, counted, lambda: self._seam_s + self._clock.elapsed_s() - began_s)
 
     def gathered(self, step: StepId, batch: BatchId, *, note: bool) -> bool:

@@ -54,11 +54,13 @@ class CloseRequest:
 
 
 class BatchCount(NamedTuple):
-    """What the tasks of one micro-batch did: input rows seen, keys written; keys looked up, and the seconds that
-    storage took of the tasks for all of it, added up."""
+    """What the tasks of one micro-batch did: input rows seen, keys written; the bytes of a row as Arrow has it, on
+    average over the batch of rows in which that is most; keys looked up, and the seconds that storage took of the
+    tasks for all of it, added up."""
 
     rows: int
     keys: int
+    row_bytes: int = 0
     looked_up: int = 0
     seam_s: float = 0.0
 

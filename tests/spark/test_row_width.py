@@ -1,0 +1,175 @@
+"""Lifting Spark's limit on the bytes of Arrow batches: when it is done, and for whom."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from recovery import FileSink, aggregate, stateful
+from recovery.aggregates import count
+from recovery.spark import row_width
+from recovery.spark.row_width import LIMIT, UNLIMITED
+from tests.spark.support import run_to_end, states, totals_step
+
+
+@pytest.fixture(autouse=True)
+def many(monkeypatch):
+    """What counts as many rows, in tests that take not so many."""
+    monkeypatch.setattr(row_width, "MANY_ROWS", 100)
+
+
+def limit() -> str | None:
+    """What the task reads as its limit."""
+    context = TaskContext.get()
+    return context.getLocalProperty(LIMIT) if context else None
+
+
+def asking(key, rows, state):
+    state.update([*(state.get if state.exists else []), limit()])
+    return [(key, limit())]
+
+
+def asking_step():
+    return stateful("asking", key="key", update=asking, output="key string, asked string")
+
+
+def add(feed, files=3, rows=200, wide=""):
+    for _ in range(files):
+        feed.add((f"k{number % 10}{wide}", number) for number in range(rows))
+
+
+def asked(path) -> list[str | None]:
+    """What the tasks of each micro-batch read."""
+    [found] = {json.dumps(each) for each in states(path, "asking").values()}
+    return json.loads(found)
+
+
+class Wide:
+    """A function as sink, that has Python take rows itself."""
+
+    def __init__(self) -> None:
+        self.asked: list[str | None] = []
+
+    def __call__(self, batch, _) -> None:
+        def ask(batches):
+            for _ in batches:
+                yield pa.record_batch({"asked": pa.array([limit()], pa.string())})
+
+        self.asked += [row.asked for row in batch.mapInArrow(ask, "asked string").collect()]
+
+
+@pytest.mark.parametrize("sink", ["discard", "files", "function"])
+def test_many_small_rows(spark, feed, tmp_path, sink):
+    """Nothing is known before the first micro-batch."""
+    add(feed)
+    sinks = {"discard": None, "files": FileSink(tmp_path / "out"), "function": Wide()}
+    run_to_end(feed.frame(spark).transform(asking_step()), tmp_path / "db", sinks[sink])
+    assert asked(tmp_path / "db") == [None, UNLIMITED, UNLIMITED]
+    assert spark.sparkContext.getLocalProperty(LIMIT) is None
+
+
+def test_a_sinks_own_functions_keep_it(spark, feed, tmp_path):
+    add(feed)
+    sink = Wide()
+    run_to_end(feed.frame(spark).transform(asking_step()), tmp_path / "db", sink)
+    assert asked(tmp_path / "db") == [None, UNLIMITED, UNLIMITED]
+    assert sink.asked
+    assert set(sink.asked) == {None}
+
+
+def test_a_sink_that_runs_the_plan_itself_keeps_it(spark, feed, tmp_path):
+    """What it adds to the plan is in the same jobs."""
+    add(feed)
+    sink = Wide()
+    sink.single_action = True
+    run_to_end(feed.frame(spark).transform(asking_step()), tmp_path / "db", sink)
+    assert set(asked(tmp_path / "db")) == {None}
+
+
+@pytest.mark.parametrize(("rows", "wide"), [(50, ""), (200, "x" * 300)])
+def test_few_or_wide_rows_keep_it(spark, feed, tmp_path, rows, wide):
+    add(feed, rows=rows, wide=wide)
+    run_to_end(feed.frame(spark).transform(asking_step()), tmp_path / "db")
+    assert set(asked(tmp_path / "db")) == {None}
+
+
+def test_wide_rows_have_it_again(spark, feed, tmp_path):
+    add(feed, files=2)
+    add(feed, files=1, wide="x" * 300)
+    add(feed, files=1)
+    add(feed, files=1)
+    run_to_end(feed.frame(spark).transform(asking_step()), tmp_path / "db")
+    asked_by = states(tmp_path / "db", "asking")
+    assert asked_by["k0"] == [None, UNLIMITED, None, UNLIMITED]
+    assert asked_by["k0" + "x" * 300] == [UNLIMITED]
+
+
+def echo(values: pa.Array) -> pa.Array:
+    return values
+
+
+class Echo:
+    def eval(self, value):
+        yield (value,)
+
+
+def with_function(frame):
+    return frame.withColumn("key", F.arrow_udf(echo, T.StringType())("key"))
+
+
+def with_map(frame):
+    return frame.mapInArrow(lambda batches: batches, frame.schema)
+
+
+def with_filter(frame):
+    return frame.where(F.arrow_udf(echo, T.StringType())("key") == F.col("key"))
+
+
+@pytest.mark.parametrize("other", [with_function, with_map, with_filter])
+@pytest.mark.parametrize("place", ["before", "behind"])
+def test_other_functions_of_the_flow_keep_it(spark, feed, tmp_path, other, place):
+    """They may be given wide rows, of which the step sees little."""
+    add(feed)
+    step = asking_step()
+    frame = feed.frame(spark)
+    frame = other(frame).transform(step) if place == "before" else other(frame.transform(step))
+    run_to_end(frame, tmp_path / "db")
+    assert set(asked(tmp_path / "db")) == {None}
+
+
+@pytest.mark.parametrize("lateral", ["LATERAL echo_rows(key)", "LATERAL (SELECT * FROM echo_rows(key))"])
+def test_table_functions_keep_it(spark, feed, tmp_path, lateral):
+    add(feed)
+    spark.udtf.register("echo_rows", F.udtf(Echo, returnType="again string"))
+    feed.frame(spark).createOrReplaceTempView("rows_of_test")
+    frame = spark.sql(f"SELECT key, value FROM rows_of_test, {lateral}")
+    run_to_end(frame.transform(asking_step()), tmp_path / "db")
+    assert set(asked(tmp_path / "db")) == {None}
+
+
+def test_generators_of_sparks_own_do_not(spark, feed, tmp_path):
+    add(feed)
+    frame = feed.frame(spark).select("key", F.explode(F.array("value", "value")).alias("value"))
+    run_to_end(frame.transform(asking_step()), tmp_path / "db")
+    assert asked(tmp_path / "db") == [None, UNLIMITED, UNLIMITED]
+
+
+def test_steps_behind_each_other(spark, feed, tmp_path):
+    """The widest rows count, whichever step's they are."""
+    add(feed)
+    wider = F.concat("key", F.lit("x" * 300))
+    behind = feed.frame(spark).transform(totals_step()).select(wider.alias("key"))
+    run_to_end(behind.transform(asking_step()), tmp_path / "db")
+    assert set(asked(tmp_path / "db")) == {None}
+
+
+def test_aggregates(spark, feed, tmp_path):
+    add(feed)
+    frame = feed.frame(spark).transform(asking_step()).transform(aggregate("n", key="key", n=count()))
+    run_to_end(frame, tmp_path / "db")
+    assert asked(tmp_path / "db") == [None, UNLIMITED, UNLIMITED]
