@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recovery.spark.arrow_worker import ArrowStepTask
-from recovery.spark.sorting import by_number, sorted_by
+from recovery.spark.sorting import _numbers, _order, by_number, sorted_by
 from recovery.spark.step import EVERYWHERE, UNHASHED
 from recovery.storage.initialize import init_partitions
 from tests.stores import Driver
@@ -53,6 +53,32 @@ def test_rows_come_out_sorted_and_none_is_lost(keys, piece_rows, limit_bytes, sa
     assert [key for key, _ in rows] == sorted((key for key, _ in expected), key=order)
     if limit_bytes >= sum(batch.nbytes for batch in batches):
         assert rows == sorted(expected, key=lambda row: order(row[0]))  # stable
+
+
+IDS = st.builds("{}{}".format, st.sampled_from(["", "id-", "é"]), st.text(st.sampled_from("ab\0é"), max_size=7))
+
+
+@given(st.lists(st.one_of(IDS, KEYS), max_size=60), st.integers(0, 60), st.integers(0, 60))
+def test_keys_that_differ_in_a_few_bytes(keys, start, length):
+    """Whatever they begin with, however many bytes follow, and wherever in a larger array they stand."""
+    values = pa.array(keys, pa.string()).slice(start, length)
+    with mock.patch("recovery.spark.sorting.SAMPLE_ROWS", 1):
+        found = _order(values).to_pylist()
+    asked = values.to_pylist()
+    assert found == sorted(range(len(asked)), key=lambda place: order(asked[place]))
+
+
+@pytest.mark.parametrize("begin", ["", "user-", "é" * 40])
+def test_ids_of_one_kind_are_numbers(begin):
+    keys = [f"{begin}{number * 7919 % 10_007}" for number in range(10_007)]
+    values = pa.array([*keys, begin])
+    numbers = _numbers(values)
+    assert numbers.type == pa.uint64()
+    assert _order(values).to_pylist() == sorted(range(len(values)), key=lambda place: values[place].as_py().encode())
+    assert _numbers(pa.array([*keys, f"{begin}12345678"])) is None
+    assert _numbers(pa.array([*keys, "other"])) is None or not begin
+    assert _numbers(pa.array([*keys, None])) is None
+    assert _numbers(values.cast(pa.large_string())) is None
 
 
 @given(

@@ -256,20 +256,30 @@ class StepTask:
         stored = self._store.read(definition.step_id, self._partition, self._batch, tuple(texts))
         output: list[tuple[Any, ...]] = []
         packed: list[str] = []
-        pack = self._pack_with_timeout if definition.timeouts else self._pack
-        update, decode = cast(Update, definition.update), self._codec.decode
-        now_ms, extend = self._now_ms, output.extend
+        update, timeouts = cast(Update, definition.update), definition.timeouts
+        decode, encode = self._codec.decode, self._codec.encode
+        now_ms, extend, add = self._now_ms, output.extend, packed.append
         start = 0
         key: Any = None
         try:
+            # Nothing is looked up for every key that need not be, and no function is called.
             for key, text, before, end in zip(keys, texts, stored, ends, strict=True):
                 state = GroupState(before, decode, now_ms, timed_out)
                 result = update(key, rows[start:end], state)
                 if result is not None:
                     extend(result)
-                change = pack(text, state, before)
-                if change is not None:
-                    packed.append(change)
+                if timeouts:
+                    change = self._pack_with_timeout(text, state, before)
+                    if change is not None:
+                        add(change)
+                elif state.timeout_at_ms is not None:
+                    raise StateValueError(
+                        "update sets a timeout, which was not found in its code",
+                        cause="The call is hidden behind a helper of another module.",
+                        remedy="Say so: stateful(..., timeout=True).",
+                    )
+                elif state.changed:
+                    add(f"{encode(state._value) if state.exists else ''}{FIELD_SEPARATOR}{text}")
                 start = end
         except StateValueError as error:
             raise self._named(error, key) from error
@@ -280,19 +290,6 @@ class StepTask:
         if packed:
             self._spool.add(Changes(tuple(packed), definition.timeouts))
         return output
-
-    def _pack(self, text: str, state: GroupState, before: str | None) -> str | None:
-        if state.timeout_at_ms is not None:
-            raise StateValueError(
-                "update sets a timeout, which was not found in its code",
-                cause="The call is hidden behind a helper of another module.",
-                remedy="Say so: stateful(..., timeout=True).",
-            )
-        if not state.changed:
-            return None
-        if not state.exists:
-            return f"{FIELD_SEPARATOR}{text}"
-        return f"{self._codec.encode(state._value)}{FIELD_SEPARATOR}{text}"
 
     def _pack_with_timeout(self, text: str, state: GroupState, before: str | None) -> str | None:
         """A call forgets the key's earlier timeout, so every key called is written unless it has and had nothing."""
@@ -379,7 +376,8 @@ class StepTask:
     def _to_arrow(self, output: list[tuple[Any, ...]]) -> pa.RecordBatch:
         """Arrays of the declared types: Spark does not cast."""
         width = len(self._schema)
-        for row in output:
+        fit = {tuple, list}.issuperset(map(type, output)) and {width}.issuperset(map(len, output))
+        for row in () if fit else output:
             if not isinstance(row, tuple | list) or len(row) != width:
                 raise StateValueError(
                     f"step {self._definition.step_id!r} gave {row!r} where its output has {width} columns",
