@@ -14,7 +14,7 @@ from recovery import FileSink, aggregate, stateful
 from recovery.aggregates import count
 from recovery.spark import row_width
 from recovery.spark.row_width import LIMIT, UNLIMITED
-from tests.spark.support import run_to_end, states, totals_step
+from tests.spark.support import run_to_end, set_to, states, totals_step
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +96,13 @@ def test_few_or_wide_rows_keep_it(spark, feed, tmp_path, rows, wide):
     add(feed, rows=rows, wide=wide)
     run_to_end(feed.frame(spark).transform(asking_step()), tmp_path / "db")
     assert set(asked(tmp_path / "db")) == {None}
+
+
+def test_a_sessions_own_limit_stays(spark, feed, tmp_path):
+    add(feed)
+    with set_to(spark, {LIMIT: "1m"}):
+        run_to_end(feed.frame(spark).transform(asking_step()), tmp_path / "db")
+    assert set(asked(tmp_path / "db")) == {"1m"}
 
 
 def test_wide_rows_have_it_again(spark, feed, tmp_path):
