@@ -274,11 +274,12 @@ class RecoveryQuery:
     def _frame(self, batch: DataFrame) -> Iterator[DataFrame]:
         """What the sink is given: the micro-batch's plan, or its rows, computed once and completely, so that no step
         runs again whatever the sink does with them."""
+        as_expected = self._bound.row_width.expected(None if self._query is None else self._query._jsq)
         if self._delivery.single_action:
-            with self._bound.row_width.expected() if self._delivery.as_it_is else contextlib.nullcontext():
+            with as_expected if self._delivery.as_it_is else contextlib.nullcontext():
                 yield batch
             return
-        with self._bound.row_width.expected():
+        with as_expected:
             copy = batch.localCheckpoint(eager=True)
         try:
             yield copy

@@ -1,17 +1,21 @@
 """Giving Python a step's rows without looking at how large their Arrow batch has become.
 
 Spark ends a batch by its rows or its bytes, whichever comes first, and asks for the bytes after each row: a fifth of
-what the JVM takes to give small rows to Python. While rows are small it can be let off. A task reads that limit from
-its job's properties, so it is lifted for the jobs of one micro-batch, where the one before had rows that are far from
-it. Whoever sets it in the session has it as it is set.
+what the JVM takes to give small rows to Python. A task reads that limit from its job's properties, so it is lifted for
+the jobs of one micro-batch: where the one before had small rows, and the sources say that there is not so much to read
+that its rows, should they all be wide, would be too large for one batch. Whoever sets the limit has it as it is set.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
+
+from recovery.spark.failures import JVM_GONE
 
 LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch"
 UNLIMITED = "2147483647"
@@ -20,6 +24,8 @@ SMALL_BYTES = 256
 """A batch of rows that are no wider than this on average is an eighth of what Spark's limit allows."""
 MANY_ROWS = 10_000
 """With fewer it is not worth the calls of the JVM."""
+MOST_BYTES = 256 << 20
+"""What there is to read for all tasks of a micro-batch."""
 
 
 class RowWidth:
@@ -36,13 +42,23 @@ class RowWidth:
         self._small = self._steps_only and rows >= MANY_ROWS and row_bytes <= SMALL_BYTES
 
     @contextlib.contextmanager
-    def expected(self) -> Iterator[None]:
-        """While it lasts, the jobs that this thread starts run the plan of the next micro-batch and nothing else."""
-        if not self._small:
+    def expected(self, query: Any) -> Iterator[None]:
+        """While it lasts, the jobs that this thread starts run the plan of the next micro-batch of the JVM's query, and
+        nothing else. The query may be None, as long as Spark has not said which it is."""
+        known = query is not None and self._small and _bytes_to_read(query) <= MOST_BYTES
+        if not known or self._context.getLocalProperty(LIMIT) is not None:
             yield
             return
         self._context.setLocalProperty(LIMIT, UNLIMITED)
         try:
             yield
         finally:
-            self._context.setLocalProperty(LIMIT, None)
+            # Without the JVM it is gone as well.
+            with contextlib.suppress(Py4JError, *JVM_GONE):
+                self._context.setLocalProperty(LIMIT, None)
+
+
+def _bytes_to_read(query: Any) -> int:
+    """What a micro-batch's sources, and tables besides, say that they are; eight exabytes where one does not know."""
+    leaves = query.streamingQuery().lastExecution().logical().collectLeaves()
+    return sum(int(leaves.apply(place).stats().sizeInBytes()) for place in range(leaves.length()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -103,6 +104,57 @@ def test_a_sessions_own_limit_stays(spark, feed, tmp_path):
     with set_to(spark, {LIMIT: "1m"}):
         run_to_end(feed.frame(spark).transform(asking_step()), tmp_path / "db")
     assert set(asked(tmp_path / "db")) == {"1m"}
+
+
+def test_a_threads_own_limit_stays(spark, feed, tmp_path):
+    add(feed)
+    spark.sparkContext.setLocalProperty(LIMIT, "1m")
+    try:
+        run_to_end(feed.frame(spark).transform(asking_step()), tmp_path / "db")
+        assert spark.sparkContext.getLocalProperty(LIMIT) == "1m"
+    finally:
+        spark.sparkContext.setLocalProperty(LIMIT, None)
+    assert set(asked(tmp_path / "db")) == {"1m"}
+
+
+def test_much_to_read_keeps_it(spark, feed, tmp_path, monkeypatch):
+    """Should all of it be wide, it would be too large for one batch."""
+    add(feed, files=2)
+    add(feed, files=1, rows=2000)
+    add(feed, files=1)
+    monkeypatch.setattr(row_width, "MOST_BYTES", (feed.path / "0002.txt").stat().st_size - 1)
+    run_to_end(feed.frame(spark).transform(asking_step()), tmp_path / "db")
+    assert asked(tmp_path / "db") == [None, UNLIMITED, None, UNLIMITED]
+
+
+def test_a_source_that_does_not_tell_how_much_there_is_keeps_it(spark, tmp_path):
+    log = tmp_path / "input.log"
+    log.write_text("".join(f"k{number % 10},{number}\n" for number in range(400)))
+    reader = spark.readStream.format("appended").option("maxBytesPerTrigger", log.stat().st_size // 2 + 1)
+    frame = reader.load(str(log)).selectExpr("split(value, ',')[0] AS key", "value")
+    assert run_to_end(frame.transform(asking_step()), tmp_path / "db").batches > 1
+    assert set(asked(tmp_path / "db")) == {None}
+
+
+def test_functions_within_an_rdd_keep_it(spark, feed, tmp_path):
+    """What it is made of is not in the plan, and is computed again in each micro-batch's own jobs."""
+    add(feed)
+    names = spark.createDataFrame([(f"k{number}",) for number in range(10)], "key string")
+    names = spark.createDataFrame(names.mapInArrow(lambda batches: batches, names.schema).rdd, names.schema)
+    run_to_end(feed.frame(spark).join(names, "key").transform(asking_step()), tmp_path / "db")
+    assert set(asked(tmp_path / "db")) == {None}
+
+
+def test_an_error_stays_the_error_when_the_jvm_is_gone():
+    spark = mock.Mock()
+    spark.sparkContext.getLocalProperty.return_value = None
+    spark.sparkContext.setLocalProperty.side_effect = [None, ConnectionRefusedError]
+    width = row_width.RowWidth(spark, steps_only=True)
+    width.learn(row_width.MANY_ROWS, 1)
+    query = mock.MagicMock()
+    query.streamingQuery().lastExecution().logical().collectLeaves().length.return_value = 0
+    with pytest.raises(ZeroDivisionError), width.expected(query):
+        1 / 0  # noqa: B018
 
 
 def test_wide_rows_have_it_again(spark, feed, tmp_path):
