@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from recovery.errors import StateValueError
+
+
+@dataclass(frozen=True, slots=True)
+class CallFacts:
+    """What holds for all keys of a chunk: how a stored state is decoded, the micro-batch's time in milliseconds since
+    1970 (0 where the step does not need it), and whether the calls are for timeouts that passed."""
+
+    decode: Callable[[str], Any]
+    now_ms: int
+    timed_out: bool = False
 
 
 class GroupState:
@@ -17,17 +28,11 @@ class GroupState:
     Spark, so a key that should time out sets it in each call.
     """
 
-    __slots__ = (
-        "_decode",
-        "_now_ms",
-        "_stored",
-        "_timed_out",
-        "_value",
-        "changed",
-        "exists",
-        "timeout_at_ms",
-    )
+    __slots__ = ("_facts", "_stored", "_value", "changed", "exists", "timeout_at_ms")
 
+    _facts: CallFacts
+    _stored: str | None
+    _value: Any
     exists: bool
     """Whether the key has state."""
     changed: bool
@@ -37,24 +42,17 @@ class GroupState:
 
     NO_TIMESTAMP = -1
 
-    def __init__(self, stored: str | None, decode: Callable[[str], Any], now_ms: int, timed_out: bool = False) -> None:
-        self._stored = stored
-        self._decode = decode
-        self._now_ms = now_ms
-        self._timed_out = timed_out
-        self.exists = stored is not None
-        self.changed = False
-        self.timeout_at_ms = None
-
     @property
     def get(self) -> Any:
         """The value. Raises ValueError when the key has none: ask `exists` first."""
-        if not self.exists:
-            raise ValueError("this key has no state: ask state.exists first, or use state.getOption")
-        if self._stored is not None:
-            self._value = self._decode(self._stored)
-            self._stored = None
-        return self._value
+        stored = self._stored
+        if stored is None:
+            if not self.exists:
+                raise ValueError("this key has no state: ask state.exists first, or use state.getOption")
+            return self._value
+        value = self._value = self._facts.decode(stored)
+        self._stored = None
+        return value
 
     @property
     def getOption(self) -> Any | None:
@@ -64,7 +62,7 @@ class GroupState:
     @property
     def hasTimedOut(self) -> bool:
         """Whether the function was called because the key's timeout passed; then it has no rows."""
-        return self._timed_out
+        return self._facts.timed_out
 
     def update(self, newValue: Any) -> None:
         """Set the key's value. None is no value: use `remove`."""
@@ -92,7 +90,7 @@ class GroupState:
         if durationMs <= 0:
             raise ValueError(f"durationMs is positive, not {durationMs}")
         # Without the time the step refuses the timeout itself.
-        self.timeout_at_ms = self._now_ms + durationMs
+        self.timeout_at_ms = self._facts.now_ms + durationMs
 
     def setTimeoutTimestamp(self, timestampMs: int | datetime) -> None:
         """Event-time timeouts need a watermark kept outside the partitions, so there are none."""
@@ -103,13 +101,13 @@ class GroupState:
     def getCurrentProcessingTimeMs(self) -> int:
         """Milliseconds since 1970 at which the micro-batch began; the same in every call of a micro-batch and
         when it is run again."""
-        if not self._now_ms:
+        if not self._facts.now_ms:
             raise StateValueError(
                 "update asks for the processing time, which was not found in its code",
                 cause="The call is hidden behind a helper of another module.",
                 remedy="Say so: stateful(..., timeout=True).",
             )
-        return self._now_ms
+        return self._facts.now_ms
 
     def getCurrentWatermarkMs(self) -> int:
         """See setTimeoutTimestamp."""
@@ -117,3 +115,16 @@ class GroupState:
 
     def __repr__(self) -> str:
         return f"GroupState({self.get!r})" if self.exists else "GroupState(<undefined>)"
+
+
+def group_states(stored: Iterable[str | None], facts: CallFacts) -> Iterator[GroupState]:
+    """A new GroupState for each stored state; None stands for a key that has none. A generator is resumed in a fraction
+    of the time that a call of `__init__` takes, and this is done for every key."""
+    for each in stored:
+        state = GroupState()
+        state._facts = facts
+        state._stored = each
+        state.exists = each is not None
+        state.changed = False
+        state.timeout_at_ms = None
+        yield state

@@ -27,11 +27,16 @@ ESCAPE = "\u2400"
 _ESCAPED = re.compile("\u2400(.?)", re.DOTALL)
 
 
+def is_escaped(text: str) -> bool:
+    """Whether anything in a text is written otherwise in a state key."""
+    return ESCAPE in text or "\0" in text
+
+
 def encode_key(key: str | None) -> str:
     """The state key of one string column's value."""
     if key is None:
         return ESCAPE
-    if ESCAPE in key or "\0" in key:
+    if is_escaped(key):
         return key.replace(ESCAPE, ESCAPE + ESCAPE).replace("\0", ESCAPE + "0")
     return key
 

@@ -10,13 +10,15 @@ from pyspark.sql.streaming.state import GroupState as SparkGroupState
 from recovery import GroupState
 from recovery.codec import StateCodec
 from recovery.errors import StateValueError
+from recovery.group_state import CallFacts, group_states
 
 NOW_MS = 1_000_000
 
 
 def state_of(stored: str | None, timed_out: bool = False) -> GroupState:
     """The state of a key with this stored text."""
-    return GroupState(stored, StateCodec().decode, NOW_MS, timed_out)
+    [state] = group_states([stored], CallFacts(StateCodec().decode, NOW_MS, timed_out))
+    return state
 
 
 def test_it_has_the_members_of_spark_s_group_state():
@@ -40,7 +42,7 @@ def test_a_new_key_has_no_state():
 def test_a_stored_state_is_decoded_once_when_asked_for():
     """Reading costs nothing for keys whose function does not look; one object is given each time."""
     decoded = []
-    state = GroupState('{"n":1}', lambda text: decoded.append(text) or {"n": 1}, NOW_MS)
+    [state] = group_states(['{"n":1}'], CallFacts(lambda text: decoded.append(text) or {"n": 1}, NOW_MS))
     assert state.exists
     assert decoded == []
     assert state.get == state.getOption == {"n": 1}

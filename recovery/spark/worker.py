@@ -14,6 +14,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import chain, count, repeat
+from operator import itemgetter
 from typing import IO, Any, NamedTuple, cast
 from zlib import crc32
 
@@ -27,9 +28,9 @@ from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
 from recovery.codec import StateCodec
 from recovery.errors import RecoveryError, StateValueError, UnsupportedPlanError
-from recovery.group_state import GroupState
+from recovery.group_state import CallFacts, GroupState, group_states
 from recovery.ids import BatchId, PartitionIndex
-from recovery.keys import ESCAPE, decode_key, encode_key, partition_of
+from recovery.keys import decode_key, encode_key, is_escaped, partition_of
 from recovery.spark.output_values import in_known_zones, to_array
 from recovery.spark.sorting import by_number, sorted_by
 from recovery.spark.step import EVERYWHERE, HASH_BITS, NOW, PLACE, UNHASHED, StepDefinition, Update
@@ -39,7 +40,7 @@ from recovery.tables import refuse_null
 
 ADDRESS_PROPERTY = "recovery.address"
 BATCH_PROPERTY = "streaming.sql.batchId"
-CHUNK_ROWS = 32_768
+CHUNK_ROWS = 16_384
 SORTED_BYTES = 32 << 20
 SPOOL_BYTES = 64 << 20
 REPLACED = "\ufffd"
@@ -243,7 +244,7 @@ class StepTask:
         self._check_sorted(runs.values)
         if len(definition.key_columns) > 1 and REPLACED in "".join(texts):
             self._check_text(chunk)
-        if definition.key_in_place and (runs.values.null_count or _holds_special(runs.values)):
+        if definition.key_in_place and (runs.values.null_count or is_escaped("".join(texts))):
             texts = [encode_key(text) for text in texts]
         for edge in (texts[0], texts[-1]):
             self._check_partition(edge)
@@ -257,14 +258,13 @@ class StepTask:
         output: list[tuple[Any, ...]] = []
         packed: list[str] = []
         update, timeouts = cast(Update, definition.update), definition.timeouts
-        decode, encode = self._codec.decode, self._codec.encode
-        now_ms, extend, add = self._now_ms, output.extend, packed.append
+        states = group_states(stored, CallFacts(self._codec.decode, self._now_ms, timed_out))
+        encode, extend, add = self._codec.encode, output.extend, packed.append
         start = 0
         key: Any = None
         try:
             # Nothing is looked up for every key that need not be, and no function is called.
-            for key, text, before, end in zip(keys, texts, stored, ends, strict=True):
-                state = GroupState(before, decode, now_ms, timed_out)
+            for key, text, before, end, state in zip(keys, texts, stored, ends, states, strict=True):
                 result = update(key, rows[start:end], state)
                 if result is not None:
                     extend(result)
@@ -385,7 +385,8 @@ class StepTask:
                     remedy=f"Yield tuples of ({', '.join(self._schema.names)}).",
                 )
         arrays = []
-        for field, column in zip(self._schema, zip(*output, strict=True), strict=True):
+        for index, field in enumerate(self._schema):
+            column = list(map(itemgetter(index), output))
             try:
                 array = to_array(column, field.type, self._definition.time_zone)
                 refuse_null(array, field)
@@ -543,8 +544,3 @@ def _to_python(column: pa.Array) -> list[Any]:
     if not column.null_count and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         return list(column.to_numpy().tolist())
     return list(column.to_pylist())
-
-
-def _holds_special(values: pa.Array) -> bool:
-    found: Callable[[str], Any] = lambda part: pc.any(pc.match_substring(values, part)).as_py()  # noqa: E731
-    return bool(found(ESCAPE) or found("\0"))

