@@ -240,10 +240,10 @@ def close_epoch(
     """Close an epoch in this partition: step 2 of the closing protocol, one transaction, synced to disk.
 
     1. Check in storage that the lease is the newest and the epoch the next one.
-    2. Move what each step's delta has sealed into `snaps`, keeping what it supersedes.
-    3. Write the driver's own rows in the same way, and edit steps.
-    4. Insert the row in `epochs`, with the sums that show the snapshot whole.
-    5. Collect what lies below the floor.
+    2. Collect what lies below the floor: what is superseded now takes its pages.
+    3. Move what each step's delta has sealed into `snaps`, keeping what it supersedes.
+    4. Write the driver's own rows in the same way, and edit steps.
+    5. Insert the row in `epochs`, with the sums that show the snapshot whole.
     6. Commit.
 
     `sealed` names the table of each step's delta, of an attached file; `elapsed_s` is a clock. Closing an epoch that
@@ -264,12 +264,17 @@ def close_epoch(
                 )
             faults.reach("close.2.checked")
             # 2
+            began_s = elapsed_s()
+            collected = collect(connection, request.floor)
+            collect_s = elapsed_s() - began_s
+            faults.reach("close.2.collected")
+            # 3
             totals = _Totals()
             sizes = read_sizes(connection)
             for step, table in sealed.items():
                 _move(connection, totals, step, table, request.epoch, sizes.get(step, StepSize(0, 0)).rows)
             faults.reach("close.2.snaps")
-            # 3
+            # 4
             for step, values in request.driver_rows.items():
                 given = ((key, value, None) for key, value in values.items())
                 _move_rows(connection, totals, step, given, request.epoch)
@@ -279,7 +284,7 @@ def close_epoch(
             for edit in request.edits:
                 _edit_step(connection, totals, edit, request.epoch)
             faults.reach("close.2.driver")
-            # 4
+            # 5
             closed = _closing_row(connection, before, lease, request, totals)
             fields = _epoch_fields(closed)
             connection.execute(
@@ -287,12 +292,7 @@ def close_epoch(
                 (*fields, record_digest(*fields)),
             )
             faults.reach("close.2.epochs")
-            # 5
-            began_s = elapsed_s()
-            collected = collect(connection, request.floor)
-            collect_s = elapsed_s() - began_s
             sizes = read_sizes(connection)
-            faults.reach("close.2.collected")
         # 6
         faults.reach("close.2.committed")
     return ClosedPartition(totals.states, totals.written, totals.size_bytes, collected, collect_s, sizes)
@@ -308,7 +308,11 @@ def collect(connection: apsw.Connection, floor: Epoch) -> int:
         return 0
     newest = value(connection, "SELECT max(epoch) FROM epochs") or NO_EPOCH
     assert floor <= newest, f"epoch {floor} cannot be collected up to: the newest here is {newest}"
-    connection.execute("DELETE FROM superseded WHERE until_epoch <= ?", (floor,))
+    if (value(connection, "SELECT max(until_epoch) FROM superseded") or NO_EPOCH) <= floor:
+        # Without a condition SQLite drops whole pages instead of rows.
+        connection.execute("DELETE FROM superseded")
+    else:
+        connection.execute("DELETE FROM superseded WHERE until_epoch <= ?", (floor,))
     deleted = connection.changes()
     connection.execute("DELETE FROM epochs WHERE epoch < ?", (floor,))
     _set_collected(connection, index, floor)
