@@ -42,7 +42,7 @@ DEFAULTS = {
     "spark.driver.bindAddress": "127.0.0.1",
     # Two tasks are to share a file of some hundred KiB, not only one of 4 MiB: the slower one is waited for.
     "spark.sql.files.openCostInBytes": str(256 << 10),
-    # One record batch of a step's input is a chunk of its loop.
+    # Where Spark sorts, one record batch of a step's input is a chunk of its loop.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
     # Over TCP a task waits some 40 ms until the last packet for its Python worker is on its way.
     "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
