@@ -42,6 +42,15 @@ class GroupState:
 
     NO_TIMESTAMP = -1
 
+    @classmethod
+    def of(cls, value: Any = None, *, now_ms: int = 0, timed_out: bool = False) -> GroupState:
+        """A state to test a function with: of a key with this value, or without one (None), in a micro-batch that began
+        `now_ms` milliseconds after 1970. In a run they are made of what is stored."""
+        [state] = group_states([None], CallFacts(str, now_ms, timed_out))
+        state._value = value
+        state.exists = value is not None
+        return state
+
     @property
     def get(self) -> Any:
         """The value. Raises ValueError when the key has none: ask `exists` first."""

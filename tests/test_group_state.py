@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from pyspark.sql.streaming.state import GroupState as SparkGroupState
@@ -126,3 +128,24 @@ def test_event_time_timeouts_are_refused_clearly(at):
         state_of("1").setTimeoutTimestamp(at)
     with pytest.raises(NotImplementedError, match="watermark"):
         state_of("1").getCurrentWatermarkMs()
+
+
+def test_a_function_can_be_tested_with_a_state_of_its_own():
+    """Of a key with a value, without one, or one that has timed out: it behaves as one that was read."""
+    new = GroupState.of()
+    assert (new.exists, new.getOption, new.changed, new.timeout_at_ms) == (False, None, False, None)
+    with pytest.raises(ValueError, match="no state"):
+        _ = new.get
+    state = GroupState.of([1], now_ms=NOW_MS, timed_out=True)
+    assert (state.exists, state.get, state.changed, state.hasTimedOut) == (True, [1], False, True)
+    state.setTimeoutDuration(5)
+    assert (state.timeout_at_ms, state.getCurrentProcessingTimeMs()) == (NOW_MS + 5, NOW_MS)
+    state.remove()
+    assert (state.exists, state.changed) == (False, True)
+
+
+def test_the_example_of_such_a_test_runs():
+    """As it stands in the documentation."""
+    page = (Path(__file__).parents[1] / "docs" / "flow-api.md").read_text()
+    [code] = re.findall(r"^### Testing a function$.*?^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    exec(compile(code, "flow-api.md", "exec"), {})
