@@ -85,6 +85,20 @@ def test_what_is_in_its_place_is_taken(driver, kind):
     assert run(driver, step(kind, sorted_by_spark=True), kind, batch(THERE, spark=1)) == THERE
 
 
+@pytest.mark.parametrize("chunk_rows", [2, 100])
+def test_keys_of_any_length(driver, kind, chunk_rows, monkeypatch):
+    """States come to their keys whether those of a chunk have one length, in characters or in bytes, or several; an
+    escaped key is longer than what the function is given."""
+    monkeypatch.setattr(StepTask, "chunk_rows", chunk_rows)
+    keys = ["", "a", "b", "é", "日", "\0", "␀", "aa", "é1", "日本", "abc", "\0é", None]
+    form = '{"n":%d}' if kind is ArrowStepTask else "%d"
+    for number in range(COUNT):
+        mine = {key: n for n, key in enumerate(keys, 1) if partition_of(encode_key(key), COUNT) == number}
+        rows = [each for key, n in mine.items() for each in [key] * n]
+        assert sorted(run(driver, step(kind), kind, batch(rows, spark=number)), key=str) == sorted(mine, key=str)
+        assert driver.read(1, map(encode_key, mine)) == {encode_key(key): form % n for key, n in mine.items()}
+
+
 @pytest.mark.parametrize("keys", [HERE, THERE], ids=["of one recovery partition", "of two"])
 @pytest.mark.parametrize("together", [True, False], ids=["in one batch", "one after the other"])
 def test_rows_of_two_partitions_of_the_exchange(driver, kind, together, keys):

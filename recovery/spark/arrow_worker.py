@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from recovery.errors import StateValueError
 from recovery.spark.arrow_step import DISCARD, EXISTS, GROUP, HELPERS, ROWS, START, arrow_schema
 from recovery.spark.step import TableUpdate
-from recovery.spark.worker import Runs, StepTask, is_text, not_text
+from recovery.spark.worker import Runs, StepTask, common_length, is_text, not_text
 from recovery.state_table import StateTable
 from recovery.storage.seam import FIELD_SEPARATOR, Changes
 from recovery.tables import as_table, columns_of
@@ -123,7 +123,9 @@ class ArrowStepTask(StepTask):
             # A key that is discarded has no text, as one that has no state.
             encoded = pc.if_else(discard.fill_null(False), pa.scalar(None, pa.string()), encoded)
         same = pc.or_(pc.fill_null(pc.equal(encoded, before), False), pc.and_(encoded.is_null(), before.is_null()))
-        packed = pc.binary_join_element_wise(encoded.fill_null(""), names, FIELD_SEPARATOR)
+        values, key_chars = encoded.fill_null(""), common_length(texts)
+        pair, separator = ((names, values), "") if key_chars else ((values, names), FIELD_SEPARATOR)
+        packed = pc.binary_join_element_wise(*pair, separator)
         try:
             changed = packed.filter(pc.invert(same)).to_pylist()
         except UnicodeDecodeError as error:
@@ -131,7 +133,7 @@ class ArrowStepTask(StepTask):
             raise not_text(f"state column {bad!r}") from error
         self._keys += len(changed)
         if changed:
-            self._spool.add(Changes(tuple(changed), False))
+            self._spool.add(Changes(tuple(changed), False, key_chars))
 
     def _output(self, given: Any) -> pa.RecordBatch | None:
         table = self._checked(given, "output")

@@ -258,6 +258,7 @@ class StepTask:
         output: list[tuple[Any, ...]] = []
         packed: list[str] = []
         update, timeouts = cast(Update, definition.update), definition.timeouts
+        key_chars = 0 if timeouts else common_length(texts)
         states = group_states(stored, CallFacts(self._codec.decode, self._now_ms, timed_out))
         encode, extend, add = self._codec.encode, output.extend, packed.append
         start = 0
@@ -279,7 +280,8 @@ class StepTask:
                         remedy="Say so: stateful(..., timeout=True).",
                     )
                 elif state.changed:
-                    add(f"{encode(state._value) if state.exists else ''}{FIELD_SEPARATOR}{text}")
+                    value = encode(state._value) if state.exists else ""
+                    add(text + value if key_chars else value + FIELD_SEPARATOR + text)
                 start = end
         except StateValueError as error:
             raise self._named(error, key) from error
@@ -288,7 +290,7 @@ class StepTask:
             raise
         self._keys += len(packed)
         if packed:
-            self._spool.add(Changes(tuple(packed), definition.timeouts))
+            self._spool.add(Changes(tuple(packed), timeouts, key_chars))
         return output
 
     def _pack_with_timeout(self, text: str, state: GroupState, before: str | None) -> str | None:
@@ -403,6 +405,11 @@ class StepTask:
         return StateValueError(
             f"step {self._definition.step_id!r}, key {key!r}: {error.found}", cause=error.cause, remedy=error.remedy
         )
+
+
+def common_length(texts: list[str]) -> int:
+    """How many characters each of the texts has; 0 where they differ."""
+    return len(texts[0]) if len(set(map(len, texts))) == 1 else 0
 
 
 def parse_keys(texts: list[str], kinds: Sequence[T.DataType], time_zone: str) -> list[pa.Array]:

@@ -111,6 +111,13 @@ FROM carray(:packed) WHERE true
 {UPSERT}
 """
 
+APPLY_OF_ONE_LENGTH = f"""
+INSERT INTO {{active}}
+SELECT substr(value, 1, :key_chars), :batch, nullif(substr(value, :key_chars + 1), ''), NULL, 0, NULL, NULL
+FROM carray(:packed) WHERE true
+{UPSERT}
+"""
+
 APPLY_WITH_TIMEOUTS = f"""
 INSERT INTO {{active}}
 SELECT
@@ -272,8 +279,11 @@ class Delta:
             self._undo(meta, batch)
             for chunk in changes:
                 if chunk.packed:
-                    statement = meta.sql(APPLY_WITH_TIMEOUTS if chunk.timeouts else APPLY_PLAIN)
-                    self._connection.execute(statement, {"batch": batch, "packed": apsw.carray(chunk.packed)})
+                    form = APPLY_OF_ONE_LENGTH if chunk.key_chars else APPLY_PLAIN
+                    statement = meta.sql(APPLY_WITH_TIMEOUTS if chunk.timeouts else form)
+                    packed = apsw.carray(chunk.packed)
+                    bindings = {"batch": batch, "packed": packed, "key_chars": chunk.key_chars}
+                    self._connection.execute(statement, bindings)
             self._connection.execute("UPDATE meta SET applied_batch = ?", (batch,))
             self._connection.execute(
                 "INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?, ?)", (batch, *count[:4], seam_s())

@@ -110,6 +110,39 @@ def test_a_key_that_comes_twice_in_one_apply_keeps_its_state_before(store_dir):
         assert state_at(store_dir, 2) == {(STEP, "a"): ("3", 30)}
 
 
+ONE_LENGTH = {
+    "one byte each": ["key-1", "key-2", "key-3"],
+    "of one and more bytes": ["aé", "日本", "😀\x1f"],
+    "one character": ["a", "é", "😀"],
+}
+
+
+@pytest.mark.parametrize("keys", ONE_LENGTH.values(), ids=ONE_LENGTH)
+def test_keys_of_one_length_need_nothing_between_them_and_their_values(make_store, keys):
+    """What is told by the length is what is told by the separator: states, discarded keys, and an apply that comes
+    again. Values are longer than their characters, too."""
+    length = len(keys[0])
+
+    def in_one(changes):
+        return Changes(tuple(key + (value or "") for key, value in changes.items()), False, length)
+
+    with Driver(make_store(1)) as run:
+        task = run.task()
+        for batch, form in enumerate((pack, in_one) * 2):
+            first = dict.fromkeys(keys, f'"ü{batch}"') | {keys[1]: None}
+            task.apply(STEP, 0, batch, [in_one(dict.fromkeys(keys, "0"))], BatchCount(3, 3))
+            task.apply(STEP, 0, batch, [form(first)], BatchCount(3, 3))
+            assert task.read(STEP, 0, batch + 1, tuple(keys)) == list(first.values())
+            task.apply(STEP, 0, batch, [form({keys[0]: "1"})], BatchCount(1, 1))
+            later = [None, None] if batch == 0 else [None, f'"é{batch - 1}"']
+            assert task.read(STEP, 0, batch + 1, tuple(keys)) == ["1", *later]
+            task.apply(STEP, 0, batch, [form({keys[2]: f'"é{batch}"', keys[0]: "1"})], BatchCount(2, 2))
+        task.release()
+        run.close(3)
+        assert state_at(run.directory, 1) == {(STEP, keys[0]): ("1", None), (STEP, keys[2]): ('"é3"', None)}
+        assert problems(run.directory) == []
+
+
 def test_closing_as_of_a_batch_takes_the_value_before_a_later_one(store_dir):
     """Rows of a micro-batch that is already under way count with their state before it, and stay in the delta."""
     with Driver(store_dir) as run:
