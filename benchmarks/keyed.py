@@ -16,6 +16,9 @@ NAMES = (
     "ours-appended",
     "ours-arrow",
     "ours-aggregate",
+    "ours-warmed-up",
+    "ours-arrow-warmed-up",
+    "ours-aggregate-warmed-up",
     "spark-rocksdb",
     "spark-hdfs",
     "bytewax-processes",
@@ -25,6 +28,7 @@ NAMES = (
 )
 """Everyone who can keep up with millions of events; and what Spark takes where nothing is kept."""
 KEEPS_NOTHING = "limit"
+WARMED_UP = "-warmed-up"
 MODULES = {"ours": "recovery_totals", "spark": "spark_totals", "bytewax": "bytewax_totals", "limit": "spark_limits"}
 PEERS = {"spark": environments.SPARK, "bytewax": environments.BYTEWAX}
 
@@ -47,7 +51,7 @@ class Setting:
 
 def contender(name: str, lines: keyed_lines.KeyedLines, setting: Setting, work: Path, label: str = "") -> Contender:
     """The contender of one of NAMES on this input; `label` is what the tables call it."""
-    kind, _, variant = name.partition("-")
+    kind, _, variant = name.removesuffix(WARMED_UP).partition("-")
     peer = PEERS.get(kind)
     python = environments.python_of(peer, work / "venvs") if peer else environments.own_python()
     partitions = setting.partitions or setting.cores
@@ -74,7 +78,8 @@ def contender(name: str, lines: keyed_lines.KeyedLines, setting: Setting, work: 
         "events": lines.shape.events,
         "touched": keyed_lines.touched(lines.shape) if interval_s is None else None,
     }
-    return Contender(label or name, python, f"benchmarks.contenders.{MODULES[kind]}:measure", given)
+    environment = environments.warmed_up(work / "cache") if name.endswith(WARMED_UP) else {}
+    return Contender(label or name, python, f"benchmarks.contenders.{MODULES[kind]}:measure", given, environment)
 
 
 def checked(inputs: dict[str, keyed_lines.KeyedLines]) -> Check:

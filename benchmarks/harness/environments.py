@@ -59,3 +59,19 @@ def java_environment() -> dict[str, str]:
     prepare_environment()
     home = os.environ.get("JAVA_HOME")
     return {"JAVA_HOME": home} if home else {}
+
+
+def warmed_up(kept: Path) -> dict[str, str]:
+    """The environment of a contender of ours that starts after `recovery warmup`, with an archive under `kept`, which
+    is made when missing."""
+    from recovery.spark.classes import CACHE_VARIABLE, archive_path
+    from recovery.spark.session import java_home
+
+    environment = {**java_environment(), CACHE_VARIABLE: str(kept.absolute())}
+    archive = archive_path(java_home())
+    if archive is None or not (kept / archive.name).is_file():
+        print("Warming up …", file=sys.stderr)
+        subprocess.run(
+            [own_python(), "-m", "recovery", "warmup"], env={**os.environ, **environment}, check=True, stdout=sys.stderr
+        )
+    return environment

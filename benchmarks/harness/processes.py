@@ -65,7 +65,7 @@ def run_child(
         "PYSPARK_PYTHON": str(python),
         "SPARK_LOCAL_DIRS": str(scratch),
         "TMPDIR": str(scratch),
-        # No archive of classes: contenders that are not ours have none.
+        # No archive of classes, but for those that say so.
         "RECOVERY_CACHE": str(scratch),
         **environment,
     }

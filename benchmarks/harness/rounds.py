@@ -22,13 +22,15 @@ class Contender:
     """Something to measure: a function in a Python of its own.
 
     target: `module:function`. It takes `arguments`, runs in a fresh directory, and returns a dict with the
-    measured `seconds`, the `versions` of what ran, and anything else worth keeping.
+    measured `seconds`, the `versions` of what ran, and anything else worth keeping. `environment` is added to that of
+    all.
     """
 
     name: str
     python: Path
     target: str
     arguments: dict[str, Any]
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,9 @@ class Rounds:
         usage = Usage()
         problem: str | None
         try:
+            environment = {**self.environment, **contender.environment}
             answer, usage = run_child(
-                contender.python, contender.target, contender.arguments, directory, self.environment, self.timeout_s
+                contender.python, contender.target, contender.arguments, directory, environment, self.timeout_s
             )
             problem = check(contender, answer, directory)
         except ChildFailedError as error:

