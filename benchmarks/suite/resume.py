@@ -7,6 +7,7 @@ resume of a process also pays for what Spark does once (`cold`); the others show
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -139,13 +140,16 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     from benchmarks.contenders.recovery_totals import versions
     from recovery.spark.session import create_session
 
-    copies = []
-    for number in range(arguments["rounds"]):
-        copies.append(Path(f"recovery-{number}"))
-        shutil.copytree(arguments["store"], copies[-1])
-    size = sum(path.stat().st_size for path in copies[0].glob("part-*"))
+    size = sum(path.stat().st_size for path in Path(arguments["store"]).glob("part-*"))
     spark = create_session("resume", master=f"local[{CORES}]")
-    runs = [_resume(arguments["files"], copy, spark) for copy in copies]
+    runs = []
+    for _ in range(arguments["rounds"]):
+        copy = Path("recovery")
+        shutil.copytree(arguments["store"], copy)
+        # What was copied, and what the run before wrote, is not this one's to wait for.
+        os.sync()
+        runs.append(_resume(arguments["files"], copy, spark))
+        shutil.rmtree(copy)
     found = versions(spark)
     spark.stop()
     warm = runs[1:] or runs

@@ -23,9 +23,12 @@ from recovery.state.flows import FlowRecord
 from recovery.storage.files import SCRATCH_NAME, FilePartitions, scan
 from recovery.storage.initialize import init_partitions
 from recovery.storage.lock import DirectoryLock
-from recovery.storage.verify import PartitionCheck
+from recovery.storage.verify import PartitionCheck, Verdict
 
 CHECK_NICENESS = 10
+PATIENCE_S = 15.0
+AT_ONCE_BYTES = 16 << 20
+"""What the full check reads in some tenths of a second, all partitions together."""
 
 
 class Prepared:
@@ -99,16 +102,26 @@ class Prepared:
 class BackgroundCheck:
     """A full check of all partitions that goes on beside the run; it must pass before the first epoch is closed.
 
-    It gives way to the stream: the first micro-batch after a resume should not wait for it.
+    It gives way to the stream. What takes longer than a moment begins when it is told that the first micro-batch is
+    done, when somebody waits for it, or after `PATIENCE_S`: the first output after a resume should not wait for a
+    reader of everything. And its threads have a lower priority.
     """
 
     def __init__(self, paths: list[Path]) -> None:
         self._checks = [PartitionCheck(path) for path in paths]
+        self._may_begin = threading.Event()
+        if sum(_size_bytes(path) for path in paths) <= AT_ONCE_BYTES:
+            self._may_begin.set()
         self._pool = ThreadPoolExecutor(min(4, len(paths)), thread_name_prefix="check", initializer=_step_back)
-        self._futures = [self._pool.submit(check.run) for check in self._checks]
+        self._futures = [self._pool.submit(self._run, check) for check in self._checks]
+
+    def begin(self) -> None:
+        """Begin now; harmless when it has."""
+        self._may_begin.set()
 
     def wait(self) -> None:
         """Wait for the result. Raises CorruptPartitionError naming the first damaged file."""
+        self.begin()
         for future in self._futures:
             future.result().raise_if_damaged()
 
@@ -118,7 +131,21 @@ class BackgroundCheck:
             if not future.done() and not future.cancel():
                 with contextlib.suppress(apsw.ConnectionClosedError):
                     check.cancel()
+        self.begin()
         self._pool.shutdown()
+
+    def _run(self, check: PartitionCheck) -> Verdict:
+        self._may_begin.wait(PATIENCE_S)
+        return check.run()
+
+
+def _size_bytes(path: Path) -> int:
+    """What there is to read; of a file that is gone, nothing: whoever opens it says so."""
+    total = 0
+    for each in (path, path.with_name(f"{path.name}-wal")):
+        with contextlib.suppress(OSError):
+            total += each.stat().st_size
+    return total
 
 
 def _step_back() -> None:

@@ -59,8 +59,10 @@ class RecoveryQuery:
         clock: Clock,
     ) -> None:
         assert prepared.store is not None
+        assert prepared.check is not None
         self._prepared = prepared
         self._store = prepared.store
+        self._check = prepared.check
         self._bound = bound
         self._observer = observer
         self._clock = clock
@@ -130,7 +132,7 @@ class RecoveryQuery:
                 clock=clock,
                 snapshot_interval_s=NEVER if prepared.temporary else config.snapshot_interval_s,
                 backup_interval_s=config.backup_interval_s,
-                may_close=self._may_close,
+                may_close=self._check.wait,
                 on_closed=self._on_closed,
                 around=self._own_thread,
             )
@@ -256,6 +258,7 @@ class RecoveryQuery:
         with self._frame(batch) as frame, self._loads.during(batch.sparkSession, batch_id):
             self._delivery.write(frame, batch_id, self._closer.epoch)
         self._closer.finished = batch_id
+        self._check.begin()
         if self._bound.combiner is not None and self._query is not None:
             self._bound.combiner.learn(self._query._jsq)
         counts = self._store.counts(self.lease, batch_id)
@@ -291,10 +294,6 @@ class RecoveryQuery:
             self._input.look(self._query)
 
     # ---- epochs
-
-    def _may_close(self) -> None:
-        assert self._prepared.check is not None
-        self._prepared.check.wait()
 
     def _on_closed(self, closed: EpochClosed) -> None:
         self.summary.epochs += 1

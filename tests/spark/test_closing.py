@@ -105,6 +105,67 @@ def test_a_run_on_spark_waits_for_the_check(spark, feed, tmp_path):
     assert states(directory, STEP) == {**held, key: [666, 666]}
 
 
+@pytest.fixture
+def checked(monkeypatch) -> list[str]:
+    """What happened, in order: "check" for each partition that is read. Every store counts as large."""
+    happened: list[str] = []
+    check = preparing.PartitionCheck.run
+    monkeypatch.setattr(preparing.PartitionCheck, "run", lambda self: (happened.append("check"), check(self))[1])
+    monkeypatch.setattr(preparing, "AT_ONCE_BYTES", -1)
+    monkeypatch.setattr(preparing, "PATIENCE_S", 600)
+    return happened
+
+
+def until_done(check: preparing.BackgroundCheck, checked: list[str]) -> None:
+    """Wait until both partitions were checked, without asking for it."""
+    for future in check._futures:
+        future.result(60)
+    assert checked == ["check"] * 2
+    check.cancel()
+
+
+class TestWhenTheCheckBegins:
+    """It reads everything, and the first output does not wait for that."""
+
+    def test_after_the_first_micro_batch(self, spark, feed, tmp_path, checked):
+        """Not before its output, however long that takes."""
+        feed.add_random(2)
+
+        def sink(batch, _):
+            batch.collect()
+            checked.append("output")
+
+        run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", sink, partitions=2)
+        assert checked == ["output", "check", "check"]
+
+    def test_when_it_has_been_put_off_for_long_enough(self, store_dir, checked, monkeypatch):
+        """Also when no micro-batch comes."""
+        monkeypatch.setattr(preparing, "PATIENCE_S", 0.05)
+        check = preparing.BackgroundCheck(paths_of(store_dir))
+        until_done(check, checked)
+
+    def test_at_once_in_a_small_store(self, store_dir, checked, monkeypatch):
+        """Nobody would notice it."""
+        monkeypatch.setattr(preparing, "AT_ONCE_BYTES", 16 << 20)
+        check = preparing.BackgroundCheck(paths_of(store_dir))
+        until_done(check, checked)
+
+    def test_when_somebody_waits_for_it(self, store_dir, checked):
+        """A pipeline has no micro-batches."""
+        check = preparing.BackgroundCheck(paths_of(store_dir))
+        check.wait()
+        assert checked == ["check"] * 2
+        check.cancel()
+
+    def test_not_when_the_run_has_ended_before(self, store_dir, monkeypatch, checked):
+        """The end does not wait for it, nor for the time that it is put off."""
+        opened = []
+        monkeypatch.setattr("recovery.storage.verify.snapshot", opened.append)
+        check = preparing.BackgroundCheck(paths_of(store_dir))
+        check.cancel()
+        assert opened == []
+
+
 def test_a_pipeline_checks_before_any_node_runs(spark, store_dir):
     """Its nodes write elsewhere, so the check is not one that goes on beside them."""
     run(store_dir, INPUT, 3)
