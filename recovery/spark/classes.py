@@ -35,6 +35,14 @@ _TRAINING_S = 600
 _DUMP_S = 1200
 _OF_THE_KIND = re.compile(r"-Xshare|SharedArchiveFile|SharedClassListFile|DumpLoadedClassList|-XX:AOT")
 """Options of the user's by which the JVM shares classes otherwise; together with ours it may refuse to start."""
+_LATER_COMPILATION = (
+    "-XX:Tier4InvocationThreshold=15000",
+    "-XX:Tier4MinInvocationThreshold=1800",
+    "-XX:Tier4CompileThreshold=45000",
+    "-XX:Tier4BackEdgeThreshold=120000",
+)
+"""Three times Java's own. Its second compiler takes a quarter of a short run's processor time, for much that hardly
+runs again. Without profiles small micro-batches would be slow for longer."""
 _OPTION_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
 
 
@@ -60,7 +68,9 @@ def archive_options(path: Path | None, given: str) -> str:
     texts = (given, *(os.environ.get(name, "") for name in _OPTION_VARIABLES))
     if path is None or not path.is_file() or any(map(_OF_THE_KIND.search, texts)):
         return ""
-    return f"{_sharing(path)} -Xlog:cds*=off" + (" -Xlog:aot*=off" if path.suffix == PROFILES else "")
+    if path.suffix == CLASSES:
+        return f"{_sharing(path)} -Xlog:cds*=off"
+    return f"{_sharing(path)} -Xlog:cds*=off -Xlog:aot*=off {' '.join(_LATER_COMPILATION)}"
 
 
 def make_archive(java_home: Path, observe: Callable[[str], None] = lambda _: None) -> Path:

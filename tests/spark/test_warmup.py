@@ -75,6 +75,7 @@ def test_the_users_own_options_win(tmp_path, monkeypatch, name, option):
     assert archive_options(None, "") == archive_options(path, "") == ""
     path.touch()
     assert f'"-XX:{option}={path}"' in archive_options(path, "-Xmx1g")
+    assert ("Tier4" in archive_options(path, "-Xmx1g")) == (path.suffix == ".aot")
     for given in ("-Xshare:off", "-XX:SharedArchiveFile=mine.jsa", "-XX:AOTCache=mine.aot", "-XX:AOTMode=off"):
         assert archive_options(path, f"-Xmx1g {given}") == ""
         with monkeypatch.context() as changed:
