@@ -1,9 +1,9 @@
 """`python -m recovery.spark.training JAVA_OPTIONS [--profile]`: flows from start to end, for `make_archive`.
 
 They do what most flows do, so that the JVM needs the classes that they need: read growing files and a table of lines,
-keep state in steps and in an operator of Spark's own, close epochs, and resume. With `--profile` one of them goes on
-until the JVM has seen which of its methods are worth compiling, in small micro-batches and in large ones. Prints the
-JVM's class path and module options as JSON, and ends when the JVM has ended.
+keep state in steps and in an operator of Spark's own, close epochs, and resume.With `--profile` more of
+them follow, of small micro-batches and of large ones, from which the JVM sees which methods are worth compiling. Prints
+the JVM's class path and module options as JSON, and ends when the JVM has ended.
 """
 
 from __future__ import annotations
