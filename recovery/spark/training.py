@@ -1,7 +1,7 @@
 """`python -m recovery.spark.training JAVA_OPTIONS [--profile]`: flows from start to end, for `make_archive`.
 
 They do what most flows do, so that the JVM needs the classes that they need: read growing files and a table of lines,
-keep state in steps and in an operator of Spark's own, close epochs, and resume.With `--profile` more of
+keep state in steps and in an operator of Spark's own, close epochs, and resume. With `--profile` more of
 them follow, of small micro-batches and of large ones, from which the JVM sees which methods are worth compiling. Prints
 the JVM's class path and module options as JSON, and ends when the JVM has ended.
 """
