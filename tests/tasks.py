@@ -65,7 +65,7 @@ def run_batch(
         mine = [i for i, number in enumerate(hashes) if place < 0 or number % driver.count == place]
         places = pa.array([place << HASH_BITS | hashes[i] * (place != UNHASHED) for i in mine], pa.int64())
         batches = rows.take(pa.array(mine, pa.int64())).append_column(PLACE, places).to_batches(max_chunksize=piece)
-        for found in run_tasks(step, iter(batches), lambda: (driver.task(), driver.count), batch, ArrowStepTask):
+        for found in run_tasks(step, iter(batches), lambda keep: (driver.task(), driver.count), batch, ArrowStepTask):
             output += found.to_pylist()
     return output
 

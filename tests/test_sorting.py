@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recovery.spark.arrow_worker import ArrowStepTask
-from recovery.spark.sorting import _numbers, _order, by_number, sorted_by
+from recovery.spark.sorting import _numbers, _order, sorted_by
 from recovery.spark.step import EVERYWHERE, UNHASHED
 from recovery.storage.initialize import init_partitions
 from tests.stores import Driver
@@ -79,23 +79,6 @@ def test_ids_of_one_kind_are_numbers(begin):
     assert _numbers(pa.array([*keys, "other"])) is None or not begin
     assert _numbers(pa.array([*keys, None])) is None
     assert _numbers(values.cast(pa.large_string())) is None
-
-
-@given(
-    st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=30), max_size=8),
-    st.integers(1, 7),
-    st.integers(0, 2000),
-)
-def test_rows_by_number(numbers, count, limit_bytes):
-    """For all batches and limits: each number once, in order, with its rows as they came."""
-    batches = [pa.record_batch({"key": pa.array(part, pa.int64()), "row": range(len(part))}) for part in numbers]
-    given_rows = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
-    found = {}
-    for number, run in by_number(lambda rows: rows.column("key").to_numpy() % count, iter(batches), limit_bytes):
-        assert number not in found
-        found[number] = [tuple(row.values()) for batch in run for row in batch.to_pylist()]
-    assert list(found) == sorted({key % count for key, _ in given_rows})
-    assert found == {number: [row for row in given_rows if row[0] % count == number] for number in found}
 
 
 def test_runs_are_read_in_pieces(monkeypatch):

@@ -66,7 +66,7 @@ def batch(keys: Iterable[str | None], *, spark: int = 0, hashed: str | None = No
 
 def run(driver: Driver, step: StepDefinition, kind: type[StepTask], *batches: pa.RecordBatch) -> list[str | None]:
     """The keys that one call of the step's function gave output for."""
-    output = run_tasks(step, iter(batches), lambda: (driver.task(), driver.count), BatchId(0), kind)
+    output = run_tasks(step, iter(batches), lambda keep: (driver.task(), driver.count), BatchId(0), kind)
     return [row["key"] for found in output for row in found.to_pylist()]
 
 

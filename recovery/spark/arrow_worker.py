@@ -7,6 +7,7 @@ texts in Arrow's compiled kernels. What `update` returns is checked before any o
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recovery.errors import StateValueError
+from recovery.ids import PartitionIndex
 from recovery.spark.arrow_step import DISCARD, EXISTS, GROUP, HELPERS, ROWS, START, arrow_schema
 from recovery.spark.step import TableUpdate
 from recovery.spark.worker import Runs, StepTask, common_length, is_text, not_text
@@ -43,7 +45,7 @@ class ArrowStepTask(StepTask):
         assert runs is not None
         chunk = runs.chunk
         definition = self._definition
-        stored = self._store.read(definition.step_id, self._partition, self._batch, tuple(runs.texts))
+        stored = self._read(runs.texts)
         ends = runs.ends.to_numpy().astype(np.int64)
         starts = np.concatenate(([0], ends[:-1]))
         keys = self._key_columns(runs, starts)
@@ -126,14 +128,22 @@ class ArrowStepTask(StepTask):
         values, key_chars = encoded.fill_null(""), common_length(texts)
         pair, separator = ((names, values), "") if key_chars else ((values, names), FIELD_SEPARATOR)
         packed = pc.binary_join_element_wise(*pair, separator)
+        changed = pc.invert(same)
         try:
-            changed = packed.filter(pc.invert(same)).to_pylist()
+            changes = packed.filter(changed).to_pylist()
         except UnicodeDecodeError as error:
             bad = next(name for name, column in zip(wanted.names, columns, strict=True) if not is_text(column))
             raise not_text(f"state column {bad!r}") from error
-        self._keys += len(changed)
-        if changed:
-            self._spool.add(Changes(tuple(changed), False, key_chars))
+        self._keys += len(changes)
+        if self._partition is not None:
+            divided: Iterable[tuple[PartitionIndex, Sequence[str]]] = [(self._partition, changes)]
+        else:
+            divided = (
+                (partition, [changes[place] for place in places])
+                for partition, places in self._divided(names.filter(changed).to_pylist())
+            )
+        for partition, of_them in divided if changes else ():
+            self._spool(partition).add(Changes(tuple(of_them), False, key_chars))
 
     def _output(self, given: Any) -> pa.RecordBatch | None:
         table = self._checked(given, "output")

@@ -1,4 +1,4 @@
-"""Ordering a task's rows, in memory up to a limit and in a temporary file past it: by key, and by recovery partition.
+"""Ordering a task's rows by key, in memory up to a limit and in a temporary file past it.
 
 Arrow sorts a quarter of a million short strings in 50 ms; Spark's own sort takes five times as long when the keys begin
 alike, because it compares by the first eight bytes and then row by row.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import tempfile
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from itertools import chain
-from typing import IO, Any, TypeAlias
+from collections.abc import Iterator
+from typing import IO, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -57,44 +56,6 @@ def sorted_by(
                 yield each.slice(start, piece_rows)
     finally:
         spilled.close()
-
-
-def by_number(
-    numbers: Callable[[pa.RecordBatch], Any], batches: Iterator[pa.RecordBatch], limit_bytes: int
-) -> Iterator[tuple[int, Run]]:
-    """The rows of all batches by the numbers that `numbers` gives them (an array for a batch), least first; those of
-    one number in the order in which they came, and to be read before the next number is asked for.
-
-    `limit_bytes` of rows are in memory at once.
-    """
-    held: dict[int, list[pa.RecordBatch]] = {}
-    aside: dict[int, list[Places]] = {}
-    held_bytes = 0
-    spilled = _Spill()
-    try:
-        for batch in batches:
-            for number, rows in _divided(batch, numbers(batch)):
-                held.setdefault(number, []).append(rows)
-            held_bytes += batch.nbytes
-            if held_bytes > limit_bytes:
-                for number, parts in held.items():
-                    aside.setdefault(number, []).append(spilled.add(pa.concat_batches(parts)))
-                held.clear()
-                held_bytes = 0
-        for number in sorted(held.keys() | aside.keys()):
-            before = chain.from_iterable(map(spilled.read, aside.get(number, [])))
-            yield number, chain(before, held.pop(number, []))
-    finally:
-        spilled.close()
-
-
-def _divided(batch: pa.RecordBatch, numbers: Any) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of each number."""
-    order = np.argsort(numbers, kind="stable")
-    different, starts = np.unique(numbers[order], return_index=True)
-    rows = batch.take(pa.array(order))
-    for number, start, end in zip(different.tolist(), starts, [*starts[1:], len(order)], strict=True):
-        yield number, rows.slice(start, end - start)
 
 
 def _whole(batch: pa.RecordBatch) -> Run:

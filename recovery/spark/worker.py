@@ -11,12 +11,11 @@ import gc
 import pickle
 import tempfile
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain, count, repeat
 from operator import itemgetter
-from typing import IO, Any, NamedTuple, cast
-from zlib import crc32
+from typing import IO, Any, NamedTuple, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -32,7 +31,7 @@ from recovery.group_state import CallFacts, GroupState, group_states
 from recovery.ids import BatchId, PartitionIndex
 from recovery.keys import decode_key, encode_key, is_escaped, partition_of
 from recovery.spark.output_values import in_known_zones, to_array
-from recovery.spark.sorting import by_number, sorted_by
+from recovery.spark.sorting import sorted_by
 from recovery.spark.step import EVERYWHERE, HASH_BITS, NOW, PLACE, UNHASHED, StepDefinition, Update
 from recovery.storage.files import connect_task
 from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, TaskStore
@@ -47,6 +46,9 @@ REPLACED = "\ufffd"
 """What Spark writes into JSON for bytes that are not valid UTF-8."""
 _tasks = count()
 """How many this process has run."""
+
+K = TypeVar("K")
+V = TypeVar("V", bound=int)
 
 
 def run_step(
@@ -66,64 +68,44 @@ def run_step(
             cause="The streaming frame was started with writeStream, or its job was started from elsewhere.",
             remedy="Start it with recovery.start(frame, RecoveryConfig(...), sink=...) or recovery.run.",
         )
-    connect = partial(connect_task, address)
+    connect = lambda keep: connect_task(address, keep=keep)  # noqa: E731
     yield from run_tasks(definition, batches, connect, BatchId(int(batch_id)), kind or StepTask)
 
 
 def run_tasks(
     definition: StepDefinition,
     batches: Iterator[pa.RecordBatch],
-    connect: Callable[[], tuple[TaskStore, int]],
+    connect: Callable[[bool], tuple[TaskStore, int]],
     batch: BatchId,
     kind: type[StepTask],
 ) -> Iterator[pa.RecordBatch]:
     """A task for the recovery partition whose rows these are or, where they were gathered instead of exchanged, for
-    each in turn. `connect` gives a store, which opens nothing yet, and the number of recovery partitions.
+    all. `connect` gives a store, which opens nothing yet, and the number of recovery partitions; it is told whether the
+    task is one of many small ones.
 
     A gathered task may run twice: as another attempt, or in another job that Spark runs for the same plan. What is
     below it runs again, too, and may give other keys then. So what the first one left elsewhere is undone.
     """
+    step = definition.step_id
     given = (each for each in batches if each.num_rows)
     first = next(given, None)
-    store, count = connect()
-    ran_before = False
-    divided: Iterable[tuple[int, Iterator[pa.RecordBatch]]] = ()
-    if first is not None:
-        place = first.column(PLACE)[0].as_py() >> HASH_BITS
-        rows: Iterator[pa.RecordBatch] = chain([first], given)
-        if place == UNHASHED:
-            rows = map(partial(_hashed, definition), rows)
-        divided = [(place, rows)]
-        if place in (EVERYWHERE, UNHASHED):
-            ran_before = store.gathered(definition.step_id, batch, note=True)
-            divided = by_number(partial(_partitions, count=count), rows, kind.sorted_bytes)
-    else:
-        ran_before = store.gathered(definition.step_id, batch, note=False)
-    del first
-    left = set(range(count)) if ran_before else set()
-    for partition, of_one in divided:
-        store, _ = connect()
-        task = kind(definition, store, PartitionIndex(partition), count, batch)
-        try:
-            yield from task.run(of_one)
-        finally:
-            store.release()
-        left.discard(partition)
-    for partition in left:
-        store, _ = connect()
-        try:
-            store.withdraw(definition.step_id, PartitionIndex(partition), batch)
-        finally:
-            store.release()
-
-
-def _hashed(definition: StepDefinition, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows with the hashes of their keys, which else Spark computes for its exchange."""
-    texts: Iterable[str] = _values(definition, definition.key_names[0], rows.column(definition.key_text))
-    if definition.key_in_place:
-        texts = map(encode_key, texts)
-    places = np.fromiter((crc32(text.encode()) for text in texts), np.int64, len(rows)) | (EVERYWHERE << HASH_BITS)
-    return rows.set_column(rows.num_columns - 1, PLACE, pa.array(places))
+    place = None if first is None else int(first.column(PLACE)[0].as_py()) >> HASH_BITS
+    gathered = place in (EVERYWHERE, UNHASHED)
+    store, count = connect(gathered)
+    try:
+        ran_before = (place is None or gathered) and store.gathered(step, batch, note=gathered)
+        touched: Iterable[PartitionIndex] = ()
+        if place is not None:
+            task = kind(definition, store, None if gathered else PartitionIndex(place), count, batch)
+            rows = chain([first], given)
+            del first
+            yield from task.run(rows)
+            touched = task.touched
+        if ran_before:
+            for partition in set(map(PartitionIndex, range(count))).difference(touched):
+                store.withdraw(step, partition, batch)
+    finally:
+        store.release()
 
 
 def _partitions(rows: pa.RecordBatch, count: int) -> Any:
@@ -149,7 +131,7 @@ class Runs(NamedTuple):
 
 
 class StepTask:
-    """What a task does for one recovery partition: the state of its loop over chunks."""
+    """What a task does for one recovery partition, or for all: the state of its loop over chunks."""
 
     chunk_rows = CHUNK_ROWS
     sorted_bytes = SORTED_BYTES
@@ -158,10 +140,11 @@ class StepTask:
         self,
         definition: StepDefinition,
         store: TaskStore,
-        partition: PartitionIndex,
+        partition: PartitionIndex | None,
         partition_count: int,
         batch: BatchId,
     ) -> None:
+        """partition: None for all."""
         self._definition = definition
         self._store = store
         self._partition = partition
@@ -172,17 +155,25 @@ class StepTask:
         self._row = _row_type(definition.columns)
         self._schema = to_arrow_schema(definition.output, timezone=definition.time_zone)
         self._now_ms = 0
-        self._spool = _Spool()
+        self._spools: dict[PartitionIndex, _Spool] = {}
+        if partition is not None:
+            self._spool(partition)
         self._rows = 0
         self._keys = 0
         self._row_bytes = 0
         self._last_key: pa.Scalar | None = None
         self._saw_null = False
-        self._due: dict[str, None] = {}
+        self._due: dict[str, PartitionIndex] = {}
+        self._awake: set[PartitionIndex] = set()
+
+    @property
+    def touched(self) -> Iterable[PartitionIndex]:
+        """The recovery partitions that had rows, or were woken."""
+        return self._spools
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Process the partition's rows, one at least, yielding output as it comes; the changes are applied at the end,
-        in one transaction."""
+        """Process the rows, one at least, yielding output as it comes; the changes are applied at the end, in one
+        transaction for each partition."""
         with _paused_collector():
             for chunk in self._chunks(self._measured(batches)):
                 output = self._process(chunk)
@@ -190,13 +181,15 @@ class StepTask:
                     yield output
                 del chunk, output
                 gc.collect(0)
-        if self._due:
-            late = self._time_out(list(self._due))
-            if late:
-                yield self._to_arrow(late)
+        late = [row for partition, texts in _by_value(self._due) for row in self._time_out(partition, texts)]
+        if late:
+            yield self._to_arrow(late)
+        # The task's counts stand in one of the partitions: they are added up.
         count = BatchCount(self._rows, self._keys, self._row_bytes)
-        self._store.apply(self._definition.step_id, self._partition, self._batch, self._spool, count)
-        self._spool.close()
+        for partition, spool in sorted(self._spools.items()):
+            self._store.apply(self._definition.step_id, partition, self._batch, spool, count)
+            spool.close()
+            count = BatchCount(0, 0)
 
     def _measured(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -224,7 +217,15 @@ class StepTask:
         for text in texts if self._due else ():
             self._due.pop(text, None)
         self._rows += len(rows)
-        output = self._call(keys, texts, rows, ends)
+        starts = [0, *ends[:-1]]
+        if self._partition is not None:
+            output = self._call(self._partition, keys, texts, rows, starts, ends)
+        else:
+            output = []
+            for partition, places in self._divided(texts):
+                of_them = (list(map(each.__getitem__, places)) for each in (keys, texts, starts, ends))
+                own_keys, own_texts, own_starts, own_ends = of_them
+                output += self._call(partition, own_keys, own_texts, rows, own_starts, own_ends)
         return self._to_arrow(output) if output else None
 
     def _runs(self, chunk: pa.RecordBatch) -> Runs | None:
@@ -235,6 +236,8 @@ class StepTask:
         text_column = chunk.column(definition.key_text)
         if definition.timeouts:
             # Tick rows wake the partition and have no key; they stand first.
+            if self._place != UNHASHED:
+                self._wake(np.unique(_partitions(chunk, self._partition_count)).tolist())
             ticks = text_column.null_count
             chunk, text_column = chunk.slice(ticks), text_column.slice(ticks)
             if not len(chunk):
@@ -246,26 +249,37 @@ class StepTask:
             self._check_text(chunk)
         if definition.key_in_place and (runs.values.null_count or is_escaped("".join(texts))):
             texts = [encode_key(text) for text in texts]
-        for edge in (texts[0], texts[-1]):
-            self._check_partition(edge)
+        if self._partition is not None:
+            for edge in (texts[0], texts[-1]):
+                self._check_partition(edge)
+        elif definition.timeouts and self._place == UNHASHED:
+            # Spark has found that there are no ticks.
+            self._wake({partition_of(text, self._partition_count) for text in texts})
         return Runs(chunk, texts, raw, runs.run_ends)
 
     def _call(
-        self, keys: Sequence[Any], texts: list[str], rows: list[Any], ends: list[int], timed_out: bool = False
+        self,
+        partition: PartitionIndex,
+        keys: Sequence[Any],
+        texts: list[str],
+        rows: list[Any],
+        starts: list[int],
+        ends: list[int],
+        timed_out: bool = False,
     ) -> list[tuple[Any, ...]]:
+        """Call update for keys of one recovery partition: key number i has the rows from starts[i] up to ends[i]."""
         definition = self._definition
-        stored = self._store.read(definition.step_id, self._partition, self._batch, tuple(texts))
+        stored = self._store.read(definition.step_id, partition, self._batch, tuple(texts))
         output: list[tuple[Any, ...]] = []
         packed: list[str] = []
         update, timeouts = cast(Update, definition.update), definition.timeouts
         key_chars = 0 if timeouts else common_length(texts)
         states = group_states(stored, CallFacts(self._codec.decode, self._now_ms, timed_out))
         encode, extend, add = self._codec.encode, output.extend, packed.append
-        start = 0
         key: Any = None
         try:
             # Nothing is looked up for every key that need not be, and no function is called.
-            for key, text, before, end, state in zip(keys, texts, stored, ends, states, strict=True):
+            for key, text, before, start, end, state in zip(keys, texts, stored, starts, ends, states, strict=True):
                 result = update(key, rows[start:end], state)
                 if result is not None:
                     extend(result)
@@ -282,7 +296,6 @@ class StepTask:
                 elif state.changed:
                     value = encode(state._value) if state.exists else ""
                     add(text + value if key_chars else value + FIELD_SEPARATOR + text)
-                start = end
         except StateValueError as error:
             raise self._named(error, key) from error
         except Exception as error:
@@ -290,7 +303,7 @@ class StepTask:
             raise
         self._keys += len(packed)
         if packed:
-            self._spool.add(Changes(tuple(packed), timeouts, key_chars))
+            self._spool(partition).add(Changes(tuple(packed), timeouts, key_chars))
         return output
 
     def _pack_with_timeout(self, text: str, state: GroupState, before: str | None) -> str | None:
@@ -305,31 +318,62 @@ class StepTask:
         timeout = "" if state.timeout_at_ms is None else state.timeout_at_ms
         return f"{value}{FIELD_SEPARATOR}{timeout}{FIELD_SEPARATOR}{text}"
 
-    def _time_out(self, texts: list[str]) -> list[tuple[Any, ...]]:
+    def _time_out(self, partition: PartitionIndex, texts: list[str]) -> Iterator[tuple[Any, ...]]:
         """Call update, without rows, for keys whose timeout has passed and that had no rows in this micro-batch."""
-        output: list[tuple[Any, ...]] = []
         for start in range(0, len(texts), CHUNK_ROWS):
             chunk = texts[start : start + CHUNK_ROWS]
-            output += self._call(self._parse_keys(chunk), chunk, [], [0] * len(chunk), timed_out=True)
-        return output
+            none = [0] * len(chunk)
+            yield from self._call(partition, self._parse_keys(chunk), chunk, [], none, none, timed_out=True)
+
+    def _spool(self, partition: PartitionIndex) -> _Spool:
+        """What is to be written to a recovery partition, which counts as touched from now on."""
+        found = self._spools.get(partition)
+        if found is None:
+            found = self._spools[partition] = _Spool(1 if self._partition is not None else self._partition_count)
+        return found
+
+    def _divided(self, texts: Sequence[str]) -> Iterator[tuple[PartitionIndex, list[int]]]:
+        """Where the keys of each recovery partition stand, which thereby count as touched, of a task that has all."""
+        count = self._partition_count
+        for partition, places in _by_value({place: partition_of(text, count) for place, text in enumerate(texts)}):
+            self._spool(partition)
+            yield partition, places
+
+    def _read(self, texts: Sequence[str]) -> list[str | None]:
+        """The states of keys."""
+        step, batch = self._definition.step_id, self._batch
+        if self._partition is not None:
+            return self._store.read(step, self._partition, batch, tuple(texts))
+        found: list[str | None] = [None] * len(texts)
+        for partition, places in self._divided(texts):
+            of_them = self._store.read(step, partition, batch, tuple(map(texts.__getitem__, places)))
+            for place, state in zip(places, of_them, strict=True):
+                found[place] = state
+        return found
 
     def _locate(self, chunk: pa.RecordBatch) -> None:
-        """Check that all rows are of this partition, and learn the micro-batch's time, by what was computed behind the
+        """Check that all rows are of this task, and learn the micro-batch's time, by what was computed behind the
         exchange."""
         places = chunk.column(PLACE).to_numpy() >> HASH_BITS
-        partitions = _partitions(chunk, self._partition_count)
         first = self._place is None
         if self._place is None:
             self._place = int(places[0])
-        if (places != self._place).any() or (partitions != self._partition).any():
+        elsewhere = self._partition is not None and (_partitions(chunk, self._partition_count) != self._partition).any()
+        if elsewhere or (places != self._place).any():
             raise UnsupportedPlanError(
                 f"step {self._definition.step_id!r}: one call saw rows of several recovery partitions"
             )
         if first and self._definition.needs_time:
             self._now_ms = chunk.column(NOW)[0].as_py()
-            if self._definition.timeouts:
-                due = self._store.due(self._definition.step_id, self._partition, self._batch, self._now_ms)
-                self._due = dict.fromkeys(due)
+
+    def _wake(self, partitions: Iterable[int]) -> None:
+        """Ask for what is due in recovery partitions of which there are rows, or ticks."""
+        for partition in map(PartitionIndex, partitions):
+            if partition not in self._awake:
+                self._awake.add(partition)
+                self._spool(partition)
+                due = self._store.due(self._definition.step_id, partition, self._batch, self._now_ms)
+                self._due.update(dict.fromkeys(due, partition))
 
     def _check_partition(self, text: str) -> None:
         if partition_of(text, self._partition_count) != self._partition:
@@ -431,7 +475,9 @@ def parse_keys(texts: list[str], kinds: Sequence[T.DataType], time_zone: str) ->
 class _Spool:
     """Changed states of a task, kept in memory up to a limit and in a temporary file past it."""
 
-    def __init__(self) -> None:
+    def __init__(self, among: int) -> None:
+        """among: how many share the limit."""
+        self._among = among
         self._memory: list[Changes] = []
         self._bytes = 0
         self._file: IO[bytes] | None = None
@@ -439,7 +485,7 @@ class _Spool:
     def add(self, changes: Changes) -> None:
         self._memory.append(changes)
         self._bytes += sum(map(len, changes.packed))
-        if self._bytes > SPOOL_BYTES:
+        if self._bytes > SPOOL_BYTES // self._among:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="recovery-spool-")  # noqa: SIM115 (closed by close)
             for each in self._memory:
@@ -457,6 +503,14 @@ class _Spool:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def _by_value(values: Mapping[K, V]) -> list[tuple[V, list[K]]]:
+    """The keys that have each value; the values sorted, the keys as they stand."""
+    found: dict[V, list[K]] = {}
+    for key, each in values.items():
+        found.setdefault(each, []).append(key)
+    return sorted(found.items())
 
 
 @contextlib.contextmanager

@@ -32,6 +32,10 @@ PAGE_BYTES = 8192
 """Twice SQLite's own: a micro-batch that touches much searches a tree that is less deep; one that touches little writes
 more."""
 
+CACHE_BYTES = 16 << 20
+BASE_CACHE_BYTES = 2000 << 10
+"""SQLite's own."""
+
 CREATE_META = """
 CREATE TABLE meta (
     ex_num        INTEGER NOT NULL,
@@ -226,25 +230,43 @@ class Delta:
     A task has one of its own. The driver's is asked by the micro-batch's thread and by the one that closes an epoch.
     """
 
-    def __init__(self, path: Path, partition: Path, lease: Lease, step: StepId) -> None:
+    def __init__(
+        self, path: Path, partition: Path, lease: Lease, step: StepId, *, cache_bytes: int = CACHE_BYTES
+    ) -> None:
+        """cache_bytes: of the delta, and at most of the partition below it."""
         self.path = path
         self._partition = partition
         self._lease = lease
         self._step = step
         self._lock = threading.Lock()
+        # Before they are opened: if others take their places meanwhile, this is current no more.
+        self._files = self._identities()
         if not path.exists():
             raise LeaseLostError(f"the scratch file of execution {lease.number} is gone", path=path)
         self._connection = connect(path, "rw")
         try:
             with translated(path):
                 self._connection.pragma("synchronous", "OFF")
-                self._connection.pragma("cache_size", -16384)
+                self._connection.pragma("cache_size", -(cache_bytes >> 10))
                 self._connection.pragma("wal_autocheckpoint", 4096)
             with translated(partition):
                 self._connection.execute("ATTACH ? AS base", (file_uri(partition, "?mode=ro"),))
+                if cache_bytes < BASE_CACHE_BYTES:
+                    self._connection.pragma("cache_size", -(cache_bytes >> 10), schema="base")
         except BaseException:
             self.close()
             raise
+
+    def is_current(self) -> bool:
+        """Whether the files are still in their places that this has open."""
+        return self._files is not None and self._files == self._identities()
+
+    def _identities(self) -> tuple[int, ...] | None:
+        try:
+            found = self.path.stat(), self._partition.stat()
+        except OSError:
+            return None
+        return tuple(number for each in found for number in (each.st_dev, each.st_ino))
 
     def close(self) -> None:
         """Close the connection."""

@@ -31,6 +31,8 @@ from recovery.planning.measures import ClosedPartition, Measure
 from recovery.planning.values import Execution, FoundFile, PartitionDescription
 from recovery.storage import partition as one
 from recovery.storage.deltas import Delta, create_delta
+from recovery.storage.kept import MOST_KEPT, cache_bytes, kept
+from recovery.storage.lifeline import Lifeline
 from recovery.storage.measures import add_measure
 from recovery.storage.schema import (
     beside,
@@ -48,6 +50,8 @@ SUFFIX = ".sqlite3"
 SCRATCH_NAME = "scratch"
 CACHE_BYTES = 256 << 20
 MAX_THREADS = 16
+_NOTE_BYTES = 20
+"""Of a micro-batch's number."""
 
 # A database in use is a file, its log and the log's index. The writer has the partition open, and each delta; the
 # connection to a delta has the delta open, and the partition below it. An index is open once in a process.
@@ -115,6 +119,7 @@ class FilePartitions:
         self._writers: list[apsw.Connection] = []
         self._reader: apsw.Connection | None = None
         self._deltas: dict[StepId, list[Delta]] = {}
+        self._lifeline: Lifeline | None = None
         self._pool = ThreadPoolExecutor(min(MAX_THREADS, self.partition_count), thread_name_prefix="partition")
         allow_open_files(self.partition_count * FILES_PER_PARTITION)
         cache = max(4 << 20, min(64 << 20, CACHE_BYTES // self.partition_count))
@@ -194,6 +199,8 @@ class FilePartitions:
         """Make the deltas of the steps of an execution that began."""
         if self._deltas or self._scratch != self._scratch_of(execution):
             self.prepare(execution)
+        if steps:
+            self._lifeline = Lifeline(self._clock)
         for step in steps:
             deltas = self._deltas.setdefault(step, [])
             for index, writer in enumerate(self._writers):
@@ -220,6 +227,7 @@ class FilePartitions:
                 "scratch": str(self.scratch.absolute()),
                 "number": lease.number,
                 "id": lease.id,
+                "line": self._lifeline.address if self._lifeline else None,
             }
         )
 
@@ -341,7 +349,10 @@ class FilePartitions:
         self._writers.clear()
 
     def _discard_scratch(self) -> None:
-        """Forget the deltas and remove their files."""
+        """Forget the deltas and remove their files, which nobody has open any more."""
+        if self._lifeline is not None:
+            self._lifeline.close()
+            self._lifeline = None
         for step, deltas in self._deltas.items():
             for delta, writer in zip(deltas, self._writers, strict=False):
                 delta.close()
@@ -365,16 +376,19 @@ class FilePartitions:
 
 
 class FileTaskStore:
-    """A task's view: one delta, opened for this task alone. A connection kept from an earlier task could write to a
-    file that was removed since, and be told that all is well."""
+    """A task's view: deltas, which this task has for itself, and which may be kept for later ones of its process."""
 
-    def __init__(self, partitions: Sequence[Path], scratch: Path, lease: Lease, clock: Clock) -> None:
+    def __init__(
+        self, partitions: Sequence[Path], scratch: Path, lease: Lease, clock: Clock, line: str | None = None
+    ) -> None:
+        """line: of the execution, if deltas are to be kept (see `recovery.storage.kept`)."""
         self._partitions = partitions
         self._scratch = scratch
         self._lease = lease
         self._clock = clock
-        self._path: Path | None = None
-        self._delta: Delta | None = None
+        self._line = line
+        self._deltas: dict[tuple[StepId, PartitionIndex], Delta] = {}
+        self._failed = False
         self._looked_up = 0
         self._seam_s = 0.0
 
@@ -393,18 +407,25 @@ class FileTaskStore:
         count: BatchCount,
     ) -> None:
         """See `TaskStore.apply`."""
+        # What was read counts with the first partition that is written to.
+        counted, spent_s = count._replace(looked_up=self._looked_up), self._seam_s
+        self._looked_up, self._seam_s = 0, 0.0
         began_s = self._clock.elapsed_s()
         with self._delta_of(step, partition) as delta:
-            counted = count._replace(looked_up=self._looked_up)
-            delta.apply(batch, changes, counted, lambda: self._seam_s + self._clock.elapsed_s() - began_s)
+            delta.apply(batch, changes, counted, lambda: spent_s + self._clock.elapsed_s() - began_s)
 
     def gathered(self, step: StepId, batch: BatchId, *, note: bool) -> bool:
         """See `TaskStore.gathered`."""
         path = self._scratch / f"{_file_name(step)}.gathered"
+        text = f"{batch:<{_NOTE_BYTES}}".encode()
         try:
-            before = path.exists() and path.read_text() == str(batch)
-            if note and not before:
-                path.write_text(str(batch))
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                before = os.pread(file, _NOTE_BYTES, 0) == text
+                if note and not before:
+                    os.pwrite(file, text, 0)
+            finally:
+                os.close(file)
         except OSError as error:
             if self._scratch.exists():
                 raise StorageError(str(error), path=path) from error
@@ -423,9 +444,15 @@ class FileTaskStore:
 
     def release(self) -> None:
         """See `TaskStore.release`."""
-        if self._delta is not None:
-            self._delta.close()
-            self._delta = None
+        for delta in self._deltas.values():
+            self._put_away(delta)
+        self._deltas.clear()
+
+    def _put_away(self, delta: Delta) -> None:
+        if self._line is not None and not self._failed:
+            kept.give(delta, self._line)
+        else:
+            delta.close()
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
@@ -436,31 +463,46 @@ class FileTaskStore:
     @contextlib.contextmanager
     def _delta_of(self, step: StepId, partition: PartitionIndex) -> Iterator[Delta]:
         """The task's delta. A successor removes it: what fails then is the lease, not the disk."""
-        if self._path is None:
-            self._path = _delta_path(self._scratch, step, partition)
-        path = self._path
+        place = step, partition
+        delta = self._deltas.get(place)
+        path = _delta_path(self._scratch, step, partition) if delta is None else delta.path
         try:
-            if self._delta is None:
-                self._delta = Delta(path, self._partitions[partition], self._lease, step)
-            yield self._delta
+            if delta is None:
+                if len(self._deltas) == MOST_KEPT:
+                    self._put_away(self._deltas.pop(next(iter(self._deltas))))
+                delta = self._deltas[place] = self._open(path, self._partitions[partition], step)
+            yield delta
         except StorageError as error:
+            self._failed = True
             if path.exists():
                 raise
             raise LeaseLostError(f"the scratch file of execution {self._lease.number} is gone", path=path) from error
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _open(self, path: Path, partition: Path, step: StepId) -> Delta:
+        if self._line is None:
+            return Delta(path, partition, self._lease, step)
+        found = kept.take(path)
+        if found is None:
+            found = Delta(path, partition, self._lease, step, cache_bytes=cache_bytes(len(self._partitions)))
+        return found
 
 
-def connect_task(address: str) -> tuple[FileTaskStore, int]:
-    """The store that `address` (see `PartitionStore.address`) leads to, and the number of partitions."""
-    partitions, scratch, lease = _parsed(address)
-    return FileTaskStore(partitions, scratch, lease, SystemClock()), len(partitions)
+def connect_task(address: str, *, keep: bool = False) -> tuple[FileTaskStore, int]:
+    """The store that `address` (see `PartitionStore.address`) leads to, and the number of partitions. keep: for a task
+    that is small, and one of many."""
+    partitions, scratch, lease, line = _parsed(address)
+    return FileTaskStore(partitions, scratch, lease, SystemClock(), line if keep else None), len(partitions)
 
 
 @lru_cache(maxsize=4)
-def _parsed(address: str) -> tuple[list[Path], Path, Lease]:
+def _parsed(address: str) -> tuple[list[Path], Path, Lease, str | None]:
     """What an address says; all tasks of a run are given the same one."""
     parsed = json.loads(address)
     lease = Lease(ExecutionNumber(parsed["number"]), parsed["id"])
-    return [Path(path) for path in parsed["partitions"]], Path(parsed["scratch"]), lease
+    return [Path(path) for path in parsed["partitions"]], Path(parsed["scratch"]), lease, parsed["line"]
 
 
 def _delta_path(scratch: Path, step: StepId, index: int) -> Path:

@@ -142,7 +142,7 @@ class MiniRun:
         """What the step's function does in one partition: multiply, add, discard."""
         changes = input_of(self.number, batch)
         keys = tuple(sorted(key for key in changes if partition_of(key, self.store.partition_count) == index))
-        task, _ = connect_task(self.store.address(self.lease))
+        task, _ = connect_task(self.store.address(self.lease), keep=batch % 2 == 1)
         try:
             before = task.read(STEP, index, batch, keys)
             packed = []

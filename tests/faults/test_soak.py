@@ -48,7 +48,7 @@ class Soak(MiniRun):
 
     def task(self, index: int, batch: BatchId) -> None:
         keys = keys_of(index, batch)
-        task, _ = connect_task(self.store.address(self.lease))
+        task, _ = connect_task(self.store.address(self.lease), keep=batch % 2 == 1)
         try:
             before = task.read(STEP, index, batch, keys)
             packed = (

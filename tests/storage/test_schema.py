@@ -62,7 +62,7 @@ def test_those_of_a_run_wait(store_dir):
         task = run.task()
         try:
             task.read(STEP, 0, 1, ("a",))
-            connections = [*run.store._writers, *(delta._connection for delta in [*deltas, task._delta])]
+            connections = [*run.store._writers, *(delta._connection for delta in [*deltas, *task._deltas.values()])]
             assert [timeout_ms(each) for each in connections] == [BUSY_TIMEOUT_MS] * 5
         finally:
             task.release()

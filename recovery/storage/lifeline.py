@@ -1,0 +1,94 @@
+"""How tasks' processes learn that an execution is over, at once and without being asked: by a socket that ends.
+
+The driver listens on a Unix socket, which takes no thread: who connects waits in the socket's queue for as long as the
+execution lasts. When it ends, or the driver's process does, the connection ends, which a thread of the other process
+waits for. It lets go of what it held, and then ends its side, which the driver waits for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from recovery.clock import Clock
+
+MOST_HOLDERS = 256
+WAIT_S = 5.0
+"""How long the driver waits, at most, for the others to let go."""
+
+
+class Lifeline:
+    """The driver's end, from its making until `close`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.address: str | None = None
+        """Where others reach it; None where this machine has no such sockets, so that nobody does."""
+        self._directory = Path(tempfile.mkdtemp(prefix="recovery-line-"))
+        self._listener: socket.socket | None = None
+        listener = None
+        try:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(str(self._directory / "line"))
+            listener.listen(MOST_HOLDERS)
+        except (OSError, AttributeError):
+            # A path that is too long, for one.
+            if listener is not None:
+                listener.close()
+            return
+        self._listener = listener
+        self.address = str(self._directory / "line")
+
+    def close(self) -> None:
+        """Have everyone let go, and wait until they have."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._listener is None:
+            return
+        holders: list[socket.socket] = []
+        with self._listener as listener, contextlib.suppress(OSError):
+            listener.setblocking(False)
+            while True:
+                holders.append(listener.accept()[0])
+        self._listener = None
+        for holder in holders:
+            with contextlib.suppress(OSError):
+                holder.shutdown(socket.SHUT_WR)
+        until_s = self._clock.elapsed_s() + WAIT_S
+        for holder in holders:
+            with holder, contextlib.suppress(OSError):
+                holder.settimeout(max(0.001, until_s - self._clock.elapsed_s()))
+                holder.recv(1)
+
+
+def hold(address: str, let_go: Callable[[], None]) -> bool:
+    """Call `let_go`, on a thread of its own, as soon as the execution at this address is over. Returns whether it goes
+    on, and can be reached from here; if not, nothing is called."""
+    try:
+        line = socket.socket(socket.AF_UNIX)
+    except (OSError, AttributeError):
+        return False
+    try:
+        # A full queue is not waited for.
+        line.setblocking(False)
+        line.connect(address)
+        line.setblocking(True)
+    except OSError:
+        line.close()
+        return False
+    threading.Thread(target=_wait, args=(line, let_go), name="lifeline", daemon=True).start()
+    return True
+
+
+def _wait(line: socket.socket, let_go: Callable[[], None]) -> None:
+    with line:
+        with contextlib.suppress(OSError):
+            line.recv(1)
+        let_go()
+        # A process that this one has forked may have the socket as well.
+        with contextlib.suppress(OSError):
+            line.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,247 @@
+"""Deltas that a process keeps open between small tasks: the same state as by fresh ones, and let go in time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import apsw
+import pytest
+
+from recovery.clock import SystemClock
+from recovery.errors import LeaseLostError
+from recovery.storage import kept as kept_module
+from recovery.storage.files import connect_task
+from recovery.storage.kept import KeptDeltas, kept
+from recovery.storage.lifeline import Lifeline, hold
+from recovery.storage.seam import BatchCount
+from tests.stores import ROOT, STEP, Driver, pack, paths_of, state_at
+
+WORKER = """
+import sys
+from recovery.ids import BatchId, PartitionIndex, StepId
+from recovery.storage.files import connect_task
+from tests.stores import STEP, pack
+from recovery.storage.seam import BatchCount
+address = sys.stdin.readline().strip()
+for line in sys.stdin:
+    batch = int(line)
+    task, count = connect_task(address, keep=True)
+    try:
+        for index in range(count):
+            before = task.read(STEP, index, batch, ("a",))
+            task.apply(STEP, index, batch, [pack({"a": str(int(before[0] or 0) + 1)})], BatchCount(1, 1))
+        print("done", flush=True)
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+    finally:
+        task.release()
+"""
+
+
+class Worker:
+    """Another process, with tasks of its own that keep their deltas."""
+
+    def __init__(self, address: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WORKER], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._tell(address)
+
+    def batch(self, number: int) -> str:
+        """Run the tasks of a micro-batch; what came of it."""
+        self._tell(str(number))
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def open_below(self, directory: Path) -> list[str]:
+        """The files of a directory that the process has open."""
+        found = []
+        for link in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                if link.readlink().is_relative_to(directory.resolve()):
+                    found.append(str(link.readlink()))
+        return found
+
+    def _tell(self, line: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are looked up in /proc")
+
+
+@needs_proc
+def test_a_worker_lets_go_when_the_run_ends(store_dir):
+    """It lives on, as Spark's workers do, and has nothing of the directory open: no log stays behind."""
+    with Driver(store_dir) as run, Worker(run.store.address(run.lease)) as worker:
+        for number in range(4):
+            run.store.open(run.lease, number)
+            assert worker.batch(number) == "done"
+            if number == 1:
+                run.close(1)
+        assert len(worker.open_below(store_dir)) >= 4
+        run.close(3)
+        run.store.release()
+        assert worker.open_below(store_dir) == []
+        assert [path.name for path in store_dir.iterdir() if path.name.endswith(("-wal", "-shm"))] == []
+        assert worker.batch(4) == "LeaseLostError"
+        assert worker.open_below(store_dir) == []
+    assert state_at(store_dir, 2)[STEP, "a"] == ("4", None)
+
+
+@needs_proc
+def test_a_worker_lets_go_when_the_driver_is_killed(store_dir):
+    """Nobody tells it then: the end of the connection does."""
+    code = (
+        "import sys; from pathlib import Path; from tests.stores import Driver\n"
+        "run = Driver(Path(sys.argv[1])); print(run.store.address(run.lease), flush=True); sys.stdin.read()"
+    )
+    driver = subprocess.Popen(
+        [sys.executable, "-c", code, str(store_dir)], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert driver.stdout
+    with Worker(driver.stdout.readline().strip()) as worker:
+        assert worker.batch(0) == "done"
+        assert worker.open_below(store_dir)
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.communicate()
+        waited = threading.Event()
+        for _ in range(200):
+            if not worker.open_below(store_dir):
+                break
+            waited.wait(0.05)
+        assert worker.open_below(store_dir) == []
+
+
+def test_a_kept_one_is_taken_again(store_dir):
+    """The same connection, as long as nobody else has it."""
+    with Driver(store_dir) as run:
+        address = run.store.address(run.lease)
+        first, _ = connect_task(address, keep=True)
+        first.apply(STEP, 0, 0, [pack({"a": "1"})], BatchCount(1, 1))
+        [delta] = first._deltas.values()
+        first.release()
+        second, _ = connect_task(address, keep=True)
+        assert second.read(STEP, 0, 1, ("a",)) == ["1"]
+        third, _ = connect_task(address, keep=True)
+        assert third.read(STEP, 0, 1, ("a",)) == ["1"]
+        assert list(second._deltas.values()) == [delta]
+        assert list(third._deltas.values()) != [delta]
+        second.release()
+        third.release()
+
+
+def test_not_after_its_files_are_gone(store_dir):
+    """SQLite would go on with a file that has no name any more."""
+    with Driver(store_dir) as run:
+        address = run.store.address(run.lease)
+        task, _ = connect_task(address, keep=True)
+        task.apply(STEP, 0, 0, [pack({"a": "1"})], BatchCount(1, 1))
+        [path] = [delta.path for delta in task._deltas.values()]
+        task.release()
+        path.unlink()
+        late, _ = connect_task(address, keep=True)
+        with pytest.raises(LeaseLostError, match="is gone"):
+            late.read(STEP, 0, 1, ("a",))
+        late.release()
+
+
+def test_not_when_the_partition_was_put_in_place_anew(store_dir):
+    """What lies below a delta is another file then."""
+    with Driver(store_dir) as run:
+        address = run.store.address(run.lease)
+        task, _ = connect_task(address, keep=True)
+        assert task.read(STEP, 0, 0, ("a",)) == [None]
+        [delta] = task._deltas.values()
+        task.release()
+        path = paths_of(store_dir)[0]
+        copy = path.with_name("copy")
+        copy.write_bytes(path.read_bytes())
+        copy.replace(path)
+        assert not delta.is_current()
+        assert kept.take(delta.path) is None
+
+
+def test_not_after_an_error(store_dir):
+    """Whatever state it was left in."""
+    with Driver(store_dir) as run:
+        run.store.open(run.lease, 5)
+        task, _ = connect_task(run.store.address(run.lease), keep=True)
+        with pytest.raises(LeaseLostError, match="is over"):
+            task.read(STEP, 0, 4, ("a",))
+        [path] = [delta.path for delta in task._deltas.values()]
+        task.release()
+        assert kept.take(path) is None
+
+
+def test_only_so_many(make_store, monkeypatch):
+    """Those used last; a task of more partitions than may be open gives the first ones back meanwhile."""
+    monkeypatch.setattr(kept_module, "MOST_KEPT", 2)
+    monkeypatch.setattr("recovery.storage.files.MOST_KEPT", 2)
+    with Driver(make_store(5)) as run:
+        for number in range(3):
+            task, count = connect_task(run.store.address(run.lease), keep=True)
+            for index in range(count):
+                assert task.read(STEP, index, number, ("a",)) == [str(number - 1) if number else None]
+                assert len(task._deltas) <= 2
+            for index in range(count):
+                task.apply(STEP, index, number, [pack({"a": str(number)})], BatchCount(1, 1))
+            task.release()
+            assert len(kept._deltas) == 2
+
+
+def test_nothing_is_kept_for_a_run_that_cannot_be_reached(store_dir):
+    """As on another machine: what nobody would close is closed."""
+    deltas = KeptDeltas()
+    with Driver(store_dir) as run:
+        task, _ = connect_task(run.store.address(run.lease), keep=True)
+        assert task.read(STEP, 0, 0, ("a",)) == [None]
+        [delta] = task._deltas.values()
+        task._deltas.clear()
+        deltas.give(delta, str(store_dir / "no-such-line"))
+        assert deltas.take(delta.path) is None
+        with pytest.raises(apsw.ConnectionClosedError):
+            delta.read(0, ("a",))
+
+
+def test_a_path_that_is_too_long_for_a_socket(tmp_path, monkeypatch):
+    """Runs go on, and nothing is kept."""
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    line = Lifeline(SystemClock())
+    assert line.address is None
+    line.close()
+    assert list(long.iterdir()) == []
+
+
+def test_who_does_not_let_go_is_not_waited_for_long(monkeypatch):
+    """The run ends all the same."""
+    monkeypatch.setattr("recovery.storage.lifeline.WAIT_S", 0.05)
+    line = Lifeline(SystemClock())
+    go_on, called = threading.Event(), threading.Event()
+
+    def let_go() -> None:
+        called.set()
+        go_on.wait(10)
+
+    assert line.address
+    assert hold(line.address, let_go)
+    line.close()
+    assert called.wait(10)
+    go_on.set()
+    assert not hold(line.address, let_go)
