@@ -13,7 +13,7 @@ from recovery.errors import UnsupportedPlanError
 from recovery.ids import BatchId
 from recovery.keys import encode_key, partition_of
 from recovery.spark.arrow_worker import ArrowStepTask
-from recovery.spark.step import HASH_BITS, PLACE, StepDefinition
+from recovery.spark.step import EVERYWHERE, HASH_BITS, KEY, NOW, PLACE, UNHASHED, StepDefinition
 from recovery.spark.worker import StepTask, run_tasks
 from tests.stores import Driver
 from tests.tasks import definition
@@ -179,3 +179,90 @@ def test_null_comes_once(driver, kind, last, chunk_rows, monkeypatch):
     given = run(driver, step(kind, sorted_by_spark=True), kind, *(batch(each, spark=NULL_AT) for each in keys))
     assert given == ([*BESIDE_NULL, None] if last else [None, *BESIDE_NULL])
     assert driver.read(1, [encode_key(None)])[encode_key(None)] in ("4", '{"n":4}')
+
+
+def gathered(keys: Iterable[str | None], place: int) -> pa.RecordBatch:
+    """Rows of all partitions as one task has them, with their keys' hashes or without."""
+    keys = list(keys)
+    hashes = [crc32(encode_key(key).encode()) if place == EVERYWHERE else 0 for key in keys]
+    places = [place << HASH_BITS | each for each in hashes]
+    return pa.record_batch({"key": pa.array(keys, pa.string()), PLACE: pa.array(places, pa.int64())})
+
+
+@pytest.mark.parametrize("place", [EVERYWHERE, UNHASHED], ids=["hashed", "unhashed"])
+@pytest.mark.parametrize("chunk_rows", [2, 100])
+def test_one_task_for_all_partitions(driver, kind, place, chunk_rows, monkeypatch):
+    """Each key once, with its state from its own partition; what the task ran through counts once."""
+    monkeypatch.setattr(StepTask, "chunk_rows", chunk_rows)
+    keys = [*KEYS, "", None, "␀", "é"]
+    assert len({partition_of(encode_key(key), COUNT) for key in keys}) == COUNT
+    found = run(driver, step(kind), kind, gathered(keys, place), gathered([*reversed(keys), "k00"], place))
+    assert sorted(found, key=str) == sorted(keys, key=str)
+    form = '{"n":%d}' if kind is ArrowStepTask else "%d"
+    states = {encode_key(key): form % (3 if key == "k00" else 2) for key in keys}
+    assert driver.read(1, map(encode_key, keys)) == states
+    counts = driver.store.counts(driver.lease, BatchId(0))
+    assert (counts.rows, counts.keys, counts.looked_up) == (2 * len(keys) + 1, len(keys), len(keys))
+
+
+@pytest.mark.parametrize("place", [EVERYWHERE, UNHASHED], ids=["hashed", "unhashed"])
+def test_such_a_task_that_runs_again_with_others(driver, kind, place):
+    """Nothing is left of the first time, in no partition, whether it has other rows now or none."""
+    run(driver, step(kind), kind, gathered([*HERE[:3], *THERE[:3]], place))
+    run(driver, step(kind), kind, gathered(HERE[2:4], place))
+    one = '{"n":1}' if kind is ArrowStepTask else "1"
+    assert driver.read(1, KEYS) == dict.fromkeys(KEYS) | dict.fromkeys(HERE[2:4], one)
+    counts = driver.store.counts(driver.lease, BatchId(0))
+    assert (counts.rows, counts.keys) == (2, 2)
+    run(driver, step(kind), kind)
+    assert set(driver.read(1, KEYS).values()) == {None}
+
+
+def test_rows_of_the_exchange_among_gathered_ones(driver, kind):
+    """No plan of ours brings both to one call."""
+    told = refused(driver, step(kind), kind, pa.concat_batches([gathered(HERE[:2], EVERYWHERE), batch(HERE[2:4])]))
+    assert "one call saw rows of several recovery partitions" in told
+
+
+@pytest.mark.parametrize("place", [EVERYWHERE, UNHASHED], ids=["hashed", "unhashed"])
+@pytest.mark.parametrize("chunk_rows", [2, 100])
+def test_timeouts_of_all_partitions(driver, place, chunk_rows, monkeypatch):
+    """What is due in a partition that has rows, or a tick, is called once: with its rows if it has any."""
+    monkeypatch.setattr(StepTask, "chunk_rows", chunk_rows)
+
+    def update(key, rows, state):
+        if state.hasTimedOut:
+            state.remove()
+            yield f"late {key}", 0
+        else:
+            state.update(len(rows))
+            state.setTimeoutDuration(1)
+            yield key, len(rows)
+
+    kinds = {"timeouts": True, "needs_time": True, "key_in_place": False, "update": update}
+    timed = step(StepTask, **kinds)
+
+    def at(keys: list[str], now_ms: int, ticks: Iterable[int] = ()) -> pa.RecordBatch:
+        rows = gathered(keys, place)
+        ticks = list(ticks)
+        names = ["key", KEY, NOW, PLACE]
+        places = [*rows[PLACE].to_pylist(), *(place << HASH_BITS | tick for tick in ticks)]
+        texts = pa.array([*keys, *[None] * len(ticks)], pa.string())
+        times = pa.array([now_ms] * len(places), pa.int64())
+        return pa.record_batch([texts, texts, times, pa.array(places, pa.int64())], names=names)
+
+    def batch_of(number: int, rows: pa.RecordBatch) -> list[str]:
+        driver.store.open(driver.lease, BatchId(number))
+        connect = lambda keep: (driver.task(), driver.count)  # noqa: E731
+        output = run_tasks(timed, iter([rows]), connect, BatchId(number), StepTask)
+        return sorted(row["key"] for each in output for row in each.to_pylist())
+
+    assert batch_of(0, at([*HERE[:3], *THERE[:3]], 1000)) == sorted([*HERE[:3], *THERE[:3]])
+    assert batch_of(1, at([HERE[0]], 1000)) == [HERE[0]]
+    # Of the partition that has a row, and of no other one.
+    late = [f"late {key}" for key in HERE[1:3]]
+    assert batch_of(2, at([HERE[0]], 5000)) == sorted([HERE[0], *late])
+    if place == EVERYWHERE:
+        late = [f"late {key}" for key in [HERE[0], *THERE[:3]]]
+        assert batch_of(3, at([], 9000, ticks=[0, 1])) == sorted(late)
+        assert set(driver.read(4, KEYS).values()) == {None}

@@ -2,9 +2,10 @@
 
 Of a micro-batch of a hundred rows, the exchange takes longer than all that is done with them: a stage of its own, a
 shuffle, and a second stage whose tasks wait for it. So where the last micro-batch was small, a strategy of ours has the
-planner put one task in the exchange's place (Gathering.java), and that does the work of all partitions, one after the
-other. It hashes the keys, too: planning that and generating code for it takes Spark longer than the hashing. What a
-source tells of its size is believed, and a micro-batch that turns out large is done all the same.
+planner put one task in the exchange's place (Gathering.java), and that does the work of all partitions. It hashes the
+keys, too: planning that and generating code for it takes Spark longer than the hashing. What a source tells of its size
+is believed, and a micro-batch that turns out large is done all the same. Between such tasks their process keeps the
+deltas open: see `recovery.storage.kept`.
 """
 
 from __future__ import annotations

@@ -51,6 +51,16 @@ def test_the_second_small_one_is_gathered(spark, feed, tmp_path):
     assert states(tmp_path / "db", "totals") == feed.totals()
 
 
+def test_nothing_is_open_after_the_run(spark, feed, tmp_path):
+    """Spark's Python workers live on, and have let go of the partitions: no log is left beside them."""
+    for seed in range(4):
+        feed.add_random(seed)
+    plans = Plans(spark)
+    run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", plans)
+    assert plans.gathered[-1] == [True]
+    assert [path.name for path in (tmp_path / "db").iterdir() if path.name.endswith(("-wal", "-shm"))] == []
+
+
 def test_a_large_one_that_was_not_foreseen(spark, tmp_path):
     """A source that does not tell its size: what comes after a small micro-batch is gathered, however much it is."""
     log = tmp_path / "input.log"
