@@ -200,7 +200,7 @@ class FilePartitions:
         if self._deltas or self._scratch != self._scratch_of(execution):
             self.prepare(execution)
         if steps:
-            self._lifeline = Lifeline(self._clock)
+            self._lifeline = Lifeline(execution.id, self._clock)
         for step in steps:
             deltas = self._deltas.setdefault(step, [])
             for index, writer in enumerate(self._writers):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -25,28 +26,28 @@ WAIT_S = 5.0
 class Lifeline:
     """The driver's end, from its making until `close`."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, name: str, clock: Clock) -> None:
+        """`name` is the execution's own. On Linux the socket has no file, so that none is left of a killed run and who
+        copies directories meets none; elsewhere it stands among the temporary files."""
         self._clock = clock
-        self.address: str | None = None
-        """Where others reach it; None where this machine has no such sockets, so that nobody does."""
-        self._directory = Path(tempfile.mkdtemp(prefix="recovery-line-"))
-        self._listener: socket.socket | None = None
-        listener = None
-        try:
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind(str(self._directory / "line"))
-            listener.listen(MOST_HOLDERS)
-        except (OSError, AttributeError):
-            # A path that is too long, for one.
-            if listener is not None:
-                listener.close()
-            return
-        self._listener = listener
-        self.address = str(self._directory / "line")
+        self._directory: Path | None = None
+        self._listener = None
+        self.address: str | None = f"\0recovery-{name}"
+        """Where others reach it; None where there can be no such socket, so that nobody does."""
+        if sys.platform == "linux":
+            self._listener = _listening(self.address)
+        if self._listener is None:
+            with contextlib.suppress(OSError):
+                self._directory = Path(tempfile.mkdtemp(prefix="recovery-"))
+                self.address = str(self._directory / "line")
+                self._listener = _listening(self.address)
+        if self._listener is None:
+            self.address = None
 
     def close(self) -> None:
         """Have everyone let go, and wait until they have."""
-        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
         if self._listener is None:
             return
         holders: list[socket.socket] = []
@@ -63,6 +64,20 @@ class Lifeline:
             with holder, contextlib.suppress(OSError):
                 holder.settimeout(max(0.001, until_s - self._clock.elapsed_s()))
                 holder.recv(1)
+
+
+def _listening(address: str) -> socket.socket | None:
+    try:
+        listener = socket.socket(socket.AF_UNIX)
+    except (OSError, AttributeError):
+        return None
+    try:
+        listener.bind(address)
+        listener.listen(MOST_HOLDERS)
+    except OSError:
+        listener.close()
+        return None
+    return listener
 
 
 def hold(address: str, let_go: Callable[[], None]) -> bool:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -218,21 +219,49 @@ def test_nothing_is_kept_for_a_run_that_cannot_be_reached(store_dir):
             delta.read(0, ("a",))
 
 
-def test_a_path_that_is_too_long_for_a_socket(tmp_path, monkeypatch):
-    """Runs go on, and nothing is kept."""
+def test_where_sockets_need_files(tmp_path, monkeypatch):
+    """One stands among the temporary files, while it is there; or there is none, and nothing is kept."""
+    monkeypatch.setattr("sys.platform", "darwin")
+    with tempfile.TemporaryDirectory(prefix="r-") as short:
+        monkeypatch.setattr("tempfile.tempdir", short)
+        line = Lifeline("x", SystemClock())
+        assert line.address
+        assert Path(line.address).is_relative_to(short)
+        let_go = threading.Event()
+        assert hold(line.address, let_go.set)
+        line.close()
+        assert let_go.wait(10)
+        assert list(Path(short).iterdir()) == []
     long = tmp_path / ("x" * 120)
     long.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(long))
-    line = Lifeline(SystemClock())
-    assert line.address is None
-    line.close()
+    for nowhere in (long, tmp_path / "missing"):
+        monkeypatch.setattr("tempfile.tempdir", str(nowhere))
+        line = Lifeline("x", SystemClock())
+        assert line.address is None
+        line.close()
     assert list(long.iterdir()) == []
+
+
+def test_a_name_that_is_taken():
+    """Each has an address of its own."""
+    first, second = Lifeline("same", SystemClock()), Lifeline("same", SystemClock())
+    assert first.address
+    assert second.address
+    assert first.address != second.address
+    let_go = [threading.Event(), threading.Event()]
+    assert hold(first.address, let_go[0].set)
+    assert hold(second.address, let_go[1].set)
+    first.close()
+    assert let_go[0].wait(10)
+    assert not let_go[1].is_set()
+    second.close()
+    assert let_go[1].wait(10)
 
 
 def test_who_does_not_let_go_is_not_waited_for_long(monkeypatch):
     """The run ends all the same."""
     monkeypatch.setattr("recovery.storage.lifeline.WAIT_S", 0.05)
-    line = Lifeline(SystemClock())
+    line = Lifeline("slow", SystemClock())
     go_on, called = threading.Event(), threading.Event()
 
     def let_go() -> None:
