@@ -7,7 +7,6 @@ texts in Arrow's compiled kernels. What `update` returns is checked before any o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -16,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recovery.errors import StateValueError
-from recovery.ids import PartitionIndex
 from recovery.spark.arrow_step import DISCARD, EXISTS, GROUP, HELPERS, ROWS, START, arrow_schema
 from recovery.spark.step import TableUpdate
 from recovery.spark.worker import Runs, StepTask, common_length, is_text, not_text
@@ -136,14 +134,11 @@ class ArrowStepTask(StepTask):
             raise not_text(f"state column {bad!r}") from error
         self._keys += len(changes)
         if self._partition is not None:
-            divided: Iterable[tuple[PartitionIndex, Sequence[str]]] = [(self._partition, changes)]
-        else:
-            divided = (
-                (partition, [changes[place] for place in places])
-                for partition, places in self._divided(names.filter(changed).to_pylist())
-            )
-        for partition, of_them in divided if changes else ():
-            self._spool(partition).add(Changes(tuple(of_them), False, key_chars))
+            if changes:
+                self._spool(self._partition).add(Changes(tuple(changes), False, key_chars))
+            return
+        for partition, places in self._divided(names.filter(changed).to_pylist()):
+            self._spool(partition).add(Changes(tuple(map(changes.__getitem__, places)), False, key_chars))
 
     def _output(self, given: Any) -> pa.RecordBatch | None:
         table = self._checked(given, "output")

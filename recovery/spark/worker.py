@@ -12,7 +12,7 @@ import pickle
 import tempfile
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, count, repeat
 from operator import itemgetter
 from typing import IO, Any, NamedTuple, TypeVar, cast
@@ -68,7 +68,7 @@ def run_step(
             cause="The streaming frame was started with writeStream, or its job was started from elsewhere.",
             remedy="Start it with recovery.start(frame, RecoveryConfig(...), sink=...) or recovery.run.",
         )
-    connect = lambda keep: connect_task(address, keep=keep)  # noqa: E731
+    connect = partial(connect_task, address)
     yield from run_tasks(definition, batches, connect, BatchId(int(batch_id)), kind or StepTask)
 
 

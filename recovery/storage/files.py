@@ -490,7 +490,7 @@ class FileTaskStore:
         return found
 
 
-def connect_task(address: str, *, keep: bool = False) -> tuple[FileTaskStore, int]:
+def connect_task(address: str, keep: bool = False) -> tuple[FileTaskStore, int]:
     """The store that `address` (see `PartitionStore.address`) leads to, and the number of partitions. keep: for a task
     that is small, and one of many."""
     partitions, scratch, lease, line = _parsed(address)

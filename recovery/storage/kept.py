@@ -17,7 +17,7 @@ from recovery.storage.lifeline import hold
 MOST_KEPT = 128
 """Of seven files each, of which a process may have 1,024 open where nothing was set."""
 CACHE_BYTES = 32 << 20
-"""For all that are kept together, and once more for the partitions below them."""
+"""For all deltas of a step that are kept, and at most as much for the partitions below them."""
 MOST_CACHE_BYTES = 4 << 20
 
 

@@ -67,33 +67,39 @@ class Lifeline:
 
 
 def _listening(address: str) -> socket.socket | None:
+    def listen(made: socket.socket) -> None:
+        made.bind(address)
+        made.listen(MOST_HOLDERS)
+
+    return _socket(listen)
+
+
+def _socket(begin: Callable[[socket.socket], None]) -> socket.socket | None:
+    """A Unix socket that has begun so; None where it cannot."""
     try:
-        listener = socket.socket(socket.AF_UNIX)
+        made = socket.socket(socket.AF_UNIX)
     except (OSError, AttributeError):
         return None
     try:
-        listener.bind(address)
-        listener.listen(MOST_HOLDERS)
+        begin(made)
     except OSError:
-        listener.close()
+        made.close()
         return None
-    return listener
+    return made
 
 
 def hold(address: str, let_go: Callable[[], None]) -> bool:
     """Call `let_go`, on a thread of its own, as soon as the execution at this address is over. Returns whether it goes
     on, and can be reached from here; if not, nothing is called."""
-    try:
-        line = socket.socket(socket.AF_UNIX)
-    except (OSError, AttributeError):
-        return False
-    try:
+
+    def connect(made: socket.socket) -> None:
         # A full queue is not waited for.
-        line.setblocking(False)
-        line.connect(address)
-        line.setblocking(True)
-    except OSError:
-        line.close()
+        made.setblocking(False)
+        made.connect(address)
+        made.setblocking(True)
+
+    line = _socket(connect)
+    if line is None:
         return False
     threading.Thread(target=_wait, args=(line, let_go), name="lifeline", daemon=True).start()
     return True
