@@ -84,7 +84,7 @@ def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") ->
         return BoundPlan(frame, (), sources, output_mode, row_width)
     _check_supported(spark, plan, output_mode)
     combiner = install(spark, list(_functions(plan, PLACE_NAME)))
-    gathering = Gathering(spark, [step.definition.hash_column for step in steps])
+    gathering = Gathering(spark, [step.definition.hash_column for step in steps], partition_count)
     rebuilt = _frame(spark, _rebuild(spark, plan, partition_count))
     return BoundPlan(rebuilt, steps, sources, output_mode, row_width, combiner, gathering)
 
