@@ -52,20 +52,23 @@ def run_batch(
     *,
     piece: int = 1000,
     gathered: int | None = None,
+    tasks: int | None = None,
 ) -> list[dict]:
-    """Run the tasks of one micro-batch over `rows`, or the one that has all of them where they are `gathered`:
-    EVERYWHERE or UNHASHED. Returns the output, as Spark would have it."""
+    """Run the tasks of one micro-batch over `rows`, as many as there are partitions or `tasks`, or the one that has all
+    of them where they are `gathered`: EVERYWHERE or UNHASHED. Returns the output, as Spark would have it."""
+    tasks = tasks or driver.count
     parts = [rows.column(position).to_pylist() for position in step.key_columns]
     texts = [state_key(values) for values in zip(*parts, strict=True)]
     if not step.key_in_place:
         rows = rows.append_column(KEY, pa.array(texts, pa.string()))
     hashes = [crc32(text.encode()) for text in texts]
     output: list[dict] = []
-    for place in range(driver.count) if gathered is None else [gathered]:
-        mine = [i for i, number in enumerate(hashes) if place < 0 or number % driver.count == place]
+    connect = lambda keep: (driver.task(), driver.count)  # noqa: E731
+    for place in range(tasks) if gathered is None else [gathered]:
+        mine = [i for i, number in enumerate(hashes) if place < 0 or number % driver.count % tasks == place]
         places = pa.array([place << HASH_BITS | hashes[i] * (place != UNHASHED) for i in mine], pa.int64())
         batches = rows.take(pa.array(mine, pa.int64())).append_column(PLACE, places).to_batches(max_chunksize=piece)
-        for found in run_tasks(step, iter(batches), lambda keep: (driver.task(), driver.count), batch, ArrowStepTask):
+        for found in run_tasks(step, iter(batches), connect, batch, ArrowStepTask, tasks):
             output += found.to_pylist()
     return output
 

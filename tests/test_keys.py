@@ -103,7 +103,7 @@ def run(directory, rows: pa.Table, key: tuple[str, ...], update=None, place: int
         init_partitions(directory / "db", 1)
     with Driver(directory / "db") as driver:
         batches = iter(rows.append_column(PLACE, places).to_batches())
-        found = run_tasks(step, batches, lambda keep: (driver.task(), driver.count), BatchId(0), kind)
+        found = run_tasks(step, batches, lambda keep: (driver.task(), driver.count), BatchId(0), kind, driver.count)
         return [row["key"] for each in found for row in each.to_pylist()]
 
 

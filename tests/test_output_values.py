@@ -135,7 +135,9 @@ def test_none_where_the_output_is_not_null(tmp_path, row, name):
     batch = rows.append_column(PLACE, pa.array([0], pa.int64())).to_batches()
     init_partitions(tmp_path / "db", 1)
     with Driver(tmp_path / "db") as driver:
-        found = run_tasks(step, iter(batch), lambda keep: (driver.task(), driver.count), BatchId(0), StepTask)
+        found = run_tasks(
+            step, iter(batch), lambda keep: (driver.task(), driver.count), BatchId(0), StepTask, driver.count
+        )
         if name is None:
             assert [each.num_rows for each in found] == [1]
             return

@@ -55,6 +55,25 @@ def test_rows_come_out_sorted_and_none_is_lost(keys, piece_rows, limit_bytes, sa
         assert rows == sorted(expected, key=lambda row: order(row[0]))  # stable
 
 
+@given(
+    st.lists(st.lists(st.tuples(KEYS, st.integers(0, 3)), min_size=1, max_size=30), max_size=8),
+    st.integers(1, 40),
+    st.integers(0, 2000),
+)
+def test_groups_come_first(rows, piece_rows, limit_bytes):
+    """Whole groups one after the other, and each of them sorted; in memory, and by way of a file."""
+    batches = [
+        pa.record_batch({"key": pa.array([key for key, _ in part], pa.string()), "group": [group for _, group in part]})
+        for part in rows
+    ]
+    groups = lambda batch: batch.column("group").to_numpy()  # noqa: E731
+    found = [
+        row for batch in sorted_by("key", iter(batches), piece_rows, limit_bytes, groups) for row in batch.to_pylist()
+    ]
+    expected = sorted((row for part in rows for row in part), key=lambda row: (row[1], order(row[0])))
+    assert [(row["key"], row["group"]) for row in found] == expected
+
+
 IDS = st.builds("{}{}".format, st.sampled_from(["", "id-", "é"]), st.text(st.sampled_from("ab\0é"), max_size=7))
 
 
@@ -104,8 +123,8 @@ def test_nothing_is_left_when_the_rest_is_not_asked_for():
 
 
 def test_a_step_whose_rows_do_not_fit(tmp_path, monkeypatch):
-    """Totals of a task that sorts by way of a file are those of one that does not; so are those of one task for both
-    partitions."""
+    """Totals of a task that sorts by way of a file are those of one that does not; so are those of one task for all
+    partitions, and of two that have some each."""
     monkeypatch.setattr(ArrowStepTask, "chunk_rows", 20)
     rows = pa.table({"key": [f"k{number * 37 % 101}" for number in range(1000)], "value": range(1000)})
 
@@ -115,11 +134,12 @@ def test_a_step_whose_rows_do_not_fit(tmp_path, monkeypatch):
 
     step = definition(add_up, "total bigint", "key string", rows, ("key",))
     totals = []
-    for number, (limit_bytes, gathered) in enumerate(product([0, 1000, 1 << 20], [None, EVERYWHERE, UNHASHED])):
+    ways = [{}, {"gathered": EVERYWHERE}, {"gathered": UNHASHED}, {"tasks": 2}, {"tasks": 1}]
+    for number, (limit_bytes, way) in enumerate(product([0, 1000, 1 << 20], ways)):
         monkeypatch.setattr(ArrowStepTask, "sorted_bytes", limit_bytes)
-        init_partitions(tmp_path / str(number), 2)
+        init_partitions(tmp_path / str(number), 5)
         with Driver(tmp_path / str(number)) as driver:
-            run_batch(driver, step, 0, rows, piece=50, gathered=gathered)
+            run_batch(driver, step, 0, rows, piece=50, **way)
             driver.close(0)
             totals.append(stored(driver))
     assert all(each == totals[0] for each in totals)

@@ -15,7 +15,7 @@ from recovery.keys import encode_key, partition_of
 from recovery.spark.arrow_worker import ArrowStepTask
 from recovery.spark.step import EVERYWHERE, HASH_BITS, KEY, NOW, PLACE, UNHASHED, StepDefinition
 from recovery.spark.worker import StepTask, run_tasks
-from tests.stores import Driver
+from tests.stores import STEP, Driver, paths_of, query
 from tests.tasks import definition
 
 COUNT = 2
@@ -64,9 +64,12 @@ def batch(keys: Iterable[str | None], *, spark: int = 0, hashed: str | None = No
     return pa.record_batch({"key": pa.array(keys, pa.string()), PLACE: pa.array(places, pa.int64())})
 
 
-def run(driver: Driver, step: StepDefinition, kind: type[StepTask], *batches: pa.RecordBatch) -> list[str | None]:
-    """The keys that one call of the step's function gave output for."""
-    output = run_tasks(step, iter(batches), lambda keep: (driver.task(), driver.count), BatchId(0), kind)
+def run(
+    driver: Driver, step: StepDefinition, kind: type[StepTask], *batches: pa.RecordBatch, tasks: int | None = None
+) -> list[str | None]:
+    """The keys that one call of the step's function gave output for, of as many as there are partitions, or `tasks`."""
+    connect = lambda keep: (driver.task(), driver.count)  # noqa: E731
+    output = run_tasks(step, iter(batches), connect, BatchId(0), kind, tasks or driver.count)
     return [row["key"] for found in output for row in found.to_pylist()]
 
 
@@ -181,10 +184,70 @@ def test_null_comes_once(driver, kind, last, chunk_rows, monkeypatch):
     assert driver.read(1, [encode_key(None)])[encode_key(None)] in ("4", '{"n":4}')
 
 
+@pytest.fixture
+def many(make_store):
+    """Seven partitions, for fewer tasks."""
+    with Driver(make_store(7)) as found:
+        yield found
+
+
+def of_task(place: int, tasks: int, count: int, keys: Iterable[str | None]) -> list[str | None]:
+    """Those of the keys that one of so many tasks has, where there are `count` partitions."""
+    return [key for key in keys if partition_of(encode_key(key), count) % tasks == place]
+
+
+def by_partition(keys: Iterable[str | None], count: int) -> list[str | None]:
+    """The keys as Spark sorts them for a task of several partitions."""
+    return sorted(keys, key=lambda key: (partition_of(encode_key(key), count), key is not None, (key or "").encode()))
+
+
+@pytest.mark.parametrize("by_spark", [False, True], ids=["", "sorted by Spark"])
+@pytest.mark.parametrize("chunk_rows", [2, 100])
+@pytest.mark.parametrize("tasks", [1, 2, 3])
+def test_fewer_tasks_than_partitions(many, kind, tasks, chunk_rows, by_spark, monkeypatch):
+    """Each key once, with its state in its own partition; what the tasks ran through is added up. Run again with other
+    rows, a partition has what they give."""
+    monkeypatch.setattr(StepTask, "chunk_rows", chunk_rows)
+    keys = [*(f"k{number:03}" for number in range(100)), "", None, "␀", "é"]
+    form = '{"n":%d}' if kind is ArrowStepTask else "%d"
+    for times in (3, 2):
+        for place in range(tasks):
+            mine = of_task(place, tasks, many.count, keys)
+            rows = by_partition(mine * times, many.count) if by_spark else mine * times
+            found = run(many, step(kind, sorted_by_spark=by_spark), kind, batch(rows, spark=place), tasks=tasks)
+            assert found == by_partition(mine, many.count)
+        assert many.read(1, map(encode_key, keys)) == {encode_key(key): form % times for key in keys}
+        counts = many.store.counts(many.lease, BatchId(0))
+        assert (counts.rows, counts.keys, counts.looked_up) == (times * len(keys), len(keys), len(keys))
+    many.close(0)
+    held = [query(path, "SELECT state_key FROM snaps WHERE step_id = ?", (STEP,)) for path in paths_of(many.directory)]
+    assert all(partition_of(key, many.count) == number for number, found in enumerate(held) for (key,) in found)
+    assert sum(map(len, held)) == len(keys)
+
+
+@pytest.mark.parametrize("by_spark", [False, True], ids=["", "sorted by Spark"])
+@pytest.mark.parametrize("what", ["coalesced", "elsewhere"])
+def test_rows_of_another_task_of_several_partitions(many, kind, what, by_spark):
+    """As a coalesce behind the exchange would bring them, or one that spread rows over another number of tasks."""
+    mine, others = (by_partition(of_task(place, 2, many.count, KEYS), many.count) for place in range(2))
+    batches = [batch(others, spark=1), batch(mine)] if what == "coalesced" else [batch(others)]
+    with pytest.raises(UnsupportedPlanError, match="one call saw rows of several recovery partitions"):
+        run(many, step(kind, sorted_by_spark=by_spark), kind, *batches, tasks=2)
+
+
+def test_partitions_that_spark_was_to_sort(many, kind):
+    """A partition that came again would take back what was applied the first time."""
+    mine = by_partition(of_task(0, 2, many.count, KEYS), many.count)
+    assert partition_of(mine[0], many.count) != partition_of(mine[-1], many.count)
+    made = step(kind, sorted_by_spark=True)
+    with pytest.raises(UnsupportedPlanError, match="its rows do not arrive sorted by partition"):
+        run(many, made, kind, batch([*mine, mine[0]]), tasks=2)
+
+
 def gathered(keys: Iterable[str | None], place: int) -> pa.RecordBatch:
     """Rows of all partitions as one task has them, with their keys' hashes or without."""
     keys = list(keys)
-    hashes = [crc32(encode_key(key).encode()) if place == EVERYWHERE else 0 for key in keys]
+    hashes = [crc32(encode_key(key).encode()) if place != UNHASHED else 0 for key in keys]
     places = [place << HASH_BITS | each for each in hashes]
     return pa.record_batch({"key": pa.array(keys, pa.string()), PLACE: pa.array(places, pa.int64())})
 
@@ -224,7 +287,7 @@ def test_rows_of_the_exchange_among_gathered_ones(driver, kind):
     assert "one call saw rows of several recovery partitions" in told
 
 
-@pytest.mark.parametrize("place", [EVERYWHERE, UNHASHED], ids=["hashed", "unhashed"])
+@pytest.mark.parametrize("place", [EVERYWHERE, UNHASHED, 0], ids=["hashed", "unhashed", "exchanged"])
 @pytest.mark.parametrize("chunk_rows", [2, 100])
 def test_timeouts_of_all_partitions(driver, place, chunk_rows, monkeypatch):
     """What is due in a partition that has rows, or a tick, is called once: with its rows if it has any."""
@@ -254,7 +317,7 @@ def test_timeouts_of_all_partitions(driver, place, chunk_rows, monkeypatch):
     def batch_of(number: int, rows: pa.RecordBatch) -> list[str]:
         driver.store.open(driver.lease, BatchId(number))
         connect = lambda keep: (driver.task(), driver.count)  # noqa: E731
-        output = run_tasks(timed, iter([rows]), connect, BatchId(number), StepTask)
+        output = run_tasks(timed, iter([rows]), connect, BatchId(number), StepTask, 1)
         return sorted(row["key"] for each in output for row in each.to_pylist())
 
     assert batch_of(0, at([*HERE[:3], *THERE[:3]], 1000)) == sorted([*HERE[:3], *THERE[:3]])
@@ -262,7 +325,7 @@ def test_timeouts_of_all_partitions(driver, place, chunk_rows, monkeypatch):
     # Of the partition that has a row, and of no other one.
     late = [f"late {key}" for key in HERE[1:3]]
     assert batch_of(2, at([HERE[0]], 5000)) == sorted([HERE[0], *late])
-    if place == EVERYWHERE:
+    if place != UNHASHED:
         late = [f"late {key}" for key in [HERE[0], *THERE[:3]]]
         assert batch_of(3, at([], 9000, ticks=[0, 1])) == sorted(late)
         assert set(driver.read(4, KEYS).values()) == {None}

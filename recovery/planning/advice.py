@@ -227,8 +227,8 @@ def _partitions(known: Known) -> PartitionAdvice:
         )
     else:
         why = (
-            f"More than {4 * known.cores} partitions on {known.cores} cores cost time in every micro-batch, for tasks "
-            "that do little. The number is fixed when a store is made, so this is for the next one."
+            f"More than {4 * known.cores} partitions on {known.cores} cores cost time in every micro-batch and epoch, "
+            "for files that hold little. The number is fixed when a store is made, so this is for the next one."
         )
     if skew > 2 and known.live_rows >= 100 * known.partitions:
         why += f" The largest partition holds {skew:.1f} times the mean: a few keys are much larger than the others."

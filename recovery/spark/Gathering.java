@@ -4,7 +4,6 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashSet;
 import java.util.List;
-import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.spark.sql.catalyst.expressions.Alias;
@@ -34,6 +33,8 @@ import scala.collection.immutable.Seq;
  * Only the driver has this class: what it plans are Spark's own operators. Spark plans every micro-batch anew.
  */
 public class Gathering extends SparkStrategy {
+    /** What is read of sources that tell their size is no more than this many bytes. */
+    private static final long MOST_BYTES = 1L << 20;
     /** Where nothing else is below the exchange, the tasks there are as good as one: none of it needs rows together. */
     private static final Set NARROW = new HashSet(Arrays.asList(new Object[] {
         "Project", "Filter", "Union", "Generate", "EventTimeWatermark", "MapInArrow", "MapInPandas", "BatchEvalPython",
@@ -42,8 +43,7 @@ public class Gathering extends SparkStrategy {
     private final String place;
     private final Expression everywhere;
     private final Expression unhashed;
-    /** By the columns that spread few rows: as many bytes may be read of the sources that tell their size. */
-    private final Map small = new ConcurrentHashMap();
+    private final Set small = ConcurrentHashMap.newKeySet();
 
     /** Takes the name of the column that tells tasks whose rows they have, and what it says, with and without hashes. */
     public Gathering(String place, Long everywhere, Long unhashed) {
@@ -52,10 +52,10 @@ public class Gathering extends SparkStrategy {
         this.unhashed = new Literal(unhashed, DataTypes.LongType);
     }
 
-    /** How many bytes may be read where the rows that this column spreads are expected to be few; 0: they are not. */
-    public void expect(String hashColumn, long mostBytes) {
-        if (mostBytes > 0) {
-            small.put(hashColumn, Long.valueOf(mostBytes));
+    /** Whether the rows that this column spreads are expected to be few. */
+    public void expect(String hashColumn, boolean few) {
+        if (few) {
+            small.add(hashColumn);
         } else {
             small.remove(hashColumn);
         }
@@ -79,8 +79,7 @@ public class Gathering extends SparkStrategy {
             return null;
         }
         LogicalPlan input = (LogicalPlan) (sort == null ? project.child() : sort.child()).children().head();
-        Long mostBytes = (Long) small.get(hash.name());
-        if (mostBytes == null || !isNarrow(input) || knownBytes(input) > mostBytes.longValue()) {
+        if (!isNarrow(input) || knownBytes(input) > MOST_BYTES) {
             return null;
         }
         LogicalPlan rows = withoutHash(input, hash);
@@ -89,7 +88,19 @@ public class Gathering extends SparkStrategy {
             return null;
         }
         SparkPlan gathered = new CoalesceExec(1, new PlanLater(new Project(seq(columns), rows == null ? input : rows)));
-        return sort == null ? gathered : new SortExec(sort.order(), false, gathered, 0);
+        return sort == null ? gathered : new SortExec(seq(orderWithin(sort, hash)), false, gathered, 0);
+    }
+
+    /** What rows are sorted by, but not the partition that their keys are of. */
+    private static List orderWithin(Sort sort, Attribute hash) {
+        List order = new ArrayList();
+        for (int i = 0; i < sort.order().length(); i++) {
+            Expression each = (Expression) sort.order().apply(i);
+            if (!each.references().contains(hash)) {
+                order.add(each);
+            }
+        }
+        return order;
     }
 
     private static boolean isOfPartitions(LogicalPlan plan) {
@@ -104,7 +115,7 @@ public class Gathering extends SparkStrategy {
                 return null;
             }
             Seq columns = ((Expression) by.head()).references().toSeq();
-            if (columns.length() == 1 && small.containsKey(((Attribute) columns.head()).name())) {
+            if (columns.length() == 1 && small.contains(((Attribute) columns.head()).name())) {
                 return (Attribute) columns.head();
             }
         }

@@ -1,14 +1,11 @@
 """Gathering a small micro-batch's rows in one task, instead of exchanging them between as many as there are partitions.
 
 Of a micro-batch of a hundred rows, the exchange takes longer than all that is done with them: a stage of its own, a
-shuffle, and a second stage whose tasks wait for it, one for each partition. So where the last micro-batch was small, a
-strategy of ours has the planner put one task in the exchange's place (Gathering.java), and that does the work of all
-partitions. It hashes the keys, too: planning that and generating code for it takes Spark longer than the hashing. What a
-source tells of its size is believed, and a micro-batch that turns out large is done all the same. Between such tasks
-their process keeps the deltas open: see `recovery.storage.kept`.
-
-How many rows are few depends on how often the cores would have to turn to tasks of another partition: each takes the
-time of some thousand rows, however few it has.
+shuffle, and a second stage whose tasks wait for it. So where the last micro-batch was small, a strategy of ours has the
+planner put one task in the exchange's place (Gathering.java), and that does the work of all partitions. It hashes the
+keys, too: planning that and generating code for it takes Spark longer than the hashing. What a source tells of its size
+is believed, and a micro-batch that turns out large is done all the same. Between such tasks their process keeps the
+deltas open: see `recovery.storage.kept`.
 """
 
 from __future__ import annotations
@@ -22,10 +19,6 @@ from recovery.spark.java_sources import planner_strategy
 from recovery.spark.step import EVERYWHERE, HASH_BITS, PLACE, UNHASHED
 
 FEW_ROWS = 2000
-"""As many as are few where there is a core for each partition, and for each further turn of the cores."""
-FEW_BYTES = 1 << 20
-"""The same of what sources say that there is to read, where they tell it."""
-MOST_TURNS = 32
 LONG_S = 0.25
 PAUSE = 20
 """So many micro-batches are exchanged after a gathered one that took long, and longer than exchanged ones do; twice as
@@ -36,12 +29,10 @@ MOST_PAUSE = 1280
 class Gathering:
     """How the micro-batches of one run are planned."""
 
-    def __init__(self, spark: SparkSession, hash_columns: Sequence[str], partition_count: int) -> None:
-        """`hash_columns` are those by which the steps' rows are spread over the recovery partitions."""
+    def __init__(self, spark: SparkSession, hash_columns: Sequence[str]) -> None:
+        """`hash_columns` are those by which the steps' rows are spread."""
         self._strategy = planner_strategy(spark, "Gathering", _places)
         self._hash_columns = hash_columns
-        turns = -(-partition_count // max(1, spark.sparkContext.defaultParallelism))
-        self._turns = min(turns, MOST_TURNS)
         # Attempts of one task at the same moment would read their input twice, and may find different keys in it.
         self._allowed = spark.sparkContext.getConf().get("spark.speculation", "false").lower() != "true"
         self._pause = 0
@@ -51,7 +42,7 @@ class Gathering:
 
     def learn(self, rows: int, seconds: float) -> None:
         """A micro-batch had so many rows, or keys, and took so long: tell the planner what to expect of the next."""
-        few = rows <= FEW_ROWS * self._turns
+        few = rows <= FEW_ROWS
         if self._pause:
             self._pause -= 1
             if few:
@@ -68,7 +59,7 @@ class Gathering:
 
     def _expect(self, few: bool) -> None:
         for each in self._hash_columns:
-            self._strategy.expect(each, FEW_BYTES * self._turns if few else 0)
+            self._strategy.expect(each, few)
         self._few = few
 
 

@@ -16,7 +16,7 @@ from recovery.config import Interval, parse_interval
 from recovery.spark.failures import JVM_GONE
 from recovery.spark.plan import BoundPlan
 from recovery.spark.session import DEFAULTS, FILE_MANAGER
-from recovery.spark.worker import ADDRESS_PROPERTY
+from recovery.spark.worker import ADDRESS_PROPERTY, TASKS_PROPERTY
 
 AVAILABLE_NOW = "available-now"
 SETTINGS = {
@@ -47,7 +47,9 @@ def launch(
     started: is told the query at once, so that it can be stopped whatever happens then.
     """
     spark = bound.frame.sparkSession
-    spark.sparkContext.setLocalProperty(ADDRESS_PROPERTY, address)
+    told = {ADDRESS_PROPERTY: address, TASKS_PROPERTY: str(bound.tasks)}
+    for key, value in told.items():
+        spark.sparkContext.setLocalProperty(key, value)
     try:
         with _session_settings(spark, {**SETTINGS, **(UNCHECKED if bound.steps else {})}):
             writer = bound.frame.writeStream.foreachBatch(process).outputMode(bound.output_mode)
@@ -55,7 +57,8 @@ def launch(
             writer = writer.option("checkpointLocation", f"file:{checkpoint.absolute()}")
             started(_triggered(writer, trigger).queryName(_free_name(spark, name)).start())
     finally:
-        spark.sparkContext.setLocalProperty(ADDRESS_PROPERTY, None)
+        for key in told:
+            spark.sparkContext.setLocalProperty(key, None)
 
 
 def stop_query(query: Any, released: threading.Event) -> None:

@@ -47,20 +47,22 @@ SOURCE_NODES = {"StreamingRelation", "StreamingRelationV2"}
 
 @dataclass(frozen=True)
 class BoundPlan:
-    """A frame ready to start, the steps in it, where it reads sources, how wide the steps' rows are, what combines rows
-    before some of the steps, and what does without their exchanges."""
+    """A frame ready to start, the steps in it, where it reads sources, how wide the steps' rows are, over how many
+    tasks they are exchanged, what combines rows before some of the steps, and what does without their exchanges."""
 
     frame: DataFrame
     steps: tuple[RegisteredStep, ...]
     sources: SourcePlaces
     output_mode: str
     row_width: RowWidth
+    tasks: int
     combiner: Combiner | None = None
     gathering: Gathering | None = None
 
 
 def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") -> BoundPlan:
-    """The frame with its steps spread over `partition_count` recovery partitions.
+    """The frame with its steps spread over `partition_count` recovery partitions, by as many tasks of Spark as run at
+    once: a task takes a core some 15 ms, however little it has to do.
 
     Raises UnsupportedPlanError for plans whose state would not be kept exactly: a step whose output is used twice,
     two steps of one id, state stores whose files cannot be told apart, and whatever Spark itself refuses.
@@ -80,13 +82,14 @@ def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") ->
     _check_sources(plan)
     sources = _sources(plan)
     row_width = RowWidth(spark, steps_only=not _gives_others_rows(spark, plan))
+    tasks = min(partition_count, max(1, spark.sparkContext.defaultParallelism))
     if not steps:
-        return BoundPlan(frame, (), sources, output_mode, row_width)
+        return BoundPlan(frame, (), sources, output_mode, row_width, tasks)
     _check_supported(spark, plan, output_mode)
     combiner = install(spark, list(_functions(plan, PLACE_NAME)))
-    gathering = Gathering(spark, [step.definition.hash_column for step in steps], partition_count)
-    rebuilt = _frame(spark, _rebuild(spark, plan, partition_count))
-    return BoundPlan(rebuilt, steps, sources, output_mode, row_width, combiner, gathering)
+    gathering = Gathering(spark, [step.definition.hash_column for step in steps])
+    rebuilt = _frame(spark, _rebuild(spark, plan, partition_count, tasks))
+    return BoundPlan(rebuilt, steps, sources, output_mode, row_width, tasks, combiner, gathering)
 
 
 def _check_sources(plan: Any) -> None:
@@ -267,7 +270,7 @@ def _check_supported(spark: SparkSession, plan: Any, output_mode: str) -> None:
         ) from error
 
 
-def _rebuild(spark: SparkSession, node: Any, partition_count: int) -> Any:
+def _rebuild(spark: SparkSession, node: Any, partition_count: int, tasks: int) -> Any:
     children = _children(node)
     step = _step_of(node)
     if step is not None:
@@ -275,22 +278,23 @@ def _rebuild(spark: SparkSession, node: Any, partition_count: int) -> Any:
         placeholder = _children(project)[0]
         if placeholder.nodeName() != "RepartitionByExpression":
             raise UnsupportedPlanError(f"step {step.definition.step_id!r} has lost its exchange")
-        source = _rebuild(spark, _children(placeholder)[0], partition_count)
-        exchange = _exchange(_frame(spark, source), step, partition_count)
+        source = _rebuild(spark, _children(placeholder)[0], partition_count, tasks)
+        exchange = _exchange(_frame(spark, source), step, partition_count, tasks)
         return _with_children(spark, node, [_with_children(spark, project, [exchange])])
-    rebuilt = [_rebuild(spark, child, partition_count) for child in children]
+    rebuilt = [_rebuild(spark, child, partition_count, tasks) for child in children]
     if all(new is old for new, old in zip(rebuilt, children, strict=True)):
         return node
     return _with_children(spark, node, rebuilt)
 
 
-def _exchange(source: DataFrame, step: RegisteredStep, partition_count: int) -> Any:
+def _exchange(source: DataFrame, step: RegisteredStep, partition_count: int, tasks: int) -> Any:
     definition = step.definition
-    hashes = F.col(definition.hash_column)
-    spread = source.repartitionById(partition_count, (hashes % F.expr(f"{partition_count}L")).cast("int"))
+    partition = F.col(definition.hash_column) % F.expr(f"{partition_count}L")
+    task = partition if tasks == partition_count else partition % F.expr(f"{tasks}L")
+    spread = source.repartitionById(tasks, task.cast("int"))
     if definition.sorted_by_spark:
-        text = F.col(f"`{definition.key_text}`")
-        spread = spread.sortWithinPartitions(text.asc_nulls_first(), *step.order_by)
+        order = [F.col(f"`{definition.key_text}`").asc_nulls_first(), *step.order_by]
+        spread = spread.sortWithinPartitions(*order if tasks == partition_count else (partition, *order))
     return spread._jdf.queryExecution().analyzed()
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import tempfile
 from bisect import bisect_right
-from collections.abc import Iterator
-from typing import IO, TypeAlias
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -24,33 +25,41 @@ SAMPLE_ROWS = 4096
 Run: TypeAlias = Iterator[pa.RecordBatch]
 Places: TypeAlias = list[tuple[int, int]]
 """Where the pieces of a run stand in a file: offset and size in bytes."""
-Rank: TypeAlias = tuple[bool, bytes]
+Groups: TypeAlias = Callable[[pa.RecordBatch], Any]
+"""Gives the numbers of the groups that rows are of, up to 65,535, as an array of NumPy's."""
+Rank: TypeAlias = tuple[int, bool, bytes]
 
 
 def sorted_by(
-    column: str, batches: Iterator[pa.RecordBatch], piece_rows: int, limit_bytes: int
+    column: str,
+    batches: Iterator[pa.RecordBatch],
+    piece_rows: int,
+    limit_bytes: int,
+    groups: Groups | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all batches by a column of strings, by their bytes, NULL first, in batches of at most `piece_rows`.
 
-    `limit_bytes` of rows are sorted at once, which takes about three times as much memory. Rows that are equal in the
-    column stay in the order in which they came as long as none are set aside in a file.
+    groups: where they are given, rows are in the order of these first. `limit_bytes` of rows are sorted at once, which
+    takes about three times as much memory. Rows that are equal in the column stay in the order in which they came as
+    long as none are set aside in a file.
     """
     held: list[pa.RecordBatch] = []
     held_bytes = 0
     runs: list[Places] = []
     spilled = _Spill()
+    order = _Order(column, groups)
     try:
         for batch in batches:
             held.append(batch)
             held_bytes += batch.nbytes
             if held_bytes > limit_bytes:
-                runs.append(spilled.add(_sorted(column, held)))
+                runs.append(spilled.add(order.sorted(held)))
                 held_bytes = 0
-        last = [_sorted(column, held)] if held else []
+        last = [order.sorted(held)] if held else []
         if not runs:
             merged: Run = iter(last)
         else:
-            merged = _merged(column, [*map(spilled.read, runs), *map(_whole, last)])
+            merged = order.merged([*map(spilled.read, runs), *map(_whole, last)])
         for each in merged:
             for start in range(0, len(each), piece_rows):
                 yield each.slice(start, piece_rows)
@@ -62,11 +71,45 @@ def _whole(batch: pa.RecordBatch) -> Run:
     yield batch
 
 
-def _sorted(column: str, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """The rows of the batches, which are let go: `batches` is empty afterwards."""
-    rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    batches.clear()
-    return rows.take(_order(rows.column(column)))
+class _Order:
+    """What rows are sorted by: their groups, if there are any, and a column."""
+
+    def __init__(self, column: str, groups: Groups | None) -> None:
+        self._column = column
+        self._groups = groups
+
+    def sorted(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+        """The rows of the batches, which are let go: `batches` is empty afterwards."""
+        rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        batches.clear()
+        order = _order(rows.column(self._column))
+        if self._groups is not None:
+            # Of numbers this short it is a sort by digits.
+            groups, places = self._groups(rows).astype(np.uint16), order.to_numpy()
+            order = pa.array(places[np.argsort(groups[places], kind="stable")])
+        return rows.take(order)
+
+    def merged(self, runs: list[Run]) -> Run:
+        """Sorted runs as one: what lies before the end of every run's present batch can be sorted and given away."""
+        heads = [(batch, run) for run in runs if (batch := next(run, None)) is not None]
+        while heads:
+            edge = min(self._rank(batch, len(batch) - 1) for batch, _ in heads)
+            parts, left = [], []
+            for batch, run in heads:
+                cut = bisect_right(range(len(batch)), edge, key=partial(self._rank, batch))
+                if cut:
+                    parts.append(batch.slice(0, cut))
+                rest = batch.slice(cut) if cut < len(batch) else next(run, None)
+                if rest is not None:
+                    left.append((rest, run))
+            yield self.sorted(parts)
+            heads = left
+
+    def _rank(self, batch: pa.RecordBatch, index: int) -> Rank:
+        """By the group, and by the bytes, which need not be those of a valid string."""
+        value = batch.column(self._column)[index].as_buffer()
+        group = 0 if self._groups is None else int(self._groups(batch.slice(index, 1))[0])
+        return group, value is not None, b"" if value is None else value.to_pybytes()
 
 
 def _order(values: pa.Array) -> pa.Array:
@@ -113,34 +156,6 @@ def _numbers(values: pa.Array) -> pa.Array | None:
     # A number cannot be shifted by all of its bits at once.
     numbers = np.where(lengths > 0, numbers >> np.minimum(behind, 63) << np.minimum(behind, 63), 0)
     return pa.array(numbers | lengths.astype(np.uint64))
-
-
-def _merged(column: str, runs: list[Run]) -> Run:
-    """Sorted runs as one: what lies before the end of every run's present batch can be sorted and given away."""
-    heads = [(batch, run) for run in runs if (batch := next(run, None)) is not None]
-    while heads:
-        edge = min(_rank(batch.column(column)[-1]) for batch, _ in heads)
-        parts, left = [], []
-        for batch, run in heads:
-            cut = _up_to(batch.column(column), edge)
-            if cut:
-                parts.append(batch.slice(0, cut))
-            rest = batch.slice(cut) if cut < len(batch) else next(run, None)
-            if rest is not None:
-                left.append((rest, run))
-        yield _sorted(column, parts)
-        heads = left
-
-
-def _up_to(values: pa.Array, edge: Rank) -> int:
-    """How many of the sorted values are not greater than `edge`."""
-    return bisect_right(range(len(values)), edge, key=lambda index: _rank(values[index]))
-
-
-def _rank(scalar: pa.Scalar) -> Rank:
-    """By the bytes, which need not be those of a valid string."""
-    value = scalar.as_buffer()
-    return value is not None, b"" if value is None else value.to_pybytes()
 
 
 class _Spill:

@@ -1,9 +1,9 @@
 """Stateful steps: a transform of the streaming plan, and what its tasks need to know of it.
 
-A step sends every row to the Spark partition that has the number of its key's recovery partition, and hands that to
-`recovery.spark.worker`, which sorts it by key. How many recovery partitions there are is not known yet when a
-plan is built, so the exchange is a placeholder that `recovery.spark.plan` replaces when a run starts. A small
-micro-batch takes no exchange: see `recovery.spark.gathering`.
+A step sends every row to the task that has its key's recovery partition: partition modulo tasks, of which there are as
+many as run at once, and no more than partitions. `recovery.spark.worker` sorts what a task gets by partition and key.
+How many recovery partitions there are is not known yet when a plan is built, so the exchange is a placeholder that
+`recovery.spark.plan` replaces when a run starts. A small micro-batch takes no exchange: see `recovery.spark.gathering`.
 """
 
 from __future__ import annotations

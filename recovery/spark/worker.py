@@ -13,7 +13,7 @@ import tempfile
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import chain, count, repeat
+from itertools import chain, count, groupby, pairwise, repeat
 from operator import itemgetter
 from typing import IO, Any, NamedTuple, TypeVar, cast
 
@@ -38,6 +38,7 @@ from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, TaskStor
 from recovery.tables import refuse_null
 
 ADDRESS_PROPERTY = "recovery.address"
+TASKS_PROPERTY = "recovery.tasks"
 BATCH_PROPERTY = "streaming.sql.batchId"
 CHUNK_ROWS = 16_384
 SORTED_BYTES = 32 << 20
@@ -56,20 +57,21 @@ def run_step(
 ) -> Iterator[pa.RecordBatch]:
     """Run a step over one Spark partition of one micro-batch, as a task of `kind` (StepTask).
 
-    Nothing of it is kept unless the whole input was processed and its output taken.
+    Of a recovery partition nothing is kept unless all of its rows were processed and their output was taken.
     """
     _settle()
     context = TaskContext.get()
     address = context.getLocalProperty(ADDRESS_PROPERTY) if context else None
+    tasks = context.getLocalProperty(TASKS_PROPERTY) if context else None
     batch_id = context.getLocalProperty(BATCH_PROPERTY) if context else None
-    if address is None or batch_id is None:
+    if address is None or tasks is None or batch_id is None:
         raise UnsupportedPlanError(
             f"step {definition.step_id!r} runs outside a micro-batch of a recovery run",
             cause="The streaming frame was started with writeStream, or its job was started from elsewhere.",
             remedy="Start it with recovery.start(frame, RecoveryConfig(...), sink=...) or recovery.run.",
         )
     connect = partial(connect_task, address)
-    yield from run_tasks(definition, batches, connect, BatchId(int(batch_id)), kind or StepTask)
+    yield from run_tasks(definition, batches, connect, BatchId(int(batch_id)), kind or StepTask, int(tasks))
 
 
 def run_tasks(
@@ -78,10 +80,11 @@ def run_tasks(
     connect: Callable[[bool], tuple[TaskStore, int]],
     batch: BatchId,
     kind: type[StepTask],
+    tasks: int,
 ) -> Iterator[pa.RecordBatch]:
-    """A task for the recovery partition whose rows these are or, where they were gathered instead of exchanged, for
-    all. `connect` gives a store, which opens nothing yet, and the number of recovery partitions; it is told whether the
-    task is one of many small ones.
+    """A task for the recovery partitions whose rows these are: those whose number leaves Spark's when it is divided by
+    `tasks`, over which rows are exchanged; all, where rows were gathered instead. `connect` gives a store, which opens
+    nothing yet, and the number of recovery partitions; it is told whether the task is one of many small ones.
 
     A gathered task may run twice: as another attempt, or in another job that Spark runs for the same plan. What is
     below it runs again, too, and may give other keys then. So what the first one left elsewhere is undone.
@@ -96,16 +99,75 @@ def run_tasks(
         ran_before = (place is None or gathered) and store.gathered(step, batch, note=gathered)
         touched: Iterable[PartitionIndex] = ()
         if place is not None:
-            task = kind(definition, store, None if gathered else PartitionIndex(place), count, batch)
             rows = chain([first], given)
             del first
-            yield from task.run(rows)
-            touched = task.touched
+            if gathered or tasks == count:
+                task = kind(definition, store, None if gathered else PartitionIndex(place), count, batch, place)
+                yield from task.run(rows)
+                touched = task.touched
+            else:
+                yield from _one_after_the_other(definition, rows, connect, batch, kind, place, tasks)
         if ran_before:
             for partition in set(map(PartitionIndex, range(count))).difference(touched):
                 store.withdraw(step, partition, batch)
     finally:
         store.release()
+
+
+def _one_after_the_other(
+    definition: StepDefinition,
+    batches: Iterator[pa.RecordBatch],
+    connect: Callable[[bool], tuple[TaskStore, int]],
+    batch: BatchId,
+    kind: type[StepTask],
+    place: int,
+    tasks: int,
+) -> Iterator[pa.RecordBatch]:
+    """The work of the recovery partitions that one task of Spark has rows of: as many tasks of ours, each with a store
+    of its own, so that no more is open at once than of one."""
+    _, count = connect(False)
+    partition_of_rows = partial(_partitions, count=count)
+    width = _Width()
+    rows = width.measured(batches)
+    if not definition.sorted_by_spark:
+        rows = sorted_by(definition.key_text, rows, kind.chunk_rows, kind.sorted_bytes, partition_of_rows)
+    newest = -1
+    for partition, own in groupby(_pieces(rows, partition_of_rows), itemgetter(0)):
+        if partition % tasks != place:
+            raise _of_several(definition)
+        if partition <= newest:
+            raise UnsupportedPlanError(f"step {definition.step_id!r}: its rows do not arrive sorted by partition")
+        newest = partition
+        store, _ = connect(False)
+        try:
+            task = kind(definition, store, PartitionIndex(partition), count, batch, place)
+            yield from task.run(map(itemgetter(1), own), width)
+        finally:
+            store.release()
+
+
+def _pieces(
+    batches: Iterator[pa.RecordBatch], partition_of_rows: Callable[[pa.RecordBatch], Any]
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The batches, cut where the rows of another recovery partition begin."""
+    for batch in batches:
+        partitions = partition_of_rows(batch)
+        starts = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(batch)]
+        for start, end in pairwise(starts):
+            yield int(partitions[start]), batch.slice(start, end - start)
+
+
+class _Width:
+    """How wide the rows of a task are."""
+
+    row_bytes = 0
+    """Of a row as Arrow has it, on average over the batch in which that is most."""
+
+    def measured(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches, none of which is empty."""
+        for batch in batches:
+            self.row_bytes = max(self.row_bytes, -(-batch.nbytes // len(batch)))
+            yield batch
 
 
 def _partitions(rows: pa.RecordBatch, count: int) -> Any:
@@ -143,13 +205,14 @@ class StepTask:
         partition: PartitionIndex | None,
         partition_count: int,
         batch: BatchId,
+        place: int,
     ) -> None:
-        """partition: None for all."""
+        """partition: None for all. place: what PLACE says of all rows."""
         self._definition = definition
         self._store = store
         self._partition = partition
         self._partition_count = partition_count
-        self._place: int | None = None
+        self._place = place
         self._batch = batch
         self._codec = StateCodec(definition.state_type)
         self._row = _row_type(definition.columns)
@@ -160,7 +223,6 @@ class StepTask:
             self._spool(partition)
         self._rows = 0
         self._keys = 0
-        self._row_bytes = 0
         self._last_key: pa.Scalar | None = None
         self._saw_null = False
         self._due: dict[str, PartitionIndex] = {}
@@ -171,11 +233,17 @@ class StepTask:
         """The recovery partitions that had rows, or were woken."""
         return self._spools
 
-    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(self, batches: Iterator[pa.RecordBatch], width: _Width | None = None) -> Iterator[pa.RecordBatch]:
         """Process the rows, one at least, yielding output as it comes; the changes are applied at the end, in one
-        transaction for each partition."""
+        transaction for each partition. width: of rows that are sorted by key already; None: they are to be sorted."""
+        name = self._definition.key_text
+        if width is None:
+            width = _Width()
+            batches = width.measured(batches)
+            if not self._definition.sorted_by_spark:
+                batches = sorted_by(name, batches, self.chunk_rows, self.sorted_bytes)
         with _paused_collector():
-            for chunk in self._chunks(self._measured(batches)):
+            for chunk in _chunks(batches, name, self.chunk_rows):
                 output = self._process(chunk)
                 if output is not None:
                     yield output
@@ -185,22 +253,11 @@ class StepTask:
         if late:
             yield self._to_arrow(late)
         # The task's counts stand in one of the partitions: they are added up.
-        count = BatchCount(self._rows, self._keys, self._row_bytes)
+        count = BatchCount(self._rows, self._keys, width.row_bytes)
         for partition, spool in sorted(self._spools.items()):
             self._store.apply(self._definition.step_id, partition, self._batch, spool, count)
             spool.close()
             count = BatchCount(0, 0)
-
-    def _measured(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            self._row_bytes = max(self._row_bytes, -(-batch.nbytes // len(batch)))
-            yield batch
-
-    def _chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        name = self._definition.key_text
-        if not self._definition.sorted_by_spark:
-            batches = sorted_by(name, batches, self.chunk_rows, self.sorted_bytes)
-        return _chunks(batches, name, self.chunk_rows)
 
     def _process(self, chunk: pa.RecordBatch) -> pa.RecordBatch | None:
         """Call update for every key of a chunk that holds whole keys, sorted."""
@@ -355,15 +412,10 @@ class StepTask:
         """Check that all rows are of this task, and learn the micro-batch's time, by what was computed behind the
         exchange."""
         places = chunk.column(PLACE).to_numpy() >> HASH_BITS
-        first = self._place is None
-        if self._place is None:
-            self._place = int(places[0])
         elsewhere = self._partition is not None and (_partitions(chunk, self._partition_count) != self._partition).any()
         if elsewhere or (places != self._place).any():
-            raise UnsupportedPlanError(
-                f"step {self._definition.step_id!r}: one call saw rows of several recovery partitions"
-            )
-        if first and self._definition.needs_time:
+            raise _of_several(self._definition)
+        if self._definition.needs_time:
             self._now_ms = chunk.column(NOW)[0].as_py()
 
     def _wake(self, partitions: Iterable[int]) -> None:
@@ -449,6 +501,10 @@ class StepTask:
         return StateValueError(
             f"step {self._definition.step_id!r}, key {key!r}: {error.found}", cause=error.cause, remedy=error.remedy
         )
+
+
+def _of_several(definition: StepDefinition) -> UnsupportedPlanError:
+    return UnsupportedPlanError(f"step {definition.step_id!r}: one call saw rows of several recovery partitions")
 
 
 def common_length(texts: list[str]) -> int:

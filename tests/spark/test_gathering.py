@@ -42,23 +42,12 @@ def test_the_second_small_one_is_gathered(spark, feed, tmp_path):
     """Nothing is known before the first. One that is known to be large is exchanged, and so is the one after it."""
     for seed in range(3):
         feed.add_random(seed)
-    feed.add((f"k{number % 50}", number * 1_000_003) for number in range(200_000))
+    feed.add((f"k{number % 50}", number * 1_000_003) for number in range(100_000))
     for seed in range(3, 6):
         feed.add_random(seed)
     plans = Plans(spark)
     run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", plans)
     assert plans.gathered == [[False], [True], [True], [False], [False], [True], [True]]
-    assert states(tmp_path / "db", "totals") == feed.totals()
-
-
-@pytest.mark.parametrize(("partitions", "gathered"), [(2, False), (7, True)])
-def test_more_are_few_where_partitions_are_many(spark, feed, tmp_path, partitions, gathered):
-    """Two cores have to turn to tasks of seven partitions four times, if rows are exchanged."""
-    for number in range(3):
-        feed.add((f"k{each % 1000}", number) for each in range(7_000))
-    plans = Plans(spark)
-    run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", plans, partitions=partitions)
-    assert plans.gathered == [[False], [gathered], [gathered]]
     assert states(tmp_path / "db", "totals") == feed.totals()
 
 
@@ -280,7 +269,7 @@ def test_a_large_one_beside_timeouts(spark, feed, tmp_path):
     """What the files tell of their size counts, although the ticks beside them tell nothing."""
     for seed in range(2):
         feed.add_random(seed)
-    feed.add((f"k{number % 50}", number * 1_000_003) for number in range(200_000))
+    feed.add((f"k{number % 50}", number * 1_000_003) for number in range(100_000))
 
     def waiting(key, rows, state):
         yield from add_up(key, rows, state)
@@ -314,11 +303,11 @@ def test_when_it_is_tried_again(spark, monkeypatch):
             learning.learn(100, gathered_s if expected.few else exchanged_s)
         return found
 
-    learning = gathering.Gathering(spark, ["hash"], 2)
+    learning = gathering.Gathering(spark, ["hash"])
     assert exchanged(0.1, 0.2, 100) == 1
-    learning = gathering.Gathering(spark, ["hash"], 2)
+    learning = gathering.Gathering(spark, ["hash"])
     assert exchanged(0.3, 0.5, 1000) == 1 + gathering.PAUSE
-    learning = gathering.Gathering(spark, ["hash"], 2)
+    learning = gathering.Gathering(spark, ["hash"])
     assert exchanged(0.3, 0.2, 1000) > 990
     # Of keys that timed out there are no rows.
     learning.learn(gathering.FEW_ROWS + 1, 0.1)
