@@ -185,22 +185,18 @@ def paths_of(directory: Path) -> list[Path]:
 
 
 def state_at(directory: Path, epoch: int) -> State:
-    """What the files hold of an epoch: undo, newest first, what later ones superseded."""
+    """What the files hold of an epoch: all that was written by then, and not replaced by then."""
     state: State = {}
     for path in paths_of(directory):
-        for step, key, text, timeout in query(path, "SELECT step_id, state_key, ser_change, timeout_ms FROM snaps"):
-            state[step, key] = (text, timeout)
-        superseded = query(
+        versions = query(
             path,
-            "SELECT step_id, state_key, snap_epoch, ser_change, timeout_ms FROM superseded"
-            " WHERE until_epoch > ? ORDER BY until_epoch DESC",
-            (epoch,),
+            "SELECT step_id, state_key, snap_epoch, ser_change, timeout_ms, NULL FROM snaps UNION ALL"
+            " SELECT step_id, state_key, snap_epoch, ser_change, timeout_ms, until_epoch FROM superseded"
+            " WHERE snap_epoch IS NOT NULL",
         )
-        for step, key, snap_epoch, text, timeout in superseded:
-            if snap_epoch is None:
-                state.pop((step, key), None)
-            else:
-                state[step, key] = (text, timeout)
+        held = [each for each in versions if each[2] <= epoch and (each[5] is None or each[5] > epoch)]
+        assert len({each[:2] for each in held}) == len(held), "two values of a key at once"
+        state.update({(step, key): (text, timeout) for step, key, _, text, timeout, _ in held})
     return state
 
 

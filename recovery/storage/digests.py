@@ -49,13 +49,6 @@ SUM_SQL = f"count(*), coalesce(sum(digest >> {_HALF_BITS}), 0), coalesce(sum(dig
 """Select list for the rows and the digest sum of a set of rows; see `combine`."""
 
 
-def filtered_sum_sql(condition: str) -> str:
-    """The same of the rows that meet a condition, in the same pass."""
-    only = f"FILTER (WHERE {condition})"
-    high, low = f"sum(digest >> {_HALF_BITS}) {only}", f"sum(digest & {_HALF}) {only}"
-    return f"count(*) {only}, coalesce({high}, 0), coalesce({low}, 0)"
-
-
 def combine(high: int, low: int) -> int:
     """The digest sum meant by the two sums of SUM_SQL, modulo 2^60."""
     return ((high << _HALF_BITS) + low) % MODULUS

@@ -15,7 +15,7 @@ from recovery.planning.resume import BEGINNING, Cut
 from recovery.storage.digests import SNAPS_DIGEST, load_digests
 from recovery.storage.schema import read_partition, reading, rows, snapshot, translated
 
-# A row that was not replaced after the epoch, or what the first successor after it replaced.
+# A row that was written by then, or what the first successor after it replaced, if that was written by then.
 AT = f"""
 SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST} FROM snaps
 WHERE step_id = :step AND snap_epoch <= :epoch {{key}}
@@ -23,7 +23,7 @@ UNION ALL
 SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST} FROM (
     SELECT step_id, state_key, min(until_epoch), snap_epoch, ser_change, timeout_ms, digest FROM superseded
     WHERE until_epoch > :epoch AND step_id = :step {{key}} GROUP BY state_key
-) WHERE snap_epoch IS NOT NULL
+) WHERE snap_epoch <= :epoch
 """
 ONE_KEY = "AND state_key = :key"
 # The same without the values: SQLite knows their length without reading them.
@@ -33,11 +33,17 @@ UNION ALL
 SELECT state_key, octet_length(ser_change) FROM (
     SELECT state_key, min(until_epoch), snap_epoch, ser_change FROM superseded
     WHERE until_epoch > :epoch AND step_id = :step GROUP BY state_key
-) WHERE snap_epoch IS NOT NULL
+) WHERE snap_epoch <= :epoch
 """
+# What was replaced in between, and what was made in between, whether it is there still or was replaced later.
 TOUCHED = """
-SELECT DISTINCT state_key FROM superseded
-WHERE until_epoch > :first AND until_epoch <= :last AND step_id = :step ORDER BY state_key
+SELECT state_key FROM superseded WHERE until_epoch > :first AND until_epoch <= :last AND step_id = :step
+UNION
+SELECT state_key FROM superseded
+WHERE until_epoch > :last AND step_id = :step AND snap_epoch > :first AND snap_epoch <= :last
+UNION
+SELECT state_key FROM snaps WHERE step_id = :step AND snap_epoch > :first AND snap_epoch <= :last
+ORDER BY state_key
 """
 
 

@@ -17,7 +17,7 @@ from recovery.errors import CorruptPartitionError, LeaseLostError
 from recovery.ids import NO_EPOCH, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
 from recovery.planning.measures import ClosedPartition, StepSize
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription, StepEdit
-from recovery.storage.digests import MODULUS, SUM_SQL, combine, filtered_sum_sql, record_digest, row_digest_sql
+from recovery.storage.digests import MODULUS, SUM_SQL, combine, record_digest, row_digest_sql
 from recovery.storage.measures import change_sizes, read_sizes
 from recovery.storage.schema import ROW_BYTES, rows, snapshot, transaction, translated, value
 from recovery.storage.seam import RESERVED_PREFIX, CloseRequest
@@ -53,27 +53,24 @@ UNION
 SELECT step_id FROM superseded WHERE until_epoch >= :epoch AND snap_epoch < :epoch
 """
 
-ABSENT_DIGEST = row_digest_sql(":step", "m.state_key", "NULL", "NULL", "NULL")
 MOVED_DIGEST = row_digest_sql(":step", "state_key", ":epoch", "after", "after_timeout")
 
-# The values of a step before an epoch: what a key's first successor from there on superseded, else what is there.
+# The values of a step before an epoch: what is there and was then, and what a key's first successor from there on
+# superseded, if that was there then: a key that was made later has no successor for its beginning.
 VALUES_BEFORE = """
 SELECT state_key, ser_change FROM (
-    SELECT state_key, min(until_epoch), ser_change FROM superseded
+    SELECT state_key, min(until_epoch), snap_epoch, ser_change FROM superseded
     WHERE until_epoch >= :epoch AND step_id = :step GROUP BY state_key
-) WHERE ser_change IS NOT NULL
+) WHERE snap_epoch < :epoch
 UNION ALL
-SELECT state_key, ser_change FROM snaps
-WHERE step_id = :step AND state_key NOT IN (
-    SELECT state_key FROM superseded WHERE until_epoch >= :epoch AND step_id = :step
-)
+SELECT state_key, ser_change FROM snaps WHERE step_id = :step AND snap_epoch < :epoch
 """
 
 # `{table}` holds the keys that the epoch touched, each with its value and timeout after it.
-SUPERSEDE = f"""
+SUPERSEDE = """
 INSERT INTO superseded
-SELECT :epoch, :step, m.state_key, s.snap_epoch, s.ser_change, s.timeout_ms, coalesce(s.digest, {ABSENT_DIGEST})
-FROM {{table}} AS m LEFT JOIN snaps AS s ON s.step_id = :step AND s.state_key = m.state_key
+SELECT :epoch, :step, m.state_key, s.snap_epoch, s.ser_change, s.timeout_ms, s.digest
+FROM {table} AS m CROSS JOIN snaps AS s WHERE s.step_id = :step AND s.state_key = m.state_key
 """
 WRITE = f"""
 INSERT INTO snaps
@@ -100,14 +97,14 @@ SELECT {SUM_SQL}, coalesce(sum({ROW_BYTES}), 0) FROM snaps WHERE step_id = :step
 """
 SCAN_SHARE = 1 / 3
 
-# By step: all that the epoch superseded, and of it the keys that it made, which had no value and no size before.
+# By step: what the epoch superseded.
 SUPERSEDED = f"""
-SELECT step_id, {SUM_SQL}, {filtered_sum_sql("snap_epoch IS NULL")}, coalesce(sum({ROW_BYTES}), 0)
-FROM superseded WHERE until_epoch = ? GROUP BY step_id
+SELECT step_id, {SUM_SQL}, sum({ROW_BYTES}) FROM superseded WHERE until_epoch = ? GROUP BY step_id
 """
 
-# The state of a key at an epoch is what its first successor superseded; SQLite takes the other columns of a
-# min() from the row that has the minimum.
+# The state of a key before an epoch is what its first successor from there on superseded; SQLite takes the other
+# columns of a min() from the row that has the minimum. A key that was made after that was not there before: what
+# replaced it later says so by the epoch that wrote it.
 UNDO = """
 CREATE TEMP TABLE undo AS
 SELECT step_id, state_key, min(until_epoch), snap_epoch, ser_change, timeout_ms, digest
@@ -118,9 +115,14 @@ SELECT step_id, sum(live), sum(size) FROM (
     SELECT u.step_id, -1 AS live, -(octet_length(s.state_key) + octet_length(s.ser_change)) AS size
     FROM temp.undo AS u CROSS JOIN snaps AS s WHERE s.step_id = u.step_id AND s.state_key = u.state_key
     UNION ALL
-    SELECT step_id, 1, {ROW_BYTES} FROM temp.undo WHERE snap_epoch IS NOT NULL
+    SELECT step_id, 1, {ROW_BYTES} FROM temp.undo WHERE snap_epoch < :epoch
 ) GROUP BY step_id
 """
+RESTORE = """
+INSERT INTO snaps SELECT step_id, state_key, snap_epoch, ser_change, timeout_ms, digest
+FROM temp.undo WHERE snap_epoch < ?
+"""
+MADE_SINCE = f"SELECT step_id, -count(*), -sum({ROW_BYTES}) FROM snaps WHERE snap_epoch >= ? GROUP BY step_id"
 
 
 def describe(connection: apsw.Connection, path: Path) -> PartitionDescription:
@@ -191,7 +193,7 @@ def begin(
             f"it cannot start at epoch {execution.resume_epoch}: it has collected up to {collected}", path=path
         )
     if value(connection, "SELECT max(epoch) FROM epochs WHERE epoch >= ?", (execution.resume_epoch,)):
-        _abandon(connection, execution.resume_epoch)
+        _abandon(connection, path, execution.resume_epoch)
     last = value(connection, "SELECT max(epoch) FROM epochs") or 0
     if last != execution.resume_epoch - 1 or (last == 0 and rows(connection, "SELECT 1 FROM snaps LIMIT 1")):
         raise CorruptPartitionError(
@@ -225,7 +227,7 @@ def rewind(connection: apsw.Connection, path: Path, newest: Epoch) -> bool:
     with translated(path), transaction(connection):
         found = bool(rows(connection, "SELECT 1 FROM epochs WHERE epoch > ? LIMIT 1", (newest,)))
         if found:
-            _abandon(connection, Epoch(newest + 1))
+            _abandon(connection, path, Epoch(newest + 1))
         return found
 
 
@@ -363,12 +365,12 @@ def _move(
     bindings = {"epoch": epoch, "step": step}
     execute: Callable[[str], Any] = lambda sql: connection.execute(sql.format(table=table), bindings).fetchall()  # noqa: E731
     execute(SUPERSEDE)
-    touched = connection.changes()
-    if not touched:
-        return
     execute(WRITE)
+    wrote = connection.changes()
     execute(DISCARD)
-    most = held is not None and touched > SCAN_SHARE * held
+    if not wrote:
+        return
+    most = held is not None and wrote > SCAN_SHARE * held
     [(written, high, low, size_bytes)] = execute(WRITTEN_OF_STEP if most else WRITTEN)
     totals.written += written
     if not step.startswith(RESERVED_PREFIX):
@@ -432,12 +434,11 @@ def _closing_row(
     totals: _Totals,
 ) -> ClosedEpoch:
     """The row of the epoch: what was live, without what it superseded, with what it wrote. Counts the steps' sizes."""
-    superseded = digest = made = made_digest = 0
-    for step, count, high, low, new, new_high, new_low, size_bytes in rows(connection, SUPERSEDED, (request.epoch,)):
+    superseded = digest = 0
+    for step, count, high, low, size_bytes in rows(connection, SUPERSEDED, (request.epoch,)):
         superseded, digest = superseded + count, digest + combine(high, low)
-        made, made_digest = made + new, made_digest + combine(new_high, new_low)
-        totals.gain(step, new - count, -size_bytes)
-    live_digest = (before.live_digest if before else 0) - (digest - made_digest) + totals.digest
+        totals.gain(step, -count, -size_bytes)
+    live_digest = (before.live_digest if before else 0) - digest + totals.digest
     change_sizes(connection, totals.changes)
     return ClosedEpoch(
         epoch=request.epoch,
@@ -446,26 +447,42 @@ def _closing_row(
         closed_ms=request.closed_ms,
         clock_ms=request.clock_ms,
         written=totals.written,
-        live_rows=(before.live_rows if before else 0) - (superseded - made) + totals.written,
+        live_rows=(before.live_rows if before else 0) - superseded + totals.written,
         live_digest=live_digest % MODULUS,
         superseded_rows=superseded,
         superseded_digest=digest % MODULUS,
     )
 
 
-def _abandon(connection: apsw.Connection, resume_epoch: Epoch) -> None:
-    """Put back what every abandoned epoch superseded. The cost is proportional to what they touched."""
+def _abandon(connection: apsw.Connection, path: Path, resume_epoch: Epoch) -> None:
+    """Put back what every abandoned epoch superseded, and remove the keys that they made. The cost is proportional to
+    what they touched; if they made keys that were not replaced since, it is that of a scan of the state."""
     connection.execute("DROP TABLE IF EXISTS temp.undo")
     connection.execute(UNDO, (resume_epoch,))
-    change_sizes(connection, {step: (count, size) for step, count, size in rows(connection, UNDONE)})
+    _change_sizes(connection, UNDONE, resume_epoch)
     connection.execute("DELETE FROM snaps WHERE (step_id, state_key) IN (SELECT step_id, state_key FROM temp.undo)")
-    connection.execute(
-        "INSERT INTO snaps SELECT step_id, state_key, snap_epoch, ser_change, timeout_ms, digest"
-        " FROM temp.undo WHERE snap_epoch IS NOT NULL"
-    )
+    connection.execute(RESTORE, (resume_epoch,))
     connection.execute("DELETE FROM superseded WHERE until_epoch >= ?", (resume_epoch,))
     connection.execute("DELETE FROM epochs WHERE epoch >= ?", (resume_epoch,))
     connection.execute("DROP TABLE temp.undo")
+    newest = _newest_epoch(connection)
+    expected = newest.live_rows if newest else 0
+    if _live_rows(connection) != expected:
+        _change_sizes(connection, MADE_SINCE, resume_epoch)
+        connection.execute("DELETE FROM snaps WHERE snap_epoch >= ?", (resume_epoch,))
+        if _live_rows(connection) != expected:
+            raise CorruptPartitionError(
+                f"going back to epoch {resume_epoch - 1} leaves {_live_rows(connection)} rows where it had {expected}",
+                path=path,
+            )
+
+
+def _change_sizes(connection: apsw.Connection, sql: str, resume_epoch: Epoch) -> None:
+    change_sizes(connection, {step: (count, size) for step, count, size in rows(connection, sql, (resume_epoch,))})
+
+
+def _live_rows(connection: apsw.Connection) -> int:
+    return sum(size.rows for size in read_sizes(connection).values())
 
 
 def _is_newest(connection: apsw.Connection, lease: Lease) -> bool:

@@ -8,7 +8,8 @@ epochs      one row per closed epoch still held, with what is needed to check th
 commits     one row: the epoch up to which this partition has collected
 snaps       the newest closed snapshot of every key: step, key, epoch it was written in, value
 superseded  what `snaps` held before: one row per key and epoch that replaced it, append-only and
-            ordered by that epoch, so that collecting is a range delete at its front and rewinding reads its end
+            ordered by that epoch, so that collecting is a range delete at its front and rewinding reads its end;
+            version 3 has rows without snap_epoch, too, for keys that the epoch made
 states      operational state: documents by id, durable at once, untouched by rewinds; only part-0 has rows
 totals      one row: how many rows `states` has, and the sum of their digests
 sizes       one row per step in `snaps`: its rows, and the bytes of their keys and values
@@ -39,7 +40,7 @@ from recovery.errors import (
 from recovery.storage.digests import load_digests
 
 APPLICATION_ID = 0x52435650  # "RCVP"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 BUSY_TIMEOUT_MS = 60_000
 SMALLEST_PAGE_BYTES = 512
 
@@ -156,8 +157,9 @@ MEASURE_SNAPS = f"""
 INSERT INTO sizes SELECT step_id, count(*), sum({ROW_BYTES}) FROM snaps GROUP BY step_id
 """
 
-MIGRATIONS = {1: CREATE_STATES, 2: CREATE_MEASURES + MEASURE_SNAPS}
-"""What turns a file of a version into one of the next. The second reads the state once, to count it."""
+MIGRATIONS = {1: CREATE_STATES, 2: CREATE_MEASURES + MEASURE_SNAPS, 3: ""}
+"""What turns a file of a version into one of the next. The second reads the state once, to count it. The third changes
+nothing: what is new in version 4 is left out of `superseded`, which older programs would miss."""
 
 
 def partition_path(directory: Path, index: int) -> Path:

@@ -40,8 +40,10 @@ def test_closing_says_what_it_did(store_dir):
     with Driver(store_dir) as run:
         run.apply(0, {"a": "1", "b": "1"})
         run.close(0)
-        run.apply(1, {"a": "22"})
-        closed = run.store.close(run.lease, run.requests(1, floor=1))
+        run.apply(1, {"a": "2", "b": "2"})
+        run.close(1)
+        run.apply(2, {"a": "22"})
+        closed = run.store.close(run.lease, run.requests(2, floor=2))
     assert sum(each.written for each in closed) == 1
     assert sum(each.written_bytes for each in closed) == 3
     assert sum(each.collected for each in closed) == 2

@@ -89,7 +89,8 @@ CHANGES = {
                    "  WHERE u.step_id = snaps.step_id AND u.state_key = snaps.state_key AND u.snap_epoch IS NOT NULL"
                    "  ORDER BY until_epoch DESC LIMIT 1) WHERE step_id = 'count' AND state_key = 'key-012'",
     "a superseded value": "UPDATE superseded SET ser_change = '1' WHERE until_epoch = 5 AND state_key = 'key-012'",
-    "a superseded absence": "UPDATE superseded SET snap_epoch = 1 WHERE snap_epoch IS NULL AND until_epoch = 3",
+    "a superseded epoch": "UPDATE superseded SET snap_epoch = 1 WHERE until_epoch = 5 AND state_key = 'key-012'",
+    "a superseded absence": "UPDATE superseded SET snap_epoch = NULL WHERE until_epoch = 5 AND state_key = 'key-012'",
     "a superseded timeout": "UPDATE superseded SET timeout_ms = 1 WHERE until_epoch = 5 AND state_key = 'key-012'",
     "a superseded digest": "UPDATE superseded SET digest = digest - 1 WHERE until_epoch = 5 AND state_key = 'key-012'",
     "a superseded row lost": "DELETE FROM superseded WHERE until_epoch = 5 AND state_key = 'key-012'",

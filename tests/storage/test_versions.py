@@ -1,0 +1,128 @@
+"""Files of version 3, in which keys that an epoch made have a row in `superseded`: read, gone back in, gone on with."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from recovery.planning.resume import plan_resume
+from recovery.storage.digests import MODULUS, load_digests, record_digest, row_digest_sql
+from recovery.storage.files import read_step, scan
+from recovery.storage.history import changes_between, few_states_at, sizes_at
+from recovery.storage.schema import SCHEMA_VERSION, connect, transaction
+from tests.stores import STEP, Driver, paths_of, problems, query, state_at
+
+KEYS = [f"k{number}" for number in range(30)]
+EPOCHS = 8
+ABSENT = row_digest_sql("step_id", "state_key", "NULL", "NULL", "NULL")
+
+
+def as_version_3(directory: Path) -> None:
+    """Make the files what version 3 would have written."""
+    for path in paths_of(directory):
+        connection = connect(path, "rw")
+        load_digests(connection)
+        with transaction(connection):
+            # A value that replaced none made its key.
+            connection.execute(
+                f"""
+                INSERT INTO superseded SELECT snap_epoch, step_id, state_key, NULL, NULL, NULL, {ABSENT} FROM (
+                    SELECT step_id, state_key, snap_epoch FROM snaps
+                    UNION SELECT step_id, state_key, snap_epoch FROM superseded
+                ) AS made
+                WHERE NOT EXISTS (
+                    SELECT 1 FROM superseded AS s WHERE s.until_epoch = made.snap_epoch
+                    AND s.step_id = made.step_id AND s.state_key = made.state_key
+                ) AND snap_epoch > (SELECT commit_epoch FROM commits)
+                """
+            ).fetchall()
+            for row in connection.execute("SELECT * FROM epochs").fetchall():
+                digests = connection.execute("SELECT digest FROM superseded WHERE until_epoch = ?", row[:1]).fetchall()
+                fields = (*row[:9], len(digests), sum(digest for (digest,) in digests) % MODULUS)
+                connection.execute(
+                    "UPDATE epochs SET superseded_rows = ?, superseded_digest = ?, digest = ? WHERE epoch = ?",
+                    (*fields[9:], record_digest(*fields), row[0]),
+                )
+            connection.pragma("user_version", 3)
+        connection.close()
+
+
+@pytest.fixture
+def history(store_dir) -> list[dict[str, str]]:
+    """Keys that are made, replaced, discarded and made again; the states after each epoch, the first one before all."""
+    generator = random.Random(7)
+    model: list[dict[str, str]] = [{}]
+    with Driver(store_dir) as run:
+        for batch in range(EPOCHS):
+            changes = {key: generator.choice(["1", "22", None]) for key in generator.sample(KEYS, 12)}
+            run.apply(batch, changes)
+            run.close(batch)
+            model.append({key: text for key, text in (model[-1] | changes).items() if text is not None})
+    return model
+
+
+@pytest.mark.parametrize("version", [3, SCHEMA_VERSION])
+def test_every_epoch_is_what_it_was(store_dir, history, version):
+    """For a check, a reader of states and their differences, a plan, and the step that a run would start with."""
+    if version == 3:
+        as_version_3(store_dir)
+    absent = sum(
+        query(path, "SELECT count(*) FROM superseded WHERE snap_epoch IS NULL")[0][0] for path in paths_of(store_dir)
+    )
+    assert (absent > 20) == (version == 3)
+    assert problems(store_dir) == []
+    plan = plan_resume(scan(store_dir))
+    assert plan.window == tuple(range(EPOCHS + 1))
+    cuts = [(0, "", -1), *(closed.cut for closed in plan.partitions[0].epochs)]
+    for epoch, expected in enumerate(history):
+        assert {key: text for (_, key), (text, _) in state_at(store_dir, epoch).items()} == expected
+        assert dict(read_step(paths_of(store_dir), STEP, epoch + 1)) == expected
+        if not epoch:
+            continue
+        found = [state for path in paths_of(store_dir) for state in few_states_at(path, STEP, cuts[epoch])]
+        assert {state.key: state.value for state in found} == expected
+        sizes = [size for path in paths_of(store_dir) for size in sizes_at(path, STEP, cuts[epoch])]
+        assert dict(sizes) == {key: len(text) for key, text in expected.items()}
+        for earlier in range(1, epoch):
+            before, cut = history[earlier], cuts[earlier]
+            changes = [each for path in paths_of(store_dir) for each in changes_between(path, STEP, cut, cuts[epoch])]
+            assert {each.key for each in changes} == {key for key in KEYS if before.get(key) != expected.get(key)}
+    assert query(paths_of(store_dir)[0], "PRAGMA user_version") == [(version,)]
+
+
+@pytest.mark.parametrize("resume", range(1, EPOCHS + 2))
+@pytest.mark.parametrize("version", [3, SCHEMA_VERSION])
+def test_going_back_and_on(store_dir, history, version, resume):
+    """What later epochs made is gone, what they replaced is back, and what comes then is kept in the present form."""
+    if version == 3:
+        as_version_3(store_dir)
+    with Driver(store_dir, resume_epoch=resume) as run:
+        assert {key: text for (_, key), (text, _) in state_at(store_dir, resume - 1).items()} == history[resume - 1]
+        assert problems(store_dir) == []
+        run.apply(resume, {"new": "3", KEYS[0]: "4"})
+        run.close(resume)
+    expected = {**history[resume - 1], "new": "3", KEYS[0]: "4"}
+    assert {key: text for (_, key), (text, _) in state_at(store_dir, resume).items()} == expected
+    assert problems(store_dir) == []
+    assert {query(path, "PRAGMA user_version")[0][0] for path in paths_of(store_dir)} == {SCHEMA_VERSION}
+    with Driver(store_dir, resume_epoch=resume):
+        assert {key: text for (_, key), (text, _) in state_at(store_dir, resume - 1).items()} == history[resume - 1]
+    assert problems(store_dir) == []
+
+
+def test_half_of_the_files_brought_forward(store_dir, history):
+    """As after a crash while they were: one of each version, which go back together."""
+    as_version_3(store_dir)
+    older = store_dir.with_name("older")
+    shutil.copytree(store_dir, older)
+    with Driver(store_dir):
+        pass
+    first, second = paths_of(store_dir)
+    shutil.copy(older / second.name, second)
+    with Driver(store_dir, resume_epoch=4):
+        assert {key: text for (_, key), (text, _) in state_at(store_dir, 3).items()} == history[3]
+    assert problems(store_dir) == []
+    assert query(first, "PRAGMA user_version") == query(second, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
