@@ -163,8 +163,9 @@ def start(
 ) -> None:
     """Begin an execution: abandon everything at or above its resume epoch and record it. Repeatable.
 
-    planned: the partition as the plan saw it. The cost is proportional to what is abandoned. Raises LeaseLostError
-    when a later execution began, or an epoch was closed since it was planned.
+    planned: the partition as the plan saw it. The cost is proportional to what is abandoned; if keys are among it that
+    it made, to the state. Raises LeaseLostError when a later execution began, or an epoch was closed since it was
+    planned.
     """
     with translated(path), transaction(connection):
         begin(connection, path, execution, planned)
