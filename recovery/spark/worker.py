@@ -106,7 +106,10 @@ def run_tasks(
                 yield from task.run(rows)
                 touched = task.touched
             else:
-                yield from _one_after_the_other(definition, rows, connect, batch, kind, place, tasks)
+                width, own = _Width(), range(place, count, tasks)
+                for partition, share in _shares(definition, width.measured(rows), kind, count, own):
+                    yield from kind(definition, store, partition, count, batch, place).run(share, width)
+                    store.release()  # so that no more is open at once than of one partition
         if ran_before:
             for partition in set(map(PartitionIndex, range(count))).difference(touched):
                 store.withdraw(step, partition, batch)
@@ -114,36 +117,23 @@ def run_tasks(
         store.release()
 
 
-def _one_after_the_other(
-    definition: StepDefinition,
-    batches: Iterator[pa.RecordBatch],
-    connect: Callable[[bool], tuple[TaskStore, int]],
-    batch: BatchId,
-    kind: type[StepTask],
-    place: int,
-    tasks: int,
-) -> Iterator[pa.RecordBatch]:
-    """The work of the recovery partitions that one task of Spark has rows of: as many tasks of ours, each with a store
-    of its own, so that no more is open at once than of one."""
-    _, count = connect(False)
+def _shares(
+    definition: StepDefinition, batches: Iterator[pa.RecordBatch], kind: type[StepTask], count: int, own: range
+) -> Iterator[tuple[PartitionIndex, Iterator[pa.RecordBatch]]]:
+    """The recovery partitions that rows are of, in order, each with its rows sorted by key, which are to be taken
+    before the next one is asked for. Raises UnsupportedPlanError for one that is not among a task's `own`, or comes
+    again."""
     partition_of_rows = partial(_partitions, count=count)
-    width = _Width()
-    rows = width.measured(batches)
     if not definition.sorted_by_spark:
-        rows = sorted_by(definition.key_text, rows, kind.chunk_rows, kind.sorted_bytes, partition_of_rows)
+        batches = sorted_by(definition.key_text, batches, kind.chunk_rows, kind.sorted_bytes, partition_of_rows)
     newest = -1
-    for partition, own in groupby(_pieces(rows, partition_of_rows), itemgetter(0)):
-        if partition % tasks != place:
+    for partition, pieces in groupby(_pieces(batches, partition_of_rows), itemgetter(0)):
+        if partition not in own:
             raise _of_several(definition)
         if partition <= newest:
             raise UnsupportedPlanError(f"step {definition.step_id!r}: its rows do not arrive sorted by partition")
         newest = partition
-        store, _ = connect(False)
-        try:
-            task = kind(definition, store, PartitionIndex(partition), count, batch, place)
-            yield from task.run(map(itemgetter(1), own), width)
-        finally:
-            store.release()
+        yield PartitionIndex(partition), map(itemgetter(1), pieces)
 
 
 def _pieces(

@@ -69,7 +69,7 @@ class BatchCount(NamedTuple):
 
 
 class TaskStore(Protocol):
-    """What a task may ask. One object serves one task and is released at its end."""
+    """What a task may ask. One object serves one task, and is released at its end at the latest."""
 
     def read(self, step: StepId, partition: PartitionIndex, batch: BatchId, keys: tuple[str, ...]) -> list[str | None]:
         """The stored states of `keys` before `batch`, in their order, even when the batch was already applied."""
@@ -99,7 +99,7 @@ class TaskStore(Protocol):
         ...
 
     def release(self) -> None:
-        """Give back what the object holds; it is not used again."""
+        """Give back what the object holds open. Asked again, it opens anew."""
         ...
 
 

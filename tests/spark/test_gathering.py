@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -13,6 +14,8 @@ from recovery.aggregates import count, sum_
 from recovery.keys import encode_key, partition_of
 from recovery.spark import gathering
 from tests.spark.support import ODD_KEYS, add_up, run_to_end, states, totals_step
+from tests.stores import paths_of
+from tests.stores import query as query_file
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +111,29 @@ def test_odd_keys(spark, tmp_path, columns):
     assert set(found.values()) == {3}
     names = set(found) if columns == "one" else {encode_key(json.loads(key)[0]) for key in found}
     assert names == set(map(encode_key, ODD_KEYS))
+
+
+def test_tasks_are_no_more_than_run_at_once(spark, feed, tmp_path, monkeypatch):
+    """Rows of seven partitions are exchanged over two tasks; each key has its state in its own partition."""
+    monkeypatch.setattr(gathering, "FEW_ROWS", -1)
+    for seed in range(3):
+        feed.add_random(seed)
+    exchanges: list[str] = []
+
+    def note(batch, _) -> None:
+        [query] = spark.streams.active
+        plan = query._jsq.streamingQuery().lastExecution().executedPlan().toString()
+        exchanges.extend(line for line in plan.splitlines() if "Exchange" in line)
+
+    run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", note, partitions=7)
+    assert spark.sparkContext.defaultParallelism == 2
+    assert len(exchanges) == 3
+    assert all(re.search(r", 2\)?, REPARTITION_BY_NUM", line) for line in exchanges), exchanges
+    assert states(tmp_path / "db", "totals") == feed.totals()
+    for number, path in enumerate(paths_of(tmp_path / "db")):
+        keys = [key for (key,) in query_file(path, "SELECT state_key FROM snaps WHERE step_id = 'totals'")]
+        assert keys
+        assert {partition_of(key, 7) for key in keys} == {number}
 
 
 def test_order_within_a_key(spark, feed, tmp_path):
