@@ -48,6 +48,8 @@ def launch(
     """
     spark = bound.frame.sparkSession
     told = {ADDRESS_PROPERTY: address, TASKS_PROPERTY: str(bound.tasks)}
+    # In a sink or an observer, this thread is that of another query, whose tasks find its partitions by them.
+    before = {key: spark.sparkContext.getLocalProperty(key) for key in told}
     for key, value in told.items():
         spark.sparkContext.setLocalProperty(key, value)
     try:
@@ -57,8 +59,8 @@ def launch(
             writer = writer.option("checkpointLocation", f"file:{checkpoint.absolute()}")
             started(_triggered(writer, trigger).queryName(_free_name(spark, name)).start())
     finally:
-        for key in told:
-            spark.sparkContext.setLocalProperty(key, None)
+        for key, value in before.items():
+            spark.sparkContext.setLocalProperty(key, value)
 
 
 def stop_query(query: Any, released: threading.Event) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from recovery import DiscardSink, RecoveryConfig, init_partitions, start
+from recovery.spark.events import BatchDone
 from recovery.spark.launching import SETTINGS, UNCHECKED
 from tests.spark.support import Feed, states, totals_step
 
@@ -67,5 +69,39 @@ def test_started_at_once(spark, tmp_path):
         spark.streams.removeListener(meeting)
     assert sorted(meeting.names) == ["one", "two"]
     assert [spark.conf.get(key, None) for key in settings] == before
+    for name, feed in feeds.items():
+        assert states(tmp_path / name / "db", "totals") == feed.totals()
+
+
+@pytest.mark.parametrize("place", ["sink", "observer"])
+def test_started_by_another_one(spark, tmp_path, place):
+    """A flow that a sink or an observer starts leaves its starter's own tasks their partitions: both are exact."""
+    feeds = {name: Feed(tmp_path / name / "input") for name in ("outer", "inner")}
+    for seed, (name, feed) in enumerate(feeds.items()):
+        for number in range(3):
+            feed.add_random(10 * seed + number)
+        init_partitions(tmp_path / name / "db", 2)
+
+    def run(name: str, **options):
+        frame = feeds[name].frame(spark).transform(totals_step())
+        config = RecoveryConfig(tmp_path / name / "db", snapshot_interval=0)
+        return start(frame, config, name=name, trigger="available-now", **options)
+
+    inner = []
+
+    def start_inner() -> None:
+        if not inner:
+            inner.append(run("inner", sink=DiscardSink()))
+
+    def sink(batch, batch_id):
+        if place == "sink":
+            start_inner()
+
+    def observe(event):
+        if place == "observer" and isinstance(event, BatchDone):
+            start_inner()
+
+    run("outer", sink=sink, observer=observe).await_termination()
+    inner[0].await_termination()
     for name, feed in feeds.items():
         assert states(tmp_path / name / "db", "totals") == feed.totals()
