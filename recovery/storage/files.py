@@ -237,6 +237,8 @@ class FilePartitions:
         if self._reader is None:
             self._reader = open_partition(self.paths[0], "ro")
         one.check_lease(self._reader, self.paths[0], lease)
+        if self._lifeline is not None:
+            self._lifeline.admit()
         for deltas in self._deltas.values():
             for delta in deltas:
                 delta.open(batch)

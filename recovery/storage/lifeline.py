@@ -1,8 +1,8 @@
 """How tasks' processes learn that an execution is over, at once and without being asked: by a socket that ends.
 
-The driver listens on a Unix socket, which takes no thread: who connects waits in the socket's queue for as long as the
-execution lasts. When it ends, or the driver's process does, the connection ends, which a thread of the other process
-waits for. It lets go of what it held, and then ends its side, which the driver waits for.
+The driver listens on a Unix socket, which takes no thread: who connects waits in the socket's queue until the driver
+looks there. When the execution ends, or the driver's process does, the connection ends, which a thread of the other
+process waits for. It lets go of what it held, and then ends its side, which the driver waits for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 
 from recovery.clock import Clock
 
-MOST_HOLDERS = 256
+MOST_WAITING = 256
+"""Who may connect before the driver looks."""
 WAIT_S = 5.0
 """How long the driver waits, at most, for the others to let go."""
 
@@ -32,6 +33,7 @@ class Lifeline:
         self._clock = clock
         self._directory: Path | None = None
         self._listener = None
+        self._holders: list[socket.socket] = []
         self.address: str | None = f"\0recovery-{name}"
         """Where others reach it; None where there can be no such socket, so that nobody does."""
         if sys.platform == "linux":
@@ -44,32 +46,57 @@ class Lifeline:
         if self._listener is None:
             self.address = None
 
+    def admit(self) -> None:
+        """Take who has connected out of the queue, which would fill up with workers that came and went. Takes
+        microseconds; only when somebody came, those who have ended are looked for."""
+        if self._listener is None:
+            return
+        known = len(self._holders)
+        with contextlib.suppress(OSError):
+            while True:
+                self._holders.append(self._listener.accept()[0])
+        if len(self._holders) > known:
+            for holder in filter(_has_ended, self._holders.copy()):
+                holder.close()
+                self._holders.remove(holder)
+
     def close(self) -> None:
         """Have everyone let go, and wait until they have."""
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
         if self._listener is None:
             return
-        holders: list[socket.socket] = []
-        with self._listener as listener, contextlib.suppress(OSError):
-            listener.setblocking(False)
-            while True:
-                holders.append(listener.accept()[0])
+        self.admit()
+        self._listener.close()
         self._listener = None
-        for holder in holders:
+        for holder in self._holders:
             with contextlib.suppress(OSError):
                 holder.shutdown(socket.SHUT_WR)
         until_s = self._clock.elapsed_s() + WAIT_S
-        for holder in holders:
+        for holder in self._holders:
             with holder, contextlib.suppress(OSError):
                 holder.settimeout(max(0.001, until_s - self._clock.elapsed_s()))
                 holder.recv(1)
+        self._holders.clear()
+
+
+def _has_ended(holder: socket.socket) -> bool:
+    """Whether the other side has; it never says anything before."""
+    holder.setblocking(False)
+    try:
+        holder.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _listening(address: str) -> socket.socket | None:
     def listen(made: socket.socket) -> None:
         made.bind(address)
-        made.listen(MOST_HOLDERS)
+        made.listen(MOST_WAITING)
+        made.setblocking(False)
 
     return _socket(listen)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -217,6 +218,52 @@ def test_nothing_is_kept_for_a_run_that_cannot_be_reached(store_dir):
         assert deltas.take(delta.path) is None
         with pytest.raises(apsw.ConnectionClosedError):
             delta.read(0, ("a",))
+
+
+@needs_proc
+def test_workers_that_came_and_went_take_no_place(store_dir, monkeypatch):
+    """More of them than can wait to be seen at once, over the micro-batches of a run: the next one keeps its deltas."""
+    monkeypatch.setattr("recovery.storage.lifeline.MOST_WAITING", 1)
+    with Driver(store_dir) as run:
+        for number in range(4):
+            run.store.open(run.lease, number)
+            with Worker(run.store.address(run.lease)) as worker:
+                assert worker.batch(number) == "done"
+                assert worker.open_below(store_dir)
+        with Worker(run.store.address(run.lease)) as worker:
+            for number in (4, 5):
+                run.store.open(run.lease, number)
+                assert worker.batch(number) == "done"
+                assert worker.open_below(store_dir)
+            run.store.release()
+            assert worker.open_below(store_dir) == []
+
+
+def test_who_has_ended_is_forgotten():
+    """Who goes on is told of the end, and waited for."""
+    line = Lifeline("admitted", SystemClock())
+    assert line.address
+    let_go, gone = threading.Event(), []
+
+    def slowly() -> None:
+        threading.Event().wait(0.2)
+        let_go.set()
+
+    assert hold(line.address, slowly)
+    for _ in range(3):
+        gone.append(socket.socket(socket.AF_UNIX))
+        gone[-1].connect(line.address)
+    line.admit()
+    assert len(line._holders) == 4
+    for each in gone:
+        each.close()
+    with socket.socket(socket.AF_UNIX) as another:
+        another.connect(line.address)
+        line.admit()
+        assert len(line._holders) == 2
+    assert not let_go.is_set()
+    line.close()
+    assert let_go.is_set()
 
 
 def test_where_sockets_need_files(tmp_path, monkeypatch):
