@@ -128,7 +128,11 @@ def hold(address: str, let_go: Callable[[], None]) -> bool:
     line = _socket(connect)
     if line is None:
         return False
-    threading.Thread(target=_wait, args=(line, let_go), name="lifeline", daemon=True).start()
+    try:
+        threading.Thread(target=_wait, args=(line, let_go), name="lifeline", daemon=True).start()
+    except RuntimeError:  # the process may have no more of them
+        line.close()
+        return False
     return True
 
 

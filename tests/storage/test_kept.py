@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import apsw
@@ -18,6 +20,7 @@ import pytest
 from recovery.clock import SystemClock
 from recovery.errors import LeaseLostError
 from recovery.storage import kept as kept_module
+from recovery.storage.deltas import Delta
 from recovery.storage.files import connect_task
 from recovery.storage.kept import KeptDeltas, kept
 from recovery.storage.lifeline import Lifeline, hold
@@ -204,6 +207,106 @@ def test_only_so_many(make_store, monkeypatch):
                 task.apply(STEP, index, number, [pack({"a": str(number)})], BatchCount(1, 1))
             task.release()
             assert len(kept._deltas) == 2
+
+
+def line_of(run: Driver) -> str:
+    line: str = json.loads(run.store.address(run.lease))["line"]
+    return line
+
+
+def given(deltas: KeptDeltas, run: Driver, index: int = 0) -> Delta:
+    """The delta of a partition, which a task used and gave to `deltas`."""
+    task, _ = connect_task(run.store.address(run.lease))
+    assert task.read(STEP, index, 0, ("a",)) == [None]
+    [delta] = task._deltas.values()
+    deltas.give(delta, line_of(run))
+    return delta
+
+
+def is_open(delta: Delta) -> bool:
+    try:
+        return delta.read(0, ("a",)) == [None]
+    except apsw.ConnectionClosedError:
+        return False
+
+
+def test_tasks_of_two_executions_take_turns(make_store, monkeypatch):
+    """Each finds its own delta again, and the process holds two lines, however often they do."""
+    lines = []
+
+    def counted(line: str, let_go: Callable[[], None]) -> bool:
+        lines.append(line)
+        return hold(line, let_go)
+
+    monkeypatch.setattr(kept_module, "hold", counted)
+    with Driver(make_store(1)) as one, Driver(make_store(1)) as two:
+        used = []
+        for number in range(4):
+            for run in (one, two):
+                task, _ = connect_task(run.store.address(run.lease), keep=True)
+                task.apply(STEP, 0, number, [pack({"a": str(number)})], BatchCount(1, 1))
+                used += task._deltas.values()
+                task.release()
+        assert used == used[:2] * 4
+        assert lines == [line_of(one), line_of(two)]
+
+
+def test_an_execution_that_ends_takes_its_own_along(make_store):
+    """Another one that goes on has its deltas kept."""
+    deltas = KeptDeltas()
+    with Driver(make_store(1)) as other:
+        with Driver(make_store(1)) as run:
+            ended, kept_on = given(deltas, run), given(deltas, other)
+        assert not is_open(ended)
+        assert deltas.take(ended.path) is None
+        assert is_open(kept_on)
+        assert deltas.take(kept_on.path) is kept_on
+        deltas.give(kept_on, line_of(other))
+    assert not is_open(kept_on)
+
+
+def test_an_error_on_closing_is_no_concern_of_others(make_store, monkeypatch):
+    """Neither of the task that gives another one back, nor of what is closed next."""
+    monkeypatch.setattr(kept_module, "MOST_KEPT", 2)
+    deltas, close, failed = KeptDeltas(), Delta.close, []
+
+    def failing(delta: Delta) -> None:
+        close(delta)
+        if delta in given_ones[:2]:
+            failed.append(delta)
+            raise apsw.IOError("as on a bad disk")
+
+    given_ones: list[Delta] = []
+    with Driver(make_store(3)) as run:
+        monkeypatch.setattr(Delta, "close", failing)
+        for index in range(3):
+            given_ones.append(given(deltas, run, index))
+        assert failed == given_ones[:1], "the third takes the place of the first"
+        assert is_open(given_ones[2])
+    assert failed == given_ones[:2]
+    assert not is_open(given_ones[2])
+
+
+def test_nothing_is_kept_without_a_thread_to_let_go(store_dir, monkeypatch):
+    """The task has finished all the same, and nothing is left open: neither its delta nor a socket."""
+    deltas, begun = KeptDeltas(), threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "lifeline":
+            raise RuntimeError("can't start new thread")
+        begun(thread)
+
+    with Driver(store_dir) as run:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            assert not is_open(given(deltas, run))
+            line = Lifeline("threadless", SystemClock())
+            assert line.address
+            assert not hold(line.address, lambda: None)
+            line.admit()
+            assert line._holders == []
+            line.close()
+        assert is_open(given(deltas, run))
 
 
 def test_nothing_is_kept_for_a_run_that_cannot_be_reached(store_dir):
