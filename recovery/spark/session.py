@@ -8,18 +8,22 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from recovery.errors import ConfigurationError, SparkUnavailableError
 from recovery.spark import local_files
 from recovery.spark.classes import archive_options, archive_path
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf
 
 MINIMUM_JAVA = 17
 _NOISE = re.compile(
@@ -30,6 +34,8 @@ _NOISE = re.compile(
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _DAEMON = re.compile(r"pyspark[/\\]daemon\.py")
+_END_S = 5
+"""How long a JVM may take to end by itself."""
 _ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
 FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 DEFAULTS = {
@@ -56,36 +62,104 @@ def create_session(name: str, *, master: str = "local[*]", conf: Mapping[str, st
     """A SparkSession of this process's own. Raises SparkUnavailableError.
 
     The JVM gets a session of its own, so a signal to our process group does not kill it under a running
-    micro-batch; it ends when this process does, however that dies.
+    micro-batch; it ends when this process does, however that dies, and when this raises.
     """
     from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
     prepare_environment()
     settings = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
     for key, value in {**DEFAULTS, **_daemon(), **(conf or {})}.items():
         settings.set(key, value)
+    gateway = None
     try:
         given = settings.get("spark.driver.extraJavaOptions", "")
         shared = archive_options(archive_path(java_home()), given)
         settings.set("spark.driver.extraJavaOptions", f"{_log4j_options()} {shared} {given}".strip())
-        gateway = None
         if SparkContext._gateway is None:
             # A process has one JVM: later contexts are made in it.
-            gateway = launch_gateway(settings, popen_kwargs={"start_new_session": True, "stderr": subprocess.PIPE})
+            gateway = _launch(settings)
             _forward(gateway.proc.stderr)
         context = SparkContext(conf=settings, gateway=gateway)
         context.setLogLevel("ERROR")
         session = SparkSession(context)
         local_files.install(session)
     except Exception as error:
+        # The text of Java's errors is in the JVM.
+        text = str(error).strip() or repr(error)
+        if gateway is not None:
+            _end(gateway)
         raise SparkUnavailableError(
-            f"Spark did not start: {str(error).strip().splitlines()[0] if str(error).strip() else error!r}",
+            f"Spark did not start: {text.splitlines()[0]}",
             cause="Java, the master or a --conf setting; see the lines above.",
             remedy="Check the settings; with --debug the whole error is shown.",
-        ) from error
+        ) from RuntimeError(text).with_traceback(error.__traceback__)
+    except BaseException:
+        if gateway is not None:
+            _end(gateway)
+        raise
     return session
+
+
+class _Starting(subprocess.Popen[bytes]):
+    """The JVM's process, known from the moment at which it begins: the launch gives it away only when it succeeds."""
+
+    launch: ClassVar[_Starting | None] = None
+
+    def __init__(self, command: Sequence[str], *, env: dict[str, str], **options: Any) -> None:
+        self.told = Path(env["_PYSPARK_DRIVER_CONN_INFO_PATH"]).parent
+        _Starting.launch = self
+        super().__init__(command, env=env, **options)
+
+
+def _launch(settings: SparkConf) -> Any:
+    """The gateway to a new JVM, which is gone when this raises.
+
+    A JVM that cannot write where it is reached, because the launch was left, would otherwise never end.
+    """
+    from pyspark import java_gateway
+
+    usual, java_gateway.Popen = java_gateway.Popen, _Starting
+    try:
+        return java_gateway.launch_gateway(settings, {"start_new_session": True, "stderr": subprocess.PIPE})
+    except BaseException:
+        abandon_launch()
+        if _Starting.launch is not None:
+            _Starting.launch.wait()
+        raise
+    finally:
+        java_gateway.Popen = usual
+        _Starting.launch = None
+
+
+def abandon_launch() -> None:
+    """Kill the JVM that is being launched, if one is. Takes no locks, so that a signal handler may call it."""
+    process = _Starting.launch
+    if process is not None:
+        if getattr(process, "pid", None) is not None:
+            _kill(process)
+        shutil.rmtree(process.told, ignore_errors=True)
+
+
+def _end(gateway: Any) -> None:
+    """End a JVM on which no session could be made, so that the next one begins anew."""
+    from pyspark import SparkContext
+
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    process = gateway.proc
+    try:
+        process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+    finally:
+        _kill(process)
+        process.wait()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    # Its own session: Spark's launcher script may have a process beside it.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _daemon() -> dict[str, str]:

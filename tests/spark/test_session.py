@@ -1,4 +1,4 @@
-"""Which masters Spark may have, and the environment that its JVM and workers get. Nothing here starts either."""
+"""Which masters Spark may have, the environment that its JVM and workers get, and starts that come to nothing."""
 
 from __future__ import annotations
 
@@ -149,3 +149,55 @@ def test_no_java_at_all(environment, monkeypatch, tmp_path):
     environment["JAVA_HOME"] = str(tmp_path)
     with pytest.raises(SparkUnavailableError, match="no Java 17 or newer"):
         prepare_environment()
+
+
+LEFT = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from recovery.spark import session
+
+def children():
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+def interrupt():
+    while not children():
+        time.sleep(0.01)
+    time.sleep(float(sys.argv[1]))
+    os.kill(os.getpid(), signal.SIGINT)
+
+session.prepare_environment()
+session.prepare_environment = lambda: None
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    session.create_session("left")
+except KeyboardInterrupt:
+    print(*children())
+"""
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.8, 1.6])
+def test_an_interrupted_start_leaves_no_jvm(after_s, tmp_path):
+    """Whenever it is left, from the launcher's script to the context."""
+    program = [sys.executable, "-c", LEFT, str(after_s)]
+    done = subprocess.run(
+        program, capture_output=True, text=True, timeout=120, env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_session_that_cannot_be_made_leaves_no_jvm():
+    """And a later one begins with settings of its own."""
+    program = """
+import os
+from pathlib import Path
+from recovery.errors import SparkUnavailableError
+from recovery.spark.session import create_session
+try:
+    create_session("wrong", master="local[nothing]")
+except SparkUnavailableError:
+    print(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+print(create_session("right", master="local[1]").range(3).count())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[]\n3\n", done.stderr
