@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from recovery.runner import _signals
+from recovery.runner import _ending_at_once, _signals
 from tests.stores import run_python
 
 NUMBERS = [signal.SIGTERM, signal.SIGINT]
@@ -114,7 +114,7 @@ def test_signals_of_a_run_in_another_thread_are_not_ours(others):
 
 TWICE = """
 import signal, threading, time
-from recovery.runner import _signals
+from recovery.runner import _ending_at_once, _signals
 
 class Query:
     stopping = threading.Event()
@@ -138,3 +138,34 @@ def test_the_second_signal_ends_the_process_at_once():
     done = run_python(TWICE)
     assert done.returncode == 128 + signal.SIGINT, done.stderr
     assert done.stdout == "stopping\n"
+
+
+AT_ONCE = """
+import signal, sys
+from pathlib import Path
+from recovery.runner import _ending_at_once
+
+with _ending_at_once(Path(sys.argv[1])):
+    signal.raise_signal(int(sys.argv[2]))
+    print("this is not said", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_before_the_stream_the_first_signal_ends_the_process(number, tmp_path):
+    """And what nobody would find again is gone with it."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    done = run_python(AT_ONCE, temporary, int(number))
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
+    assert not temporary.exists()
+
+
+def test_a_query_that_runs_has_the_signals(others):
+    """One does not end the process any more, and when all is over they are somebody else's again."""
+    query = Query()
+    with _ending_at_once(None), _signals(query):
+        signal.raise_signal(signal.SIGTERM)
+        assert query.stopped.wait(30)
+    signal.raise_signal(signal.SIGINT)
+    assert others == Counter([signal.SIGINT])

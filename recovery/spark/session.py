@@ -80,7 +80,8 @@ def create_session(name: str, *, master: str = "local[*]", conf: Mapping[str, st
             # A process has one JVM: later contexts are made in it.
             gateway = _launch(settings)
             _forward(gateway.proc.stderr)
-        context = SparkContext(conf=settings, gateway=gateway)
+        with _signal_kept():
+            context = SparkContext(conf=settings, gateway=gateway)
         context.setLogLevel("ERROR")
         session = SparkSession(context)
         local_files.install(session)
@@ -99,6 +100,15 @@ def create_session(name: str, *, master: str = "local[*]", conf: Mapping[str, st
             _end(gateway)
         raise
     return session
+
+
+@contextlib.contextmanager
+def _signal_kept() -> Iterator[None]:
+    """Whoever handles SIGINT goes on doing so: PySpark puts a handler of its own in the place of any."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if threading.current_thread() is threading.main_thread() and before is not signal.default_int_handler:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Starting(subprocess.Popen[bytes]):

@@ -217,6 +217,51 @@ def test_a_signal_closes_the_epoch(feed, tmp_path, number):
     assert states(directory, "totals") == feed.totals()
 
 
+STARTING = """
+import os, signal
+from pathlib import Path
+from recovery import Flow
+from tests.flows import totals
+
+def make(path, jvm, number):
+    def build(spark):
+        Path(jvm).write_text(str(spark._jvm.java.lang.ProcessHandle.current().pid()))
+        os.kill(os.getpid(), number)
+        return totals.make(path).build(spark)
+    return Flow("totals", build)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_stream_ends_at_once(feed, tmp_path, number):
+    """While the flow is built on a Spark that is up: nothing is told but that it was starting, the JVM ends, and
+    the next run begins as if this one had not been."""
+    feed.add_random(1)
+    directory, jvm, flow = tmp_path / "db", tmp_path / "jvm", tmp_path / "starting.py"
+    init_partitions(directory, 2)
+    flow.write_text(STARTING)
+    process = recovery_command(f"{flow}:make({str(feed.path)!r}, {str(jvm)!r}, {int(number)})", directory)
+    output = finish(process)
+    assert process.returncode == 128 + number, output
+    told = [line for line in output.splitlines() if not line.startswith("Picked up")]
+    assert told == ["totals: starting Spark …"]
+    deadline = time.monotonic() + 60
+    while is_running(int(jvm.read_text())) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not is_running(int(jvm.read_text()))
+    output = finish(process := recovery_run(directory, feed))
+    assert process.returncode == 0, output
+    assert states(directory, "totals") == feed.totals()
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and not only what nobody has waited for."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
 @pytest.mark.long
 def test_a_second_signal_ends_at_once(feed, tmp_path):
     """A second signal does not wait for the running micro-batch; the next run counts everything once."""
