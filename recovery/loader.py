@@ -13,6 +13,7 @@ from typing import Any
 from recovery.errors import FlowLoadError, RecoveryError
 from recovery.flow import Flow
 from recovery.pipeline import Pipeline
+from recovery.tracebacks import headline
 
 DEFAULT_NAME = "flow"
 PIPELINE_NAME = "pipeline"
@@ -145,7 +146,8 @@ def _call(function: Any, arguments: Any, named: dict[str, Any], target: str) -> 
 
 
 def _failed(where: str, error: Exception) -> FlowLoadError:
-    return FlowLoadError(f"{where} failed: {type(error).__name__}: {error}", cause="", remedy="Mend the flow's code.")
+    found = f"{where} failed: {headline(error)}"
+    return FlowLoadError(found, cause="", remedy="Mend the flow's code.")
 
 
 def _unreadable(target: str, expression: str) -> FlowLoadError:

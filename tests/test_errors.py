@@ -118,7 +118,7 @@ def test_names_of_no_error():
 
 def test_errors_of_the_flow_that_are_called_like_ours():
     """Only the class itself is ours; another one of its name is an error of the flow, after which epochs are closed."""
-    text = "Traceback (most recent call last):\n  File ...\n{}: disk\n\n\tat org.apache.spark"
+    text = 'Traceback (most recent call last):\n  File "flow.py", line 1, in f\n{}: disk\n\n\tat org.apache.spark'
     own = as_recovery_error(PySparkException(text.format("recovery.errors.StorageError")))
     assert type(own) is StorageError
     for name in ("StorageError", "flow.StorageError"):

@@ -14,6 +14,7 @@ from recovery.ids import BatchId, Epoch, StepId
 from recovery.sinks.files import FileSink
 from recovery.sinks.plain import DiscardSink
 from recovery.sinks.protocol import BATCH_BEING_WRITTEN, BatchContext, EpochOutput, Resume
+from recovery.tracebacks import essence_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -71,7 +72,10 @@ class Delivery:
             # sign of the JVM's end, unless it came through the gateway to it.
             if self._sink is not None or _of_gateway(error):
                 raise
-            raise FlowFailedError("".join(traceback.format_exception(error)[-4:]).strip()) from error
+            raise FlowFailedError(essence_of(_in_sink(error, batch_id))) from error
+        except Exception as error:
+            _in_sink(error, batch_id)
+            raise
         finally:
             BATCH_BEING_WRITTEN.reset(token)
 
@@ -111,6 +115,12 @@ class Delivery:
     def _output(self, epoch: Epoch, batch: BatchId, floor: Epoch) -> EpochOutput:
         resume = self._resume
         return EpochOutput(epoch, batch, resume.execution, resume.store_id, resume.flow_id, floor)
+
+
+def _in_sink(error: BaseException, batch_id: BatchId) -> BaseException:
+    """The error, which tells then where it was raised."""
+    error.add_note(f"in the sink, micro-batch {batch_id}")
+    return error
 
 
 def _of_gateway(error: BaseException) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import traceback
 
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException, StreamingQueryException
 
 from recovery.errors import FlowFailedError, RecoveryError, StepChangedError, StorageError, error_named
+from recovery.tracebacks import essence, essence_of
 
 JVM_GONE = (Py4JNetworkError, ConnectionError)
 _OPERATORS_CHANGED = re.compile(
@@ -50,10 +50,10 @@ def as_recovery_error(error: BaseException) -> BaseException:
             remedy="Change it back, or start anew in another recovery directory: their state cannot be converted.",
         )
     if isinstance(error, StreamingQueryException | PySparkException):
-        return FlowFailedError(_essence(text))
+        return FlowFailedError(essence(text) or text.strip().split("\n")[0][:2000])
     if isinstance(error, Py4JJavaError):
         return FlowFailedError(str(error.java_exception.toString()))
-    return FlowFailedError("".join(traceback.format_exception(error)[-4:]).strip())
+    return FlowFailedError(essence_of(error))
 
 
 def _from_text(kind: type[RecoveryError], text: str) -> RecoveryError:
@@ -63,13 +63,3 @@ def _from_text(kind: type[RecoveryError], text: str) -> RecoveryError:
     if not rest:
         found, _, remedy = found.partition("\nWhat to do: ")
     return kind(found.strip(), cause=cause.strip(), remedy=remedy.strip())
-
-
-def _essence(text: str) -> str:
-    """The part of Spark's long message that says what happened: the Python traceback, or the first line."""
-    start = text.find("Traceback (most recent call last)")
-    if start >= 0:
-        shown = text[start:].split("\n\n")[0].split("\n\tat ")[0]
-        lines = [line for line in shown.splitlines() if line.strip()]
-        return "\n".join(lines[-12:])
-    return text.strip().split("\n")[0][:2000]

@@ -416,6 +416,8 @@ class RecoveryQuery:
         """Keep the first error, in the form in which it is raised to the user."""
         if self._error is None:
             self._error = as_recovery_error(error)
+            if self._error is not error:
+                self._error.__cause__ = error
 
     def _notify(self, event: Event) -> None:
         if self._observer is not None:

@@ -19,6 +19,7 @@ from recovery.spark.plan import bind
 from recovery.spark.preparing import Prepared
 from recovery.spark.query import RecoveryQuery
 from recovery.spark.session import check_master
+from recovery.tracebacks import headline
 
 if TYPE_CHECKING:
     from recovery.flow import SinkLike
@@ -98,7 +99,9 @@ def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:
         if isinstance(told, RecoveryError) and not isinstance(told, FlowFailedError):
             raise told from error
         raise FlowFailedError(
-            f"building flow {flow.name!r} failed: {type(error).__name__}: {error}", cause="", remedy="Mend the flow."
+            f"building flow {flow.name!r} failed: {headline(error)}",
+            cause="",
+            remedy="Mend the flow.",
         ) from error
     if not isinstance(frame, DataFrame):
         raise FlowFailedError(

@@ -256,7 +256,7 @@ def test_unserialisable_state_names_step_and_key(spark, feed, tmp_path):
 
 
 def test_errors_of_update_name_step_and_key(spark, feed, tmp_path):
-    """An exception in update reaches the user with its traceback, step and key; the epochs before it are closed."""
+    """An exception in update reaches the user with its step, key and place first; the epochs before it are closed."""
     feed.add([("fine", 1)])
     feed.add([("bad", 1)])
 
@@ -266,7 +266,14 @@ def test_errors_of_update_name_step_and_key(spark, feed, tmp_path):
 
     with pytest.raises(FlowFailedError, match="ZeroDivisionError") as caught:
         run_to_end(feed.frame(spark).transform(totals_step(update=update)), tmp_path / "db", snapshot_interval=3600)
-    assert "in step 'totals', key 'bad', micro-batch 1" in str(caught.value)
+    first, frame, code = caught.value.found.splitlines()[:3]
+    line = update.__code__.co_firstlineno + 2
+    assert first == (
+        "step 'totals', key 'bad', micro-batch 1: ZeroDivisionError: integer division or modulo by zero"
+        f" (test_steps.py, line {line})"
+    )
+    assert frame == f'  File "{__file__}", line {line}, in update'
+    assert code.strip().startswith("return [(key, 1")
     assert states(tmp_path / "db", "totals") == {"fine": 1}
 
 
@@ -673,7 +680,9 @@ def test_a_sink_whose_target_is_away(spark, feed, tmp_path):
     init_partitions(tmp_path / "db", 2)
     config = RecoveryConfig(tmp_path / "db", snapshot_interval=3600)
     query = start(feed.frame(spark).transform(totals_step()), config, sink=write, name="test", trigger="available-now")
-    with pytest.raises(FlowFailedError, match="ConnectionRefusedError: database away"):
+    with pytest.raises(
+        FlowFailedError, match=r"^the sink, micro-batch 2: ConnectionRefusedError: database away \(test_s"
+    ):
         query.await_termination()
     assert query.summary.last_epoch == 1
     assert sum(n for n, _ in states(tmp_path / "db", "totals").values()) == 600
