@@ -12,7 +12,7 @@ MOST_FRAMES = 6
 MOST_LINES = 20
 _BEGIN = "Traceback (most recent call last):\n"
 _FRAME = re.compile(r'  File "(?P<file>[^"\n]+)", line (?P<line>\d+)[^\n]*\n(?:    [^\n]*\n|  \[[^\n]*\n)*')
-_END = re.compile(r"\n\s*\n?\tat ")
+_END = re.compile(r"\n\s*\n?\tat |(?:\s+SQLSTATE: \w{5})+\s*(?:\n=== Streaming Query|\Z)")
 _NOTE = re.compile(r"\nin (step '.*', .*, micro-batch \d+|the sink, micro-batch \d+)\s*\Z")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/pyspark.zip/", "<frozen ")
 _OTHERS = (f"{Path(__file__).parent}/", f"{sysconfig.get_paths()['stdlib']}/")

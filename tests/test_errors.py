@@ -14,6 +14,7 @@ from recovery.cli import main
 from recovery.errors import (
     ConfigurationError,
     FlowFailedError,
+    InputRewrittenError,
     NoPartitionsError,
     RecoveryError,
     StorageError,
@@ -125,6 +126,22 @@ def test_errors_of_the_flow_that_are_called_like_ours():
         found = as_recovery_error(PySparkException(text.format(name)))
         assert type(found) is FlowFailedError
         assert name in str(found)
+
+
+@pytest.mark.parametrize(
+    "after",
+    ["", "\n\n\tat org.apache.spark", "\n SQLSTATE: 38000 SQLSTATE: XXKST\n=== Streaming Query ===\nIdentifier: app",
+     " SQLSTATE: 38000", "\n=== Streaming Query ===\nIdentifier: app"],
+)  # fmt: skip
+def test_an_error_of_ours_is_the_same_when_it_comes_through_spark(after):
+    """What Spark says around it is no part of what to do."""
+    given = InputRewrittenError("it was cut", path="/logs/a.log")
+    text = (
+        f'Traceback (most recent call last):\n  File "f.py", line 1, in f\nrecovery.errors.InputRewrittenError: {given}'
+    )
+    found = as_recovery_error(PySparkException(text + after))
+    assert type(found) is InputRewrittenError
+    assert str(found) == str(given)
 
 
 def test_debug_shows_where_an_error_came_from_and_says_it_once(tmp_path):

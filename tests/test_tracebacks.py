@@ -12,6 +12,7 @@ from recovery.tracebacks import essence, essence_of, headline
 JAVA = (
     "\n\n\tat org.apache.spark.api.python.BasePythonRunner.handle\nCaused by: x: Traceback (most recent call last):\n"
 )
+SPARK = "\n SQLSTATE: 38000 SQLSTATE: XXKST\n=== Streaming Query ===\nIdentifier: app"
 STEP = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
   File "/opt/venv/lib/python3.11/site-packages/recovery/spark/worker.py", line 350, in _call
@@ -27,7 +28,7 @@ and more
 in step 'count', key 'bad', micro-batch 0"""
 
 
-@pytest.mark.parametrize("after", ["", "\n", JAVA])
+@pytest.mark.parametrize("after", ["", "\n", JAVA, SPARK])
 def test_a_traceback_from_a_worker(after):
     """What happened, to what, and where; then the frames of the flow, whatever Java says after it."""
     assert essence(STEP + after).splitlines() == [

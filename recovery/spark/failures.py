@@ -17,7 +17,9 @@ _OPERATORS_CHANGED = re.compile(
     r"|STATE_STORE_INVALID_(?:CONFIG_AFTER_RESTART|VARIABLE_TYPE_CHANGE|VALUE_SCHEMA_EVOLUTION)"
     r"|STATE_STORE_COLUMN_FAMILY_SCHEMA_INCOMPATIBLE)[^\]]*)\] *([^\n]*)"
 )
-_WORKER_ERROR = re.compile(r"recovery\.errors\.(\w+Error): (.*?)(?:\n\s*\n|\n\tat |\Z)", re.DOTALL)
+_WORKER_ERROR = re.compile(
+    r"recovery\.errors\.(\w+Error): (.*?)(?:\n\s*\n|\n\tat |\s+SQLSTATE: \w{5}|\n=== |\Z)", re.DOTALL
+)
 
 
 def may_still_close(error: BaseException | None) -> bool:
