@@ -5,12 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from recovery.cli.common import DIRECTORY, INTERVAL, json_option, print_json, threshold_option
 from recovery.cli.nodes import run_nodes
 from recovery.cli.places import chosen_backend, state_options
 from recovery.cli.progress import Progress, summary_text
 from recovery.config import RecoveryConfig
+
+WITH_DIRECTORY = (
+    "snapshot_interval",
+    "backup_interval",
+    "resume_epoch",
+    "drop_step",
+    "rename_step",
+    "keep_step",
+    "thresholds",
+    "metrics_port",
+    "metrics_host",
+)
+"""The options that mean nothing without a recovery directory."""
 
 
 @click.command()
@@ -86,8 +100,8 @@ def run(
             metrics_host=metrics_host,
             state_backend=chosen_backend(),
         )
-    elif metrics_port is not None:
-        raise click.UsageError("--metrics-port needs a recovery directory: give -r.")
+    else:
+        _refuse_directory_options(click.get_current_context())
     settings = _pairs(conf, "--conf", "K=V")
     pause = trigger if trigger == "available-now" else INTERVAL.convert(trigger, None, None)
     from recovery.loader import import_paths, load
@@ -114,6 +128,13 @@ def run(
         print_json(asdict(summary))
     else:
         click.echo(summary_text(summary), err=True)
+
+
+def _refuse_directory_options(ctx: click.Context) -> None:
+    """Whoever gives one counts on a directory. What variables say may be meant for other runs."""
+    for option in ctx.command.params:
+        if option.name in WITH_DIRECTORY and ctx.get_parameter_source(option.name) == ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{max(option.opts, key=len)} needs -r DIR.")
 
 
 def _pairs(given: tuple[str, ...], option: str, form: str) -> dict[str, str]:

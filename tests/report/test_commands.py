@@ -150,10 +150,22 @@ def test_no_directory(tmp_path, command):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_metrics_of_a_run_without_partitions():
-    """There is nothing that they could be of: an error of usage, before anything starts."""
-    code, text = call("run", "flow.py", "--metrics-port", "0")
-    assert (code, "needs a recovery directory" in text) == (2, True)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--metrics-port", "0"), ("--metrics-host", "::1"), ("--resume-epoch", "2"), ("--drop-step", "a"),
+     ("--keep-step", "a"), ("--rename-step", "a=b"), ("--snapshot-interval", "10s"), ("--backup-interval", "1h"),
+     ("--threshold", "snapshot-duration=off")],
+)  # fmt: skip
+def test_options_of_a_run_that_need_a_directory(option, value):
+    """Without one there is nothing that they could be about: an error of usage, before anything starts."""
+    code, text = call("run", "flow.py", option, value)
+    assert (code, f"{option} needs -r DIR" in text) == (2, True)
+
+
+def test_variables_for_runs_with_a_directory():
+    """They say nothing about one without: it begins, and finds no flow."""
+    code, text = call("run", "flow.py", env={"RECOVERY_SNAPSHOT_INTERVAL": "1s", "RECOVERY_METRICS_PORT": "0"})
+    assert (code, "there is no file flow.py" in text) == (34, True)
 
 
 def test_what_is_wrong_is_said_as_it_is(make_store):
