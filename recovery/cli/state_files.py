@@ -31,7 +31,7 @@ from recovery.state.exports import Exported, export_lines, read_export
 from recovery.state.migrate import migrate
 from recovery.state.open import open_backend
 from recovery.state.retry import RetryPolicy
-from recovery.state.targets import Documents, Name, Steps, Target, Timed, check_content
+from recovery.state.targets import Documents, Name, Steps, Target, Timed, check_content, unknown_step
 
 
 @click.command()
@@ -54,6 +54,9 @@ def export(
     first = Where(directory, environment, steps[0] if steps else None, epoch).target()
     # All of one moment, also while a run goes on.
     targets = [first.at_same_moment(step) for step in steps] if isinstance(first, Steps) else [first]
+    for target, step in zip(targets, steps, strict=False):
+        if isinstance(target, Steps) and (unknown := unknown_step(target, step)):
+            raise unknown
     lines = export_lines(entry for target in targets for entry in target.entries(pattern))
     if output_file == "-":
         for line in lines:

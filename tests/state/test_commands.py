@@ -219,6 +219,15 @@ def test_steps_are_exported_as_of_one_epoch(recovery, store_dir, monkeypatch):
     assert [json.loads(line)["content"] for line in lines[1:-1]] == [2, 2]
 
 
+def test_exporting_a_step_that_is_not_there(recovery, ran, tmp_path):
+    """It is misspelt: no export, which would look as if the step had no states."""
+    file = tmp_path / "export"
+    for steps in (["nope"], ["count", "nope"]):
+        options = [word for step in steps for word in ("--step", step)]
+        assert "there is no step 'nope'" in recovery("state", "export", ran, *options, "--output-file", file, code=44)
+    assert not file.exists()
+
+
 def test_moving_to_itself_is_a_mistake(recovery, ran):
     """Of documents and of keys; nothing is lost."""
     recovery("state", "set", ran, "doc", "1")
