@@ -67,6 +67,8 @@ def backup(
     """
     if len(places) > 2 or listed + pruned + (every is not None) > 1:
         raise click.UsageError("Give [DIR] DEST, and one of --every, --list and --prune at most.")
+    if every == 0:
+        raise click.UsageError("--every 0 would never stop copying: give the time between two backups.")
     if pruned and not keep:
         raise click.UsageError("Say with --keep which backups are to stay.")
     from recovery.backup.places import open_target

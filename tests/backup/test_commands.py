@@ -102,6 +102,7 @@ def test_mistakes_on_the_command_line(store, tmp_path):
     call("backup", store, tmp_path / "dest", "--list", "--prune", code=2)
     call("backup", tmp_path / "dest", "--prune", code=2)
     call("backup", store, tmp_path / "dest", "--keep", "some", code=2)
+    call("backup", store, tmp_path / "dest", "--every", "0", code=2)
     call("backup", "--prune", tmp_path / "dest", "--keep", "9" * 5000)
     call("drill", tmp_path / "dest", "--scratch", tmp_path / "nowhere", code=2)
     call("restore", tmp_path / "dest", tmp_path / "new", "--at", "yesterday", code=2)
