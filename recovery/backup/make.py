@@ -8,7 +8,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -208,7 +208,8 @@ def _store(
     pinned.release()
     if check:
         observe(tell(step="check", bytes_done=0))
-        PartitionCheck(copy).run().raise_if_damaged()
+        # The copy is gone when this is read; what is wrong with it is wrong with the partition.
+        replace(PartitionCheck(copy).run(), path=pinned.path).raise_if_damaged()
     content = _Compressed(copy, lambda done: observe(tell(step="store", bytes_done=done)))
     name = object_name(identity, description.index)
     stored_bytes = target.write(name, content)

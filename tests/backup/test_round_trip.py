@@ -379,8 +379,9 @@ except BackupTargetError as error:
         back_up(store, tmp_path / "dest")
         work(store, 1)
         alter(paths_of(store)[1], "UPDATE snaps SET ser_change = '666' WHERE step_id = 'count'")
-        with pytest.raises(CorruptPartitionError, match="do not match their digest"):
+        with pytest.raises(CorruptPartitionError, match="do not match their digest") as damaged:
             back_up(store, tmp_path / "dest", check=True)
+        assert damaged.value.path == str(paths_of(store)[1])
         assert len(list_backups(DirectoryTarget(tmp_path / "dest")).manifests) == 1
         assert bring_back(tmp_path / "dest", tmp_path / "new", tmp_path).plan.epoch == 5
 
