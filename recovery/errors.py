@@ -43,6 +43,7 @@ interrupt and a termination that were not waited out.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -75,7 +76,7 @@ class RecoveryError(Exception):
         self.remedy = self.default_remedy if remedy is None else remedy
 
     def __str__(self) -> str:
-        parts = [self.found if self.path is None or self.path in self.found else f"{self.path}: {self.found}"]
+        parts = [self.found if self.path is None or _names(self.found, self.path) else f"{self.path}: {self.found}"]
         if self.cause:
             parts.append(f"Probable cause: {self.cause}")
         if self.remedy:
@@ -95,6 +96,11 @@ class RecoveryError(Exception):
             "cause": self.cause,
             "remedy": self.remedy,
         }
+
+
+def _names(text: str, path: str) -> bool:
+    """Whether a text holds a path as a whole, and not as a part of a word or of another path."""
+    return re.search(rf"(?<![\w./~-]){re.escape(path)}(?![\w/~-]|\.\w)", text) is not None
 
 
 def _rebuild(kind: type[RecoveryError], found: str, path: str | None, cause: str, remedy: str) -> RecoveryError:

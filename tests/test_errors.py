@@ -97,6 +97,19 @@ def test_a_path_is_not_said_twice():
     assert str(error) == "/data/db/part-0.sqlite3 is full"
 
 
+@pytest.mark.parametrize("found", ["'db' is full", "db: full", "full: db.", "no (db), no", "db"])
+def test_a_path_is_known_wherever_it_stands(found):
+    """Quoted, in brackets, or at the end of a sentence."""
+    assert str(StorageError(found, path="db", cause="", remedy="")) == found
+
+
+@pytest.mark.parametrize("found", ["feedback is missing", "/data/db is full", "db.sqlite3 is full", "db/part-0 is full",
+                                   "x-db is full", ".db is full"])  # fmt: skip
+def test_a_path_that_is_part_of_a_word_is_said(found):
+    """A directory called db does not disappear where something else has it in its name."""
+    assert str(StorageError(found, path="db", cause="", remedy="")) == f"db: {found}"
+
+
 def test_a_wrong_setting_is_a_value_error():
     """So that callers who know nothing of this package catch it as one."""
     assert issubclass(ConfigurationError, ValueError)
