@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from recovery.cli.common import json_option, print_json
 from recovery.cli.native import refused_operator_option
 from recovery.cli.places import directory_and, open_state, state_options
 from recovery.clock import SystemClock
-from recovery.errors import ConfigurationError
+from recovery.errors import ConfigurationError, CorruptStateError, StateValueError
 from recovery.state.targets import Documents, Name, Steps, Target
 from recovery.state.values import parse_json
 
@@ -112,7 +113,8 @@ def with_content(
     """The same, and the JSON of the last word or of a file."""
     if input_file is not None:
         directory, name = named(words, step, key)
-        return directory, name, parse_json("\n".join(lines_of(input_file)))
+        with told_of(input_file, "Put JSON into it, as `python -m recovery state get` prints it."):
+            return directory, name, parse_json("\n".join(lines_of(input_file)))
     if not words:
         raise click.UsageError("Missing argument 'JSON'.")
     if step is not None and len(words) == 1:
@@ -126,10 +128,25 @@ def with_content(
 def lines_of(file: str) -> list[str]:
     """The lines of a file or of standard input. Raises ConfigurationError."""
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"{file}: byte {error.start} and what follows is not UTF-8", cause="", remedy="Write the file in UTF-8."
+        ) from error
+    except OSError as error:
         raise ConfigurationError(f"{file}: it cannot be read: {error}", cause="", remedy="Check the path.") from error
     return text.removesuffix("\n").split("\n")
+
+
+@contextlib.contextmanager
+def told_of(file: str, remedy: str | None = None) -> Iterator[None]:
+    """What is wrong with the content of a file is told with the file's name, and with `remedy` in place of the error's
+    own."""
+    try:
+        yield
+    except (StateValueError, CorruptStateError) as error:
+        path = None if file == "-" else file
+        raise type(error)(error.found, path=path, cause=error.cause, remedy=remedy or error.remedy) from error
 
 
 def ask(question: str, sure: bool) -> None:

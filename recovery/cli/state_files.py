@@ -23,6 +23,7 @@ from recovery.cli.state_common import (
     lines_of,
     pattern_option,
     shown,
+    told_of,
 )
 from recovery.clock import SystemClock
 from recovery.errors import ConfigurationError, CorruptStateError
@@ -77,7 +78,8 @@ def import_(words: tuple[str, ...], force: bool, yes: bool, environment: str, as
     A state that was removed since it was exported stays removed, unless --force is given.
     """
     directory, [file] = directory_and(words, ("FILE",))
-    found = read_export(lines_of(file))
+    with told_of(file):
+        found = read_export(lines_of(file))
     documents = [each for each in found if each.id is not None]
     keys = [each for each in found if each.step is not None]
     # What may be refused, or answered with a no, comes before anything is written.

@@ -12,6 +12,7 @@ from recovery.state.targets import Entry
 from recovery.state.values import parse_json
 
 FORMAT = "recovery-state"
+REMEDY = "Make an export anew: python -m recovery state export DIR --output-file FILE"
 VERSION = 1
 
 
@@ -39,14 +40,15 @@ def export_lines(entries: Iterable[Entry]) -> Iterator[str]:
 
 def read_export(lines: Sequence[str]) -> list[Exported]:
     """The states of a file, all of them. Raises CorruptStateError for one that is torn, StateValueError for others."""
-    found = [parse_json(line) for line in lines[:1]]
-    if not found or not isinstance(found[0], dict) or found[0].get("format") != FORMAT:
+    try:
+        first = parse_json(lines[0])
+    except StateValueError as error:
+        raise StateValueError(f"this is no export of states: {error.found}", cause="", remedy=REMEDY) from error
+    if not isinstance(first, dict) or first.get("format") != FORMAT:
+        raise StateValueError("this is no export of states", cause="", remedy=REMEDY)
+    if first.get("version") != VERSION:
         raise StateValueError(
-            "this is no export of states", cause="", remedy="Make one by: python -m recovery state export DIR"
-        )
-    if found[0].get("version") != VERSION:
-        raise StateValueError(
-            f"an export of version {found[0].get('version')}; this version of recovery reads {VERSION}",
+            f"an export of version {first.get('version')}; this version of recovery reads {VERSION}",
             cause="A newer version wrote it.",
             remedy="Use that version.",
         )
@@ -54,9 +56,11 @@ def read_export(lines: Sequence[str]) -> list[Exported]:
         end = parse_json(lines[-1])
         states = [_read(parse_json(line)) for line in lines[1:-1]]
     except StateValueError as error:
-        raise CorruptStateError(f"a line of the export cannot be read: {error.found}") from error
+        raise CorruptStateError(f"a line of the export cannot be read: {error.found}", remedy=REMEDY) from error
     if end != {"end": len(states)}:
-        raise CorruptStateError("the export ends too early", cause="It was cut off while it was written or copied.")
+        raise CorruptStateError(
+            "the export ends too early", cause="It was cut off while it was written or copied.", remedy=REMEDY
+        )
     return states
 
 

@@ -335,6 +335,18 @@ def test_a_torn_export_is_an_error(recovery, store_dir):
     recovery("state", "import", store_dir, store_dir / "missing", code=11)
 
 
+@pytest.mark.parametrize("words", [("set", "DIR", "notes/x", "--input-file", "FILE"), ("import", "DIR", "FILE")])
+@pytest.mark.parametrize(("content", "code"), [(b'{"a": ', 33), (b"", 33), (b"ok \xff", 11)])
+def test_a_file_that_cannot_be_taken_is_named(recovery, store_dir, tmp_path, words, content, code):
+    """With what is wrong, and a way out that is about the file."""
+    file = tmp_path / "cut.json"
+    file.write_bytes(content)
+    told = recovery("state", *(({"DIR": store_dir, "FILE": file}).get(word, word) for word in words), code=code)
+    assert f"Error: {file}: " in told
+    assert ("UTF-8" if code == 11 else "state get" if words[0] == "set" else "state export") in told
+    assert "Check the path" not in told
+
+
 @pytest.mark.parametrize("content", ["5", "null", '{"marks": {"k": 5}}', '{"marks": {"k": {"value": [1]}}}'])
 def test_what_the_package_reads_keeps_its_form(recovery, store_dir, content):
     """High-water marks, runs and scoped state cannot be set to what could not be read."""
