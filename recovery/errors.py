@@ -76,7 +76,7 @@ class RecoveryError(Exception):
         self.remedy = self.default_remedy if remedy is None else remedy
 
     def __str__(self) -> str:
-        parts = [self.found if self.path is None or _names(self.found, self.path) else f"{self.path}: {self.found}"]
+        parts = [with_path(self.found, self.path)]
         if self.cause:
             parts.append(f"Probable cause: {self.cause}")
         if self.remedy:
@@ -98,9 +98,12 @@ class RecoveryError(Exception):
         }
 
 
-def _names(text: str, path: str) -> bool:
-    """Whether a text holds a path as a whole, and not as a part of a word or of another path."""
-    return re.search(rf"(?<![\w./~-]){re.escape(path)}(?![\w/~-]|\.\w)", text) is not None
+def with_path(found: str, path: str | None) -> str:
+    """What was found, with the path before it unless the text has it: as a whole, and not as a part of a word or of
+    another path."""
+    if path is None or re.search(rf"(?<![\w./~-]){re.escape(path)}(?![\w/~-]|\.\w)", found):
+        return found
+    return f"{path}: {found}"
 
 
 def _rebuild(kind: type[RecoveryError], found: str, path: str | None, cause: str, remedy: str) -> RecoveryError:

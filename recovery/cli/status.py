@@ -19,7 +19,7 @@ from recovery.cli.common import (
 )
 from recovery.cli.native import operators_at, operators_text
 from recovery.clock import SystemClock
-from recovery.errors import EpochNotHeldError, RecoveryError, StorageError
+from recovery.errors import EpochNotHeldError, RecoveryError, StorageError, with_path
 from recovery.planning.health import Finding, Level, parse_targets, worst
 from recovery.planning.measures import StepSize, measure_json
 from recovery.planning.resume import plan_resume
@@ -65,7 +65,7 @@ def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
     click.echo(table(("file", "epochs", "execution", "closed", "keys", "size", "log"), rows))
     click.echo()
     if facts["problem"]:
-        click.echo(f"It cannot be resumed: {facts['problem']['found']}")
+        click.echo(f"It cannot be resumed: {with_path(facts['problem']['found'], facts['problem']['path'])}")
     else:
         window = facts["window"]
         click.echo(

@@ -96,7 +96,7 @@ def plan_resume(
         raise _inconsistent(partitions)
     chosen = max(cuts)
     if resume_epoch is not None:
-        chosen = _requested(cuts, resume_epoch)
+        chosen = _requested(cuts, resume_epoch, partitions[0].path.parent)
     pending = cut_off(partitions, cuts)
     newest = max(d.newest_epoch for d in partitions if d.path not in pending)
     numbers = [execution.number for d in partitions for execution in d.executions]
@@ -179,13 +179,14 @@ def _check_flow(partitions: Sequence[PartitionDescription], flow_id: str | None)
             raise FlowMismatchError(f"it holds the state of flow {flow!r}, not of {flow_id!r}", path=path.parent)
 
 
-def _requested(cuts: set[Cut], resume_epoch: int) -> Cut:
+def _requested(cuts: set[Cut], resume_epoch: int, directory: Path) -> Cut:
     for cut in cuts:
         if cut[0] == resume_epoch - 1:
             return cut
     first, last = min(cuts)[0] + 1, max(cuts)[0] + 1
     raise EpochNotHeldError(
-        f"epoch {resume_epoch} cannot be resumed: the partitions share the snapshots before epochs {first} to {last}"
+        f"epoch {resume_epoch} cannot be resumed: the partitions share the snapshots before epochs {first} to {last}",
+        path=directory,
     )
 
 

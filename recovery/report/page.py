@@ -8,6 +8,7 @@ from importlib.metadata import version
 from importlib.resources import files
 
 from recovery.config import format_interval
+from recovery.errors import with_path
 from recovery.ids import Epoch
 from recovery.planning.advice import Advice
 from recovery.planning.explain import Role, explain
@@ -111,7 +112,7 @@ def _alarm(facts: Facts) -> str:
         return f'<section class="alarm"><h2>A part could not be read</h2>{listed}</section>'
     error = facts.problem
     return (
-        f'<section class="alarm"><h2>It cannot be resumed</h2><p>{escaped(error.found)}</p>'
+        f'<section class="alarm"><h2>It cannot be resumed</h2><p>{escaped(with_path(error.found, error.path))}</p>'
         f"<p>Probable cause: {escaped(error.cause)}</p><p>What to do: {escaped(error.remedy)}</p>{listed}</section>"
     )
 

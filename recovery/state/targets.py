@@ -56,6 +56,11 @@ REMOVED = object()
 class Target(Protocol):
     """Where states are found and written."""
 
+    @property
+    def location(self) -> str:
+        """The directory or the address of it, for messages."""
+        ...
+
     def find(self, name: Name) -> Entry | None:
         """The state of this name, None when there is none."""
         ...
@@ -82,6 +87,11 @@ class Documents:
     def __init__(self, backend: Backend, prefix: str) -> None:
         self._backend = backend
         self._prefix = prefix
+
+    @property
+    def location(self) -> str:
+        """See `Target.location`."""
+        return self._backend.location
 
     def find(self, name: Name) -> Entry | None:
         """See `Target.find`."""
@@ -164,6 +174,11 @@ class Steps:
         self._clock = clock
         self._force = force
         self.moment: Moment = moment(directory, epoch)
+
+    @property
+    def location(self) -> str:
+        """See `Target.location`."""
+        return str(self._directory)
 
     def at_same_moment(self, step: str) -> Steps:
         """The states of another step, as of the same epoch."""
@@ -271,10 +286,11 @@ def check_content(state_id: str, content: Any) -> None:
 def missing(target: Target, name: Name) -> StateNotFoundError:
     """The error for a state that is not there."""
     if isinstance(name, str) or not isinstance(target, Steps):
-        return StateNotFoundError(f"there is no state {name!r:.200}")
+        return StateNotFoundError(f"there is no state {name!r:.200}", path=target.location)
     step, key = name
     return unknown_step(target, step) or StateNotFoundError(
         f"step {step!r:.80} has no state of key {key!r:.200}",
+        path=target.location,
         remedy=f"See what there is: python -m recovery state list DIR --step {shlex.quote(step)}",
     )
 
@@ -287,6 +303,7 @@ def unknown_step(target: Steps, step: str) -> StateNotFoundError | None:
     shown = [each for each in known if not each.startswith(RESERVED_PREFIX)]
     return StateNotFoundError(
         f"there is no step {step!r:.80}",
+        path=target.location,
         remedy=f"Steps with state: {', '.join(shown)}" if shown else "No step has any.",
     )
 

@@ -136,6 +136,19 @@ def test_report_of_a_damaged_store(store, tmp_path):
     assert "It cannot be resumed" in (tmp_path / "report.html").read_text()
 
 
+def test_status_names_the_file_that_is_damaged(store):
+    """Whoever reads that it cannot be resumed has to know which file to put back."""
+    damaged = paths_of(store)[1]
+    damaged.write_bytes(damaged.read_bytes()[:5000])
+    assert f"It cannot be resumed: {damaged}: " in call("status", store)[1]
+
+
+def test_an_epoch_that_is_not_held_is_told_with_the_directory(store):
+    """As every error about one."""
+    code, text = call("plan", store, "--resume-epoch", 99)
+    assert (code, f"Error: {store}: epoch 99" in text) == (28, True)
+
+
 def test_report_to_where_nothing_can_be_written(store, tmp_path):
     """An error with its code, and no page."""
     code, text = call("report", store, "-o", tmp_path / "missing" / "report.html")
