@@ -138,6 +138,13 @@ class DirectoryTarget:
             yield
         except FileNotFoundError:
             raise
+        except (NotADirectoryError, FileExistsError) as error:
+            raise BackupTargetError(
+                f"it is no directory: {error}",
+                path=self.shown,
+                cause="It, or a part of its path, is a file.",
+                remedy="Name a directory.",
+            ) from error
         except (OSError, pyarrow.ArrowException) as error:
             raise BackupTargetError(
                 str(error), path=self.shown, cause="The disk is full or failing, or this user may not write there."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import click
 
 from recovery.config import parse_interval
-from recovery.errors import ConfigurationError, RecoveryError
+from recovery.errors import ConfigurationError, RecoveryError, StorageError
 from recovery.planning.health import format_bytes, parse_targets
 
 F = TypeVar("F", bound=Any)
@@ -169,3 +170,23 @@ def _cell(value: Any) -> str:
 
 def _numeric(cell: str) -> bool:
     return cell == "-" or cell.replace(",", "").replace(".", "").split(" ")[0].isdigit()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """The file has all of the text, or is not made. Raises ConfigurationError for a path of no file, StorageError."""
+    if not path.name or os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
+        raise ConfigurationError(f"{path} is a directory", cause="", remedy="Name a file.")
+    if not os.path.isdir(path.parent):  # noqa: PTH112 - as above
+        raise ConfigurationError(
+            f"{path} cannot be written: there is no directory {path.parent}",
+            cause="",
+            remedy="Make it, or name another.",
+        )
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise StorageError(str(error), path=path) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 
@@ -16,9 +15,10 @@ from recovery.cli.common import (
     json_option,
     print_json,
     threshold_option,
+    write_whole,
 )
 from recovery.clock import SystemClock
-from recovery.errors import ConfigurationError, StorageError
+from recovery.errors import ConfigurationError
 from recovery.planning.advice import advise
 from recovery.planning.health import parse_targets
 from recovery.report.facts import gather, known, largest
@@ -57,16 +57,7 @@ def report(
 
     facts = gather(directory, parse_targets(thresholds), SystemClock().wall_ms())
     text = page(facts, advise(known(facts, os.cpu_count() or 1), tolerate), largest(facts, keys) if keys else [])
-    if not output.name or os.path.isdir(output):  # noqa: PTH112 - as above
-        raise ConfigurationError(f"{output} is a directory", cause="", remedy="Name a file: -o report.html")
-    draft = output.with_name(f".{output.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(output)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise StorageError(str(error), path=output) from error
+    write_whole(output, text)
     size_bytes = len(text.encode())
     if as_json:
         print_json({"output": str(output), "bytes": size_bytes, "unreadable": list(facts.problems)})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import click
 
-from recovery.cli.common import json_option
+from recovery.cli.common import json_option, write_whole
 from recovery.cli.places import directory_and, state_options
 from recovery.cli.state_common import (
     Where,
@@ -26,7 +25,7 @@ from recovery.cli.state_common import (
     told_of,
 )
 from recovery.clock import SystemClock
-from recovery.errors import ConfigurationError, CorruptStateError
+from recovery.errors import CorruptStateError
 from recovery.state import marks
 from recovery.state.exports import Exported, export_lines, read_export
 from recovery.state.migrate import migrate
@@ -64,7 +63,7 @@ def export(
             click.echo(line)
     else:
         text = "".join(f"{line}\n" for line in lines)
-        _write_whole(Path(output_file), text)
+        write_whole(Path(output_file), text)
 
 
 @click.command(name="import")
@@ -162,19 +161,3 @@ def _import_keys(target: Target, found: list[Exported], sure: bool) -> Callable[
         listed = ", ".join(f"{count} keys of step {step}" for step, count in replaced.items())
         ask(f"Overwrite {listed}?", sure)
     return lambda: target.write("import", changes, seen)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """The file has all of the text, or is not made."""
-    if not path.name or os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
-        raise ConfigurationError(f"{path} is a directory", cause="", remedy="Name a file.")
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        draft.write_text(text)
-        draft.rename(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise ConfigurationError(
-            f"{path}: it cannot be written: {error}", cause="", remedy="Check the path."
-        ) from error

@@ -75,6 +75,12 @@ def test_errors_have_their_codes(store, tmp_path):
     for odd in ("file://dest", "file://host/dest", "file://", "file:///dest?a=b"):
         call("backup", store, odd, code=11)
     call("backup", store, f"file://{tmp_path}/by-address")
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        told = CliRunner().invoke(main, ["backup", str(store), str(place)]).output
+        assert f"Error: {place}: it is no directory" in told
+        assert "disk" not in told
+        call("backup", store, place, code=60)
     call("backup", "--list", tmp_path / "nowhere", code=61)
     call("backup", "--list", store, code=61)
     (tmp_path / "empty").mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -151,9 +152,16 @@ def test_an_epoch_that_is_not_held_is_told_with_the_directory(store):
 
 def test_report_to_where_nothing_can_be_written(store, tmp_path):
     """An error with its code, and no page."""
-    code, text = call("report", store, "-o", tmp_path / "missing" / "report.html")
-    assert code == 12
-    assert "missing" in text
+    missing = tmp_path / "missing"
+    for command in (("report", store, "-o"), ("state", "export", store, "--output-file")):
+        code, text = call(*command, missing / "report.html")
+        assert (code, f"there is no directory {missing}" in text) == (11, True)
+        assert "disk" not in text
+        code, text = call(*command, Path("/proc/version/x"))
+        assert (code, "there is no directory /proc/version" in text) == (11, True)
+        code, text = call(*command, tmp_path / ("x" * 255))
+        assert (code, "File name too long" in text) == (12, True)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", ["advise", "report", "status"])
@@ -205,7 +213,7 @@ def test_what_is_wrong_is_said_as_it_is(make_store):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [(("report", "-o", "."), 11), (("report", "-o", "/"), 11), (("state", "export", "--output-file", "."), 11),
-     (("report", "-o", "x" * 300), 12), (("state", "export", "--output-file", "x" * 300), 11)],
+     (("report", "-o", "x" * 300), 12), (("state", "export", "--output-file", "x" * 300), 12)],
     ids=lambda each: " ".join(each)[:40] if isinstance(each, tuple) else str(each),
 )  # fmt: skip
 def test_what_is_no_file_to_write(make_store, words, expected):
