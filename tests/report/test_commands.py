@@ -183,6 +183,13 @@ def test_options_of_a_run_that_need_a_directory(option, value):
     assert (code, f"{option} needs -r DIR" in text) == (2, True)
 
 
+@pytest.mark.parametrize("option", ["-b", "-s", "--trigger"])
+def test_an_interval_beyond_all_sense(store, option):
+    """An error of usage, and not a setting that says something else than was meant."""
+    code, text = call("run", "flow.py", "-r", store, option, "99999999999999d")
+    assert (code, "longer than a hundred years" in " ".join(text.split())) == (2, True)
+
+
 def test_variables_for_runs_with_a_directory():
     """They say nothing about one without: it begins, and finds no flow."""
     code, text = call("run", "flow.py", env={"RECOVERY_SNAPSHOT_INTERVAL": "1s", "RECOVERY_METRICS_PORT": "0"})
