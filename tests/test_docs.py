@@ -6,6 +6,8 @@ import ast
 import inspect
 import os
 import re
+import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -203,3 +205,31 @@ def test_readme_says_what_a_fresh_machine_needs() -> None:
     text = (ROOT / "README.md").read_text()
     assert "pip install '.[java]' && python -m recovery demo" in text
     assert "pip install '.[java,test]' && python -m pytest" in text
+
+
+def test_the_input_of_the_point_in_time_page_gives_its_outputs(tmp_path: Path) -> None:
+    """Its block makes the files, in their order; the sums shown are theirs, before and after one is mended."""
+    text = page("point-in-time.md")
+    [block] = re.findall(r"```sh\n(mkdir orders\n.*?)```", text, re.DOTALL)
+    [mending] = re.findall(r"^\$ (sed -i .*)$", text, re.MULTILINE)
+    subprocess.run(["sh", "-c", block], cwd=tmp_path, check=True)
+
+    def sums() -> dict[tuple[str, str], float]:
+        """By hour and shop."""
+        found: Counter[tuple[str, str]] = Counter()
+        for file in sorted((tmp_path / "orders").iterdir(), key=lambda path: path.stat().st_mtime):
+            files.append(file.name)
+            for line in file.read_text().splitlines():
+                shop, at, amount = line.split(",")
+                found[f"{at[11:13]}:00", shop] += float(amount)
+        return dict(found)
+
+    files: list[str] = []
+    before = sums()
+    subprocess.run(["sh", "-c", mending], cwd=tmp_path, check=True)
+    after = sums()
+    assert files == 2 * [f"{number}.csv" for number in range(1, 6)]
+    shown = re.findall(r"^(\d\d:00) (\w+) +([\d.]+)$", text, re.MULTILINE)
+    assert len(shown) == 11
+    for position, (hour, shop, amount) in enumerate(shown):
+        assert (before if position < 4 else after)[hour, shop] == pytest.approx(float(amount))
