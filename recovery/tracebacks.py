@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 MOST_FRAMES = 6
 MOST_LINES = 20
+LONGEST_LINE = 2000
 _BEGIN = "Traceback (most recent call last):\n"
 _FRAME = re.compile(r'  File "(?P<file>[^"\n]+)", line (?P<line>\d+)[^\n]*\n(?:    [^\n]*\n|  \[[^\n]*\n)*')
 _END = re.compile(r"\n\s*\n?\tat |(?:\s+SQLSTATE: \w{5})+\s*(?:\n=== Streaming Query|\Z)")
@@ -40,7 +41,7 @@ def essence(text: str) -> str | None:
     if note is not None:
         message = f"{note[1]}: {message[: note.start()]}"
     own = [frame for frame in frames if _is_own(frame.file)]
-    first, *more = message.splitlines()[:MOST_LINES] or [""]
+    first, *more = [line[:LONGEST_LINE] for line in message.splitlines()[:MOST_LINES]] or [""]
     shown = "".join(frame.text for frame in own[-MOST_FRAMES:]).rstrip()
     return "\n".join([f"{first}{_place(own)}", *more, *([shown] if shown else [])])
 

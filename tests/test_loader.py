@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from recovery import Flow, FlowLoadError
+from recovery import Flow, FlowFailedError, FlowLoadError
 from recovery.loader import load
+from recovery.spark.starting import build_flow
 
 SOURCE = """
 from recovery import Flow
@@ -36,3 +37,30 @@ def test_anything_else_is_refused(file, call):
     """As an error of its own, and never taken for something else."""
     with pytest.raises(FlowLoadError, match="literal arguments"):
         load(f"{file}:{call}")
+
+
+BROKEN = """
+from recovery import Flow
+
+def build(spark):
+    raise RuntimeError("no input")
+
+def make():
+    raise RuntimeError("no flow")
+
+flow = Flow("words", build)
+{}
+"""
+
+
+def test_what_fails_in_the_flows_code_is_told_with_its_line(tmp_path):
+    """When the file is read, when its function makes the flow, and when the flow is built."""
+    file = tmp_path / "words.py"
+    file.write_text(BROKEN.format("1 / 0"))
+    with pytest.raises(FlowLoadError, match=r"failed: ZeroDivisionError: division by zero \(words\.py, line 11\)\n"):
+        load(str(file))
+    file.write_text(BROKEN.format(""))
+    with pytest.raises(FlowLoadError, match=r"failed: RuntimeError: no flow \(words\.py, line 8\)\n"):
+        load(f"{file}:make()")
+    with pytest.raises(FlowFailedError, match=r"flow 'words' failed: RuntimeError: no input \(words\.py, line 5\)\n"):
+        build_flow(load(str(file)), None)

@@ -105,6 +105,15 @@ def test_a_headline_of_several_lines_and_of_wrong_syntax():
     assert headline(wrong) == "SyntaxError: invalid syntax (flow.py, line 1)"
 
 
+def test_a_message_without_end_is_cut():
+    """It is to be read, and goes into the run history."""
+
+    def endless():
+        raise ValueError("\n".join("x" * 10_000 for _ in range(100)))
+
+    assert len(essence_of(caught(endless))) < 50_000
+
+
 def test_an_error_without_a_traceback():
     """Its type and its message."""
     assert essence_of(ValueError("no")) == "ValueError: no"
