@@ -16,7 +16,7 @@ from recovery.errors import ConfigurationError
 
 Interval = int | float | str | timedelta
 
-LONGEST_S = 100 * 366 * 86400.0
+LONGEST_S = 1000 * 366 * 86400.0
 _INTERVAL = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>ms|s|m|h|d)?", re.ASCII)
 _SHOWN = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 _SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -25,7 +25,7 @@ _SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400
 def parse_interval(value: Interval) -> float:
     """Seconds meant by `value`: a number of seconds, a timedelta, or text such as "10", "0.5", "10s", "5m", "1h".
 
-    Raises ConfigurationError for anything negative, unreadable, or longer than a hundred years: nobody means that, and
+    Raises ConfigurationError for anything negative, unreadable, or longer than a thousand years: nobody means that, and
     it is too long for the clocks that are asked to wait.
     """
     if isinstance(value, timedelta):
@@ -46,7 +46,7 @@ def parse_interval(value: Interval) -> float:
         raise _unreadable(value)
     if seconds > LONGEST_S:
         raise ConfigurationError(
-            f"{value!r:.80} is not an interval: it is longer than a hundred years",
+            f"{value!r:.80} is not an interval: it is longer than a thousand years",
             cause="A figure or a unit too many.",
             remedy="Write it like 10, 0.5, 10s, 5m or 1h.",
         )

@@ -13,18 +13,8 @@ from recovery.cli.places import chosen_backend, state_options
 from recovery.cli.progress import Progress, summary_text
 from recovery.config import RecoveryConfig
 
-WITH_DIRECTORY = (
-    "snapshot_interval",
-    "backup_interval",
-    "resume_epoch",
-    "drop_step",
-    "rename_step",
-    "keep_step",
-    "thresholds",
-    "metrics_port",
-    "metrics_host",
-)
-"""The options that mean nothing without a recovery directory."""
+WITH_DIRECTORY = ("resume_epoch", "drop_step", "rename_step", "keep_step", "metrics_port", "metrics_host")
+"""The options without whose effect, which needs a recovery directory, the run would not be the one that was meant."""
 
 
 @click.command()
