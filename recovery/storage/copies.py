@@ -57,9 +57,9 @@ class PinnedPartition:
         self.path = path
         self._connection = self._open()
 
-    def _open(self) -> apsw.Connection:
+    def _open(self, *, alone: bool = True) -> apsw.Connection:
         # Even a reader would make a log beside a file that has none.
-        self._alone = not has_log(self.path)
+        self._alone = alone and not has_log(self.path)
         self._stamp = stamp(self.path)
         try:
             return self._begin()
@@ -89,14 +89,15 @@ class PinnedPartition:
         and moved its log into the file, the copy is of a later moment than the transaction's beginning.
         Raises CorruptPartitionError or StorageError; then `target` is worthless.
         """
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             self._copy(target, observe)
             if not self._alone or stamp(self.path) == self._stamp:
                 break
             self._connection.close()
-            self._connection = self._open()
             with translated(target):
                 target.unlink()
+            # Whoever writes so often can be read beside.
+            self._connection = self._open(alone=attempt < ATTEMPTS - 2)
         described, operational = read_partition(
             target, lambda connection: (describe(connection, target), _operational(connection, target))
         )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import json
 import os
 import shutil
 import tempfile
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,8 +33,11 @@ from recovery.errors import (
     UnsupportedVersionError,
 )
 from recovery.planning.backups import KeepRule, parse_keep
+from recovery.storage.copies import PinnedPartition
 from recovery.storage.files import scan
 from recovery.storage.partition import describe
+from recovery.storage.schema import read_partition
+from recovery.storage.states import change_states
 from recovery.storage.verify import PartitionCheck
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
 from tests.stores import Driver, alter, paths_of, run_python
@@ -91,8 +97,6 @@ class TestBackup:
 
     def test_all_copies_are_of_one_moment(self, store, tmp_path, monkeypatch):
         """An epoch that is closed while partitions are copied is in none of the copies."""
-        from recovery.storage.copies import PinnedPartition
-
         original = PinnedPartition.copy_to
         with Driver(store) as run:
 
@@ -134,8 +138,6 @@ class TestBackup:
 
     def test_a_run_that_begins_while_partitions_are_copied(self, store, tmp_path, monkeypatch):
         """What was copied before is of another moment than what is copied after: all are copied again."""
-        from recovery.storage.copies import PinnedPartition
-
         original = PinnedPartition.copy_to
         copied = []
 
@@ -164,6 +166,22 @@ class TestBackup:
         with pytest.raises(StorageError, match="no copies of one moment"):
             back_up(store, tmp_path / "dest")
         assert len(list_backups(DirectoryTarget(tmp_path / "dest")).manifests) == 1
+
+    def test_operational_state_that_is_written_all_the_time(self, store, tmp_path):
+        """A file that nobody holds open, but that is never left alone for as long as copying takes."""
+        [path, *_] = paths_of(store)
+        pinned = PinnedPartition(path)
+        written = itertools.count()
+
+        def write(_done: int, _total: int) -> None:
+            number = next(written)
+            change_states(path, {"process/x": lambda _: f"{number}"}, number, busy_ms=5_000)
+
+        target = tmp_path / "copy.sqlite3"
+        described = pinned.copy_to(target, write)
+        pinned.release()
+        assert next(written) >= 3
+        assert replace(read_partition(target, partial(describe, path=target)), path=path) == described
 
     @pytest.mark.parametrize("how", ["gone", "short"])
     def test_an_object_that_is_not_there_any_more_is_stored_again(self, store, tmp_path, how):
