@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -123,6 +124,7 @@ class Driver:
                     for step, values in driver_rows.items()
                 },
                 edits=settings.get("edits", ()),
+                logged=settings.get("logged", False),
             )
             for index in range(self.count)
         ]
@@ -132,6 +134,12 @@ class Driver:
         written = self.store.close(self.lease, self.requests(batch, **settings))
         self.epoch += 1
         return [each.written for each in written]
+
+    def fold(self) -> None:
+        """Fold what is logged up to the newest epoch."""
+        [batch] = {each.newest.batch_id for each in self.store.describe() if each.newest}
+        self.store.seal(self.lease, batch, apart=True)
+        self.store.fold(self.lease, self.epoch - 1)
 
 
 def new_execution(plan: ResumePlan, flow_id: str = "flow") -> Execution:
@@ -185,7 +193,7 @@ def paths_of(directory: Path) -> list[Path]:
 
 
 def state_at(directory: Path, epoch: int) -> State:
-    """What the files hold of an epoch: all that was written by then, and not replaced by then."""
+    """What the files hold of an epoch: all that was written by then, and not replaced by then; and what is logged."""
     state: State = {}
     for path in paths_of(directory):
         versions = query(
@@ -197,7 +205,24 @@ def state_at(directory: Path, epoch: int) -> State:
         held = [each for each in versions if each[2] <= epoch and (each[5] is None or each[5] > epoch)]
         assert len({each[:2] for each in held}) == len(held), "two values of a key at once"
         state.update({(step, key): (text, timeout) for step, key, _, text, timeout, _ in held})
+        for step, content in _logged(path, epoch):
+            for key, text, timeout in json.loads(content):
+                state.pop((step, key), None)
+                if text is not None:
+                    state[step, key] = text, timeout
     return state
+
+
+def _logged(path: Path, epoch: int) -> list[tuple]:
+    """The chunks that lead from what `snaps` holds to an epoch; none in files of older versions."""
+    if query(path, "PRAGMA user_version") < [(5,)]:
+        return []
+    [(folded,)] = query(
+        path, "SELECT coalesce(max(epoch), 0) FROM epochs WHERE epoch NOT IN (SELECT epoch FROM logged)"
+    )
+    if epoch <= folded:
+        return []
+    return query(path, "SELECT step_id, content FROM changes WHERE epoch <= ? ORDER BY epoch", (epoch,))
 
 
 def problems(directory: Path) -> list[str]:

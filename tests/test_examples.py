@@ -80,7 +80,7 @@ def states(step: str, directory: str = "db") -> dict[str, Any]:
 
 def states_at_epoch_1() -> dict[str, str]:
     """What the statement in docs/file-format.md gives, which is written there for epoch 2."""
-    [statement] = re.findall(r"^```sql\n(.*until_epoch.*?)^```", FILE_FORMAT, re.DOTALL | re.MULTILINE)
+    [statement] = re.findall(r"^```sql\n([^`]*until_epoch[^`]*)^```", FILE_FORMAT, re.DOTALL | re.MULTILINE)
     found = {}
     for path in sorted(Path("db").glob("part-*.sqlite3")):
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)

@@ -71,6 +71,10 @@ def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
         click.echo(
             f"a run resumes at epoch {facts['resume_epoch']}; --resume-epoch {window[0] + 1} to {window[-1] + 1}"
         )
+    behind = [p for p in facts["partitions"] if p["error"] is None and p["folded_epoch"] < p["newest_epoch"]]
+    if behind:
+        oldest = min(p["folded_epoch"] for p in behind)
+        click.echo(f"epochs after {oldest} are logged, and keys and sizes are those of epoch {oldest}")
     click.echo(f"steps: {', '.join(facts['steps']) or 'none yet'}")
     click.echo(health_text(gathered.health))
     if facts["operators"]:
@@ -180,6 +184,7 @@ def _partition(file: FoundFile, sizes: Mapping[str, StepSize] | None) -> dict[st
         "index": d.index,
         "oldest_epoch": d.oldest_epoch,
         "newest_epoch": d.newest_epoch,
+        "folded_epoch": d.folded_epoch,
         "last_execution": d.newest.execution.number if d.newest else None,
         "batch_id": d.newest.batch_id if d.newest else None,
         "closed_ms": d.newest.closed_ms if d.newest else None,

@@ -43,7 +43,8 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     batch_s: of the micro-batches, as the driver saw them. input_rows: what the sources read; rows: what reached a step.
     looked_up, touched: keys whose state was asked for, and those whose state was written, per micro-batch and step.
     seam_s: what the tasks, all together, spent waiting for states to be read and written.
-    snapshot_s: from the end of the epoch's micro-batches being sealed until it was durable in all partitions.
+    snapshot_s: from the end of the epoch's micro-batches being sealed until it was durable in all partitions, and what
+        was logged was folded, if it was.
     pause_s: of that and the sealing, what the stream stood still for.
     collect_s: of the slowest partition. resume_s: of the execution, reading and planning and putting back the position.
     memory_…: resident bytes of the driver's Python, of its JVM, and of Spark's Python workers; None: not known.

@@ -39,6 +39,8 @@ class ClosedEpoch:
     """What one partition holds of a closed epoch.
 
     clock_ms is the recovery clock, which only grows: decisions use it. closed_ms is wall time, for people.
+    logged_rows, logged_digest: of its changes, while they are logged and `snaps` is of an older epoch, whose live_rows
+    and live_digest it has; None: `snaps` was brought to this epoch.
     """
 
     epoch: Epoch
@@ -51,6 +53,13 @@ class ClosedEpoch:
     live_digest: int
     superseded_rows: int
     superseded_digest: int
+    logged_rows: int | None = None
+    logged_digest: int | None = None
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether its changes are not in `snaps` yet."""
+        return self.logged_rows is not None
 
     @property
     def cut(self) -> tuple[Epoch, str, BatchId]:
@@ -83,8 +92,13 @@ class PartitionDescription:
         return self.epochs[-1].epoch if self.epochs else NO_EPOCH
 
     @property
+    def folded_epoch(self) -> Epoch:
+        """The epoch that `snaps` is of: the newest whose changes are not logged, 0 when there is none."""
+        return max((closed.epoch for closed in self.epochs if not closed.is_logged), default=NO_EPOCH)
+
+    @property
     def row_count(self) -> int:
-        """Rows of all steps: those of its newest snapshot, and what is kept to go back."""
+        """Rows of all steps: those of its newest folded snapshot, and what is kept to go back."""
         kept = sum(closed.superseded_rows for closed in self.epochs if closed.epoch > self.collected)
         return kept + (self.epochs[-1].live_rows if self.epochs else 0)
 

@@ -48,7 +48,8 @@ SOURCE_NODES = {"StreamingRelation", "StreamingRelationV2"}
 @dataclass(frozen=True)
 class BoundPlan:
     """A frame ready to start, the steps in it, where it reads sources, how wide the steps' rows are, over how many
-    tasks they are exchanged, what combines rows before some of the steps, and what does without their exchanges."""
+    tasks they are exchanged, what combines rows before some of the steps, and what does without their exchanges.
+    keeps_native_state: whether Spark keeps state of its own for it."""
 
     frame: DataFrame
     steps: tuple[RegisteredStep, ...]
@@ -58,6 +59,7 @@ class BoundPlan:
     tasks: int
     combiner: Combiner | None = None
     gathering: Gathering | None = None
+    keeps_native_state: bool = False
 
 
 def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") -> BoundPlan:
@@ -78,18 +80,20 @@ def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") ->
     steps = tuple(_steps(plan))
     _check_steps(steps)
     _check_streaming(plan)
-    _check_native_state(spark, plan)
+    native = any(map(_keeps_state, walk(plan)))
+    if native:
+        _check_native_state(spark)
     _check_sources(plan)
     sources = _sources(plan)
     row_width = RowWidth(spark, steps_only=not _gives_others_rows(spark, plan))
     tasks = min(partition_count, max(1, spark.sparkContext.defaultParallelism))
     if not steps:
-        return BoundPlan(frame, (), sources, output_mode, row_width, tasks)
+        return BoundPlan(frame, (), sources, output_mode, row_width, tasks, keeps_native_state=native)
     _check_supported(spark, plan, output_mode)
     combiner = install(spark, list(_functions(plan, PLACE_NAME)))
     gathering = Gathering(spark, [step.definition.hash_column for step in steps])
     rebuilt = _frame(spark, _rebuild(spark, plan, partition_count, tasks))
-    return BoundPlan(rebuilt, steps, sources, output_mode, row_width, tasks, combiner, gathering)
+    return BoundPlan(rebuilt, steps, sources, output_mode, row_width, tasks, combiner, gathering, native)
 
 
 def _check_sources(plan: Any) -> None:
@@ -235,9 +239,9 @@ def _check_steps(steps: tuple[RegisteredStep, ...]) -> None:
             )
 
 
-def _check_native_state(spark: SparkSession, plan: Any) -> None:
+def _check_native_state(spark: SparkSession) -> None:
     """Files of format 2 carry ids whose order only Spark's commit log tells."""
-    if spark.conf.get(FORMAT_SETTING, "1") == "1" or not any(map(_keeps_state, walk(plan))):
+    if spark.conf.get(FORMAT_SETTING, "1") == "1":
         return
     raise UnsupportedPlanError(
         f"Spark's state stores are set to another checkpoint format: {FORMAT_SETTING}={spark.conf.get(FORMAT_SETTING)}",

@@ -132,6 +132,7 @@ class RecoveryQuery:
                 clock=clock,
                 snapshot_interval_s=NEVER if prepared.temporary else config.snapshot_interval_s,
                 backup_interval_s=config.backup_interval_s,
+                logs=not bound.keeps_native_state,
                 may_close=self._check.wait,
                 on_closed=self._on_closed,
                 around=self._own_thread,
@@ -324,14 +325,15 @@ class RecoveryQuery:
         while not self._over.wait(period_s):
             try:
                 self._closer.check()
-                waiting = self._closer.due() or self._closer.finished > self._input.batch
+                due = self._closer.due() and self._closer.idle()
+                waiting = due or self._closer.finished > self._input.batch
                 if waiting and self._closer.lock.acquire(blocking=False):
                     try:
                         if not self._parked.is_set():
                             with contextlib.suppress(*JVM_GONE):
                                 self._count_input()
-                            if self._closer.due():
-                                self._closer.end_epoch(self._is_alive)
+                            if self._closer.due() and self._closer.idle():
+                                self._closer.end_epoch(self._is_alive, last=True)
                     finally:
                         self._closer.lock.release()
             except BaseException as error:

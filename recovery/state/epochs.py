@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from recovery.clock import CLOCK_STEP, Clock, RecoveryClock
 from recovery.errors import RecoveryError
 from recovery.execution import new_execution
 from recovery.ids import NO_BATCH, BatchId, Epoch, StepId
-from recovery.keys import partition_of, shares
+from recovery.keys import shares
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.retention import collection_floor, shared_history
 from recovery.planning.values import Execution, FoundFile, PartitionDescription
-from recovery.state.marks import EPOCH_STEP
+from recovery.state.marks import home_of
 from recovery.storage.files import SCRATCH_NAME, FilePartitions
 from recovery.storage.seam import CloseRequest
 
@@ -90,12 +91,8 @@ class EpochWriter:
         self._batch = BatchId(self._batch + batches)
         rows: list[dict[StepId, dict[str, Edited]]] = [{} for _ in range(count)]
         for (step, key), edited in changes.items():
-            # Marks are all in one partition, beside the documents that they are read with.
-            index = 0 if step == EPOCH_STEP else partition_of(key, count)
-            rows[index].setdefault(StepId(step), {})[key] = edited
-        divided = {
-            step: shares(values, lambda key: partition_of(key, count), count) for step, values in driver_values.items()
-        }
+            rows[home_of(step, count, key)].setdefault(StepId(step), {})[key] = edited
+        divided = {step: shares(values, partial(home_of, step, count), count) for step, values in driver_values.items()}
         requests = [
             CloseRequest(
                 epoch=epoch,
@@ -109,7 +106,9 @@ class EpochWriter:
             for index, part in enumerate(rows)
         ]
         self._store.close(self.execution.lease, requests)
-        self._history = [(e, at) for e, at in self._history if e >= floor] + [(epoch, now_ms)]
+        # All partitions have the epoch since now, not since its writing began.
+        self._history = [(e, at) for e, at in self._history if e >= floor]
+        self._history.append((epoch, self._recovery_clock.now_ms()))
         self.epoch = Epoch(epoch + 1)
         # The epoch is closed. What fails here is tried again later; the logs hold everything until then.
         with contextlib.suppress(RecoveryError):

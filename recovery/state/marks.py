@@ -20,6 +20,8 @@ from decimal import Decimal
 from typing import Any
 
 from recovery.errors import ConfigurationError, HighWaterMarkError, StateValueError
+from recovery.ids import PartitionIndex
+from recovery.keys import partition_of
 from recovery.state.ids import check
 from recovery.state.values import from_json, to_json
 
@@ -37,6 +39,12 @@ class Mark:
     value: Any
     changed_ms: int
     version: int
+
+
+def home_of(step: str, partition_count: int, key: str) -> PartitionIndex:
+    """The recovery partition that holds a key of any step. The marks that epochs move are all in one, beside the
+    documents that they are read with."""
+    return PartitionIndex(0) if step == EPOCH_STEP else partition_of(key, partition_count)
 
 
 def parse_batch(batch: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from typing import TypeVar
 from recovery.clock import Clock
 from recovery.errors import ConfigurationError, EpochNotHeldError, FlowMismatchError, RecoveryError
 from recovery.ids import Epoch
-from recovery.keys import partition_of
 from recovery.planning.resume import Cut, ResumePlan, common_cuts, plan_resume
 from recovery.state.epochs import Edited, EpochWriter, StepKey
+from recovery.state.marks import home_of
 from recovery.state.open import choose, open_backend
 from recovery.state.retry import RetryPolicy
 from recovery.state.runs import EDIT, RunHistory, RunRecorder
@@ -54,7 +54,7 @@ class Moment:
         """The states of some keys, of those that have one."""
         wanted: dict[Path, list[str]] = {}
         for key in dict.fromkeys(keys):
-            wanted.setdefault(self.paths[partition_of(key, len(self.paths))], []).append(key)
+            wanted.setdefault(self.paths[home_of(step, len(self.paths), key)], []).append(key)
         found = (few_states_at(path, step, self.cut, some) for path, some in wanted.items())
         return {state.key: state for states in found for state in states}
 

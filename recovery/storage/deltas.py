@@ -5,9 +5,11 @@ task that is killed in the middle of its transaction must leave nothing of it be
 the newest batch that touched it beside the value after, so a task that runs again sees what the first attempt saw.
 
 A delta has two tables of touched keys, which take turns. Tasks write to the active one. When an epoch ends with batch
-b, the delta is sealed: in one transaction the other table becomes the active one, and what the tasks of b+1 have
-written early moves there. The sealed table holds the epoch and changes no more, so it can be moved into the partition
-while micro-batches go on; a read looks into the active table, the sealed one, the partition.
+b, the delta is sealed: tasks of b and before are refused from then on. If what was touched is to be moved into the
+partition it is set apart: in the same transaction the other table becomes the active one, and what the tasks of b+1
+have written early moves there. The table set apart changes no more, so it can be moved while micro-batches go on; a
+read looks into the active table, that one, the partition. An epoch that is only logged stays in the active table, to
+which the next ones add.
 
 A delta belongs to one execution. `meta` says to which, and refuses zombies inside their own transaction.
 """
@@ -23,7 +25,8 @@ from typing import Any, NamedTuple
 import apsw
 
 from recovery.errors import LeaseLostError
-from recovery.ids import BatchId, Lease, StepId
+from recovery.ids import NO_BATCH, BatchId, Lease, StepId
+from recovery.storage.log import Sealed
 from recovery.storage.schema import connect, file_uri, rows, snapshot, transaction, translated, use_log, value
 from recovery.storage.seam import BatchCount, Changes
 
@@ -44,7 +47,8 @@ CREATE TABLE meta (
     closed_batch  INTEGER NOT NULL,
     applied_batch INTEGER NOT NULL,
     turn          INTEGER NOT NULL,
-    sealed        INTEGER NOT NULL
+    sealed        INTEGER NOT NULL,
+    pending       INTEGER NOT NULL
 ) STRICT;
 
 CREATE TABLE batches (
@@ -57,7 +61,7 @@ CREATE TABLE batches (
 ) STRICT;
 """
 
-META = "SELECT ex_num, ex_id, open_batch, closed_batch, applied_batch, turn, sealed FROM meta"
+META = "SELECT ex_num, ex_id, open_batch, closed_batch, applied_batch, turn, sealed, pending FROM meta"
 
 CREATE_TOUCHED = """
 CREATE TABLE {table} (
@@ -195,7 +199,7 @@ def create_delta(path: Path, lease: Lease) -> None:
         connection.execute(CREATE_META).fetchall()
         for table in TABLES:
             connection.execute(CREATE_TOUCHED.format(table=table)).fetchall()
-        connection.execute("INSERT INTO meta VALUES (?, ?, -1, -1, -1, 0, 0)", (lease.number, lease.id))
+        connection.execute("INSERT INTO meta VALUES (?, ?, -1, -1, -1, 0, 0, 0)", (lease.number, lease.id))
 
 
 class Meta(NamedTuple):
@@ -208,6 +212,7 @@ class Meta(NamedTuple):
     applied_batch: BatchId
     turn: int
     sealed: bool
+    pending: bool
 
     @property
     def active(self) -> str:
@@ -216,7 +221,7 @@ class Meta(NamedTuple):
 
     @property
     def other(self) -> str:
-        """The table that holds a sealed epoch, if there is one, and is empty otherwise."""
+        """The table that holds what was set apart, if that was not moved yet, and is empty otherwise."""
         return TABLES[1 - self.turn]
 
     def sql(self, statement: str) -> str:
@@ -239,6 +244,7 @@ class Delta:
         self._lease = lease
         self._step = step
         self._lock = threading.Lock()
+        self._since = NO_BATCH
         # Before they are opened: if others take their places meanwhile, this is current no more.
         self._files = self._identities()
         if not path.exists():
@@ -345,27 +351,47 @@ class Delta:
             self._connection.execute("UPDATE meta SET open_batch = ? WHERE open_batch < ?", (batch, batch))
             self._connection.execute("DELETE FROM batches WHERE batch < ?", (batch,))
 
-    def seal(self, batch: BatchId) -> str:
-        """Refuse `batch` and earlier ones from now on, and set aside what they left; returns the table that holds it.
+    def seal(self, batch: BatchId, *, apart: bool = True) -> Sealed:
+        """Refuse `batch` and earlier ones from now on; returns where what they left is.
 
-        The cost does not depend on what is held, unless tasks of the next batch were early: then it is that of a scan.
-        Sealing at the same batch again changes nothing; when that was cleared since, the table is empty.
+        apart: set aside what was touched since that was done last. The cost does not depend on what is held, unless
+        tasks of the next batch were early: then it is that of a scan. Otherwise it stays where it is, and has to be
+        read before tasks of the batch after the next one write.
+        Sealing at the same batch again changes nothing, but that it may be set apart now; when it was cleared since,
+        the table is empty.
         """
         with self._lock, translated(self.path), transaction(self._connection):
             meta = self._meta()
             closed, applied = meta.closed_batch, meta.applied_batch
-            if meta.sealed or batch <= closed:
-                assert not meta.sealed or closed == batch, f"{closed} is sealed and not cleared, so {batch} cannot be"
-                return meta.other
+            assert not meta.sealed or batch <= closed, f"{closed} is sealed and not cleared, so {batch} cannot be"
+            again = batch <= closed
+            if not again:
+                self._since = closed
+            if meta.sealed or (again and not meta.pending):
+                return Sealed(meta.other, self._since)
+            if again and not apart:
+                return Sealed(meta.active, self._since)
             assert applied <= batch + 1, f"{applied} was applied: what {batch} left is not known any more"
+            if not apart:
+                self._connection.execute("UPDATE meta SET closed_batch = ?, pending = 1", (batch,))
+                return Sealed(meta.active, self._since)
             if applied > batch:
                 for statement in SPLIT:
                     self._connection.execute(meta.sql(statement), {"batch": batch})
-            self._connection.execute("UPDATE meta SET closed_batch = ?, turn = 1 - turn, sealed = 1", (batch,))
-            return meta.active
+            self._connection.execute(
+                "UPDATE meta SET closed_batch = ?, turn = 1 - turn, sealed = 1, pending = 0", (batch,)
+            )
+            return Sealed(meta.active, self._since)
+
+    def set_apart(self) -> str:
+        """The table that holds what was set apart, and is empty when that was cleared."""
+        with self._lock, translated(self.path):
+            meta = self._meta()
+        assert not meta.pending, "what was logged is not set apart"
+        return meta.other
 
     def clear(self) -> None:
-        """Forget what was sealed: it is in the partition now."""
+        """Forget what was set apart: it is in the partition now."""
         with self._lock, translated(self.path), transaction(self._connection):
             meta = self._meta()
             if meta.sealed:

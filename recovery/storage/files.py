@@ -8,7 +8,7 @@ import json
 import os
 import resource
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
@@ -27,12 +27,13 @@ from recovery.errors import (
     UnsupportedPlanError,
 )
 from recovery.ids import NO_EPOCH, BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
-from recovery.planning.measures import ClosedPartition, Measure
+from recovery.planning.measures import ClosedPartition, Measure, StepSize
 from recovery.planning.values import Execution, FoundFile, PartitionDescription
 from recovery.storage import partition as one
 from recovery.storage.deltas import Delta, create_delta
 from recovery.storage.kept import MOST_KEPT, cache_bytes, kept
 from recovery.storage.lifeline import Lifeline
+from recovery.storage.log import Sealed
 from recovery.storage.measures import add_measure
 from recovery.storage.schema import (
     beside,
@@ -43,6 +44,7 @@ from recovery.storage.schema import (
     reading,
     transaction,
     translated,
+    value,
 )
 from recovery.storage.seam import RESERVED_PREFIX, BatchCount, Changes, CloseRequest
 
@@ -243,32 +245,67 @@ class FilePartitions:
             for delta in deltas:
                 delta.open(batch)
 
-    def seal(self, lease: Lease, batch: BatchId) -> None:
+    def seal(self, lease: Lease, batch: BatchId, *, apart: bool = True) -> None:
         """See `PartitionStore.seal`."""
         for deltas in self._deltas.values():
             for delta in deltas:
-                delta.seal(batch)
+                delta.seal(batch, apart=apart)
+        if not apart:
+            self._each(self._hold)
+
+    def _hold(self, index: int) -> None:
+        """Have the partition's writer see its deltas as they are now, until its transaction ends."""
+        writer = self._writers[index]
+        with translated(self.paths[index]):
+            if self._deltas and not writer.in_transaction:
+                writer.execute("BEGIN")
+            for step in self._deltas:
+                value(writer, f"SELECT turn FROM {_schema(self._deltas, step)}.meta")
 
     def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[ClosedPartition]:
         """See `PartitionStore.close`."""
         written = self._each(lambda index: self.close_partition(index, lease, requests[index]))
         faults.reach("close.3")
-
-        def clear(index: int) -> None:
-            for deltas in self._deltas.values():
-                deltas[index].clear()
-
-        self._each(clear)
+        if not all(request.logged for request in requests):
+            self._each(self._clear)
         faults.reach("close.4")
         return written
 
     def close_partition(self, index: int, lease: Lease, request: CloseRequest) -> ClosedPartition:
         """Close an epoch in one partition: the epoch is closed when all have it."""
-        sealed = {
-            step: f"{_schema(self._deltas, step)}.{deltas[index].seal(request.batch)}"
-            for step, deltas in self._deltas.items()
+        writer, path = self._writers[index], self.paths[index]
+        sealed = self._sealed(index, request.batch, apart=not request.logged)
+        if request.logged:
+            return one.log_epoch(writer, path, lease, request, sealed)
+        tables = {step: each.table for step, each in sealed.items()}
+        return one.close_epoch(writer, path, lease, request, tables, self._clock.elapsed_s)
+
+    def fold(self, lease: Lease, epoch: Epoch) -> list[Mapping[str, StepSize]]:
+        """See `PartitionStore.fold`."""
+        faults.reach("fold.1")
+        folded = self._each(lambda index: self.fold_partition(index, lease, epoch))
+        faults.reach("fold.3")
+        self._each(self._clear)
+        faults.reach("fold.4")
+        return folded
+
+    def fold_partition(self, index: int, lease: Lease, epoch: Epoch) -> Mapping[str, StepSize]:
+        """Fold what is logged in one partition."""
+        tables = {
+            step: f"{_schema(self._deltas, step)}.{deltas[index].set_apart()}" for step, deltas in self._deltas.items()
         }
-        return one.close_epoch(self._writers[index], self.paths[index], lease, request, sealed, self._clock.elapsed_s)
+        return one.fold(self._writers[index], self.paths[index], lease, epoch, tables)
+
+    def _sealed(self, index: int, batch: BatchId, *, apart: bool) -> dict[StepId, Sealed]:
+        """Where the deltas of a partition have what the epoch touched, as its writer knows them."""
+        found = {step: deltas[index].seal(batch, apart=apart) for step, deltas in self._deltas.items()}
+        return {
+            step: each._replace(table=f"{_schema(self._deltas, step)}.{each.table}") for step, each in found.items()
+        }
+
+    def _clear(self, index: int) -> None:
+        for deltas in self._deltas.values():
+            deltas[index].clear()
 
     def record(self, measure: Measure) -> None:
         """See `PartitionStore.record`."""

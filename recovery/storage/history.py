@@ -13,17 +13,19 @@ from recovery.errors import CorruptPartitionError, EpochNotHeldError
 from recovery.ids import NO_EPOCH
 from recovery.planning.resume import BEGINNING, Cut
 from recovery.storage.digests import SNAPS_DIGEST, load_digests
+from recovery.storage.log import overlaid
 from recovery.storage.schema import read_partition, reading, rows, snapshot, translated
 
-# A row that was written by then, or what the first successor after it replaced, if that was written by then.
+# A row that was written by then, or what the first successor after it replaced, if that was written by then. When that
+# was is only known of rows that match their digest.
 AT = f"""
 SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST} FROM snaps
-WHERE step_id = :step AND snap_epoch <= :epoch {{key}}
+WHERE step_id = :step AND (snap_epoch <= :epoch OR digest IS NOT {SNAPS_DIGEST}) {{key}}
 UNION ALL
 SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST} FROM (
     SELECT step_id, state_key, min(until_epoch), snap_epoch, ser_change, timeout_ms, digest FROM superseded
     WHERE until_epoch > :epoch AND step_id = :step {{key}} GROUP BY state_key
-) WHERE snap_epoch <= :epoch
+) WHERE snap_epoch <= :epoch OR digest IS NOT {SNAPS_DIGEST}
 """
 ONE_KEY = "AND state_key = :key"
 # The same without the values: SQLite knows their length without reading them.
@@ -111,7 +113,7 @@ def has_step(path: Path, step: str) -> bool:
     """Whether a partition has state of a step in the newest snapshot that it holds by itself."""
 
     def read(connection: apsw.Connection) -> bool:
-        with translated(path):
+        with translated(path), snapshot(connection), overlaid(connection, path):
             return bool(rows(connection, "SELECT 1 FROM snaps WHERE step_id = ? LIMIT 1", (step,)))
 
     return read_partition(path, read)
@@ -122,7 +124,7 @@ def steps_in(path: Path) -> list[str]:
     sql = "SELECT DISTINCT step_id FROM snaps UNION SELECT DISTINCT step_id FROM superseded ORDER BY 1"
 
     def read(connection: apsw.Connection) -> list[str]:
-        with translated(path):
+        with translated(path), snapshot(connection), overlaid(connection, path):
             found = [step for (step,) in rows(connection, sql)]
         if not all(isinstance(step, str) for step in found):
             raise CorruptPartitionError("a step id in it is no text", path=path)
@@ -145,7 +147,8 @@ def _as_of(connection: apsw.Connection, path: Path, *cuts: Cut) -> Iterator[None
         with snapshot(connection):
             for cut in cuts:
                 _check_held(connection, path, cut)
-            yield
+            with overlaid(connection, path):
+                yield
 
 
 def _check_held(connection: apsw.Connection, path: Path, cut: Cut) -> None:

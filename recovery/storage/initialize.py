@@ -18,6 +18,7 @@ from recovery.ids import PartitionIndex
 from recovery.storage.partition import insert_parts
 from recovery.storage.schema import (
     APPLICATION_ID,
+    CREATE_CHANGES,
     CREATE_MEASURES,
     CREATE_STATES,
     CREATE_TABLES,
@@ -150,7 +151,7 @@ def _create_partition(path: Path, index: PartitionIndex, count: int, store_id: s
             with transaction(connection):
                 connection.pragma("application_id", APPLICATION_ID)
                 connection.pragma("user_version", SCHEMA_VERSION)
-                connection.execute(CREATE_TABLES + CREATE_STATES + CREATE_MEASURES).fetchall()
+                connection.execute(CREATE_TABLES + CREATE_CHANGES + CREATE_STATES + CREATE_MEASURES).fetchall()
                 insert_parts(connection, index, count, store_id, clock.wall_ms())
         finally:
             # The last connection moves the log into the file, syncs it and removes the log.

@@ -19,6 +19,7 @@ import apsw
 from recovery.errors import CorruptPartitionError
 from recovery.planning.measures import Measure, StepSize, from_text, outdated, to_text
 from recovery.storage.digests import record_digest
+from recovery.storage.log import overlaid
 from recovery.storage.schema import ROW_BYTES, read_partition, rows, snapshot, transaction, translated, value
 
 SIZES = "SELECT step_id, live_rows, live_bytes FROM sizes"
@@ -109,7 +110,7 @@ def largest_states(path: Path, limit: int) -> list[tuple[str, str, int]]:
     """The states of a partition that take most bytes: step, key, bytes. Reads the whole newest snapshot."""
 
     def read(connection: apsw.Connection) -> list[tuple[str, str, int]]:
-        with translated(path):
+        with translated(path), snapshot(connection), overlaid(connection, path):
             return [(step, key, size) for step, key, size in rows(connection, LARGEST, (limit,))]
 
     return read_partition(path, read)

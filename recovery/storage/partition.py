@@ -6,7 +6,7 @@ Every public function here is one transaction on one file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,19 @@ from recovery.ids import NO_EPOCH, Epoch, ExecutionNumber, Lease, PartitionIndex
 from recovery.planning.measures import ClosedPartition, StepSize
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription, StepEdit
 from recovery.storage.digests import MODULUS, SUM_SQL, combine, record_digest, row_digest_sql
+from recovery.storage.log import (
+    NEWEST,
+    Logged,
+    Sealed,
+    append_rows,
+    append_touched,
+    check_log,
+    is_logged,
+    logged_steps,
+    overlaid,
+)
 from recovery.storage.measures import change_sizes, read_sizes
-from recovery.storage.schema import ROW_BYTES, rows, snapshot, transaction, translated, value
+from recovery.storage.schema import ROW_BYTES, has_changes, rows, snapshot, transaction, translated, value
 from recovery.storage.seam import RESERVED_PREFIX, CloseRequest
 
 PARTS = "SELECT part_index, part_count, store_id, flow_id, created_ms, digest FROM parts"
@@ -34,6 +45,7 @@ SELECT epoch, ex_num, ex_id, batch_id, closed_ms, clock_ms, written,
        live_rows, live_digest, superseded_rows, superseded_digest, digest
 FROM epochs {where} ORDER BY epoch
 """
+LOGGED = "SELECT epoch, row_count, changes_digest, digest FROM logged"
 
 # Every step id that has a row, by skipping from one to the next: as many seeks as steps.
 STEPS = """
@@ -97,6 +109,13 @@ SELECT {SUM_SQL}, coalesce(sum({ROW_BYTES}), 0) FROM snaps WHERE step_id = :step
 """
 SCAN_SHARE = 1 / 3
 
+# What folding finds where it will write, and all of a step: see SCAN_SHARE.
+REPLACED = f"""
+SELECT {SUM_SQL}, coalesce(sum(octet_length(m.state_key) + octet_length(s.ser_change)), 0)
+FROM {{table}} AS m CROSS JOIN snaps AS s WHERE s.step_id = :step AND s.state_key = m.state_key
+"""
+OF_STEP = f"SELECT {SUM_SQL}, coalesce(sum({ROW_BYTES}), 0) FROM snaps WHERE step_id = :step"
+
 # By step: what the epoch superseded.
 SUPERSEDED = f"""
 SELECT step_id, {SUM_SQL}, sum({ROW_BYTES}) FROM superseded WHERE until_epoch = ? GROUP BY step_id
@@ -110,19 +129,18 @@ CREATE TEMP TABLE undo AS
 SELECT step_id, state_key, min(until_epoch), snap_epoch, ser_change, timeout_ms, digest
 FROM superseded WHERE until_epoch >= ? GROUP BY step_id, state_key
 """
+# By step, each: what stands in the place of those, what comes back, and what was made since.
 UNDONE = f"""
-SELECT step_id, sum(live), sum(size) FROM (
-    SELECT u.step_id, -1 AS live, -(octet_length(s.state_key) + octet_length(s.ser_change)) AS size
-    FROM temp.undo AS u CROSS JOIN snaps AS s WHERE s.step_id = u.step_id AND s.state_key = u.state_key
-    UNION ALL
-    SELECT step_id, 1, {ROW_BYTES} FROM temp.undo WHERE snap_epoch < :epoch
-) GROUP BY step_id
+SELECT step_id, {SUM_SQL}, sum({ROW_BYTES}) FROM (
+    SELECT s.* FROM temp.undo AS u CROSS JOIN snaps AS s WHERE s.step_id = u.step_id AND s.state_key = u.state_key
+) WHERE :epoch GROUP BY step_id
 """
+RESTORED = f"SELECT step_id, {SUM_SQL}, sum({ROW_BYTES}) FROM temp.undo WHERE snap_epoch < :epoch GROUP BY step_id"
+MADE_SINCE = f"SELECT step_id, {SUM_SQL}, sum({ROW_BYTES}) FROM snaps WHERE snap_epoch >= :epoch GROUP BY step_id"
 RESTORE = """
 INSERT INTO snaps SELECT step_id, state_key, snap_epoch, ser_change, timeout_ms, digest
 FROM temp.undo WHERE snap_epoch < ?
 """
-MADE_SINCE = f"SELECT step_id, -count(*), -sum({ROW_BYTES}) FROM snaps WHERE snap_epoch >= ? GROUP BY step_id"
 
 
 def describe(connection: apsw.Connection, path: Path) -> PartitionDescription:
@@ -135,6 +153,7 @@ def describe(connection: apsw.Connection, path: Path) -> PartitionDescription:
         [(index, count, store_id, flow_id, _)] = parts
         executions = _checked(path, "exs", rows(connection, EXECUTIONS))
         epochs = _checked(path, "epochs", rows(connection, EPOCHS.format(where="")))
+        logged = _checked(path, "logged", _logged_rows(connection))
         size = connection.pragma("page_count") * connection.pragma("page_size")
     return PartitionDescription(
         path=path,
@@ -144,7 +163,7 @@ def describe(connection: apsw.Connection, path: Path) -> PartitionDescription:
         flow_id=flow_id,
         collected=Epoch(commits[0][1]),
         executions=tuple(Execution(*row) for row in executions),
-        epochs=tuple(_closed_epoch(row) for row in epochs),
+        epochs=_closed_epochs(epochs, logged),
         size_bytes=size,
     )
 
@@ -161,11 +180,12 @@ def insert_parts(
 def start(
     connection: apsw.Connection, path: Path, execution: Execution, planned: PartitionDescription | None = None
 ) -> None:
-    """Begin an execution: abandon everything at or above its resume epoch and record it. Repeatable.
+    """Begin an execution: abandon everything at or above its resume epoch, fold what is logged, and record it.
+    Repeatable.
 
-    planned: the partition as the plan saw it. The cost is proportional to what is abandoned; if keys are among it that
-    it made, to the state. Raises LeaseLostError when a later execution began, or an epoch was closed since it was
-    planned.
+    planned: the partition as the plan saw it. The cost is proportional to what is abandoned, and to what is logged; if
+    keys are abandoned that were made since, to the state. Raises LeaseLostError when a later execution began, or an
+    epoch was closed since it was planned.
     """
     with translated(path), transaction(connection):
         begin(connection, path, execution, planned)
@@ -200,6 +220,10 @@ def begin(
         raise CorruptPartitionError(
             f"it cannot start at epoch {execution.resume_epoch}: its newest epoch is {last}", path=path
         )
+    if is_logged(connection):
+        # All partitions hold the epoch, so none has to go back behind it.
+        _create_driver_table(connection)
+        _fold(connection, path, Epoch(last), {})
     fields = (
         execution.number, execution.id, execution.flow_id, execution.resume_epoch, execution.started_ms,
         execution.snapshot_interval_s, execution.backup_interval_s, execution.host, execution.pid,
@@ -242,7 +266,7 @@ def close_epoch(
 ) -> ClosedPartition:
     """Close an epoch in this partition: step 2 of the closing protocol, one transaction, synced to disk.
 
-    1. Check in storage that the lease is the newest and the epoch the next one.
+    1. Check in storage that the lease is the newest and the epoch the next one. Fold what is logged.
     2. Collect what lies below the floor: what is superseded now takes its pages.
     3. Move what each step's delta has sealed into `snaps`, keeping what it supersedes.
     4. Write the driver's own rows in the same way, and edit steps.
@@ -256,15 +280,11 @@ def close_epoch(
         _create_driver_table(connection)
         with transaction(connection):
             # 1
-            before = _newest_epoch(connection)
-            if not _is_newest(connection, lease):
-                raise LeaseLostError(f"execution {lease.number} may not close an epoch any more", path=path)
-            if before is not None and before.cut == (request.epoch, lease.id, request.batch):
-                return ClosedPartition(before.written, before.written, 0, 0, 0.0, read_sizes(connection))
-            if (before.epoch if before else 0) != request.epoch - 1:
-                raise CorruptPartitionError(
-                    f"it cannot close epoch {request.epoch}: its newest is {before.epoch if before else 0}", path=path
-                )
+            before = _next_epoch_after(connection, path, lease, request)
+            if before is not None and before.epoch == request.epoch:
+                return _closed_before(connection, before)
+            if before is not None and before.is_logged:
+                before = _fold(connection, path, before.epoch, {})
             faults.reach("close.2.checked")
             # 2
             began_s = elapsed_s()
@@ -288,12 +308,7 @@ def close_epoch(
                 _edit_step(connection, totals, edit, request.epoch)
             faults.reach("close.2.driver")
             # 5
-            closed = _closing_row(connection, before, lease, request, totals)
-            fields = _epoch_fields(closed)
-            connection.execute(
-                f"INSERT INTO epochs VALUES ({', '.join('?' * (len(fields) + 1))})",
-                (*fields, record_digest(*fields)),
-            )
+            _insert_epoch(connection, _closing_row(connection, before, lease, request, totals))
             faults.reach("close.2.epochs")
             sizes = read_sizes(connection)
         # 6
@@ -301,16 +316,142 @@ def close_epoch(
     return ClosedPartition(totals.states, totals.written, totals.size_bytes, collected, collect_s, sizes)
 
 
+def log_epoch(
+    connection: apsw.Connection,
+    path: Path,
+    lease: Lease,
+    request: CloseRequest,
+    sealed: Mapping[StepId, Sealed],
+) -> ClosedPartition:
+    """Close an epoch in this partition by appending its changes to the log: one transaction, synced to disk.
+
+    It does what `close_epoch` does, but leaves `snaps` and what can be collected to `fold`. The request has no edits.
+    The cost is that of what was touched since the last fold, and does not depend on what the partition holds.
+    A transaction that is open already, in which nothing but deltas was read, is gone on with.
+    """
+    with translated(path), transaction(connection, joined=True):
+        # The lock for writing before anything is read: a reader that finds others have written meanwhile gets none.
+        connection.execute("DELETE FROM changes WHERE false")
+        before = _next_epoch_after(connection, path, lease, request)
+        if before is not None and before.epoch == request.epoch:
+            return _closed_before(connection, before)
+        faults.reach("close.2.checked")
+        total, states = Logged(), 0
+        for step, each in sealed.items():
+            logged = append_touched(connection, request.epoch, step, each, request.batch)
+            total, states = total + logged, states + logged.written
+        faults.reach("close.2.logged")
+        for step, values in request.driver_rows.items():
+            given = ((key, value, None) for key, value in values.items())
+            total += append_rows(connection, request.epoch, step, given)
+        faults.reach("close.2.driver")
+        closed = ClosedEpoch(
+            epoch=request.epoch,
+            execution=lease,
+            batch_id=request.batch,
+            closed_ms=request.closed_ms,
+            clock_ms=request.clock_ms,
+            written=total.written,
+            live_rows=before.live_rows if before else 0,
+            live_digest=before.live_digest if before else 0,
+            superseded_rows=0,
+            superseded_digest=0,
+            logged_rows=total.rows,
+            logged_digest=total.digest % MODULUS,
+        )
+        _insert_epoch(connection, closed)
+        sizes = read_sizes(connection)
+        faults.reach("close.2.epochs")
+    faults.reach("close.2.committed")
+    return ClosedPartition(states, total.written, total.size_bytes, 0, 0.0, sizes)
+
+
+def fold(
+    connection: apsw.Connection, path: Path, lease: Lease, epoch: Epoch, sealed: Mapping[StepId, str]
+) -> Mapping[str, StepSize]:
+    """Bring `snaps` to an epoch that all partitions have closed; nothing before it is held any more. One transaction.
+    Repeatable; returns the size of each step.
+
+    `sealed` names the table of each step's delta, which has all that was touched since the last fold; of other steps
+    the log is read. Raises LeaseLostError when a later execution began.
+    """
+    with translated(path):
+        _create_driver_table(connection)
+        with transaction(connection):
+            if not _is_newest(connection, lease):
+                raise LeaseLostError(f"execution {lease.number} may not write any more", path=path)
+            newest = _newest_epoch(connection)
+            if newest is not None and newest.is_logged:
+                assert newest.epoch == epoch, f"epoch {epoch} cannot be folded: the newest here is {newest.epoch}"
+                _fold(connection, path, epoch, sealed)
+            sizes = read_sizes(connection)
+        faults.reach("fold.2.committed")
+    return sizes
+
+
+def _fold(connection: apsw.Connection, path: Path, epoch: Epoch, sealed: Mapping[StepId, str]) -> ClosedEpoch:
+    """Inside a transaction, as `fold`; returns the epoch. Raises CorruptPartitionError where the log is damaged."""
+    problems = check_log(connection, sealed)
+    if problems:
+        raise CorruptPartitionError(problems[0], path=path)
+    connection.execute("DELETE FROM superseded")
+    faults.reach("fold.2.collected")
+    totals, sizes = _Totals(), read_sizes(connection)
+    for step, table in sealed.items():
+        _fold_step(connection, totals, step, table, epoch, sizes.get(step, StepSize(0, 0)).rows)
+    for step in sorted(logged_steps(connection).difference(sealed)):
+        connection.execute(f"DELETE FROM temp.{_DRIVER_TABLE}")
+        connection.execute(f"INSERT INTO temp.{_DRIVER_TABLE} {NEWEST}", {"step": step})
+        held = sizes.get(step, StepSize(0, 0)).rows
+        _fold_step(connection, totals, step, f"temp.{_DRIVER_TABLE}", epoch, held)
+    faults.reach("fold.2.snaps")
+    change_sizes(connection, totals.changes)
+    newest = _newest_epoch(connection)
+    assert newest is not None
+    folded = replace(
+        newest,
+        live_rows=newest.live_rows + sum(count for count, _ in totals.changes.values()),
+        live_digest=(newest.live_digest + totals.digest) % MODULUS,
+        logged_rows=None,
+        logged_digest=None,
+    )
+    for table in ("changes", "logged", "epochs"):
+        connection.execute(f"DELETE FROM {table}")
+    _insert_epoch(connection, folded)
+    _set_collected(connection, rows(connection, COMMITS)[0][0], epoch)
+    faults.reach("fold.2.epochs")
+    return folded
+
+
+def _fold_step(connection: apsw.Connection, totals: _Totals, step: StepId, table: str, epoch: Epoch, held: int) -> None:
+    """Write what a table holds of a step, of which there are `held` rows, and keep nothing of what was there."""
+    bindings = {"epoch": epoch, "step": step}
+    execute: Callable[[str], Any] = lambda sql: connection.execute(sql.format(table=table), bindings).fetchall()  # noqa: E731
+    [(touched,)] = execute("SELECT count(*) FROM {table}")
+    most = touched > SCAN_SHARE * held
+    [before] = execute(OF_STEP if most else REPLACED)
+    execute(WRITE)
+    execute(DISCARD)
+    [after] = execute(OF_STEP if most else WRITTEN)
+    count, high, low, size_bytes = (new - old for new, old in zip(after, before, strict=True))
+    totals.gain(step, count, size_bytes)
+    totals.digest += combine(high, low)
+
+
 def collect(connection: apsw.Connection, floor: Epoch) -> int:
     """Forget what is only needed to go back below `floor`; returns the rows given up. Inside a transaction.
 
-    The rows stand at the front of `superseded`, so the work is proportional to the garbage.
+    The rows stand at the front of `superseded`, so the work is proportional to the garbage. What is logged stays, and
+    the snapshot below it.
     """
     [(index, collected, _)] = rows(connection, COMMITS)
     if floor <= collected:
         return 0
     newest = value(connection, "SELECT max(epoch) FROM epochs") or NO_EPOCH
     assert floor <= newest, f"epoch {floor} cannot be collected up to: the newest here is {newest}"
+    floor = min(floor, _folded_epoch(connection))
+    if floor <= collected:
+        return 0
     if (value(connection, "SELECT max(until_epoch) FROM superseded") or NO_EPOCH) <= floor:
         # Without a condition SQLite drops whole pages instead of rows.
         connection.execute("DELETE FROM superseded")
@@ -324,7 +465,7 @@ def collect(connection: apsw.Connection, floor: Epoch) -> int:
 
 def known_steps(connection: apsw.Connection, path: Path, resume_epoch: Epoch | None = None) -> set[StepId]:
     """The step ids that have rows, in the newest snapshot or as the resume epoch will find it."""
-    with translated(path):
+    with translated(path), snapshot(connection), overlaid(connection, path):
         found = rows(connection, *((STEPS,) if resume_epoch is None else (STEPS_BEFORE, {"epoch": resume_epoch})))
         return {StepId(row[0]) for row in found}
 
@@ -334,7 +475,7 @@ def step_values(
 ) -> Iterator[tuple[str, Any]]:
     """All keys and values of a step, as of the newest closed epoch or as the resume epoch will find them. Read as they
     are asked for."""
-    with translated(path):
+    with translated(path), snapshot(connection), overlaid(connection, path):
         if resume_epoch is not None:
             yield from connection.execute(VALUES_BEFORE, {"step": step, "epoch": resume_epoch})
         else:
@@ -457,33 +598,48 @@ def _closing_row(
 
 def _abandon(connection: apsw.Connection, path: Path, resume_epoch: Epoch) -> None:
     """Put back what every abandoned epoch superseded, and remove the keys that they made. The cost is proportional to
-    what they touched; if they made keys that were not replaced since, it is that of a scan of the state."""
+    what they touched; if they made keys that were not replaced since, it is that of a scan of the state. Of what is
+    logged nothing has to be put back."""
+    for table in ("changes", "logged"):
+        connection.execute(f"DELETE FROM {table} WHERE epoch >= ?", (resume_epoch,))
+    if _folded_epoch(connection) < resume_epoch:
+        connection.execute("DELETE FROM epochs WHERE epoch >= ?", (resume_epoch,))
+        return
+    before = _newest_epoch(connection)
+    assert before is not None
+    left = before.live_rows, before.live_digest
     connection.execute("DROP TABLE IF EXISTS temp.undo")
     connection.execute(UNDO, (resume_epoch,))
-    _change_sizes(connection, UNDONE, resume_epoch)
+    left = _counted(connection, UNDONE, resume_epoch, left, -1)
+    left = _counted(connection, RESTORED, resume_epoch, left, 1)
     connection.execute("DELETE FROM snaps WHERE (step_id, state_key) IN (SELECT step_id, state_key FROM temp.undo)")
     connection.execute(RESTORE, (resume_epoch,))
     connection.execute("DELETE FROM superseded WHERE until_epoch >= ?", (resume_epoch,))
     connection.execute("DELETE FROM epochs WHERE epoch >= ?", (resume_epoch,))
     connection.execute("DROP TABLE temp.undo")
     newest = _newest_epoch(connection)
-    expected = newest.live_rows if newest else 0
-    if _live_rows(connection) != expected:
-        _change_sizes(connection, MADE_SINCE, resume_epoch)
+    expected = (newest.live_rows, newest.live_digest) if newest else (0, 0)
+    if left != expected:
+        left = _counted(connection, MADE_SINCE, resume_epoch, left, -1)
         connection.execute("DELETE FROM snaps WHERE snap_epoch >= ?", (resume_epoch,))
-        if _live_rows(connection) != expected:
+        if left != expected:
+            count = "other" if left[0] == expected[0] else f"{left[0]}"
             raise CorruptPartitionError(
-                f"going back to epoch {resume_epoch - 1} leaves {_live_rows(connection)} rows where it had {expected}",
-                path=path,
+                f"going back to epoch {resume_epoch - 1} leaves {count} rows where it had {expected[0]}", path=path
             )
 
 
-def _change_sizes(connection: apsw.Connection, sql: str, resume_epoch: Epoch) -> None:
-    change_sizes(connection, {step: (count, size) for step, count, size in rows(connection, sql, (resume_epoch,))})
-
-
-def _live_rows(connection: apsw.Connection) -> int:
-    return sum(size.rows for size in read_sizes(connection).values())
+def _counted(
+    connection: apsw.Connection, sql: str, resume_epoch: Epoch, before: tuple[int, int], sign: int
+) -> tuple[int, int]:
+    """Rows and digest sum of the state when what a query finds comes (1) or goes (-1); the steps' sizes are changed."""
+    count, digest = before
+    changes: dict[str, tuple[int, int]] = {}
+    for step, found, high, low, size_bytes in rows(connection, sql, {"epoch": resume_epoch}):
+        changes[step] = sign * found, sign * size_bytes
+        count, digest = count + sign * found, (digest + sign * combine(high, low)) % MODULUS
+    change_sizes(connection, changes)
+    return count, digest
 
 
 def _is_newest(connection: apsw.Connection, lease: Lease) -> bool:
@@ -492,19 +648,60 @@ def _is_newest(connection: apsw.Connection, lease: Lease) -> bool:
     return newest == [(lease.number, lease.id)]
 
 
+def _next_epoch_after(
+    connection: apsw.Connection, path: Path, lease: Lease, request: CloseRequest
+) -> ClosedEpoch | None:
+    """The newest epoch, when the requested one may be closed after it, or is it. Raises LeaseLostError,
+    CorruptPartitionError."""
+    if not _is_newest(connection, lease):
+        raise LeaseLostError(f"execution {lease.number} may not close an epoch any more", path=path)
+    newest = _newest_epoch(connection)
+    if newest is not None and newest.cut == (request.epoch, lease.id, request.batch):
+        return newest
+    if (newest.epoch if newest else 0) != request.epoch - 1:
+        raise CorruptPartitionError(
+            f"it cannot close epoch {request.epoch}: its newest is {newest.epoch if newest else 0}", path=path
+        )
+    return newest
+
+
+def _closed_before(connection: apsw.Connection, closed: ClosedEpoch) -> ClosedPartition:
+    return ClosedPartition(closed.written, closed.written, 0, 0, 0.0, read_sizes(connection))
+
+
 def _newest_epoch(connection: apsw.Connection) -> ClosedEpoch | None:
     found = rows(connection, EPOCHS.format(where="WHERE epoch = (SELECT max(epoch) FROM epochs)"))
-    return _closed_epoch(found[0]) if found else None
+    closed = _closed_epochs(found, _logged_rows(connection))
+    return closed[0] if closed else None
 
 
-def _closed_epoch(row: Sequence[Any]) -> ClosedEpoch:
-    epoch, ex_num, ex_id, *rest = row[:11]
-    return ClosedEpoch(epoch, Lease(ExecutionNumber(ex_num), ex_id), *rest)
+def _folded_epoch(connection: apsw.Connection) -> Epoch:
+    """The epoch that `snaps` is of."""
+    sql = "SELECT max(epoch) FROM epochs WHERE epoch NOT IN (SELECT epoch FROM logged)"
+    return Epoch(value(connection, sql) or NO_EPOCH)
 
 
-def _epoch_fields(closed: ClosedEpoch) -> tuple[Any, ...]:
+def _logged_rows(connection: apsw.Connection) -> list[tuple[Any, ...]]:
+    return rows(connection, LOGGED) if has_changes(connection) else []
+
+
+def _closed_epochs(epochs: Sequence[Sequence[Any]], logged: Sequence[Sequence[Any]]) -> tuple[ClosedEpoch, ...]:
+    of_log = {row[0]: (row[1], row[2]) for row in logged}
+    return tuple(
+        ClosedEpoch(epoch, Lease(ExecutionNumber(ex_num), ex_id), *rest[:8], *of_log.get(epoch, ()))
+        for epoch, ex_num, ex_id, *rest in epochs
+    )
+
+
+def _insert_epoch(connection: apsw.Connection, closed: ClosedEpoch) -> None:
     epoch, (number, ex_id), *rest = astuple(closed)
-    return (epoch, number, ex_id, *rest)
+    fields = (epoch, number, ex_id, *rest[:8])
+    connection.execute(
+        f"INSERT INTO epochs VALUES ({', '.join('?' * (len(fields) + 1))})", (*fields, record_digest(*fields))
+    )
+    if closed.is_logged:
+        fields = (epoch, *rest[8:])
+        connection.execute("INSERT INTO logged VALUES (?, ?, ?, ?)", (*fields, record_digest(*fields)))
 
 
 def _set_collected(connection: apsw.Connection, index: int, floor: Epoch) -> None:

@@ -6,7 +6,9 @@ parts       one row: which partition this is, of how many, of which store, bound
 exs         one row per execution, a copy in every partition
 epochs      one row per closed epoch still held, with what is needed to check the snapshot
 commits     one row: the epoch up to which this partition has collected
-snaps       the newest closed snapshot of every key: step, key, epoch it was written in, value
+snaps       the newest snapshot of every key: step, key, epoch it was written in, value
+changes     what later epochs changed, which are closed but not folded into `snaps` yet, some thousand keys a row
+logged      one row per such epoch, with what is needed to check its changes
 superseded  what `snaps` held before: one row per key and epoch that replaced it, append-only and
             ordered by that epoch, so that collecting is a range delete at its front and rewinding reads its end;
             version 3 has rows without snap_epoch, too, for keys that the epoch made
@@ -40,7 +42,7 @@ from recovery.errors import (
 from recovery.storage.digests import load_digests
 
 APPLICATION_ID = 0x52435650  # "RCVP"
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 BUSY_TIMEOUT_MS = 60_000
 SMALLEST_PAGE_BYTES = 512
 
@@ -115,6 +117,25 @@ CREATE TABLE superseded (
 ) STRICT, WITHOUT ROWID;
 """
 
+CREATE_CHANGES = """
+CREATE TABLE changes (
+    epoch     INTEGER NOT NULL,
+    step_id   TEXT NOT NULL,
+    number    INTEGER NOT NULL,
+    row_count INTEGER NOT NULL,
+    content   TEXT NOT NULL,
+    digest    INTEGER NOT NULL,
+    PRIMARY KEY (epoch, step_id, number)
+) STRICT;
+
+CREATE TABLE logged (
+    epoch          INTEGER PRIMARY KEY,
+    row_count      INTEGER NOT NULL,
+    changes_digest INTEGER NOT NULL,
+    digest         INTEGER NOT NULL
+) STRICT;
+"""
+
 CREATE_STATES = """
 CREATE TABLE states (
     state_id   TEXT PRIMARY KEY,
@@ -157,7 +178,7 @@ MEASURE_SNAPS = f"""
 INSERT INTO sizes SELECT step_id, count(*), sum({ROW_BYTES}) FROM snaps GROUP BY step_id
 """
 
-MIGRATIONS = {1: CREATE_STATES, 2: CREATE_MEASURES + MEASURE_SNAPS, 3: ""}
+MIGRATIONS = {1: CREATE_STATES, 2: CREATE_MEASURES + MEASURE_SNAPS, 3: "", 4: CREATE_CHANGES}
 """What turns a file of a version into one of the next. The second reads the state once, to count it. The third changes
 nothing: what is new in version 4 is left out of `superseded`, which older programs would miss."""
 
@@ -293,6 +314,11 @@ def has_states(connection: apsw.Connection) -> bool:
     return bool(connection.pragma("user_version") >= 2)
 
 
+def has_changes(connection: apsw.Connection) -> bool:
+    """Whether the file can have epochs that are logged: before its first writer of this version it lacks the tables."""
+    return bool(connection.pragma("user_version") >= 5)
+
+
 def beside(path: Path, suffix: Literal["-wal", "-shm", "-journal"]) -> Path:
     """A file of SQLite's own that belongs to `path`; of a symbolic link it lies where the link leads."""
     return Path(f"{os.path.realpath(path)}{suffix}")
@@ -352,9 +378,11 @@ def prepare_writer(connection: apsw.Connection, path: Path, *, cache_bytes: int)
 
 
 @contextlib.contextmanager
-def transaction(connection: apsw.Connection) -> Iterator[None]:
-    """One immediate write transaction: all of it is committed, or nothing."""
-    connection.execute("BEGIN IMMEDIATE")
+def transaction(connection: apsw.Connection, *, joined: bool = False) -> Iterator[None]:
+    """One immediate write transaction: all of it is committed, or nothing. joined: with the one that is open, if one
+    is."""
+    if not (joined and connection.in_transaction):
+        connection.execute("BEGIN IMMEDIATE")
     try:
         yield
         connection.execute("COMMIT")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from recovery.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
-from recovery.planning.measures import ClosedPartition, Measure
+from recovery.planning.measures import ClosedPartition, Measure, StepSize
 from recovery.planning.values import Execution, PartitionDescription, StepEdit
 
 FIELD_SEPARATOR = "\x1f"
@@ -43,6 +43,7 @@ class CloseRequest:
     floor: the epoch up to which superseded snapshots may be collected.
     driver_rows: values of the driver's own, per step id and key; None discards the key. A value is asked for once,
         when it is written, so that a mapping may read it then.
+    logged: its changes are appended to the partition's log, and `fold` is called later; without edits only.
     state_rows: states that were edited, per step id and key: value and timeout; None discards the key.
     """
 
@@ -54,6 +55,7 @@ class CloseRequest:
     driver_rows: Mapping[StepId, Mapping[str, str | bytes | None]]
     edits: Sequence[StepEdit] = ()
     state_rows: Mapping[StepId, Mapping[str, tuple[str | None, int | None]]] = field(default_factory=dict)
+    logged: bool = False
 
 
 class BatchCount(NamedTuple):
@@ -135,11 +137,13 @@ class PartitionStore(Protocol):
         """Refuse what earlier batches still apply from now on; a later one may already be under way."""
         ...
 
-    def seal(self, lease: Lease, batch: BatchId) -> None:
-        """Refuse what `batch` and earlier ones still apply, and set aside what they left: the epoch's content.
+    def seal(self, lease: Lease, batch: BatchId, *, apart: bool = True) -> None:
+        """Refuse what `batch` and earlier ones still apply, and take hold of what they left: the epoch's content.
 
-        Quick, whatever is held; micro-batches may go on as soon as it returns. The next one to be sealed waits until
-        `close` has returned. Sealing the same batch again changes nothing.
+        apart: set it aside, with what earlier epochs have only logged, to be moved or folded. Otherwise it can only be
+        logged. Quick, whatever is held; micro-batches may go on as soon as it returns. The next one to be sealed waits
+        until `close`, and `fold` if it is called, have returned. Sealing the same batch again changes nothing, but that
+        its content may be set aside.
         """
         ...
 
@@ -149,6 +153,14 @@ class PartitionStore(Protocol):
 
         Returns what was done in each partition. A partition that this execution closed it in already is left
         as it is. When it returns, the epoch is durable in every partition. Raises LeaseLostError.
+        """
+        ...
+
+    def fold(self, lease: Lease, epoch: Epoch) -> list[Mapping[str, StepSize]]:
+        """Move what is logged to where it belongs, up to an epoch that is closed in all partitions and the newest one;
+        earlier ones are not held any more. All partitions at once, each in one transaction. What is logged has to be
+        set apart (see `seal`). Micro-batches may go on meanwhile. Returns the size of each step in each partition.
+        Repeatable. Raises LeaseLostError.
         """
         ...
 

@@ -13,6 +13,7 @@ from recovery.ids import FIRST_EPOCH
 from recovery.planning.measures import StepSize
 from recovery.planning.values import PartitionDescription
 from recovery.storage.digests import SNAPS_DIGEST, SUM_SQL, combine, load_digests
+from recovery.storage.log import check_log
 from recovery.storage.measures import check_measures, check_sizes
 from recovery.storage.partition import describe
 from recovery.storage.schema import ROW_BYTES, read_partition, rows, snapshot, translated
@@ -82,14 +83,15 @@ class PartitionCheck:
         problems = _gaps(description)
         steps = rows(connection, SNAPS)
         live_rows, high, low, damaged = (sum(step[index] for step in steps) for index in range(1, 5))
-        newest = description.newest
+        folded = description.folded_epoch
+        newest = next((closed for closed in description.epochs if closed.epoch == folded), None)
         expected = (newest.live_rows, newest.live_digest) if newest else (0, 0)
         if damaged:
             problems.append(_damaged(connection, "snaps", damaged))
         if live_rows != expected[0]:
-            problems.append(f"snaps holds {live_rows} rows where epoch {description.newest_epoch} left {expected[0]}")
+            problems.append(f"snaps holds {live_rows} rows where epoch {folded} left {expected[0]}")
         elif combine(high, low) != expected[1]:
-            problems.append(f"the rows of snaps are not those that epoch {description.newest_epoch} left")
+            problems.append(f"the rows of snaps are not those that epoch {folded} left")
         elif not damaged:
             problems += check_sizes(connection, {_text(step): StepSize(each[0], each[-1]) for step, *each in steps})
         held = {e.epoch: (e.superseded_rows, e.superseded_digest) for e in description.epochs}
@@ -103,6 +105,8 @@ class PartitionCheck:
         for epoch, (count, _) in held.items():
             if count and epoch > description.collected:
                 problems.append(f"the {count} rows that epoch {epoch} superseded are missing")
+        total += sum(closed.logged_rows or 0 for closed in description.epochs)
+        problems += check_log(connection)
         problems += [*check_measures(connection), *check_states(connection)]
         problems += [f"SQLite says: {row[0]}" for row in rows(connection, "PRAGMA integrity_check(3)")]
         return Verdict(self.path, total, tuple(p for p in problems if p != "SQLite says: ok"))

@@ -40,9 +40,10 @@ FLOW = "flow"
 KEYS = [f"key{number}" for number in range(24)]
 START_POINTS = ["start.1", "start.2", "start.3.partition", "start.3", "start.4"]
 CLOSE_POINTS = [
-    "close.1", "close.2.checked", "close.2.snaps", "close.2.driver", "close.2.epochs", "close.2.collected",
-    "close.2.committed", "close.3", "close.4", "close.5",
+    "close.1", "close.2.checked", "close.2.snaps", "close.2.logged", "close.2.driver", "close.2.epochs",
+    "close.2.collected", "close.2.committed", "close.3", "close.4", "close.5",
 ]  # fmt: skip
+FOLD_POINTS = ["fold.1", "fold.2.collected", "fold.2.snaps", "fold.2.epochs", "fold.2.committed", "fold.3", "fold.4"]
 
 
 def input_of(number: int, batch: int) -> dict[str, int]:
@@ -107,6 +108,7 @@ class MiniRun:
             clock=clock,
             snapshot_interval_s=config.snapshot_interval_s,
             backup_interval_s=config.backup_interval_s,
+            logs=True,
             may_close=self.prepared.check.wait,
             on_closed=lambda closed: self.closed.append(closed.epoch),
         )
@@ -126,6 +128,10 @@ class MiniRun:
         self._log(f"offsets/{number}", f'v1\n{{}}\n{{"logOffset":{number}}}')
         with self.closer.lock:
             self.closer.check()
+            if generator is not None:
+                # Epochs are logged, folded, or moved at once.
+                self.closer.fold_s = generator.choice([0.0, 3600.0])
+                self.closer.fold_rows = generator.choice([1, 1_000_000])
             if self.closer.due():
                 if generator is None:
                     self.closer.close(lambda: True)

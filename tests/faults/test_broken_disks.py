@@ -172,6 +172,47 @@ class Close(Start):
         return (4, 5)
 
 
+class Log(Close):
+    """Closing an epoch by appending it to the log."""
+
+    def act(self):
+        assert self.run is not None
+        self.run.store.seal(self.run.lease, 4, apart=False)
+        self.run.close(4, logged=True)
+
+
+class Fold(Close):
+    """Folding what was logged: by the run, and by the next one after its failure."""
+
+    def prepare(self):
+        super().prepare()
+        assert self.run is not None
+        self.run.close(4, logged=True)
+
+    def act(self):
+        assert self.run is not None
+        self.run.fold()
+
+    def complete(self):
+        self.leave()
+        with Driver(self.directory, [STEP]) as run:
+            assert run.epoch == 6
+
+    def expected(self):
+        return (5,)
+
+
+class FoldAtStart(Fold):
+    """The same after the run was killed."""
+
+    def prepare(self):
+        super().prepare()
+        self.leave()
+
+    def act(self):
+        self.run = Driver(self.directory, [STEP])
+
+
 class Edit(Close):
     """Converting a step in an epoch of its own: here every value to itself."""
 
@@ -239,7 +280,7 @@ class Release(Close):
         return (5,)
 
 
-CASES = [Look, Check, Start, Work, Close, Edit, Checkpoint, Collect, Release]
+CASES = [Look, Check, Start, Work, Close, Log, Fold, FoldAtStart, Edit, Checkpoint, Collect, Release]
 
 
 def sound(directory: Path, disk: Broken, states: dict[int, State]) -> int:

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.faults import minirun
-from tests.faults.minirun import CLOSE_POINTS, START_POINTS, child, die_at, run, states, totals, wait
+from tests.faults.minirun import CLOSE_POINTS, FOLD_POINTS, START_POINTS, child, die_at, run, states, totals, wait
 from tests.stores import problems
 
 BATCHES = 7
 COUNT = 3
-POINTS = [*START_POINTS, *CLOSE_POINTS]
+POINTS = [*START_POINTS, *CLOSE_POINTS, *FOLD_POINTS]
 
 
 def config_of(generator: random.Random) -> dict:
@@ -40,7 +40,8 @@ def attempt(directory: Path, seed: int, point: str = "", visit: int = 1) -> int:
 def killed_and_resumed(directory: Path, seed: int, point: str, again: bool) -> int:
     """Kill a run at a point, with `again` also the run that resumes, and run to the end. Returns the kills that hit."""
     generator = random.Random(f"{seed} {point} {again}")
-    codes = [attempt(directory, seed, point, 1 if point.startswith("start") else generator.randrange(1, 5))]
+    rare = point.startswith(("start", "fold"))
+    codes = [attempt(directory, seed, point, 1 if rare else generator.randrange(1, 5))]
     if again:
         codes.append(attempt(directory, seed, generator.choice(POINTS), 1))
     codes.append(attempt(directory, seed))

@@ -36,7 +36,8 @@ class History:
         self.events = recorder.events
 
     def _run(self, recorder: Recorder, generator: random.Random, epochs: int) -> None:
-        """Executions of some epochs each, with rewinds, collection, checkpoints and runs that end in the middle."""
+        """Executions of some epochs each, moved, logged and folded, with rewinds, collection, checkpoints and runs that
+        end in the middle."""
         left, batch = epochs, 0
         state: State = {}
         while left:
@@ -53,8 +54,11 @@ class History:
                     state = self._apply(run, generator, batch, state)
                     epoch = run.epoch
                     self.states[epoch, run.execution.number] = state
-                    run.close(batch, floor=max(0, epoch - 4) if generator.random() < 0.3 else 0)
+                    logged = generator.random() < 0.4
+                    run.close(batch, floor=max(0, epoch - 4) if generator.random() < 0.3 else 0, logged=logged)
                     recorder.mark(("closed", epoch))
+                    if logged and generator.random() < 0.3:
+                        run.fold()
                     if generator.random() < 0.3:
                         run.store.checkpoint()
                 if generator.random() < 0.2:

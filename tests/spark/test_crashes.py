@@ -94,26 +94,42 @@ def json_of(output: str) -> dict:
 
 # The first visits of a point may come before there is anything to lose, so some are killed at a later one.
 EVERY_POINT = [*START_POINTS, *(f"{point}:{2 + n % 4}" for n, point in enumerate(CLOSE_POINTS))]
+LOGGING_POINTS = ["close.1:2", "close.2.logged:4", "close.2.committed:8", "close.3:3"]
+FOLD_POINTS = [
+    "fold.1",
+    "fold.2.collected",
+    "fold.2.snaps:2",
+    "fold.2.epochs",
+    "fold.2.committed:2",
+    "fold.3",
+    "fold.4",
+]
 
 
 @pytest.mark.parametrize(
-    "points",
+    ("points", "backup_interval"),
     [
-        pytest.param(["close.1:2", "close.2.committed:4"], id="some"),
-        pytest.param(EVERY_POINT, id="every", marks=pytest.mark.long),
+        pytest.param(["close.1:2", "close.2.committed:4"], "1h", id="some"),
+        pytest.param(["close.2.logged:5", "fold.2.snaps"], "0", id="some-logged"),
+        pytest.param(EVERY_POINT, "1h", id="every", marks=pytest.mark.long),
+        pytest.param([*LOGGING_POINTS, *FOLD_POINTS], "0", id="every-logged", marks=pytest.mark.long),
     ],
 )
-def test_kills_at_numbered_steps(feed, tmp_path, points):
+def test_kills_at_numbered_steps(feed, tmp_path, points, backup_interval):
     """Killed at the end of steps of starting and of closing, one after the other, nothing is lost or doubled."""
     for seed in range(24):
         feed.add_random(seed, count=60)
     directory = tmp_path / "db"
     init_partitions(directory, 3)
     for point in points:
-        process = recovery_run(directory, feed, "-s", "0", crash_at=point)
+        if point.startswith("fold"):
+            # Epochs are folded when the input ends, if more than one is logged.
+            for seed in range(4):
+                feed.add_random(seed, count=60)
+        process = recovery_run(directory, feed, "-s", "0", "-b", backup_interval, crash_at=point)
         output = finish(process)
         assert process.returncode == -signal.SIGKILL, f"{point}: {output}"
-    process = recovery_run(directory, feed, "-s", "0")
+    process = recovery_run(directory, feed, "-s", "0", "-b", backup_interval)
     output = finish(process)
     assert process.returncode == 0, output
     assert states(directory, "totals") == feed.totals()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
@@ -10,7 +11,10 @@ import pytest
 from pyspark.sql import functions as F
 
 from recovery import DiscardSink, RecoveryConfig, init_partitions, start
+from recovery.spark import closing
+from recovery.storage.files import read_step
 from tests.spark.support import add_up, run_to_end, set_to, states, totals_step
+from tests.stores import paths_of, problems, query
 
 
 def in_two_threads(batch, _):
@@ -281,3 +285,35 @@ def idle(query) -> bool:
     """Whether Spark's newest report is of a stream that waits, under a number that is still to come."""
     progress = query.streaming_query.lastProgress
     return progress["batchId"] == query.summary.batches and not progress["numInputRows"]
+
+
+@pytest.mark.parametrize("fold_s", [0.0, 0.5, 3600.0])
+def test_epochs_that_follow_closely(spark, feed, tmp_path, monkeypatch, fold_s):
+    """Each is closed after its micro-batch; they are logged, and folded now and then and in the end. What a reader is
+    told meanwhile is the newest, and what the next run goes on from is all of it."""
+    monkeypatch.setattr(closing, "FOLD_S", fold_s)
+    directory = tmp_path / "db"
+    logged, read = [], []
+
+    def look(batch, batch_id):
+        paths = paths_of(directory)
+        logged.append(sum(query(path, "SELECT count(DISTINCT epoch) FROM changes")[0][0] for path in paths))
+        if batch_id == 6:
+            read.append({key: json.loads(text) for key, text in read_step(paths, "totals")})
+
+    for seed in range(9):
+        feed.add_random(seed)
+        if seed == 4:
+            expected = feed.totals()
+    frame = feed.frame(spark).transform(totals_step())
+    summary = run_to_end(frame, directory, look)
+    assert summary.epochs == summary.batches == 9
+    assert states(directory, "totals") == feed.totals()
+    assert (max(logged) > 0) == (fold_s > 0)
+    # The epoch of micro-batch 5 may be written while 6 runs.
+    assert all(expected.keys() <= found.keys() for found in read)
+    assert sum(query(path, "SELECT count(*) FROM changes")[0][0] for path in paths_of(directory)) == 0
+    feed.add_random(9)
+    run_to_end(frame, directory)
+    assert states(directory, "totals") == feed.totals()
+    assert problems(directory) == []

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
+import threading
+from pathlib import Path
 
+import apsw
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,11 +25,11 @@ from recovery import (
     StateManager,
     StorageError,
 )
-from recovery.clock import SystemClock
+from recovery.clock import SystemClock, Uptime
 from recovery.planning.resume import plan_resume
 from recovery.state.epochs import EpochWriter
 from recovery.state.steps import edit_states, moment
-from recovery.storage.files import scan
+from recovery.storage.files import FilePartitions, scan
 from recovery.storage.lock import DirectoryLock
 from tests.state.support import background
 from tests.stores import STEP, Driver, alter, paths_of, problems, run_python, state_at, window
@@ -338,7 +341,7 @@ def test_killed_at_any_crash_point(ran):
     code = """
 import sys
 from pathlib import Path
-from recovery.clock import SystemClock
+from recovery.clock import SystemClock, Uptime
 from recovery.state.steps import edit_states
 changes = {("count", key): (sys.argv[2], None) for key in "abcdef"}
 edit_states(Path(sys.argv[1]), "set", lambda _: changes, clock=SystemClock())
@@ -376,7 +379,7 @@ def test_edits_at_once_come_one_after_the_other(ran):
     import sys
     from pathlib import Path
     from recovery import DirectoryLockedError
-    from recovery.clock import SystemClock
+    from recovery.clock import SystemClock, Uptime
     from recovery.state.steps import edit_states
     sys.stdin.readline()
     try:
@@ -389,3 +392,89 @@ def test_edits_at_once_come_one_after_the_other(ran):
     made = [process.communicate("go\n", timeout=60)[0].strip() for process in processes]
     assert [process.returncode for process in processes] == [0] * 4
     assert {key for key in at(ran, None) if key.startswith("new")} == set(filter(None, made))
+
+
+def test_rows_of_the_runs_own_are_found_by_key(store_maker):
+    """Marks that epochs move are all in one partition, whatever their key."""
+    directory = store_maker(4)
+    keys = [f"%/m{number}" for number in range(8)]
+    writer = EpochWriter(directory, plan_resume(scan(directory)), "flow", SystemClock(), backup_interval_s=0)
+    writer.close({("$hwm", key): ("1", None) for key in keys})
+    writer.release()
+    assert set(moment(directory).some("$hwm", keys)) == set(keys)
+
+
+def test_an_epoch_counts_as_closed_when_all_partitions_have_it(store_maker, tmp_path, monkeypatch):
+    """Copies that are closer together than the backup interval share an epoch, also when closing takes long."""
+    directory, copies = store_maker(2), tmp_path / "copies"
+    copies.mkdir()
+    clock = SetClock()
+    writer = EpochWriter(directory, plan_resume(scan(directory)), "flow", clock, backup_interval_s=60)
+    changes = {("s", f"k{number}"): ("1", None) for number in range(9)}
+    writer.close(changes)
+    clock.forward(100)
+    others_done = threading.Event()
+    close_partition = FilePartitions.close_partition
+
+    def slowly(self, index, lease, request):
+        if request.epoch == 2 and index == 0:
+            others_done.wait()
+            clock.forward(25)
+            copy_plainly(directory / "part-0.sqlite3", copies / "part-0.sqlite3")
+            clock.forward(5)
+        done = close_partition(self, index, lease, request)
+        others_done.set()
+        return done
+
+    monkeypatch.setattr(FilePartitions, "close_partition", slowly)
+    writer.close(changes)
+    clock.forward(30)
+    writer.close(changes)
+    clock.forward(10)
+    copy_plainly(directory / "part-1.sqlite3", copies / "part-1.sqlite3")  # 45 s after the other
+    writer.release()
+    assert plan_resume(scan(copies)).window == (1,)
+
+
+class SetClock(SystemClock):
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.seconds = 1_000
+
+    def wall_ms(self) -> int:
+        return self.seconds * 1_000
+
+    def elapsed_s(self) -> float:
+        return float(self.seconds)
+
+    def uptime(self) -> Uptime | None:
+        return Uptime("boot", self.seconds * 1_000)
+
+    def forward(self, seconds: int) -> None:
+        self.seconds += seconds
+
+
+def copy_plainly(source: Path, target: Path) -> None:
+    """By SQLite's backup, as a tool of others would."""
+    reader = apsw.Connection(str(source), flags=apsw.SQLITE_OPEN_READONLY)
+    writer = apsw.Connection(str(target))
+    with writer.backup("main", reader, "main") as backup:
+        backup.step()
+    reader.close()
+    writer.close()
+
+
+def test_a_value_whose_epoch_is_damaged_is_not_passed_over(store_dir):
+    """A row that says it was written later than it was is damage, not a key without state."""
+    with Driver(store_dir) as run:
+        run.apply(0, {"a": "1"})
+        run.close(0)
+        run.apply(1, {"a": "2", "b": "2"})
+        run.close(1)
+    for path in paths_of(store_dir):
+        alter(path, "UPDATE superseded SET snap_epoch = snap_epoch + 64")
+    with pytest.raises(CorruptPartitionError, match="'a' does not match its digest"):
+        at(store_dir, 1)
+    with pytest.raises(CorruptPartitionError, match="'a' does not match its digest"):
+        moment(store_dir, 1).state(STEP, "a")

@@ -445,7 +445,7 @@ def test_damage_is_reported_with_the_partition_that_a_task_read(store_dir):
         run.close(0)
     path = store_dir / "part-0.sqlite3"
     data = path.read_bytes()
-    path.write_bytes(data[: 8 * 4096] + bytes(len(data) - 8 * 4096))
+    path.write_bytes(data[: 24 * 4096] + bytes(len(data) - 24 * 4096))
     with Driver(store_dir) as run, pytest.raises(CorruptPartitionError) as raised:
         run.read(1, keys)
     assert raised.value.path == str(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import apsw
@@ -15,6 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from recovery.errors import InconsistentPartitionsError, LeaseLostError
 from recovery.keys import partition_of
+from recovery.storage.history import states_at, steps_in
+from recovery.storage.partition import describe, step_values
+from recovery.storage.schema import read_partition, reading
 from recovery.storage.seam import StepEdit
 from tests.stores import Driver, State, problems, query, state_at
 
@@ -51,15 +55,18 @@ class Told:
 
 @dataclass
 class Copy:
-    """A copy of one partition, and which epochs it holds: of a timeline that may be abandoned since."""
+    """A copy of one partition, and which epochs it holds: of a timeline that may be abandoned since. logged: those that
+    are not folded."""
 
     index: int
     path: Path
     held: dict[int, int]
+    logged: set[int]
 
 
 class Histories(RuleBasedStateMachine):
-    """Apply, apply again, seal, close, crash, rewind, collect, drop and rename, copy and put back, in any order."""
+    """Apply, apply again, seal, close, log, fold, crash, rewind, collect, drop and rename, copy and put back, in any
+    order."""
 
     make_store = None
 
@@ -75,6 +82,7 @@ class Histories(RuleBasedStateMachine):
         self.copies: list[Copy] = []
         # What a partition that was put back holds from before the window of all partitions.
         self.older: list[dict[int, int]] = [{} for _ in range(COUNT)]
+        self.logged: list[set[int]] = [set() for _ in range(COUNT)]
         self.start()
 
     def start(self, resume_epoch: int | None = None):
@@ -83,7 +91,11 @@ class Histories(RuleBasedStateMachine):
         self.snapshots = {epoch: state for epoch, state in self.snapshots.items() if epoch <= newest}
         self.ids = {epoch: name for epoch, name in self.ids.items() if epoch <= newest}
         self.touched_now: set = set()
-        self.sealed: tuple[int, State, set] | None = None
+        self.touched_unfolded: set = set()
+        self.logged = [{epoch for epoch in each if epoch <= newest} for each in self.logged]
+        # What is logged is folded at the start.
+        self.folded([index for index, each in enumerate(self.logged) if newest in each])
+        self.sealed: tuple[int, State, set, bool] | None = None
         self.batch = self.closed_batch = self.batches[newest]
         self.fenced = self.worked = False
         self.written = True
@@ -150,12 +162,12 @@ class Histories(RuleBasedStateMachine):
             self.run.apply(self.closed_batch - late, {key: ("666", None)}, step)
 
     @precondition(lambda self: self.sealed is None)
-    @rule(lag=st.integers(0, 1))
-    def seal(self, lag):
-        """End the epoch; what tasks do from here on belongs to the next one."""
+    @rule(lag=st.integers(0, 1), logged=st.booleans(), apart=st.booleans())
+    def seal(self, lag, logged, apart=True):
+        """End the epoch; what tasks do from here on belongs to the next one. What is logged need not be set apart."""
         batch = max(self.batch - lag, self.closed_batch)
-        self.run.store.seal(self.run.lease, batch)
-        self.sealed = (batch, self.cut(batch), self.touched_now)
+        self.run.store.seal(self.run.lease, batch, apart=apart or not logged)
+        self.sealed = (batch, self.cut(batch), self.touched_now, logged)
         self.touched_now = {
             (step, key)
             for (step, _), slot in self.slots.items()
@@ -165,19 +177,62 @@ class Histories(RuleBasedStateMachine):
         self.closed_batch = batch
         self.fenced = True
 
-    @rule(lag=st.integers(0, 1), floor=st.integers(0, 3), position=TEXTS)
-    def close(self, lag, floor, position):
+    @rule(lag=st.integers(0, 1), floor=st.integers(0, 3), position=TEXTS, logged=st.booleans(), fold=st.booleans())
+    def close(self, lag, floor, position, logged, fold):
+        """Move the epoch into the snapshots, or log it; and then fold it, or not."""
         if self.sealed is None:
-            self.seal(lag)
-        batch, cut, touched = self.sealed
+            self.seal(lag, logged, fold)
+        batch, cut, touched, logged = self.sealed
         floor = max(0, self.run.epoch - 1 - floor)
         epoch = self.run.epoch
-        written = self.run.close(batch, floor=floor, driver_rows={DRIVER_STEP: {"position": position}})
+        settings = {"floor": floor, "driver_rows": {DRIVER_STEP: {"position": position}}, "logged": logged}
+        written = self.run.close(batch, **settings)
+        if logged:
+            self.logged = [each | {epoch} for each in self.logged]
+            self.touched_unfolded |= touched
+        else:
+            touched = touched | self.touched_unfolded
+            if any(self.logged):
+                self.folded(range(COUNT))
+            assert sum(written) <= len(touched) + 1
         self.closed(epoch, cut | {(DRIVER_STEP, "position"): (position, None)}, batch, touched)
-        assert sum(written) <= len(touched) + 1
         self.written, self.sealed = True, None
-        self.forget(floor)
-        self.run.store.close(self.run.lease, self.run.requests(batch, epoch=epoch, floor=floor))
+        if not logged:
+            self.forget(floor)
+        self.run.store.close(self.run.lease, self.run.requests(batch, epoch=epoch, **settings))
+        # What was set apart is in the way of the next epoch until it is folded.
+        if logged and (self.is_apart() or (fold and self.may_fold())):
+            self.fold()
+
+    def is_apart(self) -> bool:
+        [deltas, *_] = self.run.store._deltas.values()
+        return deltas[0]._meta().sealed
+
+    def may_fold(self) -> bool:
+        """Whether what is logged can be set apart: no task but of the next micro-batch has run."""
+        return self.sealed is None and any(self.logged) and self.batch <= self.closed_batch + 1
+
+    @precondition(lambda self: self.may_fold())
+    @rule()
+    def fold(self):
+        self.run.fold()
+        self.folded(range(COUNT))
+        self.written = True
+        self.run.store.fold(self.run.lease, self.run.epoch - 1)
+
+    def folded(self, indexes) -> None:
+        """Note that partitions hold nothing but their newest epoch any more."""
+        if not indexes:
+            return
+        newest = max(self.snapshots)
+        for index in range(COUNT):
+            if index in indexes:
+                self.older[index], self.logged[index] = {}, set()
+            else:
+                self.older[index] |= {epoch: self.ids[epoch] for epoch in self.snapshots if epoch < newest}
+        self.collected = newest
+        self.snapshots = {newest: self.snapshots[newest]}
+        self.touched_unfolded = set()
 
     def closed(self, epoch: int, state: State, batch: int, touched: set) -> None:
         """Note an epoch under a name of its own: epochs of other timelines have the same numbers."""
@@ -202,8 +257,8 @@ class Histories(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, 3))
     def collect(self, back):
-        floor = max(self.snapshots) - back
-        if floor > 0:
+        floor = min([max(self.snapshots) - back, *(epoch - 1 for each in self.logged for epoch in each)])
+        if floor > 0 and not self.run.store._writers[0].in_transaction:
             self.run.store.collect(floor)
             self.forget(floor)
             self.written = True
@@ -218,14 +273,18 @@ class Histories(RuleBasedStateMachine):
         assert self.run.epoch == resume
 
     @precondition(lambda self: self.worked)
-    @rule(closed=st.integers(0, COUNT), position=TEXTS)
-    def crash_while_closing(self, closed, position):
+    @rule(closed=st.integers(0, COUNT), position=TEXTS, logged=st.booleans())
+    def crash_while_closing(self, closed, position, logged):
         """The epoch is closed in some partitions only: the next run starts it anew, everywhere."""
         epoch = self.run.epoch
-        batch, cut, touched = self.sealed or (self.batch, self.cut(self.batch), self.touched_now)
-        requests = self.run.requests(batch, driver_rows={DRIVER_STEP: {"position": position}})
+        batch, cut, touched, logged = self.sealed or (self.batch, self.cut(self.batch), self.touched_now, logged)
+        requests = self.run.requests(batch, driver_rows={DRIVER_STEP: {"position": position}}, logged=logged)
         for index in range(closed):
             self.run.store.close_partition(index, self.run.lease, requests[index])
+            if logged:
+                self.logged[index] = self.logged[index] | {epoch}
+            elif self.logged[index]:
+                self.folded([index])
         if closed == COUNT:
             self.closed(epoch, cut | {(DRIVER_STEP, "position"): (position, None)}, batch, touched)
         self.stop(killed=True)
@@ -242,7 +301,7 @@ class Histories(RuleBasedStateMachine):
             backup.step()
         source.close()
         target.close()
-        self.copies.append(Copy(index, path, self.held(index)))
+        self.copies.append(Copy(index, path, self.held(index), self.logged[index]))
 
     @precondition(lambda self: self.copies)
     @rule(data=st.data(), killed=st.booleans())
@@ -257,9 +316,12 @@ class Histories(RuleBasedStateMachine):
                 (self.directory / f"part-{copy.index}.sqlite3{suffix}").unlink(missing_ok=True)
             shutil.copy(copy.path, self.directory / f"part-{copy.index}.sqlite3")
         put_back = {copy.index: copy.held for copy in chosen}
+        before = list(self.logged)
         held = [put_back[index] if index in put_back else self.held(index) for index in range(COUNT)]
         shared = {epoch: name for epoch, name in held[0].items() if all(each.get(epoch) == name for each in held)}
         if shared:
+            for copy in chosen:
+                self.logged[copy.index] = copy.logged
             self.older = [{epoch: name for epoch, name in each.items() if epoch < min(shared)} for each in held]
             self.ids = shared
             self.snapshots = {epoch: self.told[name].state for epoch, name in shared.items()}
@@ -273,6 +335,7 @@ class Histories(RuleBasedStateMachine):
                 Driver(self.directory, STEPS)
             shutil.rmtree(self.directory)
             shutil.copytree(kept, self.directory)
+            self.logged = before
             self.start()
         shutil.rmtree(kept)
         self.written = True
@@ -315,6 +378,7 @@ class Histories(RuleBasedStateMachine):
         self.written = False
         for epoch, state in self.snapshots.items():
             assert state_at(self.directory, epoch) == state, f"epoch {epoch}"
+            assert self.found_at(epoch) == state, f"epoch {epoch}"
         for each in self.run.store.describe():
             held = {closed.epoch for closed in each.epochs} | ({0} if each.collected == 0 else set())
             assert held == set(self.held(each.index))
@@ -323,6 +387,23 @@ class Histories(RuleBasedStateMachine):
                 assert epoch > each.collected
                 assert epoch not in self.touched or count <= len(self.touched[epoch]) + 1
         assert problems(self.directory) == []
+
+    def found_at(self, epoch: int) -> State:
+        """The same as the package reads it."""
+        found: State = {}
+        for path in self.run.store.paths:
+            closed = next(
+                (each for each in read_partition(path, partial(describe, path=path)).epochs if each.epoch == epoch),
+                None,
+            )
+            if closed is None:
+                continue
+            for step in steps_in(path):
+                states = list(states_at(path, step, closed.cut))
+                found |= {(step, each.key): (each.value, each.timeout_ms) for each in states}
+                with reading(path) as connection:
+                    assert dict(step_values(connection, path, step, epoch + 1)) == {s.key: s.value for s in states}
+        return found
 
     def teardown(self):
         if hasattr(self, "run"):

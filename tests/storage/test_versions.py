@@ -1,4 +1,7 @@
-"""Files of version 3, in which keys that an epoch made have a row in `superseded`: read, gone back in, gone on with."""
+"""Files of older versions: read, gone back in, gone on with.
+
+In those of version 3 keys that an epoch made have a row in `superseded`; those of version 4 have no log.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import random
 import shutil
 from pathlib import Path
 
+import apsw
 import pytest
 
 from recovery.planning.resume import plan_resume
@@ -46,8 +50,29 @@ def as_version_3(directory: Path) -> None:
                     "UPDATE epochs SET superseded_rows = ?, superseded_digest = ?, digest = ? WHERE epoch = ?",
                     (*fields[9:], record_digest(*fields), row[0]),
                 )
-            connection.pragma("user_version", 3)
+            without_log(connection, 3)
         connection.close()
+
+
+def as_version_4(directory: Path) -> None:
+    """The same of version 4, which only lacks the log."""
+    for path in paths_of(directory):
+        connection = connect(path, "rw")
+        with transaction(connection):
+            without_log(connection, 4)
+        connection.close()
+
+
+def without_log(connection: apsw.Connection, version: int) -> None:
+    """Take away what version 5 brought."""
+    for table in ("changes", "logged"):
+        connection.execute(f"DROP TABLE {table}").fetchall()
+    connection.pragma("user_version", version)
+
+
+def as_version(directory: Path, version: int) -> None:
+    """Make the files what that version would have written."""
+    {3: as_version_3, 4: as_version_4, SCHEMA_VERSION: lambda _: None}[version](directory)
 
 
 @pytest.fixture
@@ -64,11 +89,10 @@ def history(store_dir) -> list[dict[str, str]]:
     return model
 
 
-@pytest.mark.parametrize("version", [3, SCHEMA_VERSION])
+@pytest.mark.parametrize("version", [3, 4, SCHEMA_VERSION])
 def test_every_epoch_is_what_it_was(store_dir, history, version):
     """For a check, a reader of states and their differences, a plan, and the step that a run would start with."""
-    if version == 3:
-        as_version_3(store_dir)
+    as_version(store_dir, version)
     absent = sum(
         query(path, "SELECT count(*) FROM superseded WHERE snap_epoch IS NULL")[0][0] for path in paths_of(store_dir)
     )
@@ -94,11 +118,10 @@ def test_every_epoch_is_what_it_was(store_dir, history, version):
 
 
 @pytest.mark.parametrize("resume", range(1, EPOCHS + 2))
-@pytest.mark.parametrize("version", [3, SCHEMA_VERSION])
+@pytest.mark.parametrize("version", [3, 4, SCHEMA_VERSION])
 def test_going_back_and_on(store_dir, history, version, resume):
     """What later epochs made is gone, what they replaced is back, and what comes then is kept in the present form."""
-    if version == 3:
-        as_version_3(store_dir)
+    as_version(store_dir, version)
     with Driver(store_dir, resume_epoch=resume) as run:
         assert {key: text for (_, key), (text, _) in state_at(store_dir, resume - 1).items()} == history[resume - 1]
         assert problems(store_dir) == []
