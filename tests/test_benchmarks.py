@@ -207,7 +207,8 @@ def test_the_status_of_any_process_is_understood() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "held", "touched"),
-    [("close", 400, 20), ("snapshot", 0, 300), ("snapshot", 300, 300), ("raw", 0, 300), ("raw", 300, 300),
+    [("close", 400, 20), ("log", 400, 20), ("snapshot", 0, 300), ("snapshot", 300, 300), ("log once", 0, 300),
+     ("log once", 300, 300), ("fold", 0, 300), ("fold", 300, 300), ("raw", 0, 300), ("raw", 300, 300),
      ("collect", 300, 0), ("collect", 300, 40)],
 )  # fmt: skip
 def test_cases_of_the_partitions_alone_check_their_own_result(
@@ -236,9 +237,9 @@ def test_the_table_of_the_partitions_compares_each_case_with_its_limit() -> None
         for number, case in enumerate(chosen)
     ]
     rows = {row[0]: row for row in storage.report(chosen, found, 1).rows}
-    assert rows["close 5 touched of 100"][2] == "2.00"
-    assert rows["first snapshot of 50 keys"][2] == "1.33"
-    assert rows["close 5 touched of 10"][2] == table.NONE
+    assert rows["close 5 touched of 100, logged"][2] == "2.00"
+    assert rows["first snapshot of 50 keys"][2] == "1.60"
+    assert rows["close 5 touched of 10, logged"][2] == table.NONE
 
 
 def test_all_runs_every_benchmark_in_every_size() -> None:

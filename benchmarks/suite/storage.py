@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -39,15 +40,21 @@ class Case:
 
 def cases(few: int, many: int, keys: int, touched: int) -> list[Case]:
     """All of them, each after the one it is compared with."""
-    small = f"close {touched:,} touched of {few:,}"
+    logged, moved = (f"close {touched:,} touched of {few:,}, {how}" for how in ("logged", "moved"))
     raw_new, raw_same = f"raw insert of {keys:,} new keys", f"raw upsert of {keys:,} keys"
     tenth = f"collect {keys // 10:,} rows"
     return [
-        Case(small, "close", few, touched),
-        Case(f"close {touched:,} touched of {many:,}", "close", many, touched, small),
+        Case(logged, "log", few, touched),
+        Case(f"close {touched:,} touched of {many:,}, logged", "log", many, touched, logged),
+        Case(moved, "close", few, touched),
+        Case(f"close {touched:,} touched of {many:,}, moved", "close", many, touched, moved),
         Case(raw_new, "raw", 0, keys),
+        Case(f"log {keys:,} new keys", "log once", 0, keys, raw_new),
+        Case(f"fold {keys:,} new keys", "fold", 0, keys, raw_new),
         Case(f"first snapshot of {keys:,} keys", "snapshot", 0, keys, raw_new),
         Case(raw_same, "raw", keys, keys),
+        Case(f"log {keys:,} keys", "log once", keys, keys, raw_same),
+        Case(f"fold {keys:,} keys", "fold", keys, keys, raw_same),
         Case(f"snapshot of {keys:,} keys again", "snapshot", keys, keys, raw_same),
         Case("collect nothing", "collect", keys, 0),
         Case(tenth, "collect", keys, keys // 10),
@@ -113,7 +120,8 @@ def report(chosen: Sequence[Case], measurements: Sequence[Measurement], repeat: 
         measurements=measurements,
         notes=[
             f"Medians over {repeat} interleaved rounds, one partition, state `[n,total]`, keys of 11 bytes. Closing is "
-            "the whole of it: sealing, the transaction with its sync, forgetting the delta.",
+            "the whole of it: sealing, the transaction with its sync, forgetting the delta. An epoch is moved into the "
+            "snapshots, or logged, and folded into them later with the others since.",
             "`bytes a key` is what the transaction appended to the log for each touched key. `file / live rows` is the "
             "file after collection and `gc`, against the rows' own bytes: key, value, digest and epoch.",
         ],
@@ -123,8 +131,16 @@ def report(chosen: Sequence[Case], measurements: Sequence[Measurement], repeat: 
 def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     """The child of one case."""
     kind, held, touched = arguments["kind"], arguments["held"], arguments["touched"]
-    measured = {"close": _close, "snapshot": _snapshot, "raw": _raw, "collect": _collect}[kind]
-    answer = measured(held, touched)
+    measured: dict[str, Callable[[int, int], dict[str, Any]]] = {
+        "close": _close,
+        "log": partial(_close, logged=True),
+        "snapshot": _snapshot,
+        "log once": partial(_snapshot, logged=True),
+        "fold": partial(_snapshot, logged=True, folding=True),
+        "raw": _raw,
+        "collect": _collect,
+    }
+    answer = measured[kind](held, touched)
     import platform
     from importlib.metadata import version
 
@@ -166,15 +182,34 @@ class Store:
         task.apply(StepId(STEP), PartitionIndex(0), BatchId(self.batch), changes, BatchCount(0, 0))
         task.release()
 
-    def close(self, floor: int = 0) -> float:
+    def close(self, floor: int = 0, logged: bool = False) -> float:
         """Close an epoch; the seconds it took."""
         from recovery.ids import BatchId, Epoch
         from recovery.storage.seam import CloseRequest
 
-        request = CloseRequest(Epoch(self.batch + 1), BatchId(self.batch), 0, self.batch + 1, Epoch(floor), {})
+        request = CloseRequest(
+            Epoch(self.batch + 1), BatchId(self.batch), 0, self.batch + 1, Epoch(floor), {}, logged=logged
+        )
         started_s = time.perf_counter()
+        self.files.seal(self.lease, BatchId(self.batch), apart=not logged)
         self.files.close(self.lease, [request])
         return time.perf_counter() - started_s
+
+    def fold(self) -> float:
+        """Fold what is logged; the seconds it took."""
+        from recovery.ids import BatchId, Epoch
+
+        started_s = time.perf_counter()
+        self.files.seal(self.lease, BatchId(self.batch), apart=True)
+        self.files.fold(self.lease, Epoch(self.batch + 1))
+        return time.perf_counter() - started_s
+
+    def empty_log(self) -> None:
+        """Move the partition's log into the file."""
+        import apsw
+
+        [writer] = self.files._writers
+        writer.wal_checkpoint("main", mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
     def log_bytes(self) -> int:
         """Bytes in the partition's log."""
@@ -199,31 +234,42 @@ class Store:
         }  # fmt: skip
 
 
-def _close(held: int, touched: int) -> dict[str, Any]:
+def _close(held: int, touched: int, logged: bool = False) -> dict[str, Any]:
     store = Store()
     store.touch(_keys(held))
     store.close()
-    store.files.checkpoint()
+    store.empty_log()
     seconds, written = [], []
-    for turn in range(7):
-        every = max(1, held // touched)
-        store.touch(islice(_keys(held), turn % every, None, every))
+    every = max(1, held // touched)
+    # Made before, so that what is measured finds the processor's caches alike.
+    turns = [list(islice(_keys(held), turn % every, None, every)) for turn in range(7)]
+    for keys in turns:
+        store.touch(keys)
         before = store.log_bytes()
-        seconds.append(store.close(floor=store.batch))
+        seconds.append(store.close(floor=store.batch, logged=logged))
         written.append(max(0, store.log_bytes() - before))
+    if logged:
+        store.fold()
     return store.answer(median(seconds), int(median(written)), held)
 
 
-def _snapshot(held: int, touched: int) -> dict[str, Any]:
+def _snapshot(held: int, touched: int, logged: bool = False, folding: bool = False) -> dict[str, Any]:
+    """The seconds of closing, or of folding what was logged then."""
     store = Store()
     if held:
         store.touch(_keys(held))
         store.close()
-        store.files.checkpoint()
+        store.empty_log()
     store.touch(_keys(touched))
     before = store.log_bytes() if held else 0
-    seconds = store.close()
-    return store.answer(seconds, store.log_bytes() - before, max(held, touched))
+    seconds = store.close(logged=logged)
+    written = store.log_bytes() - before
+    if logged:
+        before = store.log_bytes()
+        folded_s = store.fold()
+        if folding:
+            seconds, written = folded_s, store.log_bytes() - before
+    return store.answer(seconds, written, max(held, touched))
 
 
 def _collect(held: int, touched: int) -> dict[str, Any]:
