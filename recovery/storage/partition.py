@@ -133,7 +133,7 @@ FROM superseded WHERE until_epoch >= ? GROUP BY step_id, state_key
 UNDONE = f"""
 SELECT step_id, {SUM_SQL}, sum({ROW_BYTES}) FROM (
     SELECT s.* FROM temp.undo AS u CROSS JOIN snaps AS s WHERE s.step_id = u.step_id AND s.state_key = u.state_key
-) WHERE :epoch GROUP BY step_id
+) GROUP BY step_id
 """
 RESTORED = f"SELECT step_id, {SUM_SQL}, sum({ROW_BYTES}) FROM temp.undo WHERE snap_epoch < :epoch GROUP BY step_id"
 MADE_SINCE = f"SELECT step_id, {SUM_SQL}, sum({ROW_BYTES}) FROM snaps WHERE snap_epoch >= :epoch GROUP BY step_id"
@@ -325,10 +325,12 @@ def log_epoch(
 ) -> ClosedPartition:
     """Close an epoch in this partition by appending its changes to the log: one transaction, synced to disk.
 
-    It does what `close_epoch` does, but leaves `snaps` and what can be collected to `fold`. The request has no edits.
+    It does what `close_epoch` does, but leaves `snaps` and what can be collected to `fold`, and edits nothing.
     The cost is that of what was touched since the last fold, and does not depend on what the partition holds.
     A transaction that is open already, in which nothing but deltas was read, is gone on with.
     """
+    edited = (*request.edits, *request.state_rows)
+    assert not edited, f"an epoch that edits {edited} cannot be logged"
     with translated(path), transaction(connection, joined=True):
         # The lock for writing before anything is read: a reader that finds others have written meanwhile gets none.
         connection.execute("DELETE FROM changes WHERE false")
@@ -345,21 +347,10 @@ def log_epoch(
             given = ((key, value, None) for key, value in values.items())
             total += append_rows(connection, request.epoch, step, given)
         faults.reach("close.2.driver")
-        closed = ClosedEpoch(
-            epoch=request.epoch,
-            execution=lease,
-            batch_id=request.batch,
-            closed_ms=request.closed_ms,
-            clock_ms=request.clock_ms,
-            written=total.written,
-            live_rows=before.live_rows if before else 0,
-            live_digest=before.live_digest if before else 0,
-            superseded_rows=0,
-            superseded_digest=0,
-            logged_rows=total.rows,
-            logged_digest=total.digest % MODULUS,
+        _insert_epoch(
+            connection,
+            _closed_epoch(lease, request, total.written, _live(before), logged=(total.rows, total.digest % MODULUS)),
         )
-        _insert_epoch(connection, closed)
         sizes = read_sizes(connection)
         faults.reach("close.2.epochs")
     faults.reach("close.2.committed")
@@ -580,34 +571,43 @@ def _closing_row(
     for step, count, high, low, size_bytes in rows(connection, SUPERSEDED, (request.epoch,)):
         superseded, digest = superseded + count, digest + combine(high, low)
         totals.gain(step, -count, -size_bytes)
-    live_digest = (before.live_digest if before else 0) - digest + totals.digest
     change_sizes(connection, totals.changes)
-    return ClosedEpoch(
-        epoch=request.epoch,
-        execution=lease,
-        batch_id=request.batch,
-        closed_ms=request.closed_ms,
-        clock_ms=request.clock_ms,
-        written=totals.written,
-        live_rows=(before.live_rows if before else 0) - superseded + totals.written,
-        live_digest=live_digest % MODULUS,
-        superseded_rows=superseded,
-        superseded_digest=digest % MODULUS,
-    )
+    live_rows, live_digest = _live(before)
+    live = live_rows - superseded + totals.written, (live_digest - digest + totals.digest) % MODULUS
+    return _closed_epoch(lease, request, totals.written, live, superseded=(superseded, digest % MODULUS))
+
+
+def _live(closed: ClosedEpoch | None) -> tuple[int, int]:
+    """Number and digest sum of the rows that `snaps` has."""
+    return (closed.live_rows, closed.live_digest) if closed else (0, 0)
+
+
+def _closed_epoch(
+    lease: Lease,
+    request: CloseRequest,
+    written: int,
+    live: tuple[int, int],
+    *,
+    superseded: tuple[int, int] = (0, 0),
+    logged: tuple[int, int] | tuple[()] = (),
+) -> ClosedEpoch:
+    """What a partition holds of the requested epoch; of rows their number and digest sum."""
+    when = request.closed_ms, request.clock_ms
+    return ClosedEpoch(request.epoch, lease, request.batch, *when, written, *live, *superseded, *logged)
 
 
 def _abandon(connection: apsw.Connection, path: Path, resume_epoch: Epoch) -> None:
     """Put back what every abandoned epoch superseded, and remove the keys that they made. The cost is proportional to
     what they touched; if they made keys that were not replaced since, it is that of a scan of the state. Of what is
     logged nothing has to be put back."""
+    folded = _folded_epoch(connection)
     for table in ("changes", "logged"):
         connection.execute(f"DELETE FROM {table} WHERE epoch >= ?", (resume_epoch,))
-    if _folded_epoch(connection) < resume_epoch:
+    if folded < resume_epoch:
         connection.execute("DELETE FROM epochs WHERE epoch >= ?", (resume_epoch,))
         return
     before = _newest_epoch(connection)
-    assert before is not None
-    left = before.live_rows, before.live_digest
+    left = _live(before)
     connection.execute("DROP TABLE IF EXISTS temp.undo")
     connection.execute(UNDO, (resume_epoch,))
     left = _counted(connection, UNDONE, resume_epoch, left, -1)
@@ -618,7 +618,7 @@ def _abandon(connection: apsw.Connection, path: Path, resume_epoch: Epoch) -> No
     connection.execute("DELETE FROM epochs WHERE epoch >= ?", (resume_epoch,))
     connection.execute("DROP TABLE temp.undo")
     newest = _newest_epoch(connection)
-    expected = (newest.live_rows, newest.live_digest) if newest else (0, 0)
+    expected = _live(newest)
     if left != expected:
         left = _counted(connection, MADE_SINCE, resume_epoch, left, -1)
         connection.execute("DELETE FROM snaps WHERE snap_epoch >= ?", (resume_epoch,))
