@@ -7,7 +7,6 @@ consistent across all files, that a run resumes from, and that can be read, copi
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from recovery.config import RecoveryConfig
 from recovery.errors import (
     AlreadyInitializedError,
     BackupDamagedError,
@@ -45,28 +44,25 @@ from recovery.errors import (
     UnsupportedPlanError,
     UnsupportedVersionError,
 )
-from recovery.flow import Flow
-from recovery.group_state import GroupState
-from recovery.pipeline import Node, Pipeline
-from recovery.sinks import (
-    AllKeysSink,
-    BatchContext,
-    ConsoleSink,
-    DiscardSink,
-    EpochOutput,
-    EpochSink,
-    FileSink,
-    Resume,
-    UpsertSink,
-    current_batch,
-)
-from recovery.state.manager import StateManager, process_state, task_instance_state, task_state
-from recovery.state.retry import RetryPolicy
-from recovery.state.scopes import ScopedState
-from recovery.storage.initialize import init_partitions
 
 if TYPE_CHECKING:
+    from recovery.config import RecoveryConfig
+    from recovery.flow import Flow
+    from recovery.group_state import GroupState
+    from recovery.pipeline import Node, Pipeline
     from recovery.runner import run
+    from recovery.sinks import (
+        AllKeysSink,
+        BatchContext,
+        ConsoleSink,
+        DiscardSink,
+        EpochOutput,
+        EpochSink,
+        FileSink,
+        Resume,
+        UpsertSink,
+        current_batch,
+    )
     from recovery.spark.aggregate import aggregate
     from recovery.spark.arrow_step import stateful_arrow
     from recovery.spark.events import RunSummary
@@ -78,6 +74,10 @@ if TYPE_CHECKING:
     from recovery.spark.query import RecoveryQuery
     from recovery.spark.starting import start
     from recovery.spark.step import stateful, stateful_map
+    from recovery.state.manager import StateManager, process_state, task_instance_state, task_state
+    from recovery.state.retry import RetryPolicy
+    from recovery.state.scopes import ScopedState
+    from recovery.storage.initialize import init_partitions
 
 __all__ = [
     "AllKeysSink",
@@ -155,30 +155,53 @@ __all__ = [
     "task_state",
 ]
 
-# What needs Spark is imported when it is first asked for, so that looking at a directory starts at once.
-_WITH_SPARK = {
-    "RecoveryQuery": "recovery.spark.query",
+# Imported when it is first asked for: looking at a directory needs no Spark, and a Python worker of Spark's neither
+# sinks nor state managers.
+_LATER = {
+    "AllKeysSink": "recovery.sinks",
+    "BatchContext": "recovery.sinks",
+    "ConsoleSink": "recovery.sinks",
+    "DiscardSink": "recovery.sinks",
+    "EpochOutput": "recovery.sinks",
+    "EpochSink": "recovery.sinks",
+    "FileSink": "recovery.sinks",
+    "Flow": "recovery.flow",
+    "GroupState": "recovery.group_state",
     "MetricsListener": "recovery.spark.listener",
-    "RunSummary": "recovery.spark.events",
-    "aggregate": "recovery.spark.aggregate",
-    "query_metrics": "recovery.spark.listener",
-    "register": "recovery.spark.formats",
+    "Node": "recovery.pipeline",
+    "Pipeline": "recovery.pipeline",
     "PipelineSummary": "recovery.spark.pipeline",
+    "RecoveryConfig": "recovery.config",
+    "RecoveryQuery": "recovery.spark.query",
+    "Resume": "recovery.sinks",
+    "RetryPolicy": "recovery.state.retry",
+    "RunSummary": "recovery.spark.events",
+    "ScopedState": "recovery.state.scopes",
+    "StateManager": "recovery.state.manager",
+    "UpsertSink": "recovery.sinks",
+    "aggregate": "recovery.spark.aggregate",
+    "current_batch": "recovery.sinks",
     "incremental": "recovery.spark.incremental",
+    "init_partitions": "recovery.storage.initialize",
     "native_operators": "recovery.spark.native_state",
     "native_state": "recovery.spark.native_state",
+    "process_state": "recovery.state.manager",
+    "query_metrics": "recovery.spark.listener",
+    "register": "recovery.spark.formats",
     "run": "recovery.runner",
     "run_pipeline": "recovery.spark.pipeline",
     "start": "recovery.spark.starting",
     "stateful": "recovery.spark.step",
     "stateful_arrow": "recovery.spark.arrow_step",
     "stateful_map": "recovery.spark.step",
+    "task_instance_state": "recovery.state.manager",
+    "task_state": "recovery.state.manager",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WITH_SPARK:
+    if name not in _LATER:
         raise AttributeError(f"module 'recovery' has no attribute {name!r}")
-    value = getattr(import_module(_WITH_SPARK[name]), name)
+    value = getattr(import_module(_LATER[name]), name)
     globals()[name] = value
     return value

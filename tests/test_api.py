@@ -57,6 +57,17 @@ def test_looking_at_a_directory_needs_no_spark(module):
     assert (result.stdout, result.stderr) == ("[]\n", "")
 
 
+def test_python_workers_import_what_their_tasks_need():
+    """Each worker of a run imports it anew, while the first micro-batch waits."""
+    code = (
+        "import sys, recovery.spark.arrow_worker\n"
+        "unwanted = 'recovery.sinks', 'recovery.state.', 'pandas'\n"
+        "print(sorted(name for name in sys.modules if name.startswith(unwanted)))"
+    )
+    result = run_python(code)
+    assert (result.stdout, result.stderr) == ("[]\n", "")
+
+
 def test_the_light_names_stay_light():
     """Making and naming partitions by the public names imports no Spark either."""
     code = (

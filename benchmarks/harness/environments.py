@@ -65,7 +65,7 @@ def warmed_up(kept: Path) -> dict[str, str]:
     """The environment of a contender of ours that starts after `recovery warmup`, with an archive under `kept`, which
     is made when missing."""
     from recovery.spark.classes import CACHE_VARIABLE, archive_path
-    from recovery.spark.session import java_home
+    from recovery.spark.java import java_home
 
     environment = {**java_environment(), CACHE_VARIABLE: str(kept.absolute())}
     archive = archive_path(java_home())

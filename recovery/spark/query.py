@@ -319,12 +319,13 @@ class RecoveryQuery:
 
     def _watch(self) -> None:
         """The idle timer: counts and ends a due epoch when no micro-batch comes that would, and ends the run when one
-        could not be written."""
+        could not be written, or a partition is damaged."""
         interval_s = self._prepared.config.snapshot_interval_s
         period_s = min(0.5, max(0.05, interval_s / 8))
         while not self._over.wait(period_s):
             try:
                 self._closer.check()
+                self._check.look()
                 due = self._closer.due() and self._closer.idle()
                 waiting = due or self._closer.finished > self._input.batch
                 if waiting and self._closer.lock.acquire(blocking=False):

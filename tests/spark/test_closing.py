@@ -6,7 +6,16 @@ import threading
 
 import pytest
 
-from recovery import CorruptPartitionError, Node, Pipeline, RecoveryConfig, StateManager, run_pipeline
+from recovery import (
+    CorruptPartitionError,
+    DiscardSink,
+    Node,
+    Pipeline,
+    RecoveryConfig,
+    StateManager,
+    run_pipeline,
+    start,
+)
 from recovery.clock import SystemClock
 from recovery.sinks.delivery import Delivery
 from recovery.spark import preparing
@@ -103,6 +112,19 @@ def test_a_run_on_spark_waits_for_the_check(spark, feed, tmp_path):
         run_to_end(feed.frame(spark).transform(totals_step()), directory)
     assert newest(directory) == before
     assert states(directory, STEP) == {**held, key: [666, 666]}
+
+
+def test_damage_ends_a_run_as_soon_as_it_is_found(spark, feed, tmp_path):
+    """Not when the next epoch is due, and no micro-batch has to come for it."""
+    directory = tmp_path / "db"
+    feed.add_random(1)
+    run_to_end(feed.frame(spark).transform(totals_step()), directory)
+    before, key = newest(directory), damage(directory, "[666,666]")
+    config = RecoveryConfig(directory, snapshot_interval="1h")
+    query = start(feed.frame(spark).transform(totals_step()), config, sink=DiscardSink(), name="test")
+    with pytest.raises(CorruptPartitionError, match=key):
+        assert query.await_termination(60)
+    assert newest(directory) == before
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ import recovery
 from recovery import ConfigurationError
 from recovery.errors import SparkUnavailableError
 from recovery.loader import import_paths
-from recovery.spark.session import _bundled_java, _daemon, check_master, java_home, prepare_environment
+from recovery.spark.java import _bundled_java, java_home
+from recovery.spark.session import _daemon, check_master, prepare_environment
 
 ROOT = str(Path(recovery.__file__).resolve().parents[1])
 
@@ -115,6 +116,15 @@ def test_a_java_that_is_new_enough_is_taken(environment, tmp_path, version):
     prepare_environment()
     assert "JAVA_HOME" not in environment
     assert java_home() == tmp_path
+
+
+def test_a_java_that_says_what_it_is_is_not_started_for_that(environment, tmp_path):
+    """Each start of Spark would wait for it."""
+    write_java(tmp_path / "bin" / "java", "exit 1")
+    (tmp_path / "release").write_text('IMPLEMENTOR="x"\nJAVA_VERSION="25.0.3"\n')
+    environment["JAVA_HOME"] = str(tmp_path)
+    prepare_environment()
+    assert environment["JAVA_HOME"] == str(tmp_path)
 
 
 @pytest.mark.parametrize(
