@@ -5,6 +5,7 @@ consistent across all files, that a run resumes from, and that can be read, copi
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from recovery.errors import (
@@ -155,8 +156,8 @@ __all__ = [
     "task_state",
 ]
 
-# Imported when it is first asked for: looking at a directory needs no Spark, and a Python worker of Spark's neither
-# sinks nor state managers.
+# Imported when it is first asked for, as the package's modules are: looking at a directory needs no Spark, and a Python
+# worker of Spark's neither sinks nor state managers.
 _LATER = {
     "AllKeysSink": "recovery.sinks",
     "BatchContext": "recovery.sinks",
@@ -200,8 +201,11 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name in _LATER:
+        value = getattr(import_module(_LATER[name]), name)
+    elif not name.startswith("_") and find_spec(f"recovery.{name}") is not None:
+        value = import_module(f"recovery.{name}")
+    else:
         raise AttributeError(f"module 'recovery' has no attribute {name!r}")
-    value = getattr(import_module(_LATER[name]), name)
     globals()[name] = value
     return value

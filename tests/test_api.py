@@ -68,6 +68,14 @@ def test_python_workers_import_what_their_tasks_need():
     assert (result.stdout, result.stderr) == ("[]\n", "")
 
 
+def test_modules_are_there_without_an_import_of_their_own():
+    """Whatever was asked for before."""
+    result = run_python(
+        "import recovery\nprint(recovery.sinks.FileSink is recovery.FileSink, recovery.aggregates.count())"
+    )
+    assert result.stdout.startswith("True "), result.stderr
+
+
 def test_the_light_names_stay_light():
     """Making and naming partitions by the public names imports no Spark either."""
     code = (
