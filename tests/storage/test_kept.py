@@ -41,11 +41,12 @@ for line in sys.stdin:
         for index in range(count):
             before = task.read(STEP, index, batch, ("a",))
             task.apply(STEP, index, batch, [pack({"a": str(int(before[0] or 0) + 1)})], BatchCount(1, 1))
-        print("done", flush=True)
+        said = "done"
     except Exception as error:
-        print(type(error).__name__, flush=True)
+        said = type(error).__name__
     finally:
         task.release()
+    print(said, flush=True)
 """
 
 
