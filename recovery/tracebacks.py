@@ -14,6 +14,8 @@ LONGEST_LINE = 2000
 _BEGIN = "Traceback (most recent call last):\n"
 _FRAME = re.compile(r'  File "(?P<file>[^"\n]+)", line (?P<line>\d+)[^\n]*\n(?:    [^\n]*\n|  \[[^\n]*\n)*')
 _END = re.compile(r"\n\s*\n?\tat |(?:\s+SQLSTATE: \w{5})+\s*(?:\n=== Streaming Query|\Z)")
+_PLAN = re.compile(r"\s+SQLSTATE: \w{5};?( line \d+ pos \d+;?)?\s*(\n.*)?\Z", re.DOTALL)
+"""What ends a message of Spark's analyser: the plan that it could not make sense of."""
 _NOTE = re.compile(r"\nin (step '.*', .*, micro-batch \d+|the sink, micro-batch \d+)\s*\Z")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/pyspark.zip/", "<frozen ")
 _OTHERS = (f"{Path(__file__).parent}/", f"{sysconfig.get_paths()['stdlib']}/")
@@ -56,7 +58,7 @@ def headline(error: BaseException) -> str:
     frames = [_Frame(each.filename, str(each.lineno), "") for each in traceback.extract_tb(error.__traceback__)]
     # What a SyntaxError says ends with its place.
     own = [] if isinstance(error, SyntaxError) else [frame for frame in frames if _is_own(frame.file)]
-    first, *more = f"{type(error).__name__}: {error}".splitlines()
+    first, *more = f"{type(error).__name__}: {_PLAN.sub('', str(error))}".splitlines()
     return "\n".join([f"{first}{_place(own)}", *more])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import traceback
 
 import pytest
@@ -40,6 +41,18 @@ def test_a_traceback_from_a_worker(after):
         '  File "/jobs/flow.py", line 3, in helper',
         '    raise RuntimeError("boom")',
     ]
+
+
+@pytest.mark.parametrize("place", ["", " line 1 pos 0;"])
+@pytest.mark.parametrize("plan", ["", "\n'Project ['x]\n+- Range (0, 3)\n"])
+def test_spark_s_plan_is_no_part_of_what_is_wrong(place, plan):
+    """A message of its analyser ends with a code and the plan."""
+
+    def fail():
+        raise ValueError(f"[NO] There is no `x`. SQLSTATE: 42703;{place}{plan}")
+
+    error = caught(fail)
+    assert re.fullmatch(r"ValueError: \[NO\] There is no `x`\. \(test_tracebacks\.py, line \d+\)", headline(error))
 
 
 def test_no_traceback():

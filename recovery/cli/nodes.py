@@ -55,7 +55,8 @@ def run_nodes(
 def _line(name: str, node: NodeRun) -> str:
     text = f"{name}: {node.status}"
     if node.status != RUNNING and node.duration_s is not None:
-        text += f", {'?' if node.rows is None else f'{node.rows:,}'} rows in {format_interval(node.duration_s)}"
+        rows = "" if node.rows is None else f", {node.rows:,} rows"
+        text += f"{rows} in {format_interval(node.duration_s)}"
     nulls = {key: count for key, count in node.details.get("nulls", {}).items() if count}
     if nulls:
         text += "; NULL in the column: " + ", ".join(f"{count:,} rows of {key}" for key, count in nulls.items())

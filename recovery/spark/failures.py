@@ -8,7 +8,7 @@ from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException, StreamingQueryException
 
 from recovery.errors import FlowFailedError, RecoveryError, StepChangedError, StorageError, error_named
-from recovery.tracebacks import essence, essence_of
+from recovery.tracebacks import essence, essence_of, headline
 
 JVM_GONE = (Py4JNetworkError, ConnectionError)
 _OPERATORS_CHANGED = re.compile(
@@ -51,11 +51,23 @@ def as_recovery_error(error: BaseException) -> BaseException:
             cause="One of them was added, removed, moved or given another key or type in the flow.",
             remedy="Change it back, or start anew in another recovery directory: their state cannot be converted.",
         )
-    if isinstance(error, StreamingQueryException | PySparkException):
+    if isinstance(error, StreamingQueryException):
+        # Raised where the query was waited for.
         return FlowFailedError(essence(text) or text.strip().split("\n")[0][:2000])
+    if isinstance(error, PySparkException):
+        return FlowFailedError(essence(text) or headline(error)[:2000])
     if isinstance(error, Py4JJavaError):
         return FlowFailedError(str(error.java_exception.toString()))
     return FlowFailedError(essence_of(error))
+
+
+def in_short(error: BaseException) -> str:
+    """What went wrong, and where in the user's code."""
+    if isinstance(error, RecoveryError):
+        return f"{type(error).__name__}: {error.found}"
+    # A function that failed in a worker tells its own place.
+    told = essence(str(error)) if isinstance(error, PySparkException) else None
+    return told.split("\n")[0] if told else headline(error)
 
 
 def _from_text(kind: type[RecoveryError], text: str) -> RecoveryError:

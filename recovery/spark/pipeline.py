@@ -19,6 +19,7 @@ from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.pipeline import Node, Pipeline
 from recovery.planning.pipeline import LastNode, NodePlan, plan_nodes
 from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.spark.failures import in_short
 from recovery.spark.incremental import Load, Loading, _current, moved
 from recovery.spark.session import check_master, create_session
 from recovery.state.closed_marks import changes
@@ -159,7 +160,7 @@ class _PipelineRun:
             rows = _observed(observation)
             details = self._commit(loading.loads)
         except Exception as found:
-            error = f"{type(found).__name__}: {getattr(found, 'found', found)}"[:2000]
+            error = in_short(found)[:2000]
             details = {"data_written": isinstance(found, _MarksNotMovedError)}
             if isinstance(found, _MarksNotMovedError):
                 error = str(found)

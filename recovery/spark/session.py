@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -65,6 +66,7 @@ def create_session(name: str, *, master: str = "local[*]", conf: Mapping[str, st
     from pyspark.sql import SparkSession
 
     prepare_environment()
+    _quieten()
     settings = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
     for key, value in {**DEFAULTS, **_daemon(), **(conf or {})}.items():
         settings.set(key, value)
@@ -167,6 +169,14 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     # Its own session: Spark's launcher script may have a process beside it.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def _quieten() -> None:
+    """Have PySpark not print what it raises as well: ten kilobytes of JSON for a column's name that is misspelt."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _daemon() -> dict[str, str]:

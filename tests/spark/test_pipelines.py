@@ -8,6 +8,7 @@ import subprocess
 import sys
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
@@ -227,6 +228,60 @@ def test_loads_that_make_no_sense(options):
         incremental(lambda spark: None, column="value", key="orders", **options)
 
 
+def command_line(directory: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """`recovery run` in a directory."""
+    command = [sys.executable, "-m", "recovery", "run", *arguments, "--master", "local[1]"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def test_what_fails_says_where(tmp_path):
+    """The node's own line, also of what Spark finds wrong, and nothing of the plan."""
+    init_partitions(tmp_path / "db", 1)
+    (tmp_path / "jobs.py").write_text("""
+from recovery import Node, Pipeline
+def missing(spark):
+    return spark.range(3).select("missing")
+def write(frame):
+    return frame.collect()[10]
+pipeline = Pipeline("nightly", [
+    Node("one", read=lambda spark: spark.range(3), write=write), Node("two", read=missing, write=write),
+])
+""")
+    done = command_line(tmp_path, "jobs.py", "-r", "db")
+    assert done.returncode == FlowFailedError.exit_code
+    one, two = (line for line in done.stderr.splitlines() if ": failed in " in line)
+    assert one.endswith(": IndexError: list index out of range (jobs.py, line 6)")
+    assert two.endswith("Did you mean one of the following? [`id`]. (jobs.py, line 4)")
+    error = done.stderr.splitlines()[-3]
+    assert error.startswith("Error: node 'one': IndexError: ")
+    assert error.endswith("(jobs.py, line 4)")
+    assert len(done.stderr.splitlines()) == 8
+
+
+def test_what_a_flow_names_wrongly_is_told_in_a_line(tmp_path):
+    """Where it is built, and in its sink."""
+    init_partitions(tmp_path / "db", 1)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.txt").write_text("a\n")
+    (tmp_path / "jobs.py").write_text("""
+from recovery import Flow
+def sink(batch, _):
+    batch.select("missing").collect()
+built = Flow("built", lambda spark: spark.readStream.text("in").selectExpr("missing"))
+written = Flow("written", lambda spark: spark.readStream.text("in"), sink)
+""")
+    for name, line, began in (("built", 5, "building flow 'built' failed: "), ("written", 4, "")):
+        done = command_line(tmp_path, f"jobs:{name}", "-r", "db")
+        assert done.returncode == FlowFailedError.exit_code
+        [error] = (each for each in done.stderr.splitlines() if each.startswith("Error: "))
+        assert error.startswith(f"Error: {began}AnalysisException: [UNRESOLVED_COLUMN")
+        assert error.endswith(f"[`value`]. (jobs.py, line {line})")
+        assert len(done.stderr.splitlines()) <= 6, done.stderr
+
+
 def test_on_the_command_line(tmp_path):
     """`recovery run` runs a pipeline, and says of every node why it ran."""
     init_partitions(tmp_path / "db", 1)
@@ -238,24 +293,7 @@ pipeline = Pipeline("nightly", [
     Node("report", read=lambda spark: spark.read.parquet("out"), write=lambda frame: frame.collect(), needs=["load"]),
 ])
 """)
-
-    command = [
-        sys.executable,
-        "-m",
-        "recovery",
-        "run",
-        "jobs.py",
-        "-r",
-        "db",
-        "--master",
-        "local[1]",
-        "--resume",
-        "--json",
-    ]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240,
-        check=False,
-    )  # fmt: skip
+    done = command_line(tmp_path, "jobs.py", "-r", "db", "--resume", "--json")
     assert done.returncode == 0, done.stderr
     nodes = json.loads(done.stdout)["nodes"]
     assert {name: (node["status"], node["rows"], node["why"]) for name, node in nodes.items()} == {
