@@ -7,7 +7,7 @@ import re
 
 import pytest
 from click.testing import CliRunner
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 
 from recovery import errors
 from recovery.cli import main
@@ -155,6 +155,16 @@ def test_an_error_of_ours_is_the_same_when_it_comes_through_spark(after):
     found = as_recovery_error(PySparkException(text + after))
     assert type(found) is InputRewrittenError
     assert str(found) == str(given)
+
+
+def test_an_output_mode_that_spark_does_not_take_is_told_with_those_that_it_does():
+    """Most flows that aggregate meet it first."""
+    found = as_recovery_error(
+        AnalysisException("[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] Invalid: append. SQLSTATE: 42KDE")
+    )
+    assert type(found) is FlowFailedError
+    assert 'output_mode="update"' in found.remedy
+    assert "SQLSTATE" not in str(found)
 
 
 def test_debug_shows_where_an_error_came_from_and_says_it_once(tmp_path):

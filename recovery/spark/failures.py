@@ -51,6 +51,13 @@ def as_recovery_error(error: BaseException) -> BaseException:
             cause="One of them was added, removed, moved or given another key or type in the flow.",
             remedy="Change it back, or start anew in another recovery directory: their state cannot be converted.",
         )
+    if isinstance(error, PySparkException) and text.startswith("[STREAMING_OUTPUT_MODE."):
+        return FlowFailedError(
+            headline(error),
+            cause="The flow has an aggregation of Spark's own, whose rows change with each micro-batch.",
+            remedy='Say which rows the sink is to be given: Flow(..., output_mode="update"), or "complete"; or give '
+            'the aggregation a watermark, with frame.withWatermark(column, "10 minutes").',
+        )
     if isinstance(error, StreamingQueryException):
         # Raised where the query was waited for.
         return FlowFailedError(essence(text) or text.strip().split("\n")[0][:2000])
