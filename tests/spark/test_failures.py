@@ -1,10 +1,12 @@
-"""Tasks, Python workers and JVMs that fail or are killed, and tasks that Spark runs twice at once: state is exact."""
+"""Tasks, Python workers and JVMs that fail or are killed, and tasks that Spark runs twice at once: state is exact. And
+what a flow is told that is wrong itself."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -16,7 +18,7 @@ from statistics import median
 import pyspark
 import pytest
 
-from recovery import FlowFailedError, init_partitions
+from recovery import Flow, FlowFailedError, RecoveryConfig, init_partitions, run
 from recovery.spark.session import prepare_environment
 from recovery.storage.files import scan
 from tests.spark.support import ROOT, Feed, add_up, run_to_end, states, totals_step
@@ -24,6 +26,22 @@ from tests.spark.test_crashes import finish, json_of, recovery_command, recovery
 from tests.stores import problems
 
 FAILURES = ("at once", "after some keys", "exit", "killed", "after applying")
+
+
+def test_what_a_flow_names_wrongly_is_told_in_a_line(spark, tmp_path, capfd):
+    """Where it is built, and in its sink."""
+    init_partitions(tmp_path / "db", 1)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.txt").write_text("a\n")
+    lines = lambda: spark.readStream.text(str(tmp_path / "in"))  # noqa: E731
+    built = Flow("built", lambda _: lines().selectExpr("missing"))
+    written = Flow("written", lambda _: lines(), lambda batch, _: batch.select("missing").collect())
+    for flow, began in ((built, "building flow 'built' failed: "), (written, "")):
+        with pytest.raises(FlowFailedError) as raised:
+            run(flow, RecoveryConfig(tmp_path / "db"), spark=spark)
+        text = r"AnalysisException: \[UNRESOLVED_COLUMN.*\[`value`\]\. \(test_failures\.py, line \d+\)"
+        assert re.fullmatch(re.escape(began) + text, raised.value.found)
+    assert "DataFrameQueryContextLogger" not in capfd.readouterr().err
 
 
 @pytest.mark.long

@@ -261,27 +261,6 @@ pipeline = Pipeline("nightly", [
     assert len(done.stderr.splitlines()) == 8
 
 
-def test_what_a_flow_names_wrongly_is_told_in_a_line(tmp_path):
-    """Where it is built, and in its sink."""
-    init_partitions(tmp_path / "db", 1)
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "1.txt").write_text("a\n")
-    (tmp_path / "jobs.py").write_text("""
-from recovery import Flow
-def sink(batch, _):
-    batch.select("missing").collect()
-built = Flow("built", lambda spark: spark.readStream.text("in").selectExpr("missing"))
-written = Flow("written", lambda spark: spark.readStream.text("in"), sink)
-""")
-    for name, line, began in (("built", 5, "building flow 'built' failed: "), ("written", 4, "")):
-        done = command_line(tmp_path, f"jobs:{name}", "-r", "db")
-        assert done.returncode == FlowFailedError.exit_code
-        [error] = (each for each in done.stderr.splitlines() if each.startswith("Error: "))
-        assert error.startswith(f"Error: {began}AnalysisException: [UNRESOLVED_COLUMN")
-        assert error.endswith(f"[`value`]. (jobs.py, line {line})")
-        assert len(done.stderr.splitlines()) <= 6, done.stderr
-
-
 def test_on_the_command_line(tmp_path):
     """`recovery run` runs a pipeline, and says of every node why it ran."""
     init_partitions(tmp_path / "db", 1)
