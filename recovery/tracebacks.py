@@ -14,8 +14,9 @@ LONGEST_LINE = 2000
 _BEGIN = "Traceback (most recent call last):\n"
 _FRAME = re.compile(r'  File "(?P<file>[^"\n]+)", line (?P<line>\d+)[^\n]*\n(?:    [^\n]*\n|  \[[^\n]*\n)*')
 _END = re.compile(r"\n\s*\n?\tat |(?:\s+SQLSTATE: \w{5})+\s*(?:\n=== Streaming Query|\Z)")
-_PLAN = re.compile(r"\s+SQLSTATE: \w{5};?( line \d+ pos \d+;?)?\s*(\n.*)?\Z", re.DOTALL)
-"""What ends a message of Spark's analyser: the plan that it could not make sense of."""
+_PLAN = re.compile(r"\s+SQLSTATE: \w{5}(;( line \d+ pos \d+;)?\s*(\n.*)?)?\Z", re.DOTALL)
+"""What ends a message of Spark's: a code, and behind a semicolon the plan that its analyser could not make sense of.
+Where in a text of SQL something is wrong comes without one."""
 _NOTE = re.compile(r"\nin (step '.*', .*, micro-batch \d+|the sink, micro-batch \d+)\s*\Z")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/pyspark.zip/", "<frozen ")
 _OTHERS = (f"{Path(__file__).parent}/", f"{sysconfig.get_paths()['stdlib']}/")
