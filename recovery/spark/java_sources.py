@@ -31,12 +31,13 @@ def planner_strategy(spark: SparkSession, name: str, arguments: Callable[[Any], 
         for each in map(strategies.apply, range(strategies.length())):
             if each.getClass().getName() == f"recovery.{name}":
                 return each
-        made = _made(spark, name, arguments(spark._jvm))
+        made = new(spark, name, arguments(spark._jvm))
         getattr(experimental, "extraStrategies_$eq")(strategies.appended(made))
         return made
 
 
-def _made(spark: SparkSession, name: str, arguments: Sequence[Any]) -> Any:
+def new(spark: SparkSession, name: str, arguments: Sequence[Any] = ()) -> Any:
+    """An object of our class `name`, made with these arguments."""
     jvm, gateway = spark._jvm, spark.sparkContext._gateway
     assert jvm is not None
     assert gateway is not None

@@ -79,6 +79,12 @@ def stop_query(query: Any, released: threading.Event) -> None:
     asking.join()
 
 
+def running(spark: SparkSession) -> Any:
+    """The JVM's handle of the session's query of which this thread has a micro-batch, also before `start` returned;
+    None when it was stopped."""
+    return spark._jsparkSession.streams().get(spark.sparkContext.getLocalProperty("sql.streaming.queryId"))
+
+
 def is_alive(query: Any) -> bool:
     """Whether Spark still runs the query; without its JVM it does not."""
     with contextlib.suppress(*JVM_GONE):

@@ -16,7 +16,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
-from recovery.spark.plan import walk
+from recovery.spark.nodes import walk
 
 _WRITER = "org.apache.spark.sql.execution.streaming.operators.stateful.StateStoreWriter"
 _UNTRACKED = re.compile(r"spark\.sql\.streaming\.stateStore\.rocksdb\.trackTotalNumberOfRows", re.IGNORECASE)

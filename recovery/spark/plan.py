@@ -23,6 +23,8 @@ from recovery.checkpoint.source_places import SourcePlaces, places_of, read_for
 from recovery.errors import UnsupportedPlanError
 from recovery.spark.combining import PLACE_NAME, Combiner, install
 from recovery.spark.gathering import Gathering
+from recovery.spark.merging import Merging
+from recovery.spark.nodes import children, walk, with_children
 from recovery.spark.row_width import RowWidth
 from recovery.spark.step import UDF_NAME, RegisteredStep, registered
 from recovery.spark.ticks import FORMAT as TICKS
@@ -48,8 +50,8 @@ SOURCE_NODES = {"StreamingRelation", "StreamingRelationV2"}
 @dataclass(frozen=True)
 class BoundPlan:
     """A frame ready to start, the steps in it, where it reads sources, how wide the steps' rows are, over how many
-    tasks they are exchanged, what combines rows before some of the steps, and what does without their exchanges.
-    keeps_native_state: whether Spark keeps state of its own for it."""
+    tasks they are exchanged, what combines rows before some of the steps, what does without their exchanges, and what
+    is done in the driver. keeps_native_state: whether Spark keeps state of its own for it."""
 
     frame: DataFrame
     steps: tuple[RegisteredStep, ...]
@@ -59,6 +61,7 @@ class BoundPlan:
     tasks: int
     combiner: Combiner | None = None
     gathering: Gathering | None = None
+    merging: Merging | None = None
     keeps_native_state: bool = False
 
 
@@ -91,9 +94,11 @@ def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") ->
         return BoundPlan(frame, (), sources, output_mode, row_width, tasks, keeps_native_state=native)
     _check_supported(spark, plan, output_mode)
     combiner = install(spark, list(_functions(plan, PLACE_NAME)))
-    gathering = Gathering(spark, [step.definition.hash_column for step in steps])
+    definitions = [step.definition for step in steps]
+    gathering = Gathering(spark, [each.hash_column for each in definitions])
+    merging = Merging(definitions, tasks)
     rebuilt = _frame(spark, _rebuild(spark, plan, partition_count, tasks))
-    return BoundPlan(rebuilt, steps, sources, output_mode, row_width, tasks, combiner, gathering, native)
+    return BoundPlan(rebuilt, steps, sources, output_mode, row_width, tasks, combiner, gathering, merging, native)
 
 
 def _check_sources(plan: Any) -> None:
@@ -137,7 +142,7 @@ def _reads(node: Any, above: frozenset[str] = frozenset()) -> Iterator[tuple[Any
     above = above if found is None else above | {found.definition.step_id}
     if node.nodeName() in SOURCE_NODES:
         yield node, above
-    for child in _children(node):
+    for child in children(node):
         yield from _reads(child, above)
 
 
@@ -204,7 +209,7 @@ def _gives_others_rows(spark: SparkSession, plan: Any) -> bool:
             for each in map(expressions.apply, range(expressions.length())):
                 if any(map(each.containsPattern, calls)) or "PythonUDTF" in each.getClass().getSimpleName():
                     return True
-        return any(map(found, _children(node)))
+        return any(map(found, children(node)))
 
     return found(plan)
 
@@ -275,20 +280,20 @@ def _check_supported(spark: SparkSession, plan: Any, output_mode: str) -> None:
 
 
 def _rebuild(spark: SparkSession, node: Any, partition_count: int, tasks: int) -> Any:
-    children = _children(node)
+    below = children(node)
     step = _step_of(node)
     if step is not None:
-        project = children[0]
-        placeholder = _children(project)[0]
+        project = below[0]
+        placeholder = children(project)[0]
         if placeholder.nodeName() != "RepartitionByExpression":
             raise UnsupportedPlanError(f"step {step.definition.step_id!r} has lost its exchange")
-        source = _rebuild(spark, _children(placeholder)[0], partition_count, tasks)
+        source = _rebuild(spark, children(placeholder)[0], partition_count, tasks)
         exchange = _exchange(_frame(spark, source), step, partition_count, tasks)
-        return _with_children(spark, node, [_with_children(spark, project, [exchange])])
-    rebuilt = [_rebuild(spark, child, partition_count, tasks) for child in children]
-    if all(new is old for new, old in zip(rebuilt, children, strict=True)):
+        return with_children(spark._jvm, node, [with_children(spark._jvm, project, [exchange])])
+    rebuilt = [_rebuild(spark, child, partition_count, tasks) for child in below]
+    if all(new is old for new, old in zip(rebuilt, below, strict=True)):
         return node
-    return _with_children(spark, node, rebuilt)
+    return with_children(spark._jvm, node, rebuilt)
 
 
 def _exchange(source: DataFrame, step: RegisteredStep, partition_count: int, tasks: int) -> Any:
@@ -307,24 +312,3 @@ def _frame(spark: SparkSession, plan: Any) -> DataFrame:
     assert jvm is not None
     dataset = jvm.org.apache.spark.sql.classic.Dataset
     return DataFrame(dataset.ofRows(spark._jsparkSession, plan), spark)
-
-
-def walk(node: Any) -> Iterator[Any]:
-    """The nodes of a plan of the JVM, each before its children."""
-    yield node
-    for child in _children(node):
-        yield from walk(child)
-
-
-def _children(node: Any) -> list[Any]:
-    children = node.children()
-    return [children.apply(index) for index in range(children.length())]
-
-
-def _with_children(spark: SparkSession, node: Any, children: list[Any]) -> Any:
-    jvm = spark._jvm
-    assert jvm is not None
-    sequence = jvm.java.util.ArrayList()
-    for child in children:
-        sequence.add(child)
-    return node.withNewChildren(jvm.org.apache.spark.api.python.PythonUtils.toSeq(sequence))

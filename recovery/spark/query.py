@@ -26,7 +26,7 @@ from recovery.spark.closing import EpochClosed, EpochCloser
 from recovery.spark.events import BatchDone, Event, Observer, Resumed, RunSummary
 from recovery.spark.failures import JVM_GONE, as_recovery_error, may_still_close
 from recovery.spark.incremental import FlowLoads
-from recovery.spark.launching import is_alive, launch, stop_query
+from recovery.spark.launching import is_alive, launch, running, stop_query
 from recovery.spark.listener import announce
 from recovery.spark.measuring import InputCount, RunMeasures
 from recovery.spark.plan import BoundPlan
@@ -256,7 +256,7 @@ class RecoveryQuery:
             self._end_epoch(lambda: True)
         started_s = self._clock.elapsed_s()
         self._store.open(self.lease, batch_id)
-        with self._frame(batch) as frame, self._loads.during(batch.sparkSession, batch_id):
+        with self._frame(batch, batch_id) as frame, self._loads.during(batch.sparkSession, batch_id):
             self._delivery.write(frame, batch_id, self._closer.epoch)
         self._closer.finished = batch_id
         self._check.begin()
@@ -269,16 +269,26 @@ class RecoveryQuery:
         seconds = self._clock.elapsed_s() - started_s
         if self._bound.gathering is not None:
             self._bound.gathering.learn(max(counts.rows, counts.keys), seconds)
+        if self._bound.merging is not None:
+            self._bound.merging.learn(counts.rows, counts.keys)
         self._bound.row_width.learn(counts.rows, counts.row_bytes)
         measure = BatchMeasure(counts.rows, counts.keys, counts.looked_up, counts.seam_s, seconds)
         self.meter.batch(batch_id, measure)
         self._notify(BatchDone(batch_id, self._closer.epoch, counts.rows, counts.keys, seconds))
 
     @contextlib.contextmanager
-    def _frame(self, batch: DataFrame) -> Iterator[DataFrame]:
+    def _frame(self, batch: DataFrame, batch_id: BatchId) -> Iterator[DataFrame]:
         """What the sink is given: the micro-batch's plan, or its rows, computed once and completely, so that no step
         runs again whatever the sink does with them."""
-        as_expected = self._bound.row_width.expected(None if self._query is None else self._query._jsq)
+        query = running(self._bound.frame.sparkSession) if self._query is None else self._query._jsq
+        if self._bound.merging is not None:
+            with self._bound.row_width.expected(query):
+                merged = self._bound.merging.output(query, self._store.address(self.lease), batch_id, batch)
+            if merged is not None and merged._jdf.isLocal():
+                yield merged
+                return
+            batch = batch if merged is None else merged
+        as_expected = self._bound.row_width.expected(query)
         if self._delivery.single_action:
             with as_expected if self._delivery.as_it_is else contextlib.nullcontext():
                 yield batch

@@ -45,7 +45,7 @@ class RowWidth:
     def expected(self, query: Any) -> Iterator[None]:
         """While it lasts, the jobs that this thread starts run the plan of the next micro-batch of the JVM's query, and
         nothing else. The query may be None, as long as Spark has not said which it is."""
-        known = query is not None and self._small and _bytes_to_read(query) <= MOST_BYTES
+        known = query is not None and self._small and bytes_to_read(query) <= MOST_BYTES
         if not known or self._context.getLocalProperty(LIMIT) is not None:
             yield
             return
@@ -58,7 +58,7 @@ class RowWidth:
                 self._context.setLocalProperty(LIMIT, None)
 
 
-def _bytes_to_read(query: Any) -> int:
+def bytes_to_read(query: Any) -> int:
     """What a micro-batch's sources, and tables besides, say that they are; eight exabytes where one does not know."""
     leaves = query.streamingQuery().lastExecution().logical().collectLeaves()
     return sum(int(leaves.apply(place).stats().sizeInBytes()) for place in range(leaves.length()))

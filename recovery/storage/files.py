@@ -150,7 +150,9 @@ class FilePartitions:
                 remedy="Split the flow in two.",
             )
 
-        allow_open_files(self.partition_count * (FILES_PER_PARTITION + FILES_PER_DELTA * len(steps)))
+        # The driver may do the work of tasks, too (see `recovery.spark.merging`).
+        needed = self.partition_count * (FILES_PER_PARTITION + FILES_PER_DELTA * len(steps))
+        allow_open_files(needed + min(MOST_KEPT, self.partition_count) * FILES_PER_DELTA)
 
         def begin(index: int) -> None:
             seen = planned[index] if planned else None

@@ -24,11 +24,13 @@ def spark():
 
 @pytest.fixture(autouse=True)
 def exchanged(request, monkeypatch):
-    """In every other test, drawn by lot, no micro-batch counts as small."""
-    from recovery.spark import gathering
+    """In every other test, drawn by lot, no micro-batch counts as small, and in others none as one for the driver."""
+    from recovery.spark import gathering, merging
 
-    if random.Random(f"{request.node.nodeid} {os.environ.get('RECOVERY_TEST_SEED')}").random() < 0.5:
-        monkeypatch.setattr(gathering, "FEW_ROWS", -1)
+    lot = random.Random(f"{request.node.nodeid} {os.environ.get('RECOVERY_TEST_SEED')}")
+    for module in (gathering, merging):
+        if lot.random() < 0.5:
+            monkeypatch.setattr(module, "FEW_ROWS", -1)
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from recovery import UnsupportedPlanError
-from recovery.spark.plan import _children, _frame, _with_children, bind, walk
+from recovery.spark.nodes import children, walk, with_children
+from recovery.spark.plan import _frame, bind
 from tests.spark.support import totals_step
 
 
@@ -14,9 +15,9 @@ def test_a_step_without_its_exchange(spark, feed):
     feed.add([("a", 1)])
     plan = feed.frame(spark).transform(totals_step())._jdf.queryExecution().analyzed()
     [exchange] = [node for node in walk(plan) if node.nodeName() == "RepartitionByExpression"]
-    [project] = [node for node in walk(plan) if any(child.equals(exchange) for child in _children(node))]
-    assert _children(plan)[0].equals(project), "the step stands at the top"
+    [project] = [node for node in walk(plan) if any(child.equals(exchange) for child in children(node))]
+    assert children(plan)[0].equals(project), "the step stands at the top"
     assert bind(_frame(spark, plan), 2).steps
-    without = _with_children(spark, plan, [_with_children(spark, project, _children(exchange))])
+    without = with_children(spark._jvm, plan, [with_children(spark._jvm, project, children(exchange))])
     with pytest.raises(UnsupportedPlanError, match="step 'totals' has lost its exchange"):
         bind(_frame(spark, without), 2)
