@@ -76,8 +76,8 @@ class Merging:
 
         Raises what goes wrong in the flow's expressions, and StateValueError.
         """
-        self._pause = max(0, self._pause - 1)
-        if query is None or not self._steps or self._few is False or self._pause:
+        paused, self._pause = self._pause > 0, max(0, self._pause - 1)
+        if query is None or not self._steps or self._few is False or paused:
             return None
         place = self._find(query.streamingQuery().lastExecution().executedPlan())
         if place is None:
