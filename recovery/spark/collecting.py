@@ -1,7 +1,7 @@
 """Rows that the driver takes from its JVM, and gives back to it, by way of a file among the temporary ones.
 
-PySpark has `toArrow` and `createDataFrame` for that, which take 20 and 5 ms longer for a thousand rows: they make a frame
-of a plan first, and a thread and a socket, and look at every type.
+PySpark has `toArrow` and `createDataFrame` for that, which take 20 and 5 ms longer for a thousand rows: they make a
+frame of a plan first, and a thread and a socket, and look at every type.
 """
 
 from __future__ import annotations
