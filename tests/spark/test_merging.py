@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -24,9 +25,9 @@ from recovery import (
 )
 from recovery.aggregates import collect, count, last, max_, mean, sum_, top_k
 from recovery.spark import gathering, merging
-from tests.spark.support import ODD_KEYS, ROOT, run_to_end, set_to, states, totals_step
+from tests.spark.support import ODD_KEYS, ROOT, Feed, run_to_end, set_to, states, totals_step
 
-PYTHON_WORKERS = "recovery.spark.daemon"
+PYTHON_WORKERS = "-m recovery.spark.daemon"
 
 
 @pytest.fixture(autouse=True)
@@ -120,47 +121,63 @@ def test_rows_that_cannot_be_combined(spark, feed, tmp_path, merged):
     assert states(tmp_path / "db", "top")["k1"] == {"top": [19_999, 19_999]}
 
 
+FLOW = """
+import os, signal, subprocess
+from pathlib import Path
+from recovery import Flow, aggregate
+from recovery.aggregates import count, sum_
+
+def build(spark):
+    lines = spark.readStream.option("maxFilesPerTrigger", 1).text("in")
+    frame = lines.selectExpr("split(value, ',')[0] AS key", "cast(split(value, ',')[1] AS long) AS value")
+    return frame.transform(aggregate("totals", key="key", n=count(), total=sum_("value")))
+
+def workers(batch, number):
+    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    print("rows", sorted(map(tuple, batch.collect())), "-m recovery.spark.daemon" in processes)
+
+def killed(batch, number):
+    if number == 2 and not Path("killed").exists():
+        Path("killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+looking, ending = Flow("looking", build, workers), Flow("ending", build, killed)
+"""
+
+
+def run_flow(directory: Path, name: str) -> subprocess.CompletedProcess:
+    """A flow of FLOW as a user runs it, on what `directory` has in `in`, with an epoch after each micro-batch."""
+    (directory / "flow.py").write_text(FLOW)
+    if not (directory / "db").exists():
+        init_partitions(directory / "db", 2)
+    command = [sys.executable, "-m", "recovery", "run", f"flow.py:{name}", "-r", "db", "-s", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=240, env=environment)
+
+
 def test_without_python_workers(tmp_path):
     """A run whose micro-batches the driver does starts none of Spark's processes for Python."""
     (tmp_path / "in").mkdir()
     for number in range(3):
         (tmp_path / "in" / f"{number}.txt").write_text(f"a,1\nb,{number}\n" * 50_000)
-    (tmp_path / "flow.py").write_text(
-        f"""
-import subprocess
-from recovery import Flow, aggregate
-from recovery.aggregates import count, sum_
-
-def build(spark):
-    lines = spark.readStream.option("maxFilesPerTrigger", 1).text({str(tmp_path / "in")!r})
-    frame = lines.selectExpr("split(value, ',')[0] AS key", "cast(split(value, ',')[1] AS long) AS value")
-    return frame.transform(aggregate("totals", key="key", n=count(), total=sum_("value")))
-
-def sink(batch, number):
-    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-    print("rows", sorted(map(tuple, batch.collect())), {PYTHON_WORKERS!r} in processes)
-
-flow = Flow("few", build, sink)
-"""
-    )
-    init_partitions(tmp_path / "db", 2)
-    command = [sys.executable, "-m", "recovery", "run", "flow.py:flow", "-r", "db"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, env=_environment())
+    others = PYTHON_WORKERS in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    done = run_flow(tmp_path, "looking")
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("rows")]
     assert lines[-1].startswith("rows [('a', 150000, 150000), ('b', 150000, 150000)]")
-    assert len(lines) == 3
-    if not _others_run():
-        assert [line.rsplit(" ", 1)[1] for line in lines] == ["False"] * 3
+    assert [line.rsplit(" ", 1)[1] for line in lines] == [str(others)] * 3
 
 
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
-
-
-def _others_run() -> bool:
-    """Whether this process, or another one here, has workers for Python."""
-    return PYTHON_WORKERS in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+def test_killed_between_merging_and_the_sink(tmp_path):
+    """What the driver had merged of the micro-batch is merged again, and counts once."""
+    feed = Feed(tmp_path / "in")
+    for seed in range(5):
+        feed.add_random(seed)
+    assert run_flow(tmp_path, "ending").returncode == -signal.SIGKILL
+    done = run_flow(tmp_path, "ending")
+    assert done.returncode == 0, done.stderr
+    assert "resumes at epoch" in done.stdout + done.stderr
+    assert states(tmp_path / "db", "totals") == truth(feed)
 
 
 ABOVE = {
