@@ -35,6 +35,8 @@ class Delivery:
         self.single_action = bool(getattr(sink, "single_action", False))
         self.as_it_is = type(sink) in (DiscardSink, FileSink)
         """Whether the sink's one action runs the micro-batch's plan as it is."""
+        self.discards = type(sink) is DiscardSink
+        """Whether the sink has no use for rows that are computed already."""
         self._sink = sink if _takes_part(sink) else None
         self._failed: BaseException | None = None
         if self._sink is not None and not recoverable:

@@ -13,12 +13,13 @@ them from there; if not, Spark goes on behind the exchange.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from recovery.ids import BatchId
@@ -49,6 +50,24 @@ class _Place(NamedTuple):
     exchange: Any
 
 
+@dataclass(frozen=True)
+class Merged:
+    """A micro-batch whose last step the driver has done: the rows of that step's output."""
+
+    place: _Place
+    rows: pa.Table
+
+    @property
+    def is_all(self) -> bool:
+        """Whether the sink is to be given those rows, as they are."""
+        return len(self.place.path) == 1
+
+    def frame(self, planned: DataFrame) -> DataFrame:
+        """What the sink is to be given for the micro-batch that Spark planned as `planned`, without running a step
+        again; a local frame, where it `is_all`."""
+        return _above(self.place, local_frame(planned.sparkSession, self.rows, self.place.step.output), planned)
+
+
 class Merging:
     """What the driver does of one run's micro-batches: the last step, if that is an aggregate."""
 
@@ -70,9 +89,8 @@ class Merging:
             self._few = None if most <= FEW_ROWS else False
         self._merged = False
 
-    def output(self, query: Any, address: str, batch: BatchId, frame: DataFrame) -> DataFrame | None:
-        """What `frame`, the micro-batch that the JVM's query is about to run, has for the sink, without running its
-        steps again; a local frame, if the last step's output is. None if Spark is to run it.
+    def run(self, query: Any, spark: SparkSession, address: str, batch: BatchId) -> Merged | None:
+        """Run the micro-batch that the JVM's query is about to run, in its session; None if Spark is to do it.
 
         Raises what goes wrong in the flow's expressions, and StateValueError.
         """
@@ -83,14 +101,13 @@ class Merging:
         if place is None:
             return None
         if self._collector is None:
-            self._collector = Collector(frame.sparkSession)
+            self._collector = Collector(spark)
         taken = self._taken(place.exchange, query, self._collector)
         if taken is None:
             return None
         rows = self._collector.collect(taken)
         self._merged, self._few = True, sum(map(len, rows)) <= FEW_ROWS
-        output = self._run(place.step, rows, address, batch)
-        return _above(place, local_frame(frame.sparkSession, output, place.step.output), frame)
+        return Merged(place, self._merge(place.step, rows, address, batch))
 
     def _find(self, plan: Any) -> _Place | None:
         path = [plan]
@@ -114,7 +131,7 @@ class Merging:
         self._pause = PAUSE
         return None
 
-    def _run(self, step: StepDefinition, rows: Sequence[pa.RecordBatch], address: str, batch: BatchId) -> pa.Table:
+    def _merge(self, step: StepDefinition, rows: Sequence[pa.RecordBatch], address: str, batch: BatchId) -> pa.Table:
         """The step over the rows of all recovery partitions."""
         connect = partial(connect_task, address)
         output = run_tasks(step, (_placed(step, each) for each in rows), connect, batch, ArrowStepTask, self._tasks)
@@ -128,12 +145,13 @@ def _placed(step: StepDefinition, rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*map(rows.column, names), everywhere], [*names, PLACE])
 
 
-def _above(place: _Place, output: DataFrame, frame: DataFrame) -> DataFrame:
-    """What the plan of `frame` makes of the step's output."""
+def _above(place: _Place, output: DataFrame, planned: DataFrame) -> DataFrame:
+    """What the plan of `planned` makes of the step's output."""
     *path, step = place.path
     if not path:
         return output
-    jvm = frame.sparkSession._jvm
+    spark = planned.sparkSession
+    jvm = spark._jvm
     assert jvm is not None
     plan = jvm.org.apache.spark.sql.execution.RDDScanExec(
         step.output(),
@@ -145,8 +163,7 @@ def _above(place: _Place, output: DataFrame, frame: DataFrame) -> DataFrame:
     )
     for node in reversed(path):
         plan = with_children(jvm, node, [plan])
-    spark = frame.sparkSession
-    return DataFrame(spark._jsparkSession.internalCreateDataFrame(plan.execute(), frame._jdf.schema(), False), spark)
+    return DataFrame(spark._jsparkSession.internalCreateDataFrame(plan.execute(), planned._jdf.schema(), False), spark)
 
 
 def _is_transparent(name: str) -> bool:

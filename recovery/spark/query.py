@@ -257,7 +257,8 @@ class RecoveryQuery:
         started_s = self._clock.elapsed_s()
         self._store.open(self.lease, batch_id)
         with self._frame(batch, batch_id) as frame, self._loads.during(batch.sparkSession, batch_id):
-            self._delivery.write(frame, batch_id, self._closer.epoch)
+            if frame is not None:
+                self._delivery.write(frame, batch_id, self._closer.epoch)
         self._closer.finished = batch_id
         self._check.begin()
         if self._bound.combiner is not None and self._query is not None:
@@ -277,17 +278,17 @@ class RecoveryQuery:
         self._notify(BatchDone(batch_id, self._closer.epoch, counts.rows, counts.keys, seconds))
 
     @contextlib.contextmanager
-    def _frame(self, batch: DataFrame, batch_id: BatchId) -> Iterator[DataFrame]:
+    def _frame(self, batch: DataFrame, batch_id: BatchId) -> Iterator[DataFrame | None]:
         """What the sink is given: the micro-batch's plan, or its rows, computed once and completely, so that no step
-        runs again whatever the sink does with them."""
+        runs again whatever the sink does with them. None where nothing is left to compute and nobody wants them."""
         query = running(self._bound.frame.sparkSession) if self._query is None else self._query._jsq
         if self._bound.merging is not None:
             with self._bound.row_width.expected(query):
-                merged = self._bound.merging.output(query, self._store.address(self.lease), batch_id, batch)
-            if merged is not None and merged._jdf.isLocal():
-                yield merged
+                merged = self._bound.merging.run(query, batch.sparkSession, self._store.address(self.lease), batch_id)
+            if merged is not None and merged.is_all:
+                yield None if self._delivery.discards else merged.frame(batch)
                 return
-            batch = batch if merged is None else merged
+            batch = batch if merged is None else merged.frame(batch)
         as_expected = self._bound.row_width.expected(query)
         if self._delivery.single_action:
             with as_expected if self._delivery.as_it_is else contextlib.nullcontext():
