@@ -27,7 +27,7 @@ from recovery.spark.aggregate import Aggregation
 from recovery.spark.arrow_worker import ArrowStepTask
 from recovery.spark.collecting import Collector, local_frame
 from recovery.spark.nodes import seq, with_children
-from recovery.spark.row_width import bytes_to_read
+from recovery.spark.row_width import RowWidth, bytes_to_read
 from recovery.spark.step import EVERYWHERE, HASH_BITS, KEY, PLACE, UDF_NAME, StepDefinition
 from recovery.spark.worker import run_tasks
 from recovery.storage.files import connect_task
@@ -65,16 +65,35 @@ class Merged:
     def frame(self, planned: DataFrame) -> DataFrame:
         """What the sink is to be given for the micro-batch that Spark planned as `planned`, without running a step
         again; a local frame, where it `is_all`."""
-        return _above(self.place, local_frame(planned.sparkSession, self.rows, self.place.step.output), planned)
+        spark = planned.sparkSession
+        output = local_frame(spark, self.rows, self.place.step.output)
+        if self.is_all:
+            return output
+        jvm = spark._jvm
+        assert jvm is not None
+        *above, step = self.place.path
+        plan = jvm.org.apache.spark.sql.execution.RDDScanExec(
+            step.output(),
+            output._jdf.queryExecution().toRdd(),
+            "Merged",
+            jvm.org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning(0),
+            seq(jvm, []),
+            jvm.scala.Option.empty(),
+        )
+        for node in reversed(above):
+            plan = with_children(jvm, node, [plan])
+        schema = planned._jdf.schema()
+        return DataFrame(spark._jsparkSession.internalCreateDataFrame(plan.execute(), schema, False), spark)
 
 
 class Merging:
     """What the driver does of one run's micro-batches: the last step, if that is an aggregate."""
 
-    def __init__(self, steps: Sequence[StepDefinition], tasks: int) -> None:
-        """tasks: over how many rows are exchanged."""
+    def __init__(self, steps: Sequence[StepDefinition], tasks: int, row_width: RowWidth) -> None:
+        """tasks: over how many rows are exchanged. row_width: of what steps below the aggregate are given."""
         self._steps = {f"{UDF_NAME}{each.token}": each for each in steps if isinstance(each.update, Aggregation)}
         self._tasks = tasks
+        self._row_width = row_width
         self._collector: Collector | None = None
         self._few: bool | None = None
         """What is expected; None for nothing."""
@@ -102,10 +121,11 @@ class Merging:
             return None
         if self._collector is None:
             self._collector = Collector(spark)
-        taken = self._taken(place.exchange, query, self._collector)
-        if taken is None:
-            return None
-        rows = self._collector.collect(taken)
+        with self._row_width.expected(query):
+            taken = self._taken(place.exchange, query, self._collector)
+            if taken is None:
+                return None
+            rows = self._collector.collect(taken)
         self._merged, self._few = True, sum(map(len, rows)) <= FEW_ROWS
         return Merged(place, self._merge(place.step, rows, address, batch))
 
@@ -143,27 +163,6 @@ def _placed(step: StepDefinition, rows: pa.RecordBatch) -> pa.RecordBatch:
     names = [*step.columns] if step.key_in_place else [*step.columns, KEY]
     everywhere = pc.bit_wise_or(rows.column(step.hash_column), EVERYWHERE << HASH_BITS)
     return pa.RecordBatch.from_arrays([*map(rows.column, names), everywhere], [*names, PLACE])
-
-
-def _above(place: _Place, output: DataFrame, planned: DataFrame) -> DataFrame:
-    """What the plan of `planned` makes of the step's output."""
-    *path, step = place.path
-    if not path:
-        return output
-    spark = planned.sparkSession
-    jvm = spark._jvm
-    assert jvm is not None
-    plan = jvm.org.apache.spark.sql.execution.RDDScanExec(
-        step.output(),
-        output._jdf.queryExecution().toRdd(),
-        "Merged",
-        jvm.org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning(0),
-        seq(jvm, []),
-        jvm.scala.Option.empty(),
-    )
-    for node in reversed(path):
-        plan = with_children(jvm, node, [plan])
-    return DataFrame(spark._jsparkSession.internalCreateDataFrame(plan.execute(), planned._jdf.schema(), False), spark)
 
 
 def _is_transparent(name: str) -> bool:

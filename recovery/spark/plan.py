@@ -96,7 +96,7 @@ def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") ->
     combiner = install(spark, list(_functions(plan, PLACE_NAME)))
     definitions = [step.definition for step in steps]
     gathering = Gathering(spark, [each.hash_column for each in definitions])
-    merging = Merging(definitions, tasks)
+    merging = Merging(definitions, tasks, row_width)
     rebuilt = _frame(spark, _rebuild(spark, plan, partition_count, tasks))
     return BoundPlan(rebuilt, steps, sources, output_mode, row_width, tasks, combiner, gathering, merging, native)
 

@@ -283,8 +283,7 @@ class RecoveryQuery:
         runs again whatever the sink does with them. None where nothing is left to compute and nobody wants them."""
         query = running(self._bound.frame.sparkSession) if self._query is None else self._query._jsq
         if self._bound.merging is not None:
-            with self._bound.row_width.expected(query):
-                merged = self._bound.merging.run(query, batch.sparkSession, self._store.address(self.lease), batch_id)
+            merged = self._bound.merging.run(query, batch.sparkSession, self._store.address(self.lease), batch_id)
             if merged is not None and merged.is_all:
                 yield None if self._delivery.discards else merged.frame(batch)
                 return

@@ -222,13 +222,16 @@ def test_files(spark, feed, tmp_path, merged):
     assert found.groupBy("key").agg(F.max("n").alias("n")).count() == len(feed.totals())
 
 
-def test_a_step_below(spark, feed, tmp_path, merged):
-    """It runs in its tasks, once, also where its rows turn out to be many for the driver."""
+@pytest.mark.parametrize("known", [True, False])
+def test_a_step_below(spark, feed, tmp_path, merged, monkeypatch, known):
+    """It runs in its tasks, once, also where its rows turn out to be many for the driver, or to be left to Spark."""
+    if not known:
+        monkeypatch.setattr(merging, "MOST_BYTES", -1)
     for keys in (5, 15_000, 5):
         feed.add((f"k{number % keys}", number) for number in range(15_000))
     frame = feed.frame(spark).transform(totals_step("below")).transform(aggregate("above", key="key", last=max_("n")))
     run_to_end(frame, tmp_path / "db")
-    assert merged[:2] == [0, 1]
+    assert merged == ([0, 1] if known else [0])
     assert states(tmp_path / "db", "below") == feed.totals()
     assert states(tmp_path / "db", "above") == {key: {"last": n} for key, (n, _) in feed.totals().items()}
 
@@ -292,19 +295,20 @@ def test_types(spark, tmp_path, merged, zone, monkeypatch):
         assert merged == []
 
 
-def test_odd_keys(spark, tmp_path, merged):
+def test_odd_keys(spark, tmp_path, merged, monkeypatch):
     """The driver finds the states that tasks have written, and the other way round."""
     for number in range(4):
         rows = [(key, number) for key in ODD_KEYS]
         spark.createDataFrame(rows, "key string, value long").coalesce(1).write.parquet(str(tmp_path / f"in/{number}"))
     files = spark.readStream.schema("key string, value long").option("maxFilesPerTrigger", 1)
-    few = iter([10_000, -1, 10_000, -1])
+    run = merging.Merging.run
 
-    def sink(batch, _):
-        merging.FEW_ROWS = next(few)
+    def in_turn(self, query, session, address, batch):
+        return None if batch % 2 else run(self, query, session, address, batch)
 
-    run_to_end(files.parquet(str(tmp_path / "in/*")).transform(totals()), tmp_path / "db", sink)
-    assert merged
+    monkeypatch.setattr(merging.Merging, "run", in_turn)
+    run_to_end(files.parquet(str(tmp_path / "in/*")).transform(totals()), tmp_path / "db")
+    assert merged == [0, 2]
     found = states(tmp_path / "db", "totals")
     assert len(found) == len(ODD_KEYS)
     assert {each["n"] for each in found.values()} == {4}
@@ -358,7 +362,7 @@ def test_a_sink_that_fails(spark, feed, tmp_path, merged):
 
 
 def test_nothing_is_open_after_the_run(spark, feed, tmp_path, merged):
-    """The driver has let go of what it kept open between micro-batches: no log is left, no file and no thread."""
+    """The driver has let go of what it kept open between micro-batches: no log is left, and no file."""
     for seed in range(3):
         feed.add_random(seed)
     run_to_end(feed.frame(spark).transform(totals()), tmp_path / "db")
