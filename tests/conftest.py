@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,15 @@ settings.load_profile("recovery")
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC")
 
 StoreMaker = Callable[[int], Path]
+
+BEGUN = time.monotonic()
+
+
+def pytest_runtest_setup() -> None:
+    """With `RECOVERY_TEST_MINUTES` no test begins later than that: what is left is skipped, and listed as such."""
+    minutes = os.environ.get("RECOVERY_TEST_MINUTES")
+    if minutes and time.monotonic() - BEGUN > 60 * float(minutes):
+        pytest.skip(f"the {minutes} minutes of RECOVERY_TEST_MINUTES are over")
 
 
 @pytest.fixture(scope="session")

@@ -57,9 +57,6 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-# A dataclass or NamedTuple of the flow's own file, given as state=, cannot be sent to Spark's workers yet.
-
-
 def commands_of(example: str) -> str:
     """The indented lines of an example's docstring: what it tells its reader to type."""
     docstring = ast.get_docstring(ast.parse((EXAMPLES / example).read_text()))
@@ -184,6 +181,7 @@ def test_output_appears_once(shell: Any) -> None:
     assert found == [("be", "2"), ("not", "1"), ("or", "1"), ("to", "2")] * 2
 
 
+@pytest.mark.long
 def test_a_pipeline_loads_what_is_new(shell: Any) -> None:
     """The first run loads two orders, the second only the one that came since; both reports are of all."""
     printed = shell(commands_of("pipeline.py"))

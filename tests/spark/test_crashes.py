@@ -109,8 +109,8 @@ FOLD_POINTS = [
 @pytest.mark.parametrize(
     ("points", "backup_interval"),
     [
-        pytest.param(["close.1:2", "close.2.committed:4"], "1h", id="some"),
-        pytest.param(["close.2.logged:5", "fold.2.snaps"], "0", id="some-logged"),
+        pytest.param(["close.2.committed:4"], "1h", id="one"),
+        pytest.param(["fold.2.snaps"], "0", id="one-logged"),
         pytest.param(EVERY_POINT, "1h", id="every", marks=pytest.mark.long),
         pytest.param([*LOGGING_POINTS, *FOLD_POINTS], "0", id="every-logged", marks=pytest.mark.long),
     ],
@@ -248,7 +248,7 @@ def make(path, jvm, number):
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_signal_before_the_stream_ends_at_once(feed, tmp_path, number):
     """While the flow is built on a Spark that is up: nothing is told but that it was starting, the JVM ends, and
     the next run begins as if this one had not been."""
