@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from recovery.spark.session import told
+from recovery.spark.session import _for_python, told
 
 HOME = Path(pyspark.__file__).parent
 ARCHIVES = [
@@ -18,13 +19,19 @@ ARCHIVES = [
 ]
 LOOK = """
 import sys
-from recovery.spark.daemon import leave_archives
+from recovery.spark.startup.sitecustomize import leave_archives
 {before}
 leave_archives()
 import pyspark, importlib
 importlib.invalidate_caches()
 print(pyspark.__file__, *(each for each in [*sys.path, *sys.path_importer_cache] if each in {archives}), sep="\\n")
 """
+
+
+@pytest.fixture
+def this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark runs this Python."""
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
 
 
 def looked(before: str = "") -> list[str]:
@@ -50,6 +57,43 @@ def test_where_it_is_not_installed_the_archives_stay():
     found = looked("sys.path[:] = [each for each in sys.path if 'site-packages/' in each or 'packages' not in each]")
     assert found[0].startswith(ARCHIVES[1]) or found[0].startswith(ARCHIVES[0])
     assert set(ARCHIVES) <= set(found)
+
+
+def started(tmp_path: Path, *path: Path, code: str = "") -> subprocess.CompletedProcess[str]:
+    """A Python as Spark starts it from the JVM of a session, with further directories on its path."""
+    environment = {**os.environ, **_for_python(os.pathsep.join(map(str, path)))}
+    environment["PYTHONPATH"] = os.pathsep.join([*ARCHIVES, environment["PYTHONPATH"]])
+    code = f"import pyspark, sys; print(pyspark.__file__, *sys.path, sep='\\n'); {code}"
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+
+
+def test_what_spark_starts_leaves_the_archives(tmp_path, this_python):
+    """Before the module that it is to run is looked for, and without a trace of how."""
+    found = started(tmp_path, tmp_path / "mine").stdout.split()
+    assert found[0] == pyspark.__file__
+    assert str(tmp_path / "mine") in found
+    assert not [each for each in found if each in ARCHIVES or "startup" in each]
+
+
+def test_the_users_own_sitecustomize_has_its_turn(tmp_path, this_python):
+    """As if it were the only one; an error in it is told as Python tells it."""
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.mine = __name__, __file__")
+    looked_at = "import sitecustomize; print(sys.mine, sitecustomize.__file__)"
+    own = str(tmp_path / "sitecustomize.py")
+    assert started(tmp_path, tmp_path, code=looked_at).stdout.endswith(f"('sitecustomize', '{own}') {own}\n")
+    (tmp_path / "sitecustomize.py").write_text("1 / 0")
+    done = started(tmp_path, tmp_path)
+    assert "sitecustomize" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+    assert done.stdout.split()[0] == pyspark.__file__
+
+
+def test_another_python_is_left_alone(monkeypatch):
+    """PySpark need not be installed for it."""
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/other/python")
+    assert _for_python("/mine") == {}
 
 
 def test_what_a_worker_says_whose_task_was_ended():

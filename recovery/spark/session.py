@@ -118,7 +118,7 @@ class _Starting(subprocess.Popen[bytes]):
     def __init__(self, command: Sequence[str], *, env: dict[str, str], **options: Any) -> None:
         self.told = Path(env["_PYSPARK_DRIVER_CONN_INFO_PATH"]).parent
         _Starting.launch = self
-        super().__init__(command, env=env, **options)
+        super().__init__(command, env={**env, **_for_python(env.get("PYTHONPATH"))}, **options)
 
 
 def _launch(settings: SparkConf) -> Any:
@@ -181,8 +181,18 @@ def _quieten() -> None:
 
 def _daemon() -> dict[str, str]:
     """Our daemon for Python workers, where they run this Python, in which it is installed."""
-    same = os.environ.get("PYSPARK_PYTHON") == sys.executable
-    return {"spark.python.daemon.module": "recovery.spark.daemon"} if same else {}
+    return {"spark.python.daemon.module": "recovery.spark.daemon"} if _runs_this_python() else {}
+
+
+def _for_python(path: str | None) -> dict[str, str]:
+    """The path of the JVM's Python processes with what they do first, where they run this Python: Spark starts some
+    for each source written in Python, with modules of its own."""
+    first = str(Path(__file__).with_name("startup"))
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [first, path]))} if _runs_this_python() else {}
+
+
+def _runs_this_python() -> bool:
+    return os.environ.get("PYSPARK_PYTHON") == sys.executable
 
 
 def check_master(master: str) -> None:

@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyspark
 import pytest
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StringType, StructField, StructType
 
 import recovery
 from recovery import ConfigurationError
@@ -78,6 +81,21 @@ def test_workers_run_this_python(environment):
     prepare_environment()
     assert environment["PYSPARK_PYTHON"] == "/opt/other/python"
     assert _daemon() == {}
+
+
+class Where(DataSource):
+    """A column named after the file that PySpark was imported from."""
+
+    def schema(self):
+        import pyspark
+
+        return StructType([StructField(pyspark.__file__, StringType())])
+
+
+def test_what_spark_starts_for_a_source_imports_what_is_installed(spark):
+    """Not what is in its archive, which each such process would have to compile."""
+    spark.dataSource.register(Where)
+    assert spark.read.format("Where").load().columns == [pyspark.__file__]
 
 
 def test_workers_import_what_this_process_does(environment, tmp_path):
