@@ -70,7 +70,7 @@ def wrong(before, positions, after, came) -> str | None:
 @pytest.mark.long
 def test_all_changes_of_up_to_two_sources():
     """A flow that stays the same, in whatever order, is never refused."""
-    check(share=1)
+    check(share=int(os.environ.get("RECOVERY_TEST_SOURCE_STRIDE", "1")))
 
 
 def test_a_share_of_all_changes():
