@@ -187,7 +187,7 @@ def _daemon() -> dict[str, str]:
 def _for_python(path: str | None) -> dict[str, str]:
     """The path of the JVM's Python processes with what they do first, where they run this Python: Spark starts some
     for each source written in Python, with modules of its own."""
-    first = str(Path(__file__).with_name("startup"))
+    first = str(Path(__file__).resolve().with_name("startup"))
     return {"PYTHONPATH": os.pathsep.join(filter(None, [first, path]))} if _runs_this_python() else {}
 
 

@@ -30,8 +30,8 @@ def leave_archives() -> None:
 
 def _go_on() -> None:
     """Run the module in whose place this one was imported, if there is one."""
-    here = str(Path(__file__).parent)
-    sys.path[:] = [each for each in sys.path if each != here]
+    here = Path(__file__).parent
+    sys.path[:] = [each for each in sys.path if Path(each) != here]
     spec = importlib.machinery.PathFinder.find_spec(_NAME)
     if spec is not None and spec.loader is not None:
         sys.modules[_NAME] = module = importlib.util.module_from_spec(spec)
