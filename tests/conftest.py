@@ -29,11 +29,12 @@ StoreMaker = Callable[[int], Path]
 BEGUN = time.monotonic()
 
 
-def pytest_runtest_setup() -> None:
-    """With `RECOVERY_TEST_MINUTES` no test begins later than that: what is left is skipped, and listed as such."""
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """With `RECOVERY_TEST_MINUTES` no test begins later than that: what is left is skipped, and listed by name."""
     minutes = os.environ.get("RECOVERY_TEST_MINUTES")
     if minutes and time.monotonic() - BEGUN > 60 * float(minutes):
-        pytest.skip(f"the {minutes} minutes of RECOVERY_TEST_MINUTES are over")
+        # With the name in it, for pytest would only count what has one reason.
+        pytest.skip(f"{item.nodeid}: the {minutes} minutes of RECOVERY_TEST_MINUTES are over")
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,9 @@
 """Spark's daemon for Python workers, importing PySpark from where it is installed.
 
-Sessions of ours name this module as the daemon's. It repeats what `startup` does for processes of the JVM of a session:
-executors beside it have not its environment. As in Spark's own daemon, nothing may start a thread before it forks.
+Sessions of ours name this module as the daemon's. For workers of the session's JVM it repeats what `startup` has done;
+executors in other JVMs do not have that environment.
+
+As in Spark's own daemon, nothing may start a thread before it forks.
 """
 
 from __future__ import annotations
