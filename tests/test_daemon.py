@@ -10,7 +10,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from recovery.spark.session import _for_python, told
+from recovery.spark.session import _daemon, _for_python
 
 HOME = Path(pyspark.__file__).parent
 ARCHIVES = [
@@ -90,18 +90,28 @@ def test_the_users_own_sitecustomize_has_its_turn(tmp_path, this_python):
     assert done.stdout.split()[0] == pyspark.__file__
 
 
-def test_another_python_is_left_alone(monkeypatch):
-    """PySpark need not be installed for it."""
-    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/other/python")
+@pytest.mark.parametrize("given", ["python", "by another name", sys.executable])
+def test_this_python_by_any_name(given, tmp_path, monkeypatch):
+    """As `PYSPARK_PYTHON=python3` in a shell's profile has it, in an environment that is active."""
+    directory = Path(sys.executable).parent
+    if given == "by another name":
+        directory = tmp_path
+        (tmp_path / "python").symlink_to(sys.executable)
+        (tmp_path / given).symlink_to(sys.executable)
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "flow").mkdir()
+    monkeypatch.chdir(tmp_path / "flow")
+    monkeypatch.setenv("PATH", str(directory))
+    monkeypatch.setenv("PYSPARK_PYTHON", given)
+    assert _for_python("/mine")["PYTHONPATH"].endswith(f"startup{os.pathsep}/mine")
+    assert _daemon()
+
+
+@pytest.mark.parametrize("place", ["elsewhere", "linked"])
+def test_another_python_is_left_alone(place, tmp_path, monkeypatch):
+    """PySpark need not be installed for it: not for one that was called up from another directory either, for that is
+    another environment."""
+    (tmp_path / "linked").symlink_to(sys.executable)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / place))
     assert _for_python("/mine") == {}
-
-
-def test_what_a_worker_says_whose_task_was_ended():
-    """Its traceback is not passed on; any other is, and what stands around it."""
-    daemon = '  File "/x/pyspark/python/lib/pyspark.zip/pyspark/daemon.py", line 264, in manager\n'
-    ended = ["Traceback (most recent call last):\n", daemon, "BrokenPipeError: [Errno 32] Broken pipe\n"]
-    other = ["Traceback (most recent call last):\n", daemon, "ValueError: of somebody else\n"]
-    own = ["Traceback (most recent call last):\n", '  File "flow.py", line 2\n', "BrokenPipeError: of the flow\n"]
-    chained = ["\n", "During handling of the above exception, another exception occurred:\n", "\n", *ended]
-    lines = ["before\n", *ended, *chained, "Picked up JAVA_TOOL_OPTIONS\n", *other, *own, "after\n", ended[0]]
-    assert list(told(lines)) == ["before\n", *other, *own, "after\n", ended[0]]
+    assert _daemon() == {}

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
@@ -29,9 +29,6 @@ _NOISE = re.compile(
     r"|Setting default log level to|To adjust logging level use|^Picked up |^WARNING: .*(sun.misc.Unsafe|terminally)"
     r"|^WARNING: (A (terminally|restricted)|Please consider|Use --enable-native|Restricted methods|package )"
 )
-_TRACEBACK = "Traceback (most recent call last):"
-_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-_DAEMON = re.compile(r"pyspark[/\\]daemon\.py")
 _END_S = 5
 """How long a JVM may take to end by itself."""
 _ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
@@ -192,7 +189,10 @@ def _for_python(path: str | None) -> dict[str, str]:
 
 
 def _runs_this_python() -> bool:
-    return os.environ.get("PYSPARK_PYTHON") == sys.executable
+    """Whether the Python processes of Spark run the Python of this one, by whatever name it has in its directory."""
+    given = shutil.which(os.environ["PYSPARK_PYTHON"])
+    this = Path(sys.executable)
+    return given is not None and Path(given).parent == this.parent and this.samefile(given)
 
 
 def check_master(master: str) -> None:
@@ -235,34 +235,12 @@ def _forward(stream: IO[bytes]) -> None:
     """Pass the JVM's error output on, without the lines that say nothing to anyone."""
 
     def copy() -> None:
-        for text in told(line.decode(errors="replace") for line in stream):
+        for line in stream:
+            text = line.decode(errors="replace")
             # Whoever has taken its place may have closed it, and the JVM waits for what nobody reads.
             with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write(text)
-                sys.stderr.flush()
+                if not _NOISE.search(text):
+                    sys.stderr.write(text)
+                    sys.stderr.flush()
 
     threading.Thread(target=copy, name="jvm-stderr", daemon=True).start()
-
-
-def told(lines: Iterable[str]) -> Iterator[str]:
-    """The lines that say something to somebody. A Python worker whose task was ended does not: it finds the socket
-    closed, and prints that with its traceback."""
-    traceback: list[str] = []
-    dropped = False
-    for line in lines:
-        if _NOISE.search(line) or (dropped and (not line.strip() or line.startswith(_CHAINED))):
-            continue
-        dropped = False
-        if line.startswith(_TRACEBACK):
-            yield from traceback
-            traceback = [line]
-        elif traceback and line[:1].isspace():
-            traceback.append(line)
-        elif traceback:
-            dropped = line.startswith("BrokenPipeError") and any(map(_DAEMON.search, traceback))
-            if not dropped:
-                yield from (*traceback, line)
-            traceback = []
-        else:
-            yield line
-    yield from traceback

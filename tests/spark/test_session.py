@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pyspark
 import pytest
 from pyspark.sql.datasource import DataSource
@@ -96,6 +99,23 @@ def test_what_spark_starts_for_a_source_imports_what_is_installed(spark):
     """Not what is in its archive, which each such process would have to compile."""
     spark.dataSource.register(Where)
     assert spark.read.format("Where").load().columns == [pyspark.__file__]
+
+
+def test_a_worker_whose_task_needs_no_more_goes_without_a_word(spark, capfd):
+    """It finds its socket closed in the midst of its output, for which Spark's own would print a traceback."""
+
+    def endless(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            while True:
+                yield pa.RecordBatch.from_arrays([pa.array([os.getpid()] * len(batch), pa.int64())], ["pid"])
+
+    taken = spark.range(0, 20_000, 1, 2).mapInArrow(endless, "pid long").limit(3).collect()
+    assert len(taken) == 3
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{row.pid}").exists() for row in taken):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert capfd.readouterr().err == ""
 
 
 def test_workers_import_what_this_process_does(environment, tmp_path):
