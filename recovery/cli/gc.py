@@ -20,7 +20,8 @@ from recovery.storage.lock import DirectoryLock
               help="Keep what is younger than this; by default what the last run was told.")  # fmt: skip
 @json_option
 def gc(directory: Path, backup_interval: float | None, as_json: bool) -> None:
-    """Collect what the backup interval no longer needs, and give the space back. Not while a run is going on."""
+    """Collect what the backup interval no longer needs, fold what a killed run left logged, and give the space back.
+    Not while a run is going on."""
     clock = SystemClock()
     scan(directory)
     with DirectoryLock(directory, clock, "gc"):
@@ -34,13 +35,17 @@ def gc(directory: Path, backup_interval: float | None, as_json: bool) -> None:
         try:
             now_ms = RecoveryClock(clock, *plan.last_clock, store.driver_values(CLOCK_STEP)).now_ms()
             floor = collection_floor(shared_history(plan.partitions, plan.window), now_ms, interval_s * 1000)
-            rows = sum(store.collect(floor))
+            collected = store.collect(floor)
             after = sum(d.size_bytes for d in store.describe())
         finally:
             store.release()
+    rows, changes = (sum(counts) for counts in zip(*collected, strict=True))
     if as_json:
-        print_json(
-            {"directory": str(directory), "floor": floor, "rows": rows, "bytes_before": before, "bytes_after": after}
-        )
+        print_json({
+            "directory": str(directory), "floor": floor, "rows": rows, "changes": changes,
+            "bytes_before": before, "bytes_after": after,
+        })  # fmt: skip
         return
-    click.echo(f"collected {rows:,} superseded rows up to epoch {floor}: {format_size(before)} → {format_size(after)}")
+    folded = f", and folded {changes:,} logged changes" if changes else ""
+    sizes = f"{format_size(before)} → {format_size(after)}"
+    click.echo(f"collected {rows:,} superseded rows up to epoch {floor}{folded}: {sizes}")

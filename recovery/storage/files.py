@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import apsw
 
@@ -62,6 +62,15 @@ FILES_PER_DELTA = 7
 FILES_OF_OTHERS = 256
 
 T = TypeVar("T")
+
+
+class Collected(NamedTuple):
+    """What collecting did in one partition."""
+
+    rows: int
+    """Superseded rows that were given up."""
+    changes: int
+    """Logged changes that were folded."""
 
 
 def scan(directory: Path) -> list[FoundFile]:
@@ -325,17 +334,19 @@ class FilePartitions:
             finally:
                 connection.close()
 
-    def collect(self, floor: Epoch) -> list[int]:
-        """Collect up to `floor` in every partition and give space back; returns the rows given up."""
+    def collect(self, floor: Epoch) -> list[Collected]:
+        """Collect up to `floor`, an epoch that all partitions have closed, in each of them, fold what is logged where
+        it is the newest, and give space back. Not while a run goes on."""
 
-        def collect_one(index: int) -> int:
+        def collect_one(index: int) -> Collected:
             writer, path = self._writers[index], self.paths[index]
             with translated(path):
                 with transaction(writer):
-                    deleted = one.collect(writer, floor)
+                    rows = one.collect(writer, floor)
+                    changes = one.fold_log(writer, path, floor)
                 writer.execute("VACUUM")
                 writer.wal_checkpoint("main", mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-            return deleted
+            return Collected(rows, changes)
 
         return self._each(collect_one)
 

@@ -380,6 +380,18 @@ def fold(
     return sizes
 
 
+def fold_log(connection: apsw.Connection, path: Path, epoch: Epoch) -> int:
+    """Fold what is logged, where an epoch that all partitions have closed is the newest; returns the changes that were
+    logged. Inside a transaction. Raises CorruptPartitionError where the log is damaged."""
+    newest = _newest_epoch(connection)
+    if newest is None or newest.epoch != epoch or not newest.is_logged:
+        return 0
+    changes = int(value(connection, "SELECT sum(row_count) FROM logged") or 0)
+    _create_driver_table(connection)
+    _fold(connection, path, epoch, {})
+    return changes
+
+
 def _fold(connection: apsw.Connection, path: Path, epoch: Epoch, sealed: Mapping[StepId, str]) -> ClosedEpoch:
     """Inside a transaction, as `fold`; returns the epoch. Raises CorruptPartitionError where the log is damaged."""
     problems = check_log(connection, sealed)

@@ -548,8 +548,8 @@ class TestGivingSpaceBack:
                 run.apply(batch, {f"key-{number}": f'"{batch}{"v" * 80}"' for number in range(4_000)})
                 run.close(batch)
             [grown] = run.store.describe()
-            [rows] = run.store.collect(run.epoch - 1)
-            assert rows == 7 * 4_000  # the first epoch replaced nothing
+            [collected] = run.store.collect(run.epoch - 1)
+            assert collected.rows == 7 * 4_000  # the first epoch replaced nothing
             [shrunk] = run.store.describe()
         [path] = paths_of(directory)
         [(live,)] = query(path, "SELECT sum(length(step_id) + length(state_key) + length(ser_change) + 22) FROM snaps")

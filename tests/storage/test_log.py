@@ -312,10 +312,80 @@ def test_collection_leaves_what_is_logged(store_dir):
         run.apply(0, {"a": "0"})
         run.close(0)
         logged(run, 1, {"a": "1"})
-        run.store.collect(2)
-        assert window(store_dir) == (1, 2)
+        logged(run, 2, {"a": "2"})
+        assert run.store.collect(2) == [(0, 0)] * run.count
+        assert window(store_dir) == (1, 2, 3)
         assert problems(store_dir) == []
-        assert found(store_dir) == {"a": "1"}
+        assert found(store_dir) == {"a": "2"}
+
+
+@pytest.fixture
+def killed(store_dir):
+    """A directory as a killed run leaves it: an epoch that was moved, and two that were logged."""
+    with Driver(store_dir) as run:
+        run.apply(0, {"a": "0", "b": "0"})
+        run.close(0)
+        logged(run, 1, {"a": "1", "c": "1"})
+        logged(run, 2, {"a": "2", "b": None})
+    return store_dir
+
+
+def collected(directory, *options: str) -> str:
+    """What `recovery gc` says."""
+    result = CliRunner().invoke(main, ["gc", str(directory), *options])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_gc_folds_what_a_killed_run_left(killed):
+    """So other tools find the newest state in `snaps` without another run, which goes on from there."""
+    assert "collected 0 superseded rows up to epoch 3, and folded 4 logged changes: " in collected(killed)
+    assert sorted(r for path in paths_of(killed) for r in query(path, "SELECT state_key, ser_change FROM snaps")) == [
+        ("a", "2"),
+        ("c", "1"),
+    ]
+    assert "folded" not in collected(killed)
+    assert json.loads(collected(killed, "--json"))["changes"] == 0
+    assert window(killed) == (3,)
+    assert problems(killed) == []
+    with Driver(killed) as run:
+        assert (run.epoch, run.read(3, ["a", "b", "c"])) == (4, {"a": "2", "b": None, "c": "1"})
+
+
+def test_gc_folds_nothing_that_it_shall_keep(killed):
+    """With a backup interval the epochs are there to go back to."""
+    before = window(killed)
+    assert json.loads(collected(killed, "-b", "30000d", "--json"))["changes"] == 0
+    assert window(killed) == before == (0, 1, 2, 3)
+    assert found(killed, 2) == {"a": "1", "b": "0", "c": "1"}
+
+
+def test_gc_folds_nothing_that_has_to_be_abandoned(store_dir):
+    """An epoch that the crash left in one partition only, which holds it back until the next run."""
+    with Driver(store_dir) as run:
+        logged(run, 0, {"a": "0", "b": "0", "c": "0"})
+        run.apply(1, {"a": "1", "b": "1", "c": "1"})
+        run.store.seal(run.lease, 1, apart=False)
+        run.store.close_partition(1, run.lease, run.requests(1, logged=True)[1])
+    lagging, ahead = paths_of(store_dir)
+    told = json.loads(collected(store_dir, "--json"))
+    assert told["floor"] == 1
+    assert query(lagging, "SELECT count(*) FROM logged") == [(0,)]
+    assert query(ahead, "SELECT count(*) FROM logged") == [(2,)]
+    assert problems(store_dir) == []
+    with Driver(store_dir) as run:
+        assert (run.epoch, run.read(1, ["a", "b", "c"])) == (2, {"a": "0", "b": "0", "c": "0"})
+
+
+def test_gc_leaves_a_damaged_log(killed):
+    """It says so, and changes nothing."""
+    for path in paths_of(killed):
+        alter(path, "UPDATE changes SET digest = digest + 1")
+    before = [path.read_bytes() for path in paths_of(killed)]
+    result = CliRunner().invoke(main, ["gc", str(killed)])
+    assert result.exit_code == CorruptPartitionError.exit_code
+    assert "changes do not match their digest" in result.output
+    assert [path.read_bytes() for path in paths_of(killed)] == before
 
 
 def test_a_delta_forgets_nothing_before_it_is_folded(store_dir):

@@ -479,9 +479,9 @@ class TestCollection:
         with Driver(store_dir) as run:
             for _ in range(4):
                 run.close(-1)
-            assert run.store.collect(3) == [0, 0]
+            assert run.store.collect(3) == [(0, 0), (0, 0)]
             before = content(store_dir)
-            assert run.store.collect(1) == [0, 0]
+            assert run.store.collect(1) == [(0, 0), (0, 0)]
             assert content(store_dir) == before
 
     def test_a_floor_beyond_the_newest_epoch_is_refused(self, store_dir):
