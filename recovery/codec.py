@@ -9,7 +9,7 @@ import functools
 import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import msgspec.inspect
@@ -57,6 +57,12 @@ class StateCodec:
                 raise ConfigurationError(
                     f"state={state_type!r} cannot be stored: {error}",
                     remedy="Use a dataclass, a NamedTuple or a type such as tuple[int, float].",
+                ) from error
+            except NameError as error:
+                raise ConfigurationError(
+                    f"state={state_type!r} cannot be stored: {error}",
+                    cause="The type of a field is given by a name that its module does not have, or not yet.",
+                    remedy="Define or import it at the top of the module, before the step, not for type checkers only.",
                 ) from error
             self.encode = self._encode_typed
 
@@ -136,9 +142,10 @@ def _fields(kind: Any) -> tuple[str, ...] | None:
     return getattr(kind, "__struct_fields__", None)
 
 
-def forget_type(state_type: StateType) -> None:
-    """Take off the note that msgspec leaves on a class it has seen: with it a class of the user's own file, which is
-    sent to the workers by value, could not be pickled."""
+def make_portable(state_type: StateType) -> None:
+    """Make a type fit to be sent to the workers by value, as those of the user's own file are, with all that it is made
+    of: its fields' types take the place of their names, which are looked up in a module that workers do not have; and
+    the note that msgspec leaves on a class it has seen is taken off, for it could not be pickled."""
     seen: set[int] = set()
     waiting = [state_type]
     while waiting:
@@ -146,12 +153,15 @@ def forget_type(state_type: StateType) -> None:
         if id(kind) in seen:
             continue
         seen.add(id(kind))
-        waiting.extend(get_args(kind))
+        waiting.extend([get_origin(kind), *get_args(kind)])
         if isinstance(kind, type):
             if _NOTE in vars(kind):
                 delattr(kind, _NOTE)
             with contextlib.suppress(Exception):
-                waiting.extend(get_type_hints(kind).values())
+                types = get_type_hints(kind, include_extras=True)
+                own = vars(kind).get("__annotations__", {})
+                own.update({name: types[name] for name in own})
+                waiting.extend([*types.values(), *kind.__bases__])
 
 
 def _pickle(value: Any) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import msgspec.inspect as inspect
 
-from recovery.codec import StateType, forget_type
+from recovery.codec import StateType, make_portable
 
 Form = Any
 PLAIN = "plain"
@@ -63,7 +63,7 @@ def form_of(state_type: StateType) -> Form:
     try:
         return _form(inspect.type_info(state_type), [])
     finally:
-        forget_type(state_type)
+        make_portable(state_type)
 
 
 def misfits(old: Form, new: Form, at: str = "the state") -> Iterator[str]:

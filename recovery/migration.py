@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from recovery.codec import StateCodec, StateType, forget_type
+from recovery.codec import StateCodec, StateType, make_portable
 from recovery.declaration import PICKLE, Form
 from recovery.errors import StateValueError
 from recovery.planning.values import Convert
@@ -21,7 +21,7 @@ def converter(step_id: str, migrate: Migrate, state_type: StateType, old: Form) 
     """
     decode = StateCodec(PICKLE if old == PICKLE else None).decode
     encode = StateCodec(state_type).encode
-    forget_type(state_type)
+    make_portable(state_type)
 
     def convert(key: str, text: str) -> str | None:
         try:

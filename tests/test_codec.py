@@ -7,6 +7,8 @@ import datetime
 import decimal
 import json
 import math
+import subprocess
+import sys
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -15,9 +17,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark import cloudpickle
 
-from recovery.codec import StateCodec, _same
+from recovery.codec import StateCodec, _same, make_portable
 from recovery.errors import ConfigurationError, StateValueError
+from recovery.loader import _load_file
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 JSON = st.recursive(
@@ -314,3 +318,81 @@ def test_types_without_equality_are_compared_by_their_fields(value):
     back = codec.decode(codec.encode(value))
     assert back is not value
     assert codec.encode(back) == codec.encode(value)
+
+
+TYPES = """
+from __future__ import annotations
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import date, datetime
+from decimal import Decimal
+from enum import Enum
+from typing import ClassVar, Generic, Literal, NamedTuple, Optional, TypedDict, TypeVar
+
+T = TypeVar("T")
+
+class Level(Enum):
+    LOW = "low"
+
+class Item(NamedTuple):
+    sku: str
+    price: Decimal
+
+class Note(TypedDict, total=False):
+    first: Optional[Item]
+
+@dataclass
+class Box(Generic[T]):
+    inside: T
+    at: date
+
+@dataclass
+class Base:
+    level: Level
+
+@dataclass
+class Node(Base):
+    limit: ClassVar[int] = 3
+    items: list[Item] = field(default_factory=list)
+    children: list[Node] = field(default_factory=list)
+    notes: dict[str, Note] | None = None
+    box: Box[Item] | None = None
+    kind: Literal["a", "b"] = "a"
+    _: KW_ONLY
+    when: datetime | None = None
+
+ITEM = Item("x", Decimal("1.50"))
+NODE = Node(
+    Level.LOW, [ITEM], [Node(Level.LOW)], {"k": {"first": ITEM}}, Box(ITEM, date(2026, 1, 2)), when=datetime(2026, 1, 2)
+)
+"""
+WORKER = """
+import pickle, sys
+from recovery.codec import StateCodec
+kind, value = pickle.loads(sys.stdin.buffer.read())
+codec = StateCodec(kind)
+assert codec.decode(codec.encode(value)) == value
+print(codec.encode(value))
+"""
+
+
+def test_types_of_the_users_own_file_reach_workers(tmp_path):
+    """Which do not have its module, in which the names of the fields' types would be looked up."""
+    (tmp_path / "flow.py").write_text(TYPES)
+    module = _load_file(tmp_path / "flow.py")
+    codec = StateCodec(module.Node)
+    make_portable(module.Node)
+    sent = cloudpickle.dumps((module.Node, module.NODE))
+    done = subprocess.run([sys.executable, "-c", WORKER], input=sent, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().strip() == codec.encode(module.NODE)
+
+
+def test_a_type_with_a_name_that_nobody_knows():
+    """It is refused when the step is declared, with the name."""
+
+    @dataclasses.dataclass
+    class Unknown:
+        at: Nowhere  # noqa: F821
+
+    with pytest.raises(ConfigurationError, match="'Nowhere' is not defined"):
+        StateCodec(Unknown)

@@ -25,7 +25,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from recovery.codec import StateCodec, StateType, forget_type
+from recovery.codec import StateCodec, StateType, make_portable
 from recovery.declaration import Declaration, Form, form_of
 from recovery.errors import ConfigurationError
 from recovery.group_state import GroupState
@@ -356,7 +356,7 @@ def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFra
         return run_step(definition, batches)
 
     step.__name__ = f"{UDF_NAME}{definition.token}"
-    forget_type(definition.state_type)
+    make_portable(definition.state_type)
     return placed.mapInArrow(step, definition.output)
 
 

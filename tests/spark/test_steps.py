@@ -30,6 +30,7 @@ from recovery import (
     UnsupportedPlanError,
     aggregate,
     init_partitions,
+    run,
     start,
     stateful,
     stateful_map,
@@ -37,6 +38,7 @@ from recovery import (
 from recovery.aggregates import sum_
 from recovery.clock import SystemClock
 from recovery.keys import encode_key, partition_of
+from recovery.loader import load_flow
 from recovery.planning.resume import plan_resume
 from recovery.state.epochs import EpochWriter
 from recovery.storage.files import scan
@@ -142,6 +144,46 @@ def test_typed_state_evolves(spark, feed, tmp_path):
         run_to_end(feed.frame(spark).transform(step), directory)
         found = states(directory, "s")
         assert {key: (v["n"] if kind is Totals else v[0]) for key, v in found.items()} == dict(feed.counts())
+
+
+FLOW = """
+from __future__ import annotations
+from dataclasses import dataclass, field
+from datetime import date
+from recovery import DiscardSink, Flow, stateful
+
+@dataclass
+class Day:
+    at: date
+    total: int
+
+@dataclass
+class Days:
+    seen: list[Day] = field(default_factory=list)
+
+def update(key, rows, state):
+    days = state.get if state.exists else Days()
+    days.seen.append(Day(date(2026, 1, 1 + len(days.seen)), sum(row.value for row in rows)))
+    state.update(days)
+    yield key, len(days.seen)
+
+def build(spark):
+    frame = spark.readStream.schema("key string, value long").option("maxFilesPerTrigger", 1).csv({path!r})
+    return frame.transform(stateful("s", key="key", update=update, state=Days, output="key string, n long"))
+
+flow = Flow("days", build, DiscardSink())
+"""
+
+
+def test_typed_state_of_a_flows_own_file(spark, feed, tmp_path):
+    """Its types name each other, as all do under `from __future__ import annotations`."""
+    feed.add([("a", 1)])
+    feed.add([("a", 2)])
+    (tmp_path / "days.py").write_text(FLOW.replace("{path!r}", repr(str(tmp_path / "input"))))
+    init_partitions(tmp_path / "db", 2)
+    run(load_flow(str(tmp_path / "days.py")), RecoveryConfig(tmp_path / "db"), spark=spark)
+    days = [{"at": "2026-01-01", "total": 1}, {"at": "2026-01-02", "total": 2}]
+    assert states(tmp_path / "db", "s") == {"a": {"seen": days}}
 
 
 def test_stateful_map(spark, feed, tmp_path):
