@@ -169,7 +169,9 @@ def _pickle(value: Any) -> str:
         return '"' + base64.b64encode(pickle.dumps(value, protocol=5)).decode() + '"'
     except Exception as error:
         raise StateValueError(
-            f"{_shown(value)} cannot be pickled: {error}", cause="", remedy="Keep only picklable state."
+            f"{_shown(value)} cannot be pickled: {error}",
+            cause="",
+            remedy="Keep only what can be pickled; classes in a module of their own, beside the flow's file.",
         ) from error
 
 

@@ -251,6 +251,12 @@ class TestPickle:
         with pytest.raises(StateValueError, match="cannot be pickled"):
             StateCodec("pickle").encode(lambda: None)
 
+    def test_a_class_of_the_flows_own_file_is_refused(self):
+        """Workers have it without its module; told is where it can be."""
+        own = type("Own", (), {"__module__": "recovery_flow_words"})
+        with pytest.raises(StateValueError, match="module of their own, beside the flow's file"):
+            StateCodec("pickle").encode(own())
+
     def test_plain_state_never_runs_code(self):
         """A pickle in a file is only read where the step asked for pickles."""
         text = StateCodec("pickle").encode(Session(1))
