@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from recovery.errors import StateValueError
+
+if TYPE_CHECKING:
+    # In the standard library a variable has a default since Python 3.13.
+    from typing_extensions import TypeVar
+
+    S = TypeVar("S", default=Any)
+else:
+    from typing import TypeVar
+
+    S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +30,11 @@ class CallFacts:
     timed_out: bool = False
 
 
-class GroupState:
+class GroupState(Generic[S]):
     """State of one key in one micro-batch, with the member names of PySpark's `GroupState`.
+
+    For type checkers it may say of what: `state: GroupState[Session]`; what is stored depends on the step's `state=`
+    alone.
 
     `get` gives the value as it was stored: a change of a list or dict in place is kept only when it
     is given back through `update`. A timeout is forgotten whenever the function is called for the key, as in
@@ -43,7 +56,7 @@ class GroupState:
     NO_TIMESTAMP = -1
 
     @classmethod
-    def of(cls, value: Any = None, *, now_ms: int = 0, timed_out: bool = False) -> GroupState:
+    def of(cls, value: S | None = None, *, now_ms: int = 0, timed_out: bool = False) -> GroupState[S]:
         """A state to test a function with: of a key with this value, or without one (None), in a micro-batch that began
         `now_ms` milliseconds after 1970. In a run they are made of what is stored."""
         [state] = group_states([None], CallFacts(str, now_ms, timed_out))
@@ -52,19 +65,21 @@ class GroupState:
         return state
 
     @property
-    def get(self) -> Any:
+    def get(self) -> S:
         """The value. Raises ValueError when the key has none: ask `exists` first."""
+        value: S
         stored = self._stored
         if stored is None:
             if not self.exists:
                 raise ValueError("this key has no state: ask state.exists first, or use state.getOption")
-            return self._value
+            value = self._value
+            return value
         value = self._value = self._facts.decode(stored)
         self._stored = None
         return value
 
     @property
-    def getOption(self) -> Any | None:
+    def getOption(self) -> S | None:
         """The value, or None when the key has none."""
         return self.get if self.exists else None
 
@@ -73,7 +88,7 @@ class GroupState:
         """Whether the function was called because the key's timeout passed; then it has no rows."""
         return self._facts.timed_out
 
-    def update(self, newValue: Any) -> None:
+    def update(self, newValue: S) -> None:
         """Set the key's value. None is no value: use `remove`."""
         if newValue is None:
             raise StateValueError(

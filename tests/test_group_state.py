@@ -30,6 +30,11 @@ def test_it_has_the_members_of_spark_s_group_state():
     assert [name for name in sorted(members) if not hasattr(GroupState, name)] == []
 
 
+def test_it_can_say_of_what_it_is():
+    """For type checkers, also where annotations are evaluated."""
+    assert GroupState[list[int]].of([1]).get == [1]
+
+
 def test_a_new_key_has_no_state():
     """`get` says what to do instead, `getOption` gives None."""
     state = state_of(None)
