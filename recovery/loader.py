@@ -128,11 +128,14 @@ def _attribute(module: ModuleType, name: str, target: str) -> Any:
     try:
         return getattr(module, name)
     except AttributeError:
-        flows = sorted(key for key, value in vars(module).items() if isinstance(value, Flow))
+        where, _ = _split(target)
+        flows = [f"{where}:{key}" for key, value in sorted(vars(module).items()) if isinstance(value, Flow)]
         raise FlowLoadError(
             f"{target}: it has no {name!r}",
             cause="",
-            remedy=f"It has these flows: {', '.join(flows)}" if flows else "Define flow = Flow(name, build, sink=...).",
+            remedy=f"Name one of its flows: {', '.join(flows)}"
+            if flows
+            else "Define flow = Flow(name, build, sink=...).",
         ) from None
 
 
@@ -147,6 +150,10 @@ def _call(function: Any, arguments: Any, named: dict[str, Any], target: str) -> 
 
 def _failed(where: str, error: Exception) -> FlowLoadError:
     found = f"{where} failed: {headline(error)}"
+    if isinstance(error, ImportError) and "no known parent package" in str(error):
+        # Python itself says no more where it is given such a file.
+        remedy = "Name it as a module, package.module, from the directory that holds the package."
+        return FlowLoadError(found, cause="A file is loaded by itself, outside of any package.", remedy=remedy)
     return FlowLoadError(found, cause="", remedy="Mend the flow's code.")
 
 

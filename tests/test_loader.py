@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from recovery import Flow, FlowFailedError, FlowLoadError
@@ -64,3 +66,27 @@ def test_what_fails_in_the_flows_code_is_told_with_its_line(tmp_path):
         load(f"{file}:make()")
     with pytest.raises(FlowFailedError, match=r"flow 'words' failed: RuntimeError: no input \(words\.py, line 5\)\n"):
         build_flow(load(str(file)), None)
+
+
+def test_a_flow_of_another_name_is_named(tmp_path):
+    """As the command line takes it."""
+    file = tmp_path / "two.py"
+    file.write_text("from recovery import Flow\nb = Flow('b', lambda spark: None)\na = Flow('a', lambda spark: None)\n")
+    with pytest.raises(FlowLoadError, match=re.escape(f"Name one of its flows: {file}:a, {file}:b")):
+        load(str(file))
+    with pytest.raises(FlowLoadError, match=re.escape(f"Name one of its flows: {file}:a, {file}:b")):
+        load(f"{file}:c")
+
+
+def test_a_file_of_a_package_is_named_as_a_module(tmp_path, monkeypatch):
+    """By itself it has no neighbours to import."""
+    package = tmp_path / "relatives"
+    package.mkdir()
+    (package / "helpers.py").write_text("NAME = 'x'\n")
+    (package / "job.py").write_text(
+        "from .helpers import NAME\nfrom recovery import Flow\nflow = Flow(NAME, lambda spark: None)\n"
+    )
+    with pytest.raises(FlowLoadError, match=r"Name it as a module, package\.module"):
+        load(str(package / "job.py"))
+    monkeypatch.chdir(tmp_path)
+    assert load("relatives.job").name == "x"
