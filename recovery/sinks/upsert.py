@@ -22,7 +22,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -496,12 +496,14 @@ def _with_zones(row: Sequence[Any], moments: Sequence[int]) -> list[Any]:
 
 
 def _for_sqlite(row: Sequence[Any]) -> list[Any]:
-    """Values as SQLite keeps them: moments as texts in UTC, without a zone, which sort; NaN it takes for NULL."""
-    return [
-        each.astimezone(UTC).replace(tzinfo=None)
-        if isinstance(each, datetime) and each.tzinfo is not None
-        else None
-        if isinstance(each, float) and math.isnan(each)
-        else each
-        for each in row
-    ]
+    """Values as SQLite keeps them: days and moments as texts, these in UTC without a zone, which sort; NaN it takes for
+    NULL."""
+    values = list(row)
+    for place, each in enumerate(row):
+        if isinstance(each, datetime):
+            values[place] = (each.astimezone(UTC) if each.tzinfo else each).replace(tzinfo=None).isoformat(" ")
+        elif isinstance(each, date):
+            values[place] = each.isoformat()
+        elif isinstance(each, float) and math.isnan(each):
+            values[place] = None
+    return values

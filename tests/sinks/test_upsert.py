@@ -10,7 +10,7 @@ import random
 import shutil
 import sqlite3
 import threading
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -689,6 +689,17 @@ def test_moments_in_sqlite(tmp_path):
     run.written[0] = rows
     run.close(0)
     assert database.run("SELECT * FROM words ORDER BY word") == [("2024-10-27 00:30:00", 0), ("2024-10-27 01:30:00", 1)]
+
+
+def test_days_in_sqlite(tmp_path):
+    """As texts, as moments without a zone are; no adapters of `sqlite3` are asked, which Python is giving up."""
+    database = Plain(tmp_path / "db", "CREATE TABLE words (word TEXT PRIMARY KEY, n INTEGER)")
+    run = Run(Store(), database, key=["word"])
+    rows = [(date(2024, 10, 27), 0), (datetime(2024, 10, 27, 1, 2, 3, 4), 1)]  # noqa: DTZ001
+    run.sink.stage(["word", "n"], rows, 0)
+    run.written[0] = rows
+    run.close(0)
+    assert database.run("SELECT * FROM words ORDER BY n") == [("2024-10-27", 0), ("2024-10-27 01:02:03.000004", 1)]
 
 
 def test_staging_and_closing_take_turns(tmp_path):

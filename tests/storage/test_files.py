@@ -231,7 +231,7 @@ os.kill(os.getpid(), 9)
         public = Path(tempfile.mkdtemp(prefix="recovery-read-only-", dir="/tmp"))
         shutil.copytree(directory, public, dirs_exist_ok=True)
         code = """
-import importlib.readers, os, sys
+import importlib.readers, importlib.resources._adapters, os, sys
 from pathlib import Path
 from recovery.errors import StorageError
 from recovery.planning.resume import plan_resume
