@@ -9,6 +9,7 @@ As in Spark's own daemon, nothing may start a thread before it forks.
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Any
 
@@ -28,7 +29,8 @@ if __name__ == "__main__":
         try:
             return serve(sock, authenticated)
         except (BrokenPipeError, ConnectionResetError):
-            return 1
+            # At once: newer versions of Python tell, too, that what is left to write was not written.
+            os._exit(0)
 
     pyspark.daemon.worker = worker
     pyspark.daemon.manager()
