@@ -129,13 +129,11 @@ def _attribute(module: ModuleType, name: str, target: str) -> Any:
         return getattr(module, name)
     except AttributeError:
         where, _ = _split(target)
-        flows = [f"{where}:{key}" for key, value in sorted(vars(module).items()) if isinstance(value, Flow)]
+        flows = ", ".join(f"{where}:{key}" for key, value in sorted(vars(module).items()) if isinstance(value, Flow))
         raise FlowLoadError(
             f"{target}: it has no {name!r}",
             cause="",
-            remedy=f"Name one of its flows: {', '.join(flows)}"
-            if flows
-            else "Define flow = Flow(name, build, sink=...).",
+            remedy=f"Name one of its flows: {flows}" if flows else "Define flow = Flow(name, build, sink=...).",
         ) from None
 
 

@@ -190,7 +190,7 @@ def _for_python(path: str | None) -> dict[str, str]:
 
 def _runs_this_python() -> bool:
     """Whether the Python processes of Spark run the Python of this one, by whatever name it has in its directory."""
-    given = shutil.which(os.environ["PYSPARK_PYTHON"])
+    given = shutil.which(os.environ.get("PYSPARK_PYTHON", ""))
     this = Path(sys.executable)
     return given is not None and Path(given).parent == this.parent and this.samefile(given)
 
