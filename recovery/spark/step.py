@@ -34,6 +34,7 @@ from recovery.keys import ESCAPE
 from recovery.migration import Migrate, converter
 from recovery.planning.steps import FlowStep
 from recovery.spark.output_values import arrow_zone
+from recovery.spark.sending import check_sendable
 
 PREFIX = "__recovery_"
 KEY = PREFIX + "key"
@@ -357,6 +358,7 @@ def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFra
 
     step.__name__ = f"{UDF_NAME}{definition.token}"
     make_portable(definition.state_type)
+    check_sendable(definition.step_id, step, definition.update)
     return placed.mapInArrow(step, definition.output)
 
 

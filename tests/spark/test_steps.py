@@ -186,6 +186,37 @@ def test_typed_state_of_a_flows_own_file(spark, feed, tmp_path):
     assert states(tmp_path / "db", "s") == {"a": {"seen": days}}
 
 
+def test_a_function_that_cannot_be_sent(spark, feed, capfd):
+    """Told is what in it cannot, by its name, also where a function that it calls uses it; nothing else is printed."""
+    lock, session, good = threading.Lock(), spark, {"a": 1}
+
+    def helper():
+        return session
+
+    def locking(key, rows, state):
+        with lock:
+            yield key, good["a"]
+
+    def calling(key, rows, state):
+        yield key, helper()
+
+    def mapped(total, value):
+        with lock:
+            return total, value
+
+    output = "key string, n long"
+    steps = [
+        ("lock", stateful("s", key="key", update=locking, output=output)),
+        ("session", stateful("s", key="key", update=calling, output=output)),
+        ("lock", stateful_map("s", key="key", value="value", mapper=mapped, output=output)),
+    ]
+    for name, step in steps:
+        with pytest.raises(ConfigurationError, match=r"step 's': its function cannot be sent to the workers: ") as told:
+            feed.frame(spark).transform(step)
+        assert f"It uses {name}, which cannot be pickled." in str(told.value)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_stateful_map(spark, feed, tmp_path):
     """Bytewax's form: one call per value; None discards the key."""
     feed.add([("a", 1), ("b", 2), ("a", 3)])
