@@ -67,15 +67,13 @@ class GroupState(Generic[S]):
     @property
     def get(self) -> S:
         """The value. Raises ValueError when the key has none: ask `exists` first."""
-        value: S
         stored = self._stored
-        if stored is None:
-            if not self.exists:
-                raise ValueError("this key has no state: ask state.exists first, or use state.getOption")
-            value = self._value
-            return value
-        value = self._value = self._facts.decode(stored)
-        self._stored = None
+        if stored is not None:
+            self._value = self._facts.decode(stored)
+            self._stored = None
+        elif not self.exists:
+            raise ValueError("this key has no state: ask state.exists first, or use state.getOption")
+        value: S = self._value
         return value
 
     @property

@@ -235,6 +235,12 @@ def window(directory: Path) -> tuple[int, ...]:
     return plan_resume(scan(directory)).window
 
 
+def content(directory: Path) -> dict:
+    """Every row of every table of every file."""
+    tables = ("parts", "exs", "epochs", "commits", "snaps", "changes", "logged", "superseded")
+    return {(path.name, t): query(path, f"SELECT * FROM {t}") for path in paths_of(directory) for t in tables}
+
+
 def run_python(code: str, *arguments: object, timeout_s: float = 60, **options) -> subprocess.CompletedProcess:
     """Run Python source in another process, with the repository importable; its output is text."""
     command = [sys.executable, "-c", code, *map(str, arguments)]

@@ -39,7 +39,7 @@ def gc(directory: Path, backup_interval: float | None, as_json: bool) -> None:
             after = sum(d.size_bytes for d in store.describe())
         finally:
             store.release()
-    rows, changes = (sum(counts) for counts in zip(*collected, strict=True))
+    rows, changes = sum(each.rows for each in collected), sum(each.changes for each in collected)
     if as_json:
         print_json({
             "directory": str(directory), "floor": floor, "rows": rows, "changes": changes,

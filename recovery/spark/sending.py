@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from types import FunctionType
@@ -12,17 +11,17 @@ from pyspark import cloudpickle
 
 from recovery.errors import ConfigurationError
 from recovery.ids import StepId
+from recovery.tracebacks import headline
 
 
 def check_sendable(step_id: StepId, sent: Callable[..., Any], function: Any) -> None:
     """Raises ConfigurationError where what is sent for a step cannot be pickled, with the names that the user's
     function in it takes from its surroundings and that cannot. PySpark would print a traceback."""
-    try:
-        cloudpickle.dumps(sent)
-    except Exception as error:
+    error = _refusal(sent)
+    if error is not None:
         names = ", ".join(dict.fromkeys(_unsendable(function, set())))
         raise ConfigurationError(
-            f"step {step_id!r}: its function cannot be sent to the workers: {error}",
+            f"step {step_id!r}: its function cannot be sent to the workers: {headline(error)}",
             cause=f"It uses {names}, which cannot be pickled." if names else "It uses what cannot be pickled.",
             remedy="Make it inside the function, or keep it in a module beside the flow's file: use it as module.name.",
         ) from error
@@ -33,12 +32,24 @@ def _unsendable(function: Any, seen: set[int]) -> Iterator[str]:
     if not isinstance(function, FunctionType) or id(function) in seen:
         return
     seen.add(id(function))
-    used = inspect.getclosurevars(function)
+    try:
+        used = inspect.getclosurevars(function)
+    except ValueError:
+        # A name around it has no value yet.
+        return
     for name, value in {**used.globals, **used.nonlocals}.items():
-        with contextlib.suppress(Exception):
-            cloudpickle.dumps(value)
+        if _refusal(value) is None:
             continue
         if isinstance(value, FunctionType):
             yield from _unsendable(value, seen)
         else:
             yield name
+
+
+def _refusal(value: Any) -> Exception | None:
+    """Why it cannot be pickled, if it cannot."""
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:
+        return error
+    return None

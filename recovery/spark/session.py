@@ -231,8 +231,8 @@ def _log4j_options() -> str:
     return f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 
 
-def _forward(stream: IO[bytes]) -> None:
-    """Pass the JVM's error output on, without the lines that say nothing to anyone."""
+def _forward(stream: IO[bytes]) -> threading.Thread:
+    """Pass the JVM's error output on, without the lines that say nothing to anyone; the thread ends with it."""
 
     def copy() -> None:
         for line in stream:
@@ -243,4 +243,6 @@ def _forward(stream: IO[bytes]) -> None:
                     sys.stderr.write(text)
                     sys.stderr.flush()
 
-    threading.Thread(target=copy, name="jvm-stderr", daemon=True).start()
+    thread = threading.Thread(target=copy, name="jvm-stderr", daemon=True)
+    thread.start()
+    return thread

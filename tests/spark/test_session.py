@@ -21,7 +21,7 @@ from recovery import ConfigurationError
 from recovery.errors import SparkUnavailableError
 from recovery.loader import import_paths
 from recovery.spark.java import _bundled_java, java_home
-from recovery.spark.session import _daemon, check_master, prepare_environment
+from recovery.spark.session import _daemon, _forward, check_master, prepare_environment
 
 ROOT = str(Path(recovery.__file__).resolve().parents[1])
 
@@ -116,6 +116,18 @@ def test_a_worker_whose_task_needs_no_more_goes_without_a_word(spark, capfd):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert capfd.readouterr().err == ""
+
+
+def test_what_the_jvm_says_is_passed_on_without_what_says_nothing(capfd):
+    """Line by line, and as it is."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as jvm:
+        jvm.write(
+            b"before\nPicked up JAVA_TOOL_OPTIONS: -Xmx1g\nTraceback (most recent call last):\n  File\nafter \xff\n"
+        )
+    with os.fdopen(reading, "rb") as stream:
+        _forward(stream).join()
+    assert capfd.readouterr().err == "before\nTraceback (most recent call last):\n  File\nafter \ufffd\n"
 
 
 def test_workers_import_what_this_process_does(environment, tmp_path):

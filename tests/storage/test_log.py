@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import signal
 from functools import partial
 
 import apsw
@@ -21,7 +22,7 @@ from recovery.storage.log import CHUNK_ROWS, FIRST_ROWS
 from recovery.storage.measures import largest_states, sizes_in
 from recovery.storage.partition import rewind
 from recovery.storage.schema import open_partition
-from tests.stores import ROOT, STEP, Driver, alter, paths_of, problems, query, run_python, state_at, window
+from tests.stores import ROOT, STEP, Driver, alter, content, paths_of, problems, query, run_python, state_at, window
 
 ODD_KEYS = {"": "0", "Ω": '"\\u0000"', "\x1f[\"'": "null", "😀": '{"a":[1,"\\"\x7f"]}'}
 
@@ -381,11 +382,25 @@ def test_gc_leaves_a_damaged_log(killed):
     """It says so, and changes nothing."""
     for path in paths_of(killed):
         alter(path, "UPDATE changes SET digest = digest + 1")
-    before = [path.read_bytes() for path in paths_of(killed)]
+    before = content(killed)
     result = CliRunner().invoke(main, ["gc", str(killed)])
     assert result.exit_code == CorruptPartitionError.exit_code
     assert "changes do not match their digest" in result.output
-    assert [path.read_bytes() for path in paths_of(killed)] == before
+    assert content(killed) == before
+
+
+@pytest.mark.parametrize("point", ["fold.2.collected", "fold.2.snaps", "fold.2.epochs"])
+def test_gc_killed_while_it_folds(killed, point):
+    """A partition is folded or not; nothing is lost, and the next one goes on."""
+    code = "import sys; from recovery.cli import main; main(['gc', sys.argv[1]])"
+    done = run_python(code, killed, env={"RECOVERY_CRASH_AT": point})
+    assert done.returncode == -signal.SIGKILL
+    assert problems(killed) == []
+    assert found(killed) == {"a": "2", "c": "1"}
+    collected(killed)
+    assert window(killed) == (3,)
+    assert problems(killed) == []
+    assert found(killed) == {"a": "2", "c": "1"}
 
 
 def test_a_delta_forgets_nothing_before_it_is_folded(store_dir):

@@ -17,13 +17,7 @@ from recovery.planning.resume import plan_resume
 from recovery.storage import partition as one
 from recovery.storage.files import FilePartitions, scan
 from recovery.storage.seam import StepEdit
-from tests.stores import STEP, Driver, alter, new_execution, paths_of, problems, query, state_at, window
-
-
-def content(directory) -> dict:
-    """Every row of every table of every file."""
-    tables = ("parts", "exs", "epochs", "commits", "snaps", "changes", "superseded")
-    return {(path.name, t): query(path, f"SELECT * FROM {t}") for path in paths_of(directory) for t in tables}
+from tests.stores import STEP, Driver, alter, content, new_execution, paths_of, problems, query, state_at, window
 
 
 class TestClosing:
