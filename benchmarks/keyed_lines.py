@@ -27,12 +27,13 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What an input looks like: events over keys, in files of equal size."""
+    """What an input looks like: events over keys, in files of equal size; with `held`, behind a file of every key."""
 
     events: int
     keys: int
     files: int
     seed: int = 1
+    held: bool = False
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -63,7 +64,7 @@ class KeyedLines:
 
 def generate(shape: Shape, kept: Path) -> KeyedLines:
     """The input of this shape, from the directory `kept` or made there."""
-    target = kept / f"lines-{shape.events}-{shape.keys}-{shape.files}-{shape.seed}"
+    target = kept / f"lines-{shape.events}-{shape.keys}-{shape.files}-{shape.seed}{'-held' if shape.held else ''}"
     if not _is_complete(target, shape):
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
@@ -97,7 +98,7 @@ def check(lines: KeyedLines, directory: Path) -> str | None:
     return (
         f"{len(wrong)} of {shape.keys} keys are wrong, first key {first}: count {counts[first]} and total "
         f"{totals[first]} instead of {lines.counts[first]} and {lines.totals[first]}; "
-        f"{counts.sum()} of {shape.events} events were counted"
+        f"{counts.sum()} of {lines.counts.sum()} events were counted"
     )
 
 
@@ -127,8 +128,10 @@ def _write(shape: Shape, target: Path) -> None:
 
 
 def _events(shape: Shape) -> Iterator[tuple[Integers, Integers]]:
-    """Keys and values of each file: every key is equally likely in every event."""
+    """Keys and values of each file: every key is equally likely in every event, but of those that are held."""
     random = np.random.Generator(np.random.PCG64(shape.seed))
     size = shape.events // shape.files
+    if shape.held:
+        yield np.arange(shape.keys), np.full(shape.keys, VALUES.start)
     for _ in range(shape.files):
         yield random.integers(shape.keys, size=size), random.integers(VALUES.start, VALUES.stop, size=size)

@@ -31,6 +31,23 @@ CONF = {
 }
 
 
+def totals(events: Any) -> Any:
+    """Count and sum of `value` for each `key`."""
+    from pyspark.sql import functions as F
+
+    return events.groupBy("key").agg(F.count("*").alias("n"), F.sum("value").alias("total"))
+
+
+def write_states(spark: Any, checkpoint: str, target: Path) -> None:
+    """The newest totals in a checkpoint, as CSV into a directory."""
+    from pyspark.sql import functions as F
+
+    found = spark.read.format("statestore").load(checkpoint).select("key.key", "value.*")
+    count, total = found.columns[1:]
+    written = found.select("key", F.col(count), F.col(total)).write
+    written.mode("overwrite").option("header", "false").csv(f"file:{target.absolute()}")
+
+
 def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     """Runs the query over all files; seconds from a ready session to the end of the query."""
     import pyspark
@@ -51,18 +68,13 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     events = lines.select(
         F.substring_index("value", ",", 1).alias("key"), F.substring_index("value", ",", -1).cast("long").alias("value")
     )
-    totals = events.groupBy("key").agg(F.count("*").alias("n"), F.sum("value").alias("total"))
-    writer = totals.writeStream.outputMode("update").format("noop").trigger(availableNow=True)
+    writer = totals(events).writeStream.outputMode("update").format("noop").trigger(availableNow=True)
     query = writer.option("checkpointLocation", checkpoint_uri).start()
     query.awaitTermination()
     seconds = time.perf_counter() - started_s
 
     batches = query.lastProgress["batchId"] + 1
-    states = spark.read.format("statestore").load(checkpoint_uri)
-    found = states.select("key.key", "value.*")
-    count, total = found.columns[1:]
-    written = found.select("key", F.col(count), F.col(total)).write
-    written.mode("overwrite").option("header", "false").csv(f"file:{Path(arguments['totals']).absolute()}")
+    write_states(spark, checkpoint_uri, Path(arguments["totals"]))
     java = spark._jvm.java.lang.System.getProperty("java.version")
     spark.stop()
     return {

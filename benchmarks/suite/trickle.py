@@ -1,0 +1,166 @@
+"""Small micro-batches of a stream that holds many keys: ours against Spark's own aggregation, in sessions alike.
+
+The first micro-batch brings every key once; each one after it a few lines, at random keys. A duration is what Spark
+reports for the whole trigger; the first ones are left out, in which the JVM compiles the most. What each kept is
+compared with the truth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from benchmarks import keyed, keyed_lines
+from benchmarks.harness import environments, table
+from benchmarks.harness.pictures import bars
+from benchmarks.harness.report import Report
+from benchmarks.harness.rounds import Contender, Measurement
+
+CORES = 2
+QUICK = ("--keys", "2_000", "--rows", "100", "--batches", "6", "--skip", "2")
+BASELINE = "ours"
+CONTENDERS: dict[str, dict[str, Any]] = {
+    "nothing kept": {"step": None, "store": None},
+    "ours": {"step": "python", "interval_s": 10},
+    "ours, -s 0": {"step": "python", "interval_s": 0},
+    "ours-arrow": {"step": "arrow", "interval_s": 10},
+    "ours-aggregate": {"step": "aggregate", "interval_s": 10},
+    "ours-aggregate, -s 0": {"step": "aggregate", "interval_s": 0},
+    "spark-rocksdb": {"step": None, "store": "rocksdb"},
+    "spark-hdfs": {"step": None, "store": "hdfs"},
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What can be chosen."""
+    parser.add_argument("--keys", type=int, default=1_000_000, help="keys that are held (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=1_000, help="lines in a micro-batch (default: %(default)s)")
+    parser.add_argument("--batches", type=int, default=300, help="small micro-batches (default: %(default)s)")
+    parser.add_argument("--skip", type=int, default=100, help="of them not counted (default: %(default)s)")
+    parser.add_argument("--driver-memory", default="4g", help="of each JVM (default: %(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    """Measures and reports."""
+    if not 0 <= arguments.skip < arguments.batches - 1:
+        raise SystemExit("--skip must leave two micro-batches to measure")
+    shape = keyed_lines.Shape(arguments.rows * arguments.batches, arguments.keys, arguments.batches, held=True)
+    lines = keyed_lines.generate(shape, arguments.work / "inputs")
+    contenders = [
+        Contender(
+            name,
+            environments.own_python(),
+            f"{__name__}:measure",
+            {
+                **variant,
+                "files": str(lines.files_directory),
+                "skip": arguments.skip,
+                "driver_memory": arguments.driver_memory,
+                "totals": "totals",
+            },
+        )
+        for name, variant in CONTENDERS.items()
+    ]
+
+    def check(contender: Contender, answer: dict[str, Any], directory: Path) -> str | None:
+        if answer["batches"] != arguments.batches + 1:
+            return f"read {answer['batches']} micro-batches instead of {arguments.batches + 1}"
+        if contender.arguments["step"] is None and contender.arguments["store"] is None:
+            return None
+        wrong = keyed_lines.check(lines, directory / contender.arguments["totals"])
+        return f"wrong totals: {wrong}" if wrong else None
+
+    return report(arguments, keyed.rounds(arguments).measure(contenders, check))
+
+
+def report(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -> Report:
+    """The table of what was measured."""
+    summaries = table.summarise(measurements)
+    baseline = next((s.seconds for s in summaries if s.contender == BASELINE), None)
+    return Report(
+        name="trickle",
+        picture=bars(
+            f"A micro-batch of {arguments.rows:,} rows, {arguments.keys:,} keys held",
+            "milliseconds; less is better",
+            [(each.contender, each.seconds and each.seconds * 1000) for each in summaries],
+        ),
+        headers=("micro-batches", "median ms", "spread of medians ms", "× ours", "95 % ms", "all s", "state"),
+        rows=[
+            (
+                each.contender,
+                table.milliseconds(each.seconds),
+                table.spread((run.seconds for run in each.runs), table.milliseconds),
+                table.ratio(each.seconds, baseline),
+                table.milliseconds(each.middle(lambda run: run.answer["high_s"])),
+                table.seconds(each.middle(lambda run: run.answer["all_s"])),
+                "correct" if each.problem is None else "failed",
+            )
+            for each in summaries
+        ],
+        measurements=measurements,
+        notes=[
+            f"A micro-batch that brings {arguments.keys:,} keys, then {arguments.batches} of {arguments.rows:,} rows, "
+            f"the first {arguments.skip} of them not counted. Medians over {arguments.repeat} interleaved rounds; "
+            "`all s` is from a ready session to the end, with the first micro-batch and all state kept.",
+            "`-s 0` closes an epoch, durably, after every micro-batch, as Spark's own state stores do; the others do "
+            "every 10 s. All run in sessions of ours, with the local file system of those, and give their output to a "
+            "sink that drops it. `nothing kept`: the lines taken apart and dropped.",
+        ],
+    )
+
+
+def measure(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The child: runs one of the contenders."""
+    from benchmarks.contenders.recovery_totals import events, files_flow, versions, write_totals
+    from benchmarks.contenders.spark_totals import ROCKSDB, totals, write_states
+    from recovery import DiscardSink, RecoveryConfig, init_partitions, start
+    from recovery.spark.session import create_session
+
+    conf = {
+        "spark.driver.memory": arguments["driver_memory"],
+        "spark.sql.shuffle.partitions": str(CORES),
+        "spark.sql.streaming.numRecentProgressUpdates": "100000",
+        **(ROCKSDB if arguments.get("store") == "rocksdb" else {}),
+    }
+    spark = create_session("trickle", master=f"local[{CORES}]", conf=conf)
+    target = Path(arguments["totals"])
+    started_s = time.perf_counter()
+    query: Any
+    if arguments["step"]:
+        directory = Path("recovery")
+        init_partitions(directory, CORES)
+        config = RecoveryConfig(directory, snapshot_interval=arguments["interval_s"])
+        flow = files_flow(arguments["files"], arguments["step"])
+        running = start(flow, config, spark=spark, trigger="available-now")
+        query = running.streaming_query
+        running.await_termination()
+    else:
+        rows = events(spark.readStream.option("maxFilesPerTrigger", 1).text(arguments["files"]))
+        rows = totals(rows) if arguments["store"] else rows
+        checkpoint = f"file:{Path('checkpoint').absolute()}"
+        writer = rows.writeStream.outputMode("update").foreachBatch(DiscardSink().write).trigger(availableNow=True)
+        query = writer.option("checkpointLocation", checkpoint).start()
+        query.awaitTermination()
+    all_s = time.perf_counter() - started_s
+    found = versions(spark)
+    if not arguments["step"] and arguments["store"]:
+        write_states(spark, checkpoint, target)
+    spark.stop()
+    if arguments["step"]:
+        write_totals(directory, target)
+    durations_s = [
+        each["durationMs"]["triggerExecution"] / 1000 for each in query.recentProgress if each["numInputRows"]
+    ]
+    counted = durations_s[1 + arguments["skip"] :]
+    return {
+        "seconds": median(counted),
+        "high_s": quantiles(counted, n=20)[-1],
+        "all_s": all_s,
+        "durations_s": durations_s,
+        "batches": len(durations_s),
+        "versions": found,
+    }
