@@ -385,7 +385,10 @@ class BackupDamagedError(RecoveryError):
 
     exit_code = 62
     default_cause = "Objects were deleted, damaged or replaced from outside, or the backup was pruned at this moment."
-    default_remedy = "Run the same command again; it takes other copies where there are some."
+    default_remedy = (
+        "Run the same command again; it takes other copies where there are some. Where the partitions are still there, "
+        "a new backup replaces it: python -m recovery backup --check DIR DEST"
+    )
 
 
 class BackupTooOldError(RecoveryError):

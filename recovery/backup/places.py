@@ -74,7 +74,7 @@ def open_target(place: str, environ: Mapping[str, str] = os.environ, *, no_answe
     shown = shown_address(place)
     try:
         if scheme == "s3":
-            filesystem, root = _s3(parts, query, no_answer_s), f"{parts.hostname or ''}{unquote(parts.path)}"
+            filesystem, root = _s3(parts, query, environ, no_answer_s), f"{parts.hostname or ''}{unquote(parts.path)}"
         elif scheme in ("gs", "gcs"):
             filesystem, root = _gcs(parts, query, environ, no_answer_s), f"{parts.hostname or ''}{unquote(parts.path)}"
         else:
@@ -143,8 +143,14 @@ class _Query:
             )
 
 
-def _s3(parts: SplitResult, query: _Query, no_answer_s: float) -> pyarrow.fs.FileSystem:
+def _s3(parts: SplitResult, query: _Query, environ: Mapping[str, str], no_answer_s: float) -> pyarrow.fs.FileSystem:
     options: dict[str, Any] = {name: query.take(name) for name in ("region", "scheme", "endpoint_override")}
+    endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
+    if endpoint and options["endpoint_override"] is None:
+        # pyarrow takes this from the environment only where it makes the file system of an address by itself.
+        scheme, separator, host = endpoint.rpartition("://")
+        options["endpoint_override"] = host.rstrip("/")
+        options["scheme"] = options["scheme"] or (scheme if separator else None)
     if parts.username:
         options |= {"access_key": unquote(parts.username), "secret_key": unquote(parts.password or "")}
     return pyarrow.fs.S3FileSystem(

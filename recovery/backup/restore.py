@@ -29,6 +29,8 @@ from recovery.storage.schema import partition_path
 from recovery.storage.verify import PartitionCheck
 
 AT_ONCE = 4
+SHOWN = 3
+"""How many copies that cannot be used an error names."""
 
 
 T = TypeVar("T")
@@ -110,6 +112,22 @@ def restore(
     )
 
 
+def plan_from(
+    source: Source,
+    *,
+    epoch: int | None = None,
+    at_ms: int | None = None,
+    usable: Sequence[Copy] | None = None,
+    unusable: Sequence[Copy] = (),
+) -> RestorePlan:
+    """`plan_restore` of a source's copies; its errors name the source, and what in it cannot be used."""
+    try:
+        return plan_restore(source.copies if usable is None else usable, epoch=epoch, at_ms=at_ms, unusable=unusable)
+    except RecoveryError as error:
+        found = "; ".join([error.found, *(f"not used: {problem}" for problem in source.problems[:SHOWN])])
+        raise type(error)(found, path=source.shown, cause=error.cause, remedy=error.remedy) from error
+
+
 class _Attempt:
     """Filling one staging directory, with a new plan for each copy that turns out to be damaged."""
 
@@ -152,12 +170,12 @@ class _Attempt:
         damaged = [copy for copy in self._source.copies if copy.origin in self._damaged]
         usable = [copy for copy in self._source.copies if copy.origin not in self._damaged]
         try:
-            self.plan = plan_restore(usable, epoch=self._epoch, at_ms=self._at_ms, unusable=damaged)
+            self.plan = plan_from(self._source, epoch=self._epoch, at_ms=self._at_ms, usable=usable, unusable=damaged)
         except RecoveryError as error:
             if not self._damaged:
                 raise
             raise BackupDamagedError(
-                f"{'; '.join(self.left_out[:3])}; and without that: {error.found}", path=self._source.shown
+                f"{'; '.join(self.left_out[:SHOWN])}; and without that: {error.found}", path=self._source.shown
             ) from error
         self.plan_s += self._clock.elapsed_s() - started
         self._announce(self.plan, self.left_out)

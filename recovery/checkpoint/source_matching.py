@@ -38,8 +38,8 @@ def match_sources(before: SourcePlaces, places: SourcePlaces, unread: set[int], 
             f"the flow reads {new} sources, and the position is one in {old}, of which {len(gone)} "
             f"{'is' if len(gone) == 1 else 'are'} not found in the flow",
             cause="A source was left out, has another format, or has another path or options while one was added.",
-            remedy="Read the same sources again; change paths and options in one run and add or leave out sources in "
-            "another; or begin anew in another directory.",
+            remedy="Read the same sources again, also one that gets no new input any more. Change paths and options in "
+            "one run and add sources in another; or begin anew in another recovery directory.",
         )
     return matching.came
 

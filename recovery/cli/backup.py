@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from recovery.cli.backup_progress import CopyProgress
-from recovery.cli.common import INTERVAL, format_size, format_time, json_option, print_json, table
+from recovery.cli.common import INTERVAL, format_size, format_time, json_option, print_json, table, tell, tell_error
 from recovery.cli.signals import StopSignals
 from recovery.clock import SystemClock
 from recovery.errors import BackupTargetError, ConfigurationError, NoBackupError, RecoveryError, StorageError
@@ -86,7 +86,7 @@ def backup(
         unpruned = _once(directory, target, keep, check, CopyProgress(quiet=as_json), as_json)
         if unpruned is not None:
             if not as_json:
-                click.echo(f"{click.style('Error', fg='red')}: {NOT_REMOVED}: {unpruned}", err=True)
+                tell_error(f"{NOT_REMOVED}: {unpruned}")
             raise SystemExit(unpruned.exit_code)
     else:
         _again_and_again(directory, target, keep, check, every, as_json)
@@ -116,8 +116,6 @@ def _once(
     made = make_backup(
         directory, target, clock=clock, random_id=lambda: token_hex(4), check=check, observe=progress.observe
     )
-    if not as_json:
-        _say_made(made)
     removed: Pruned | None = None
     unpruned: RecoveryError | None = None
     try:
@@ -126,7 +124,9 @@ def _once(
         unpruned = error
     if as_json:
         print_json(_made_facts(target, made, removed, unpruned), line=line)
-    elif removed is not None and removed.removed:
+        return unpruned
+    _say_made(made)
+    if removed is not None and removed.removed:
         click.echo(
             f"removed {len(removed.removed)} older, {format_size(removed.stored_bytes)}; {len(removed.kept)} left"
         )
@@ -144,17 +144,37 @@ def _again_and_again(
     while not signals.came_within(pause_s):
         began_s = clock.elapsed_s()
         try:
-            unpruned = _once(directory, target, keep, check, progress, as_json, line=True)
-            if unpruned is not None and not isinstance(unpruned, PASSING):
-                raise unpruned
-            if unpruned is not None and not as_json:
-                click.echo(f"{format_time(clock.wall_ms())} {NOT_REMOVED}, will try again: {unpruned.found}", err=True)
-        except PASSING as error:
-            if as_json:
-                print_json(error.as_json(), line=True)
-            else:
-                click.echo(f"{format_time(clock.wall_ms())} failed, will try again: {error.found}", err=True)
+            _once_and_say(directory, target, keep, check, progress, as_json)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            # What a backup itself does has errors of its own.
+            tell(f"{format_time(clock.wall_ms())} standard output cannot be written: {error}")
         pause_s = max(0.0, every_s - (clock.elapsed_s() - began_s))
+
+
+def _once_and_say(
+    directory: Path,
+    target: Target,
+    keep: tuple[KeepRule, ...],
+    check: bool,
+    progress: CopyProgress,
+    as_json: bool,
+) -> None:
+    """A backup, or a word on why there is none this time. Raises what does not pass."""
+    try:
+        unpruned = _once(directory, target, keep, check, progress, as_json, line=True)
+        if unpruned is not None and not isinstance(unpruned, PASSING):
+            raise unpruned
+        if unpruned is None or as_json:
+            return
+        failed, found = NOT_REMOVED, unpruned.found
+    except PASSING as error:
+        if as_json:
+            print_json(error.as_json(), line=True)
+            return
+        failed, found = "failed", error.found
+    tell(f"{format_time(SystemClock().wall_ms())} {failed}, will try again: {found}")
 
 
 def _made_facts(target: Target, made: Made, removed: Pruned | None, unpruned: RecoveryError | None) -> dict[str, Any]:
@@ -237,7 +257,8 @@ def _check_place(target: Target) -> None:
     if not isinstance(target, DirectoryTarget):
         return
     if not target.root.is_dir():
-        raise NoBackupError("there is no such directory", path=target.root)
+        found = "it is no directory" if target.root.exists() else "there is no such directory"
+        raise NoBackupError(found, path=target.root)
     if any(target.root.glob("part-*.sqlite3")):
         raise NoBackupError(
             "it holds recovery partitions, or copies of them",

@@ -7,10 +7,8 @@ import threading
 import time
 from typing import TextIO
 
-import click
-
 from recovery.backup.progress import Progressed
-from recovery.cli.common import format_size
+from recovery.cli.common import format_size, tell
 
 DOING = {"copy": "copying", "check": "checking", "store": "storing", "fetch": "fetching"}
 DONE = {"stored": "stored", "fetched": "fetched and checked"}
@@ -45,4 +43,4 @@ class CopyProgress:
                 self._say(f"{text}\n")
 
     def _say(self, text: str) -> None:
-        click.echo(("\r\x1b[K" if self._live else "") + text, file=self._stream, nl=False)
+        tell(("\r\x1b[K" if self._live else "") + text, self._stream, end="")

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TextIO
 
 from recovery.checkpoint.places import Progressed
-from recovery.cli.common import format_size
+from recovery.cli.common import format_size, tell
 
 REDRAW_S = 0.2
 LINE_S = 10.0
@@ -31,8 +31,7 @@ class CheckpointProgress:
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         if self._drawn and self._live:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+            tell("\r\x1b[K", self._stream, end="")
 
     def observe(self, event: Progressed) -> None:
         """Take one event; it may come from several threads."""
@@ -45,5 +44,4 @@ class CheckpointProgress:
             self._said_s, self._drawn = now_s, True
             share = event.bytes_done / event.bytes_total if event.bytes_total else 1.0
             text = f"{event.what} {share:.0%} of {format_size(event.bytes_total)}"
-            self._stream.write(f"\r\x1b[K{text}" if self._live else f"{text}\n")
-            self._stream.flush()
+            tell(f"\r\x1b[K{text}" if self._live else f"{text}\n", self._stream, end="")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import json
 import os
+import stat
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
 
@@ -25,17 +28,13 @@ class Commands(click.Group):
     """A group whose errors end the process with their own exit code and without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            _allow_any_character(stream)
         try:
             with _only_text():
                 return super().invoke(ctx)
         except RecoveryError as error:
-            if ctx.params.get("debug"):
-                # All but its last lines: they are the error's text, which follows.
-                click.echo("".join(traceback.format_exception(error)[:-1]).rstrip(), err=True)
-            if ctx.meta.get("recovery.json"):
-                click.echo(json.dumps(error.as_json()))
-            else:
-                click.echo(f"{click.style('Error', fg='red')}: {error}", err=True)
+            _show_error(ctx, error)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             ctx.exit(130)
@@ -43,6 +42,49 @@ class Commands(click.Group):
             # The reader of our output went away; that is its right.
             sys.stderr.close()
             ctx.exit(1)
+        except OSError as error:
+            failed = _output_failed(error) if error.filename is None else StorageError(str(error), path=error.filename)
+            with contextlib.suppress(OSError):
+                _show_error(ctx, failed)
+            ctx.exit(failed.exit_code)
+        finally:
+            with contextlib.suppress(ValueError):
+                _give_up_unwritten(sys.stderr)
+
+
+def _output_failed(error: OSError) -> StorageError:
+    """The error for output that could not be written."""
+    _give_up_unwritten(sys.stdout)
+    return StorageError(
+        f"its output cannot be written: {error}",
+        cause="The disk to which it is redirected is full or failing. What the command did before that is done.",
+        remedy="Make room there, or redirect it elsewhere; recovery status DIR shows how the partitions are.",
+    )
+
+
+def _give_up_unwritten(stream: TextIO) -> None:
+    """What could not be written goes nowhere: Python would try again at its end, and end with a code of its own."""
+    try:
+        stream.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _show_error(ctx: click.Context, error: RecoveryError) -> None:
+    if ctx.params.get("debug"):
+        # All but its last lines: they are the error's text, which follows.
+        tell("".join(traceback.format_exception(error)[:-1]).rstrip())
+    if ctx.meta.get("recovery.json"):
+        click.echo(json.dumps(error.as_json()))
+    else:
+        tell_error(error)
+
+
+def _allow_any_character(stream: TextIO) -> None:
+    """What the encoding of a terminal or a file lacks is written as a question mark; UTF-8 lacks nothing."""
+    if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+        stream.reconfigure(errors="replace")
 
 
 @contextlib.contextmanager
@@ -132,6 +174,17 @@ def threshold_option(function: F) -> F:
     return option(function)
 
 
+def tell(text: str, stream: TextIO | None = None, *, end: str = "\n") -> None:
+    """Say something on standard error, or on `stream`. What cannot be written there is left out: it ends no work."""
+    with contextlib.suppress(OSError):
+        click.echo(f"{text}{end}", file=stream, err=stream is None, nl=False)
+
+
+def tell_error(error: object) -> None:
+    """Say on standard error what went wrong."""
+    tell(f"{click.style('Error', fg='red')}: {error}")
+
+
 def print_json(value: Any, *, line: bool = False) -> None:
     """One JSON document on standard output; `line`: on one line, where several follow each other."""
     click.echo(json.dumps(value, indent=None if line else 2, default=str))
@@ -173,20 +226,45 @@ def _numeric(cell: str) -> bool:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """The file has all of the text, or is not made. Raises ConfigurationError for a path of no file, StorageError."""
+    """The file has all of the text, or is as it was; what stands there without being a file, such as a pipe, is given
+    the text. Raises ConfigurationError for a path of no file, StorageError."""
     if not path.name or os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
         raise ConfigurationError(f"{path} is a directory", cause="", remedy="Name a file.")
-    if not os.path.isdir(path.parent):  # noqa: PTH112 - as above
+    # A link stays one: what it leads to is written.
+    file = path if _is_stream(path) else Path(os.path.realpath(path))
+    if not os.path.isdir(file.parent):  # noqa: PTH112 - as above
         raise ConfigurationError(
-            f"{path} cannot be written: there is no directory {path.parent}",
+            f"{path} cannot be written: there is no directory {file.parent}",
             cause="",
             remedy="Make it, or name another.",
         )
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    if file is path:
+        try:
+            with file.open("a", encoding="utf-8") as stream:
+                stream.write(text)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise StorageError(str(error), path=path) from error
+        return
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+        draft.replace(file)
     except OSError as error:
         with contextlib.suppress(OSError):
             draft.unlink()
         raise StorageError(str(error), path=path) from error
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether it is a device or a pipe, or where our own output goes: nothing that could be replaced by a file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    if not stat.S_ISREG(found.st_mode):
+        return True
+    with contextlib.suppress(OSError):
+        return any(os.path.samestat(found, os.fstat(number)) for number in (1, 2))
+    return False

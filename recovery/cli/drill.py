@@ -9,7 +9,7 @@ from secrets import token_hex
 import click
 
 from recovery.cli.backup_progress import CopyProgress
-from recovery.cli.common import INTERVAL, format_size, json_option, print_json, table
+from recovery.cli.common import INTERVAL, format_size, json_option, print_json, table, tell_error
 from recovery.cli.restore import MomentType, announcing, plan_facts
 from recovery.clock import SystemClock
 
@@ -89,5 +89,5 @@ def drill(
         )
     if done.problem is not None:
         if not as_json:
-            click.echo(f"{click.style('Error', fg='red')}: {done.problem}", err=True)
+            tell_error(done.problem)
         raise SystemExit(done.problem.exit_code)

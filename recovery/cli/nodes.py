@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recovery.cli.common import print_json
+from recovery.cli.common import print_json, tell
 from recovery.cli.places import chosen_backend
 from recovery.config import RecoveryConfig, format_interval
 from recovery.state.runs import RUNNING, NodeRun
@@ -35,11 +35,11 @@ def run_nodes(
             raise click.UsageError("A pipeline needs a recovery directory (-r DIR) or a state backend.")
         config = RecoveryConfig(place, state_backend=place)
     if not as_json:
-        click.echo(f"{pipeline.name}: starting Spark …", err=True)
+        tell(f"{pipeline.name}: starting Spark …")
 
     def told(name: str, node: NodeRun) -> None:
         if not as_json:
-            click.echo(_line(name, node), err=True)
+            tell(_line(name, node))
 
     summary = run_pipeline(
         pipeline, config, resume=resume, environment=environment, master=master, conf=conf, observer=told
@@ -49,7 +49,7 @@ def run_nodes(
             name: {**node.facts(), **node.details} for name, node in summary.nodes.items()
         }})  # fmt: skip
     else:
-        click.echo(f"{pipeline.name}: {len(summary.nodes)} nodes done", err=True)
+        tell(f"{pipeline.name}: {len(summary.nodes)} nodes done")
 
 
 def _line(name: str, node: NodeRun) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from recovery.cli.common import directory_argument, format_time, json_option, print_json, table
+from recovery.cli.common import directory_argument, format_time, json_option, print_json, table, tell_error
 from recovery.errors import RecoveryError
 from recovery.planning.explain import Explanation, explain
 from recovery.planning.resume import ResumePlan, plan_resume
@@ -33,7 +33,7 @@ def plan(directory: Path, resume_epoch: int | None, as_json: bool) -> None:
             print_json({**error.as_json(), "directory": str(directory), "files": [_facts(each) for each in files]})
         else:
             click.echo(_files_text(files))
-            click.echo(f"{click.style('Error', fg='red')}: {error}", err=True)
+            tell_error(error)
         raise SystemExit(error.exit_code) from error
     if as_json:
         print_json(_plan_facts(directory, planned, files))

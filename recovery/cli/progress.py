@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from recovery.cli.common import tell
 from recovery.config import format_interval
 from recovery.planning.health import DEFAULTS
 
@@ -55,8 +56,7 @@ class Progress:
         self._over.set()
         if self._live:
             self._thread.join()
-            self._stream.write(CLEAR if _at_start() else "\n")
-            self._stream.flush()
+            tell(CLEAR if _at_start() else "\n", self._stream, end="")
             self._above.close()
 
     def observe(self, event: Event) -> None:
@@ -97,8 +97,7 @@ class Progress:
             with self._lock:
                 if self._batch is not None and _at_start():
                     # A line that wraps could not be taken back.
-                    self._stream.write(f"{CLEAR}{self._line()[: _width(self._stream) - 1]}")
-                    self._stream.flush()
+                    tell(f"{CLEAR}{self._line()[: _width(self._stream) - 1]}", self._stream, end="")
 
     def _line(self) -> str:
         batch = self._batch
@@ -115,8 +114,7 @@ class Progress:
 
     def _say(self, text: str) -> None:
         start = "" if not self._live else CLEAR if _at_start() else "\n"
-        self._stream.write(f"{start}{text}\n")
-        self._stream.flush()
+        tell(f"{start}{text}", self._stream)
         if isinstance(sys.stdout, _Above):
             sys.stdout.at_start = True
 
@@ -145,8 +143,7 @@ class _Above:
         """Write, after taking the line away."""
         with self._lock:
             if self.at_start:
-                self._line.write(CLEAR)
-                self._line.flush()
+                tell(CLEAR, self._line, end="")
             written = self._out.write(text)
             self._out.flush()
             self.at_start = text.endswith("\n") if text else self.at_start

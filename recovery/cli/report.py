@@ -14,6 +14,7 @@ from recovery.cli.common import (
     format_size,
     json_option,
     print_json,
+    tell,
     threshold_option,
     write_whole,
 )
@@ -64,4 +65,4 @@ def report(
     else:
         click.echo(f"wrote {output}, {format_size(size_bytes)}")
         for problem in facts.problems:
-            click.echo(f"not read: {problem}", err=True)
+            tell(f"not read: {problem}")

@@ -15,7 +15,7 @@ from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import DIRECTORY, format_size, format_time, json_option, print_json, table
 from recovery.clock import Clock, SystemClock
 from recovery.config import format_interval
-from recovery.planning.backups import RestorePlan, plan_restore
+from recovery.planning.backups import RestorePlan
 
 if TYPE_CHECKING:
     # With it comes Arrow, which other commands need not wait for.
@@ -52,6 +52,7 @@ def restore(source: str, directory: Path, epoch: int | None, at_ms: int | None, 
     if epoch is not None and at_ms is not None:
         raise click.UsageError("Give --epoch or --at, not both.")
     from recovery.backup.places import open_target
+    from recovery.backup.restore import plan_from
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.sources import open_source
 
@@ -59,7 +60,7 @@ def restore(source: str, directory: Path, epoch: int | None, at_ms: int | None, 
     with tempfile.TemporaryDirectory(prefix="recovery-restore-") as scratch:
         found = open_source(open_target(source), Path(scratch), clock)
         if dry_run:
-            plan = plan_restore(found.copies, epoch=epoch, at_ms=at_ms)
+            plan = plan_from(found, epoch=epoch, at_ms=at_ms)
             if as_json:
                 print_json({**plan_facts(plan, found, clock.wall_ms()), "directory": str(directory), "dry_run": True})
             else:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from recovery.cli.common import DIRECTORY, INTERVAL, json_option, print_json, threshold_option
+from recovery.cli.common import DIRECTORY, INTERVAL, json_option, print_json, tell, threshold_option
 from recovery.cli.nodes import run_nodes
 from recovery.cli.places import chosen_backend, state_options
 from recovery.cli.progress import Progress, summary_text
@@ -109,7 +109,7 @@ def run(
     if resume:
         raise click.UsageError("--resume is for pipelines; a flow resumes by itself.")
     if config is None and not as_json:
-        click.echo("No -r given: running without recovery, state is lost at the end.", err=True)
+        tell("No -r given: running without recovery, state is lost at the end.")
     with Progress(flow.name, quiet=as_json) as progress:
         summary = run_flow(flow, config, trigger=pause, master=master, conf=settings, observer=progress.observe)
     if as_json:
@@ -117,7 +117,7 @@ def run(
 
         print_json(asdict(summary))
     else:
-        click.echo(summary_text(summary), err=True)
+        tell(summary_text(summary))
 
 
 def _refuse_directory_options(ctx: click.Context) -> None:

@@ -24,6 +24,7 @@ from recovery.cli.state_common import (
     Where,
     any_key_option,
     ask,
+    ask_of_new_steps,
     done,
     epoch_option,
     input_option,
@@ -177,13 +178,14 @@ def set_(
     environment: str,
     as_json: bool,
 ) -> None:
-    """Set one state to a JSON value. Asks before it overwrites one."""
+    """Set one state to a JSON value. Asks before it overwrites one, and before it makes a step."""
     directory, name, content = with_content(words, step, key, input_file)
     where = Where(directory, environment, step, force=force)
     target = where.target()
     before = target.find(name)
     if before is not None and json_text(before.content) != json_text(content):
         ask(f"{shown(name)} is {short(before.content)}. Overwrite it?", yes or force)
+    ask_of_new_steps(target, [name], yes or force)
     done(target.write("set", {name: content}, {name: before}), as_json)
 
 
@@ -209,6 +211,7 @@ def merge_(
     merged = content if before is None else merge(before.content, content)
     if before is not None and json_text(before.content) != json_text(merged) and not (yes or force):
         ask(f"{shown(name)} becomes {short(merged)}. Go on?", False)
+    ask_of_new_steps(target, [name], yes or force)
     done(target.write("merge", {name: merged}, {name: before}), as_json)
 
 

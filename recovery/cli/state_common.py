@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from recovery.cli.native import refused_operator_option
 from recovery.cli.places import directory_and, open_state, state_options
 from recovery.clock import SystemClock
 from recovery.errors import ConfigurationError, CorruptStateError, StateValueError
-from recovery.state.targets import Documents, Name, Steps, Target
+from recovery.state.targets import Documents, Name, Steps, Target, unknown_step
 from recovery.state.values import parse_json
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -153,6 +153,15 @@ def ask(question: str, sure: bool) -> None:
     """Raises Abort, which ends the command with exit code 1, when the answer is no."""
     if not sure:
         click.confirm(question, abort=True, err=True)
+
+
+def ask_of_new_steps(target: Target, names: Iterable[Name], sure: bool) -> None:
+    """Ask before a step gets its first state here: of a misspelt one no run would know what to do with it."""
+    if isinstance(target, Steps):
+        for step in sorted({name[0] for name in names if not isinstance(name, str)}):
+            unknown = unknown_step(target, step)
+            if unknown is not None:
+                ask(f"There is no step {step!r:.80} yet. {unknown.remedy.rstrip('.')}. Make it?", sure)
 
 
 def done(message: str, as_json: bool) -> None:

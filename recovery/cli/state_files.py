@@ -15,6 +15,7 @@ from recovery.cli.places import directory_and, state_options
 from recovery.cli.state_common import (
     Where,
     ask,
+    ask_of_new_steps,
     done,
     epoch_option,
     force_option,
@@ -160,4 +161,5 @@ def _import_keys(target: Target, found: list[Exported], sure: bool) -> Callable[
     if replaced:
         listed = ", ".join(f"{count} keys of step {step}" for step, count in replaced.items())
         ask(f"Overwrite {listed}?", sure)
+    ask_of_new_steps(target, names, sure)
     return lambda: target.write("import", changes, seen)

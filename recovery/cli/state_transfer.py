@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from recovery.cli.places import directory_and
-from recovery.cli.state_common import Where, ask, done, shown, writing_options
+from recovery.cli.state_common import Where, ask, ask_of_new_steps, done, shown, writing_options
 from recovery.errors import ConfigurationError, StateNotFoundError
 from recovery.state.targets import REMOVED, Entry, Name, Timed, missing
 
@@ -74,6 +74,7 @@ def _transfer(
     replaced = [name for name, before in seen.items() if before is not None]
     if replaced:
         ask(f"Overwrite {', '.join(map(shown, replaced[:3]))}{' …' if len(replaced) > 3 else ''}?", yes or force)
+    ask_of_new_steps(target, seen, yes or force)
     changes: dict[Name, Any] = {
         destination: entry.content if step is None else Timed(entry.content, entry.timeout_ms)
         for entry, destination in pairs

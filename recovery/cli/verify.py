@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from recovery.cli.common import directory_argument, json_option, print_json, table
+from recovery.cli.common import directory_argument, json_option, print_json, table, tell_error
 from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.planning.resume import plan_resume
 from recovery.storage.files import scan
@@ -44,7 +44,7 @@ def verify(directory: Path, as_json: bool) -> None:
         click.echo(table(("file", "rows", "verdict"), rows))
     if problem is not None:
         if not as_json:
-            click.echo(f"{click.style('Error', fg='red')}: {problem}", err=True)
+            tell_error(problem)
         raise SystemExit(problem.exit_code)
 
 

@@ -75,7 +75,7 @@ class Delivery:
             if self._sink is not None or _of_gateway(error):
                 raise
             raise FlowFailedError(essence_of(_in_sink(error, batch_id))) from error
-        except Exception as error:
+        except BaseException as error:
             _in_sink(error, batch_id)
             raise
         finally:

@@ -7,7 +7,14 @@ import re
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from recovery.errors import FlowFailedError, RecoveryError, StepChangedError, StorageError, error_named
+from recovery.errors import (
+    FlowFailedError,
+    FlowMismatchError,
+    RecoveryError,
+    StepChangedError,
+    StorageError,
+    error_named,
+)
 from recovery.tracebacks import essence, essence_of, headline
 
 JVM_GONE = (Py4JNetworkError, ConnectionError)
@@ -16,6 +23,11 @@ _OPERATORS_CHANGED = re.compile(
     r"|STATE_STORE_(?:KEY|VALUE)_SCHEMA_NOT_COMPATIBLE|STATE_STORE_(?:KEY|VALUE)_ROW_FORMAT_VALIDATION_FAILURE"
     r"|STATE_STORE_INVALID_(?:CONFIG_AFTER_RESTART|VARIABLE_TYPE_CHANGE|VALUE_SCHEMA_EVOLUTION)"
     r"|STATE_STORE_COLUMN_FAMILY_SCHEMA_INCOMPATIBLE)[^\]]*)\] *([^\n]*)"
+)
+_OTHER_BASE_PATH = re.compile(r"Wrong basePath (\S+) for the root path: (\S+)")
+_WORKER_GONE = "Python worker exited unexpectedly"
+_TASK_FAILURE = re.compile(
+    r"most recent failure: [^\n]*?: ((?:[a-z]\w*\.)+\w+(?:Exception|Error): .*?)(?=\n\tat |\n\n|\Z)", re.DOTALL
 )
 _WORKER_ERROR = re.compile(
     r"recovery\.errors\.(\w+Error): (.*?)(?:\n\s*\n|\n\tat |\s+SQLSTATE: \w{5}|\n=== |\Z)", re.DOTALL
@@ -40,6 +52,22 @@ def as_recovery_error(error: BaseException) -> BaseException:
     if isinstance(error, OSError):
         return StorageError(str(error))
     text = str(error)
+    if _WORKER_GONE in text:
+        return FlowFailedError(
+            "a Python worker ended while it did a task",
+            cause="It was killed, for instance for lack of memory, or a library that the flow uses crashed.",
+            remedy="Run the same command again: it continues from the last closed epoch. If it happens again, leave "
+            "the workers more memory, or let fewer work at once: --master 'local[1]'.",
+        )
+    moved = _OTHER_BASE_PATH.search(text)
+    if moved is not None:
+        return FlowMismatchError(
+            f"the flow reads {moved[1]} where it read {moved[2]} before",
+            cause="The path of a source of files was changed. Spark knows the files that were read by their paths, and "
+            "would read all again where they are now.",
+            remedy="Give the source its old path; where the files were moved, a symbolic link in their old place will "
+            "do. To read a second directory from its beginning, add a source for it.",
+        )
     for match in _WORKER_ERROR.finditer(text):
         kind = error_named(match[1])
         if kind is not None:
@@ -64,7 +92,7 @@ def as_recovery_error(error: BaseException) -> BaseException:
     if isinstance(error, PySparkException):
         return FlowFailedError(essence(text) or headline(error)[:2000])
     if isinstance(error, Py4JJavaError):
-        return FlowFailedError(str(error.java_exception.toString()))
+        return FlowFailedError(_without_frames(str(error.java_exception.toString())))
     return FlowFailedError(essence_of(error))
 
 
@@ -75,6 +103,12 @@ def in_short(error: BaseException) -> str:
     # A function that failed in a worker tells its own place.
     told = essence(str(error)) if isinstance(error, PySparkException) else None
     return told.split("\n")[0] if told else headline(error)
+
+
+def _without_frames(text: str) -> str:
+    """What a Java exception says, and of a failed job what its task said, without the places in Spark's code."""
+    failure = _TASK_FAILURE.search(text)
+    return (failure[1] if failure else text.split("\n\tat ")[0]).strip()
 
 
 def _from_text(kind: type[RecoveryError], text: str) -> RecoveryError:

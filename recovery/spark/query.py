@@ -33,6 +33,7 @@ from recovery.spark.plan import BoundPlan
 from recovery.spark.preparing import Prepared
 from recovery.spark.resuming import restore_position, resume_of_sink, step_plan
 from recovery.spark.ticks import write_mailbox
+from recovery.tracebacks import essence_of
 
 if TYPE_CHECKING:
     from recovery.flow import SinkLike
@@ -229,9 +230,14 @@ class RecoveryQuery:
                 if not self._parked.is_set():
                     try:
                         self._process_locked(batch, BatchId(batch_id))
-                    except BaseException as error:
+                    except Exception as error:
                         self._note(error)
                         raise
+                    except BaseException as error:
+                        # sys.exit() in a sink ends this thread, and py4j would not answer the JVM, which waits for it.
+                        failed = FlowFailedError(essence_of(error))
+                        self._note(failed)
+                        raise failed from error
                     return
         # The run is ending: the epoch closes as of the batch before, and this one is left to the next run.
         self._released.wait()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -437,14 +438,18 @@ def _position(frame: DataFrame, step_id: str, name: str) -> int:
 
 
 def struct(step_id: str, output: str | T.StructType, what: str = "output") -> T.StructType:
-    """The schema that `output` is or spells out. Raises ConfigurationError."""
-    if isinstance(output, T.StructType):
-        return output
+    """The schema that `output` is or spells out. Raises ConfigurationError, also when two columns have one name."""
     try:
-        parsed = T.StructType.fromDDL(output)
+        parsed = output if isinstance(output, T.StructType) else T.StructType.fromDDL(output)
     except Exception as error:
         raise ConfigurationError(f"step {step_id!r}: {what}={output!r} is not a schema: {error}") from error
     assert isinstance(parsed, T.StructType)
+    twice = [name for name, count in Counter(parsed.names).items() if count > 1]
+    if twice or not parsed.names:
+        raise ConfigurationError(
+            f"step {step_id!r}: {what} has {f'two columns {twice[0]!r}' if twice else 'no columns'}",
+            remedy="Give each column a name of its own." if twice else 'Name at least one, like "word string".',
+        )
     return parsed
 
 

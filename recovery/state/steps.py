@@ -21,7 +21,16 @@ from recovery.state.open import choose, open_backend
 from recovery.state.retry import RetryPolicy
 from recovery.state.runs import EDIT, RunHistory, RunRecorder
 from recovery.storage.files import scan
-from recovery.storage.history import KeyChange, KeyState, changes_between, few_states_at, sizes_at, states_at, steps_in
+from recovery.storage.history import (
+    KeyChange,
+    KeyState,
+    changes_between,
+    check_all_there,
+    few_states_at,
+    sizes_at,
+    states_at,
+    steps_in,
+)
 from recovery.storage.lock import DirectoryLock, lock_holder
 from recovery.storage.seam import RESERVED_PREFIX
 from recovery.storage.verify import PartitionCheck
@@ -67,6 +76,10 @@ class Moment:
         """The keys of a step whose state is another one than at the moment `since`."""
         for path in self.paths:
             yield from changes_between(path, step, since.cut, self.cut)
+
+    def check_all_there(self, step: str, key: str) -> None:
+        """Raises CorruptPartitionError when the partition of a key misses rows of the step. Reads all its keys."""
+        check_all_there(self.paths[home_of(step, len(self.paths), key)], step, self.cut)
 
     def steps(self, *, reserved: bool = False) -> list[str]:
         """The steps that have state at this or another epoch that is held."""

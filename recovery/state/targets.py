@@ -284,10 +284,11 @@ def check_content(state_id: str, content: Any) -> None:
 
 
 def missing(target: Target, name: Name) -> StateNotFoundError:
-    """The error for a state that is not there."""
+    """The error for a state that is not there. Raises CorruptPartitionError when it may be one that was lost."""
     if isinstance(name, str) or not isinstance(target, Steps):
         return StateNotFoundError(f"there is no state {name!r:.200}", path=target.location)
     step, key = name
+    target.moment.check_all_there(step, key)
     return unknown_step(target, step) or StateNotFoundError(
         f"step {step!r:.80} has no state of key {key!r:.200}",
         path=target.location,

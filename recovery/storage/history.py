@@ -14,6 +14,7 @@ from recovery.ids import NO_EPOCH
 from recovery.planning.resume import BEGINNING, Cut
 from recovery.storage.digests import SNAPS_DIGEST, load_digests
 from recovery.storage.log import overlaid
+from recovery.storage.measures import counted_rows
 from recovery.storage.schema import read_partition, reading, rows, snapshot, translated
 
 # A row that was written by then, or what the first successor after it replaced, if that was written by then. When that
@@ -47,6 +48,12 @@ UNION
 SELECT state_key FROM snaps WHERE step_id = :step AND snap_epoch > :first AND snap_epoch <= :last
 ORDER BY state_key
 """
+SUPERSEDED_THERE = """
+SELECT until_epoch, count(*) FROM main.superseded WHERE until_epoch > :epoch GROUP BY until_epoch ORDER BY until_epoch
+"""
+SUPERSEDED_COUNTED = """
+SELECT epoch, superseded_rows FROM epochs WHERE epoch > :epoch AND superseded_rows > 0 ORDER BY epoch
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,21 @@ def states_at(path: Path, step: str, cut: Cut) -> Iterator[KeyState]:
     CorruptPartitionError; StorageError when a run began meanwhile on a partition that nobody used.
     """
     with _reading(path, cut) as connection:
+        _check_all_there(connection, path, step, cut)
         yield from _states(connection, path, AT.format(key=""), {"step": step, "epoch": cut[0]})
+
+
+def check_all_there(path: Path, step: str, cut: Cut) -> None:
+    """Raises CorruptPartitionError when rows of a step are missing that the partition had as of a cut.
+
+    Reads all keys of the step. A row that has come under the name of another step is missing.
+    """
+
+    def check(connection: apsw.Connection) -> None:
+        with _as_of(connection, path, cut):
+            _check_all_there(connection, path, step, cut)
+
+    read_partition(path, check)
 
 
 def few_states_at(path: Path, step: str, cut: Cut, keys: Sequence[str] | None = None) -> list[KeyState]:
@@ -167,6 +188,17 @@ def _check_held(connection: apsw.Connection, path: Path, cut: Cut) -> None:
             remedy="Run the same command again; to read for long while a run goes on, give it a longer -b, or read "
             "from a restored backup.",
         )
+
+
+def _check_all_there(connection: apsw.Connection, path: Path, step: str, cut: Cut) -> None:
+    """What the file itself counts, beneath what lies over it."""
+    [(there,)] = rows(connection, "SELECT count(*) FROM main.snaps WHERE step_id = ?", (step,))
+    counted = counted_rows(connection, step)
+    if counted is not None and there != counted:
+        raise CorruptPartitionError(f"it holds {there} rows of step {step!r} where {counted} were counted", path=path)
+    bindings = {"epoch": cut[0]}
+    if rows(connection, SUPERSEDED_THERE, bindings) != rows(connection, SUPERSEDED_COUNTED, bindings):
+        raise CorruptPartitionError("rows that were superseded after that epoch are missing", path=path)
 
 
 def _one(connection: apsw.Connection, path: Path, step: str, cut: Cut, key: str) -> KeyState | None:

@@ -47,6 +47,13 @@ def read_sizes(connection: apsw.Connection) -> dict[str, StepSize]:
     return {step: StepSize(*size) for step, *size in rows(connection, SIZES)}
 
 
+def counted_rows(connection: apsw.Connection, step: str) -> int | None:
+    """How many rows of a step `snaps` should have; None when the file is of an older version, and does not know."""
+    if not _exists(connection):
+        return None
+    return int(value(connection, "SELECT live_rows FROM sizes WHERE step_id = ?", (step,)) or 0)
+
+
 def sizes_in(path: Path) -> dict[str, StepSize] | None:
     """The steps of a partition file; None when it is of an older version, and does not know. Changes nothing."""
 

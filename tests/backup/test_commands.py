@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -82,6 +83,8 @@ def test_errors_have_their_codes(store, tmp_path):
         assert "disk" not in told
         call("backup", store, place, code=60)
     call("backup", "--list", tmp_path / "nowhere", code=61)
+    listed = CliRunner().invoke(main, ["backup", "--list", str(tmp_path / "file")])
+    assert (listed.exit_code, "it is no directory" in listed.output) == (61, True)
     call("backup", "--list", store, code=61)
     (tmp_path / "empty").mkdir()
     assert "no finished backup" in call("backup", "--list", tmp_path / "empty")
@@ -91,6 +94,19 @@ def test_errors_have_their_codes(store, tmp_path):
     call("restore", tmp_path / "dest", tmp_path / "new", "--epoch", 9, code=28)
     call("restore", tmp_path / "dest", tmp_path / "new", "--at", "1969-01-01", code=28)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("words", [["restore"], ["restore", "--dry-run"], ["drill"]])
+def test_what_cannot_be_put_together_says_which_copies_are_no_use(store, tmp_path, words):
+    """And where they lie, not that a file which is there would be missing."""
+    copies = tmp_path / "copies"
+    shutil.copytree(store, copies)
+    path = copies / "part-1.sqlite3"
+    path.write_bytes(path.read_bytes()[:100])
+    target = [tmp_path / "new"] if words[0] == "restore" else []
+    told = json.loads(call(*words[:1], copies, *target, *words[1:], "--json", code=21))
+    assert told["path"] == str(copies)
+    assert "part-1.sqlite3 of 3 partitions missing; not used: part-1.sqlite3: " in told["found"]
 
 
 def test_a_key_with_a_slash_is_not_shown(store):

@@ -251,3 +251,19 @@ def test_the_usual_variables_name_emulators(tmp_path):
         assert isinstance(target, ObjectTarget)
         target.write("objects/a", [gzip.compress(b"")])
         assert len(target.entries(OBJECTS)) == 1
+
+
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_a_service_named_by_the_environment(store, tmp_path, monkeypatch, variable):
+    """As for the tools of AWS; the more special variable counts, and what the address says counts more."""
+    with emulators.moto() as emulator:
+        for name, value in emulator.environ.items():
+            monkeypatch.setenv(name, value)
+        host = emulator.parameters.partition("&")[0].removeprefix("endpoint_override=")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+        monkeypatch.setenv(variable, f"http://{host}/")
+        place = f"s3://{BUCKET}/environment?region=us-east-1"
+        made = json.loads(call("backup", store, place, "--json"))
+        monkeypatch.setenv(variable, "http://127.0.0.1:1")
+        listed = json.loads(call("backup", "--list", emulator.place("environment"), "--json"))
+    assert [each["id"] for each in listed["backups"]] == [made["id"]]

@@ -130,6 +130,8 @@ BAD = [
     ({"state_schema": "n bigint, key string"}, "'key', or one has it twice"),
     ({"state_schema": "_exists boolean"}, "'_exists' names a column that the step adds"),
     ({"state_schema": "m map<string,int>"}, "'m' is a map.*no form"),
+    ({"state_schema": "n long, n long"}, "state_schema has two columns 'n'"),
+    ({"output": ""}, "output has no columns"),
     ({"state_schema": "nonsense(("}, "is not a schema"),
     ({"state_schema": ""}, "has no column"),
     ({"key": "nothing"}, "no column 'nothing'"),

@@ -238,6 +238,22 @@ def test_a_source_of_another_kind(spark, tmp_path, first, then):
     assert [file.description for file in scan(tmp_path / "db")] == before
 
 
+def test_files_that_were_moved(spark, tmp_path):
+    """Spark would read all again under their new path. A link in the old place is the way out."""
+    feed = Feed(tmp_path / "in")
+    feed.add_random(1)
+    run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db")
+    (tmp_path / "in").rename(tmp_path / "moved")
+    feed.path = tmp_path / "moved"
+    with pytest.raises(FlowMismatchError, match=r"the flow reads \S+/moved where it read \S+/in/"):
+        run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db")
+    feed.path = tmp_path / "in"
+    (tmp_path / "in").symlink_to("moved")
+    feed.add_random(2)
+    run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db")
+    assert states(tmp_path / "db", "totals") == feed.totals()
+
+
 def read_by(spark, feed, files):
     """The feed, so many files a micro-batch: an option that tells reads of one directory apart."""
     lines = spark.readStream.option("maxFilesPerTrigger", files).text(str(feed.path))

@@ -43,6 +43,21 @@ def test_what_a_flow_names_wrongly_is_told_in_a_line(spark, tmp_path):
         assert re.fullmatch(re.escape(began) + text, raised.value.found)
 
 
+def test_a_worker_that_dies_is_told_in_a_line(spark, feed, tmp_path):
+    """Java's stack is no help; what to do is."""
+
+    def die(key, rows, state):
+        os._exit(9)
+
+    feed.add_random(1)
+    with pytest.raises(FlowFailedError) as raised:
+        run_to_end(feed.frame(spark).transform(totals_step(update=die)), tmp_path / "db")
+    assert raised.value.found == "a Python worker ended while it did a task"
+    assert "memory" in raised.value.cause
+    run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db")
+    assert states(tmp_path / "db", "totals") == feed.totals()
+
+
 @pytest.mark.long
 def test_every_attempt_but_the_last_fails(spark, feed, tmp_path):
     """In each micro-batch three attempts of every task fail in one way: by an error at once, after some keys or after

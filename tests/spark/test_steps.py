@@ -40,6 +40,7 @@ from recovery.clock import SystemClock
 from recovery.keys import encode_key, partition_of
 from recovery.loader import load_flow
 from recovery.planning.resume import plan_resume
+from recovery.spark.events import Resumed
 from recovery.state.epochs import EpochWriter
 from recovery.storage.files import scan
 from tests.spark.support import ODD_KEYS, add_up, run_to_end, states, totals_step
@@ -761,6 +762,27 @@ def test_a_sink_whose_target_is_away(spark, feed, tmp_path):
         query.await_termination()
     assert query.summary.last_epoch == 1
     assert sum(n for n, _ in states(tmp_path / "db", "totals").values()) == 600
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["sink", "observer"])
+def test_what_would_end_a_program_ends_the_run(spark, feed, tmp_path, kind, where):
+    """sys.exit() in the flow's own code: the run fails as by any other error, and does not wait for ever."""
+    feed.add_random(1)
+
+    def leave(what, *_):
+        if not isinstance(what, Resumed):
+            raise kind(4)
+
+    init_partitions(tmp_path / "db", 2)
+    asked = {"sink": leave} if where == "sink" else {"observer": leave}
+    query = start(
+        feed.frame(spark).transform(totals_step()), RecoveryConfig(tmp_path / "db"), name="test",
+        trigger="available-now", **asked,
+    )  # fmt: skip
+    told = "the sink, micro-batch 0: " if where == "sink" else ""
+    with pytest.raises(FlowFailedError, match=rf"^{told}{kind.__name__}: 4 \(test_steps.py, line \d+\)"):
+        query.await_termination()
 
 
 @pytest.mark.parametrize("where", ["sink", "observer", "publish"])

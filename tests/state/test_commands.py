@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from recovery import StateManager
 from recovery.cli import main
 from recovery.state import targets
-from tests.stores import Driver, problems
+from tests.stores import Driver, alter, paths_of, problems, query
 
 
 @pytest.fixture
@@ -187,8 +187,8 @@ def test_older_epochs(recovery, ran):
 
 def test_whole_steps(recovery, ran):
     """Copied and moved under another id; onto itself is a mistake."""
-    recovery("state", "copy", ran, "--step", "count", "--to-step", "other")
-    recovery("state", "move", ran, "--step", "count", "--to-step", "third")
+    recovery("state", "copy", ran, "--step", "count", "--to-step", "other", "-y")
+    recovery("state", "move", ran, "--step", "count", "--to-step", "third", "-y")
     keys = lambda step: [e["key"] for e in json.loads(recovery("state", "list", ran, "--step", step, "--json"))]  # noqa: E731
     assert (keys("count"), keys("other"), keys("third")) == ([], ["a", "b", "c"], ["a", "b", "c"])
     recovery("state", "move", ran, "--step", "third", "--to-step", "third", code=11)
@@ -400,3 +400,54 @@ def test_mistakes_with_states(recovery, ran, words):
     """Exit code 2, or 33 for what is no JSON."""
     code = 33 if "{" in words else 2
     recovery("state", *(ran if word == "DIR" else word for word in words), code=code)
+
+
+def test_a_step_is_made_only_on_purpose(recovery, ran):
+    """With a misspelt one the flow would not start, so every command that writes keys asks first."""
+    question = "There is no step 'cuont' yet. Steps with state: count. Make it?"
+    exported = recovery("state", "export", ran, "--step", "count").replace('"count"', '"cuont"')
+    for words in (
+        ["set", ran, "--step", "cuont", "--key", "a", "5"],
+        ["merge", ran, "--step", "cuont", "--key", "a", "5"],
+        ["copy", ran, "--step", "count", "--to-step", "cuont"],
+        ["move", ran, "--step", "count", "--to-step", "cuont", "a", "a"],
+    ):
+        assert question in recovery("state", *words, code=1, answer="n\n")
+    assert question in recovery("state", "import", ran, "-", code=1, answer=exported)
+    assert recovery("state", "list", ran).endswith("steps: count\n")
+    assert question in recovery("state", "set", ran, "--step", "cuont", "--key", "a", "5", answer="y\n")
+    recovery("state", "set", ran, "--step", "cuont", "--key", "b", "5")
+    recovery("state", "merge", ran, "--step", "third", "--key", "a", "5", "-y")
+    assert recovery("state", "list", ran).endswith("steps: count, cuont, third\n")
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_rows_that_were_lost_are_missed(recovery, ran, logged):
+    """One under the name of another step, or none at all: no list, export or answer without it."""
+    with Driver(ran) as run:
+        for batch in (1, 2):
+            run.apply(batch, {"a": str(batch)})
+            run.close(batch, logged=logged)
+    [path] = [path for path in paths_of(ran) if query(path, "SELECT 1 FROM snaps WHERE state_key = 'c'")]
+    for change in (
+        "UPDATE snaps SET step_id = 'couot' WHERE state_key = 'c'",
+        "DELETE FROM snaps WHERE step_id = 'couot'",
+    ):
+        alter(path, change)
+        for command, *options in (["list"], ["export"], ["get", "--key", "c"], ["list", "--epoch", "1"]):
+            told = recovery("state", command, ran, "--step", "count", *options, code=23)
+            assert str(path) in told
+            assert "rows of step 'count' where" in told
+    assert recovery("state", "get", ran, "--step", "count", "--key", "a") == "2\n"
+
+
+def test_superseded_rows_that_were_lost_are_missed(recovery, ran):
+    """As of an epoch that needs them; a later one does not."""
+    with Driver(ran) as run:
+        for batch in (1, 2):
+            run.apply(batch, {"a": str(batch)})
+            run.close(batch)
+    [path] = [path for path in paths_of(ran) if query(path, "SELECT 1 FROM superseded WHERE until_epoch = 3")]
+    alter(path, "DELETE FROM superseded WHERE until_epoch = 3")
+    assert "missing" in recovery("state", "list", ran, "--step", "count", "--epoch", "2", code=23)
+    recovery("state", "list", ran, "--step", "count")
