@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.backup.progress import Observer, ignore
 from recovery.backup.restore import Announce, Restored, restore
+from recovery.backup.scratch import scratch_directory
 from recovery.backup.sources import Source
 from recovery.clock import Clock
 from recovery.config import format_interval
@@ -56,8 +56,8 @@ def drill(
     Nothing in the source changes. The drill fails when a copy was damaged, although others took its place, and when
     the restored epoch is older than `max_age_s`: see `problem`. Raises what `restore` raises when nothing can be had.
     """
-    with tempfile.TemporaryDirectory(prefix="recovery-drill-", dir=scratch) as name:
-        directory = Path(name) / "restored"
+    with scratch_directory("drill", scratch) as room:
+        directory = room / "restored"
         restored = restore(
             source,
             directory,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import socket
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from recovery.backup.manifest import OBJECTS, Manifest, StoredCopy, backup_id, f
 from recovery.backup.note import LastBackup, note_backup
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.repository import begin, check_store, finish, give_up, list_backups
+from recovery.backup.scratch import scratch_directory
 from recovery.backup.target import CHUNK_BYTES, Target
 from recovery.clock import Clock
 from recovery.errors import BackupDamagedError, InconsistentPartitionsError, RecoveryError, StorageError
@@ -86,9 +86,9 @@ def make_backup(
         for attempt in range(ATTEMPTS):
             taken_ms = clock.wall_ms()
             store = partial(_store, target, f"{identity}.{attempt}" if attempt else identity, taken_ms, check, observe)
-            with tempfile.TemporaryDirectory(prefix="recovery-backup-", dir=scratch) as name:
-                is_whole = partial(_is_whole, target, Path(name), observe) if check else None
-                results = _copies(paths, usable, partial(store, Path(name)), is_whole)
+            with scratch_directory("backup", scratch) as room:
+                is_whole = partial(_is_whole, target, room, observe) if check else None
+                results = _copies(paths, usable, partial(store, room), is_whole)
             if results is not None:
                 break
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from secrets import token_hex
 
@@ -33,15 +32,16 @@ def drill(
     """
     from recovery.backup.drill import drill as rehearse
     from recovery.backup.places import open_target
+    from recovery.backup.scratch import scratch_directory
     from recovery.backup.sources import open_source
 
     if epoch is not None and at_ms is not None:
         raise click.UsageError("Give --epoch or --at, not both.")
     clock = SystemClock()
     progress = CopyProgress(quiet=as_json)
-    with tempfile.TemporaryDirectory(prefix="recovery-drill-", dir=scratch) as name:
+    with scratch_directory("drill", scratch) as room:
         started = clock.elapsed_s()
-        found = open_source(open_target(source), Path(name), clock)
+        found = open_source(open_target(source), room, clock)
         list_s = clock.elapsed_s() - started
 
         done = rehearse(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -54,11 +53,12 @@ def restore(source: str, directory: Path, epoch: int | None, at_ms: int | None, 
     from recovery.backup.places import open_target
     from recovery.backup.restore import plan_from
     from recovery.backup.restore import restore as restore_copies
+    from recovery.backup.scratch import scratch_directory
     from recovery.backup.sources import open_source
 
     clock = SystemClock()
-    with tempfile.TemporaryDirectory(prefix="recovery-restore-") as scratch:
-        found = open_source(open_target(source), Path(scratch), clock)
+    with scratch_directory("restore") as scratch:
+        found = open_source(open_target(source), scratch, clock)
         if dry_run:
             plan = plan_from(found, epoch=epoch, at_ms=at_ms)
             if as_json:
