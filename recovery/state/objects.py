@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from recovery.config import parse_interval
@@ -209,7 +209,11 @@ class FileObjects:
                     cause="It was stopped in the middle of a write, or the disk does not answer.",
                     remedy=f"Find it with `fuser {path}`, and let it go on or end it.",
                 )
-            yield
+            try:
+                yield
+            finally:
+                # A process that was forked meanwhile has the file open still.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
         finally:
             os.close(descriptor)
 
@@ -229,6 +233,9 @@ class BucketObjects:
     Credentials come from where the vendors' tools look for them: environment variables, instance metadata. No request
     takes longer than the address's `timeout`, retries included.
     """
+
+    _asking_pids: ClassVar[set[int]] = set()
+    """This process, once it has asked, and those that it was forked from after they had."""
 
     def __init__(self, address: Address) -> None:
         self.location = address.shown
@@ -300,6 +307,7 @@ class BucketObjects:
         self._ask(delete)
 
     def _ask(self, call: Callable[[], T]) -> T:
+        self._check_process()
         errors = self._api.exceptions
         try:
             return call()
@@ -312,6 +320,20 @@ class BucketObjects:
             if "409 Conflict" in str(error) or "ConditionalRequestConflict" in str(error):
                 raise Conflict(scrubbed(str(error))) from None
             raise StateBackendError(scrubbed(str(error)), path=self.location) from None
+
+    def _check_process(self) -> None:
+        """obstore's threads are the whole process's, begin with its first request, and are not in a forked one: there
+        every request would wait for them for ever."""
+        pid = os.getpid()
+        if self._asking_pids - {pid}:
+            raise StateBackendError(
+                f"process {pid} was forked from one that had used a state backend by then",
+                path=self.location,
+                cause="obstore, which speaks to the store, does not work in such a process.",
+                remedy='Start processes by multiprocessing.get_context("spawn") or "forkserver", or fork them before '
+                "the state is used for the first time.",
+            )
+        self._asking_pids.add(pid)
 
 
 def scrubbed(text: str) -> str:
