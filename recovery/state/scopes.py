@@ -8,7 +8,7 @@ from typing import Any
 
 from recovery.clock import Clock
 from recovery.config import Interval, parse_interval
-from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundError
+from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundError, shown
 from recovery.state.backend import Backend, DirectoryBackend, Document, same_place
 from recovery.state.ids import StateId, join
 from recovery.state.values import from_json, to_json
@@ -154,5 +154,5 @@ def task_id(dag_id: str, task_id: str) -> StateId:
 def task_instance_id(dag_id: str, task_id: str, run: str | date | datetime, map_index: int | None) -> StateId:
     """The id of the state of a task instance; all its tries share it."""
     if map_index is not None and (type(map_index) is not int or map_index < -1):
-        raise ConfigurationError(f"map_index={map_index!r} is no index", remedy="Use 0, 1, 2 …, or None.")
+        raise ConfigurationError(f"map_index={shown(map_index)} is no index", remedy="Use 0, 1, 2 …, or None.")
     return join("task-instance", dag_id, task_id, run_name(run), str(-1 if map_index is None else map_index))

@@ -36,8 +36,8 @@ def check_process(path: Path) -> None:
             raise StorageError(
                 f"process {os.getpid()} was forked while its parent had this file open",
                 path=path,
-                cause="A run, or another thread, used the recovery directory at that moment. SQLite's locks do not come "
-                "along: what is written here would be lost.",
+                cause="A run, or another thread, used the recovery directory at that moment. SQLite's locks do not "
+                "come along: what is written here would be lost.",
                 remedy='Start such processes by multiprocessing.get_context("spawn") or "forkserver".',
             )
 

@@ -79,7 +79,7 @@ def forked(work: Callable[[], object]) -> str:
         os.write(writing, said.encode())
         os._exit(0)
     os.close(writing)
-    with open(reading) as file:
+    with os.fdopen(reading) as file:
         said = file.read()
     os.waitpid(child, 0)
     return said

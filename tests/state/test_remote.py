@@ -131,8 +131,8 @@ for used in (False, True):
 
 
 def test_a_forked_process_uses_it_or_is_refused_at_once(place, stores):
-    """Of buckets, the client does not work in a process that was forked after its parent had used it: the error says how
-    to start such processes."""
+    """Of buckets, the client does not work in a process that was forked after its parent had used it: the error says
+    how to start such processes."""
     done = run_python(FORKED, place(timeout="3s"))
     assert done.returncode == 0, done.stderr
     before, after = done.stdout.strip().split("\n", 1)
