@@ -9,6 +9,8 @@ import math
 import os
 import re
 import secrets
+import shlex
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -132,7 +134,10 @@ def open_objects(address: Address) -> Objects:
 
 class FileObjects:
     """Objects as files of a directory. Writers of this machine exclude each other by a lock of the operating system,
-    for which none waits longer than `timeout_s`."""
+    for which none waits longer than `timeout_s`.
+
+    The directory is there already: a share that is not mounted, or a path that is wrong, is never taken for empty.
+    """
 
     def __init__(self, root: Path, timeout_s: float) -> None:
         self.root = root
@@ -145,14 +150,19 @@ class FileObjects:
         with self._translated():
             try:
                 content = (self.root / path).read_bytes()
-            except (FileNotFoundError, NotADirectoryError):
+            except FileNotFoundError:
+                self._check_root()
                 return None
+            except NotADirectoryError:
+                self._check_root()
+                raise
         return Found(content, hashlib.sha256(content).hexdigest())
 
     def put(self, path: str, content: bytes, expected: Token | None) -> Token:
         """See `Objects.put`. The file is replaced by a rename, after it and before its directory were synced."""
         target = self.root / path
         with self._translated():
+            self._check_root()
             self._make(target.parent)
             with self._writing():
                 found = self.get(path)
@@ -174,6 +184,7 @@ class FileObjects:
         """See `Objects.paths`."""
         with self._translated():
             found = [path for path in files_below(self.root / prefix) if path.suffix == ".json" and path.is_file()]
+            self._check_root()
             return sorted(path.relative_to(self.root).as_posix() for path in found if not path.name.startswith("."))
 
     def delete(self, path: str) -> None:
@@ -181,15 +192,37 @@ class FileObjects:
         target = self.root / path
         with self._translated():
             if not target.exists():
+                self._check_root()
                 return
             with self._writing():
                 target.unlink(missing_ok=True)
                 sync(target.parent)
 
+    def _check_root(self) -> None:
+        try:
+            if stat.S_ISDIR(self.root.stat().st_mode):
+                return
+        except NotADirectoryError:
+            pass
+        except FileNotFoundError:
+            raise StateBackendError(
+                "there is no such directory",
+                path=self.root,
+                cause="What it lies on is not mounted, the path is wrong, or nothing was ever kept there.",
+                remedy=f"Mount it or correct the URI; to begin there, make it: mkdir -p {shlex.quote(str(self.root))}",
+            ) from None
+        raise StateBackendError(
+            "it is no directory",
+            path=self.root,
+            cause="The URI names a file, or a path that leads through one.",
+            remedy="Name a directory.",
+        )
+
     def _make(self, directory: Path) -> None:
-        missing = [each for each in (directory, *directory.parents) if not each.exists()]
-        directory.mkdir(parents=True, exist_ok=True)
-        for each in missing:
+        """Directories below the root; should it have gone by now, it is not made."""
+        below = [each for each in (directory, *directory.parents) if self.root in each.parents and not each.exists()]
+        for each in reversed(below):
+            each.mkdir(exist_ok=True)
             sync(each.parent)
 
     @contextlib.contextmanager

@@ -284,7 +284,7 @@ def test_what_is_no_text_and_no_number(recovery, store_dir, tmp_path):
 
 def test_values_that_python_takes_for_equal(recovery, ran, tmp_path, monkeypatch):
     """1, 1.0 and true are three: each is written, in a directory and elsewhere."""
-    for place in (ran, f"file://{tmp_path}/elsewhere"):
+    for place in (ran, f"file://{tmp_path}"):
         recovery("state", "set", place, "doc", '{"on": 1}')
         recovery("state", "set", place, "doc", '{"on": true}', "-y")
         assert recovery("state", "get", place, "doc") == '{"on":true}\n'

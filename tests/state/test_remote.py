@@ -60,6 +60,7 @@ def place(stores, request):
 @pytest.fixture
 def files(tmp_path):
     """The URI of an empty directory."""
+    (tmp_path / "state").mkdir()
     return f"file://{tmp_path}/state"
 
 
@@ -396,6 +397,7 @@ from pathlib import Path
 from recovery import StateManager
 from tests.syscalls import killed_at
 origin, directory = Path(sys.argv[1]), Path(sys.argv[1] + "-killed")
+origin.mkdir()
 StateManager(f"file://{origin}").process_state("n", "x").set("old")
 def write(value="new"):
     StateManager(f"file://{directory}").process_state("n", "x").set(value)

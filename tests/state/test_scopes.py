@@ -183,7 +183,7 @@ def test_one_directory_is_one_place_however_it_is_named(store_dir, tmp_path, mon
 
 def test_a_place_that_is_opened_twice_is_one_place(tmp_path):
     """Of another backend, too: a state that is moved to itself would be removed."""
-    uri = (tmp_path / "state").as_uri()
+    uri = tmp_path.as_uri()
     one, other = (StateManager(uri).process_state("n", "k") for _ in range(2))
     one.set(5)
     with pytest.raises(ConfigurationError, match="itself"):
