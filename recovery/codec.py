@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 import msgspec.inspect
 
-from recovery.errors import ConfigurationError, StateValueError
+from recovery.errors import ConfigurationError, StateValueError, shown
 
 StateType = Any
 """None for plain JSON-like values, "pickle", or a type: dataclass, NamedTuple, tuple[int, float], …"""
@@ -180,5 +180,4 @@ def _unpickle(text: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    text = f"{type(value).__name__} {value!r}"
-    return text if len(text) <= 120 else text[:117] + "..."
+    return f"{type(value).__name__} {shown(value)}"

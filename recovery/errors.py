@@ -106,6 +106,16 @@ def with_path(found: str, path: str | None) -> str:
     return f"{path}: {found}"
 
 
+def shown(value: Any) -> str:
+    """Whatever a user gives, as an error shows it: short, and "…" when it cannot be written at all."""
+    try:
+        text = repr(value)
+    except Exception:
+        # It is nested too deep, too long a number, or of a type whose text fails.
+        return "…"
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
 def _rebuild(kind: type[RecoveryError], found: str, path: str | None, cause: str, remedy: str) -> RecoveryError:
     return kind(found, path=path, cause=cause, remedy=remedy)
 

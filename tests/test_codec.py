@@ -302,6 +302,16 @@ def test_what_json_has_another_form_for_is_refused(kind, value):
         StateCodec(kind).encode(value)
 
 
+@pytest.mark.parametrize("kind", [None, list, "pickle"])
+def test_what_is_nested_too_deep_is_refused(kind):
+    """By an error of ours, though Python cannot even print it."""
+    value: list = []
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(StateValueError, match="list … cannot be"):
+        StateCodec(kind).encode(value)
+
+
 @pytest.mark.parametrize(
     ("kind", "value"), [(float, np.float64(1.5)), (int, np.int64(3)), (int | None, np.int32(3)), (bool, np.bool_(True))]
 )

@@ -10,6 +10,9 @@ from recovery.cli.common import INTERVAL, directory_argument, format_size, json_
 from recovery.clock import CLOCK_STEP, RecoveryClock, SystemClock
 from recovery.planning.resume import plan_resume
 from recovery.planning.retention import collection_floor, shared_history
+from recovery.state.open import open_backend
+from recovery.state.retry import RetryPolicy
+from recovery.state.scopes import remove_expired
 from recovery.storage.files import SCRATCH_NAME, FilePartitions, scan
 from recovery.storage.lock import DirectoryLock
 
@@ -20,8 +23,8 @@ from recovery.storage.lock import DirectoryLock
               help="Keep what is younger than this; by default what the last run was told.")  # fmt: skip
 @json_option
 def gc(directory: Path, backup_interval: float | None, as_json: bool) -> None:
-    """Collect what the backup interval no longer needs, fold what a killed run left logged, and give the space back.
-    Not while a run is going on."""
+    """Collect what the backup interval no longer needs, fold what a killed run left logged, remove scoped state whose
+    retention has passed, and give the space back. Not while a run is going on."""
     clock = SystemClock()
     scan(directory)
     with DirectoryLock(directory, clock, "gc"):
@@ -31,6 +34,8 @@ def gc(directory: Path, backup_interval: float | None, as_json: bool) -> None:
         if interval_s is None:
             runs = [e for d in plan.partitions for e in d.executions]
             interval_s = max(runs, key=lambda e: e.number).backup_interval_s if runs else 0.0
+        # Before the space is given back.
+        expired = remove_expired(open_backend(directory, clock, RetryPolicy()), clock.wall_ms())
         store = FilePartitions([d.path for d in plan.partitions], directory / SCRATCH_NAME)
         try:
             now_ms = RecoveryClock(clock, *plan.last_clock, store.driver_values(CLOCK_STEP)).now_ms()
@@ -43,9 +48,11 @@ def gc(directory: Path, backup_interval: float | None, as_json: bool) -> None:
     if as_json:
         print_json({
             "directory": str(directory), "floor": floor, "rows": rows, "changes": changes,
-            "bytes_before": before, "bytes_after": after,
+            "expired": expired, "bytes_before": before, "bytes_after": after,
         })  # fmt: skip
         return
-    folded = f", and folded {changes:,} logged changes" if changes else ""
+    also = f", and folded {changes:,} logged changes" if changes else ""
+    if expired:
+        also += f", and removed {expired:,} expired state{'s' * (expired != 1)}"
     sizes = f"{format_size(before)} → {format_size(after)}"
-    click.echo(f"collected {rows:,} superseded rows up to epoch {floor}{folded}: {sizes}")
+    click.echo(f"collected {rows:,} superseded rows up to epoch {floor}{also}: {sizes}")

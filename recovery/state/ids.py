@@ -18,7 +18,7 @@ import re
 from fnmatch import translate
 from functools import lru_cache
 
-from recovery.errors import ConfigurationError
+from recovery.errors import ConfigurationError, shown
 from recovery.state.values import is_text
 
 StateId = str
@@ -44,7 +44,7 @@ def check(text: str, what: str = "state id", *, empty: bool = False) -> str:
     """`text`, when it can be an id or a key. Raises ConfigurationError."""
     if not isinstance(text, str) or "\0" in text or not is_text(text) or not (text or empty):
         raise ConfigurationError(
-            f"{text!r:.120} cannot be a {what}", cause="It is empty, holds U+0000, or is no text.", remedy="Use a text."
+            f"{shown(text)} cannot be a {what}", cause="It is empty, holds U+0000, or is no text.", remedy="Use a text."
         )
     return text
 

@@ -9,7 +9,7 @@ from datetime import date, datetime
 from typing import Any
 
 from recovery.clock import Clock, SystemClock
-from recovery.errors import ConfigurationError
+from recovery.errors import ConfigurationError, shown
 from recovery.state import marks, scopes
 from recovery.state.backend import Backend, Document
 from recovery.state.closed_marks import closed_marks, standing_marks
@@ -214,7 +214,7 @@ class StateManager:
 
     def _last_run(self, pipeline: str, node: str | None) -> Run | None:
         if not isinstance(pipeline, str):
-            raise ConfigurationError(f"{pipeline!r} is not a pipeline's name", remedy="Use a text.")
+            raise ConfigurationError(f"{shown(pipeline)} is not a pipeline's name", remedy="Use a text.")
         runs = (run for run in self._history.runs(pipeline) if run.kind != EDIT)
         return next((run for run in runs if node is None or node in run.nodes), None)
 

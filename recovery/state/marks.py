@@ -19,7 +19,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
-from recovery.errors import ConfigurationError, HighWaterMarkError, StateValueError
+from recovery.errors import ConfigurationError, HighWaterMarkError, StateValueError, shown
 from recovery.ids import PartitionIndex
 from recovery.keys import partition_of
 from recovery.state.ids import check
@@ -53,7 +53,7 @@ def parse_batch(batch: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for entry in batch:
         if not isinstance(entry, Mapping) or set(entry) != {"key", "value"}:
             raise ConfigurationError(
-                f"{entry!r:.120} is no entry of a batch", remedy='Write {"key": "orders", "value": 5}.'
+                f"{shown(entry)} is no entry of a batch", remedy='Write {"key": "orders", "value": 5}.'
             )
         key = check(entry["key"], "key of a mark")
         if key in wanted:

@@ -9,11 +9,13 @@ import math
 import os
 import re
 import secrets
+import shlex
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from recovery.config import parse_interval
@@ -132,7 +134,10 @@ def open_objects(address: Address) -> Objects:
 
 class FileObjects:
     """Objects as files of a directory. Writers of this machine exclude each other by a lock of the operating system,
-    for which none waits longer than `timeout_s`."""
+    for which none waits longer than `timeout_s`.
+
+    The directory is there already: a share that is not mounted, or a path that is wrong, is never taken for empty.
+    """
 
     def __init__(self, root: Path, timeout_s: float) -> None:
         self.root = root
@@ -145,14 +150,19 @@ class FileObjects:
         with self._translated():
             try:
                 content = (self.root / path).read_bytes()
-            except (FileNotFoundError, NotADirectoryError):
+            except FileNotFoundError:
+                self._check_root()
                 return None
+            except NotADirectoryError:
+                self._check_root()
+                raise
         return Found(content, hashlib.sha256(content).hexdigest())
 
     def put(self, path: str, content: bytes, expected: Token | None) -> Token:
         """See `Objects.put`. The file is replaced by a rename, after it and before its directory were synced."""
         target = self.root / path
         with self._translated():
+            self._check_root()
             self._make(target.parent)
             with self._writing():
                 found = self.get(path)
@@ -174,6 +184,7 @@ class FileObjects:
         """See `Objects.paths`."""
         with self._translated():
             found = [path for path in files_below(self.root / prefix) if path.suffix == ".json" and path.is_file()]
+            self._check_root()
             return sorted(path.relative_to(self.root).as_posix() for path in found if not path.name.startswith("."))
 
     def delete(self, path: str) -> None:
@@ -181,15 +192,37 @@ class FileObjects:
         target = self.root / path
         with self._translated():
             if not target.exists():
+                self._check_root()
                 return
             with self._writing():
                 target.unlink(missing_ok=True)
                 sync(target.parent)
 
+    def _check_root(self) -> None:
+        try:
+            if stat.S_ISDIR(self.root.stat().st_mode):
+                return
+        except NotADirectoryError:
+            pass
+        except FileNotFoundError:
+            raise StateBackendError(
+                "there is no such directory",
+                path=self.root,
+                cause="What it lies on is not mounted, the path is wrong, or nothing was ever kept there.",
+                remedy=f"Mount it or correct the URI; to begin there, make it: mkdir -p {shlex.quote(str(self.root))}",
+            ) from None
+        raise StateBackendError(
+            "it is no directory",
+            path=self.root,
+            cause="The URI names a file, or a path that leads through one.",
+            remedy="Name a directory.",
+        )
+
     def _make(self, directory: Path) -> None:
-        missing = [each for each in (directory, *directory.parents) if not each.exists()]
-        directory.mkdir(parents=True, exist_ok=True)
-        for each in missing:
+        """Directories below the root; should it have gone by now, it is not made."""
+        below = [each for each in (directory, *directory.parents) if self.root in each.parents and not each.exists()]
+        for each in reversed(below):
+            each.mkdir(exist_ok=True)
             sync(each.parent)
 
     @contextlib.contextmanager
@@ -209,7 +242,11 @@ class FileObjects:
                     cause="It was stopped in the middle of a write, or the disk does not answer.",
                     remedy=f"Find it with `fuser {path}`, and let it go on or end it.",
                 )
-            yield
+            try:
+                yield
+            finally:
+                # A process that was forked meanwhile has the file open still.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
         finally:
             os.close(descriptor)
 
@@ -229,6 +266,9 @@ class BucketObjects:
     Credentials come from where the vendors' tools look for them: environment variables, instance metadata. No request
     takes longer than the address's `timeout`, retries included.
     """
+
+    _asking_pids: ClassVar[set[int]] = set()
+    """This process, once it has asked, and those that it was forked from after they had."""
 
     def __init__(self, address: Address) -> None:
         self.location = address.shown
@@ -300,6 +340,7 @@ class BucketObjects:
         self._ask(delete)
 
     def _ask(self, call: Callable[[], T]) -> T:
+        self._check_process()
         errors = self._api.exceptions
         try:
             return call()
@@ -312,6 +353,20 @@ class BucketObjects:
             if "409 Conflict" in str(error) or "ConditionalRequestConflict" in str(error):
                 raise Conflict(scrubbed(str(error))) from None
             raise StateBackendError(scrubbed(str(error)), path=self.location) from None
+
+    def _check_process(self) -> None:
+        """obstore's threads are the whole process's, begin with its first request, and are not in a forked one: there
+        every request would wait for them for ever."""
+        pid = os.getpid()
+        if self._asking_pids - {pid}:
+            raise StateBackendError(
+                f"process {pid} was forked from one that had used a state backend by then",
+                path=self.location,
+                cause="obstore, which speaks to the store, does not work in such a process.",
+                remedy='Start processes by multiprocessing.get_context("spawn") or "forkserver", or fork them before '
+                "the state is used for the first time.",
+            )
+        self._asking_pids.add(pid)
 
 
 def scrubbed(text: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from recovery.clock import Clock, boot_id
-from recovery.errors import ConfigurationError, RecoveryError
+from recovery.errors import ConfigurationError, RecoveryError, shown
 from recovery.state.backend import Backend, Document
 from recovery.state.ids import StateId, join
 
@@ -275,7 +275,7 @@ def _parse_node(name: str, given: Any) -> NodeRun:
     known = {key: fields.pop(key) for key in _FIELDS if key in fields}
     if known.get("status") not in NODE_STATUSES:
         raise ConfigurationError(
-            f"the result {given!r:.120} of node {name!r:.80} has no status",
+            f"the result {shown(given)} of node {name!r:.80} has no status",
             remedy=f'Give True, False, or a mapping with a "status": {", ".join(NODE_STATUSES)}.',
         )
     return NodeRun(**known, details={**fields, **known.pop("details", {})})

@@ -8,10 +8,13 @@ from typing import Any
 
 from recovery.clock import Clock
 from recovery.config import Interval, parse_interval
-from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundError
+from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundError, shown
 from recovery.state.backend import Backend, DirectoryBackend, Document, same_place
 from recovery.state.ids import StateId, join
 from recovery.state.values import from_json, to_json
+
+KINDS = PROCESS, TASK, TASK_INSTANCE = "process", "task", "task-instance"
+"""What the ids of scoped state begin with, after their environment."""
 
 
 class ScopedState:
@@ -132,6 +135,27 @@ class ScopedState:
         return None if expires_ms is not None and expires_ms <= now_ms else document.content
 
 
+def remove_expired(backend: Backend, now_ms: int) -> int:
+    """Remove the values whose retention has passed; returns how many. One that is set anew meanwhile stays."""
+
+    def standing(document: Document | None) -> Any:
+        return ScopedState._valid(document, now_ms)
+
+    expired = [
+        document.state_id
+        for document in backend.list()
+        if _is_scope(document.state_id) and document.content is not None and standing(document) is None
+    ]
+    changed = backend.update(dict.fromkeys(expired, standing)) if expired else {}
+    return sum(document.content is None for document in changed.values())
+
+
+def _is_scope(state_id: StateId) -> bool:
+    """Of any environment."""
+    kind, _, rest = state_id.partition("/")
+    return (rest.partition("/")[0] if kind.startswith("@") else kind) in KINDS
+
+
 def run_name(run: str | date | datetime) -> str:
     """A run as it stands in a state id: its id, or its date. A moment is the same one in every time zone."""
     if isinstance(run, datetime):
@@ -143,16 +167,16 @@ def run_name(run: str | date | datetime) -> str:
 
 def process_id(namespace: str, name: str) -> StateId:
     """The id of the state of a process."""
-    return join("process", namespace, name)
+    return join(PROCESS, namespace, name)
 
 
 def task_id(dag_id: str, task_id: str) -> StateId:
     """The id of the state of a task."""
-    return join("task", dag_id, task_id)
+    return join(TASK, dag_id, task_id)
 
 
 def task_instance_id(dag_id: str, task_id: str, run: str | date | datetime, map_index: int | None) -> StateId:
     """The id of the state of a task instance; all its tries share it."""
     if map_index is not None and (type(map_index) is not int or map_index < -1):
-        raise ConfigurationError(f"map_index={map_index!r} is no index", remedy="Use 0, 1, 2 …, or None.")
-    return join("task-instance", dag_id, task_id, run_name(run), str(-1 if map_index is None else map_index))
+        raise ConfigurationError(f"map_index={shown(map_index)} is no index", remedy="Use 0, 1, 2 …, or None.")
+    return join(TASK_INSTANCE, dag_id, task_id, run_name(run), str(-1 if map_index is None else map_index))

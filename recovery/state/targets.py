@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from recovery.clock import Clock
 from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundError, StateValueError
-from recovery.state import marks
+from recovery.state import marks, scopes
 from recovery.state.backend import Backend, Document
 from recovery.state.closed_marks import settle, settled_marks, standing_marks
 from recovery.state.epochs import Edited, StepKey
@@ -271,7 +271,7 @@ def check_content(state_id: str, content: Any) -> None:
             marks.check_document(content)
         elif kind == "runs":
             read_run("", content)
-        elif kind in ("process", "task", "task-instance"):
+        elif kind in scopes.KINDS:
             from_json(content["value"])
             if content.get("expires_ms") is not None and type(content["expires_ms"]) is not int:
                 raise TypeError("expires_ms is no number")

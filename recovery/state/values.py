@@ -21,7 +21,7 @@ from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from recovery.errors import StateValueError
+from recovery.errors import StateValueError, shown
 
 DEEPEST = 200
 MOST_BITS = 13_000
@@ -57,10 +57,14 @@ def loads(text: str) -> Any:
 def parse_json(text: str | bytes) -> Any:
     """JSON as it stands. Raises StateValueError; NaN and the like are no JSON, and a key given twice is a mistake."""
     try:
-        found = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
-        # Python reads numbers that no float can hold, and half a character written as an escape.
-        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+        found = json.loads(
+            text, parse_float=_float, parse_int=_int, parse_constant=_refuse_constant, object_pairs_hook=_unique
+        )
+        # Python reads half a character written as an escape.
+        json.dumps(found, ensure_ascii=False).encode()
         return found
+    except StateValueError:
+        raise
     except (ValueError, RecursionError) as error:
         raise StateValueError(
             f"this is no JSON: {error}", cause="", remedy='Write text in quotes ("abc"), numbers bare (5).'
@@ -84,7 +88,7 @@ def _encode(value: Any, depth: int) -> Any:
         return value
     if kind is int:
         if value.bit_length() > MOST_BITS:
-            raise _refused(0, f"it is a number of {value.bit_length()} bits; {MOST_BITS} are the most")
+            raise _refused(value, f"it is a number of {value.bit_length()} bits; {MOST_BITS} are the most")
         return value
     if kind is str:
         if not is_text(value):
@@ -109,7 +113,7 @@ def _encode(value: Any, depth: int) -> Any:
 def _encode_dict(value: dict[Any, Any], depth: int) -> Any:
     for key in value:
         if type(key) is not str or not is_text(key):
-            raise _refused(value, f"its key {key!r} is not a text")
+            raise _refused(value, f"its key, {_shown(key)}, is not a text")
     encoded = {key: _encode(item, depth + 1) for key, item in value.items()}
     return {"$dict": encoded} if any(key.startswith("$") for key in value) else encoded
 
@@ -148,29 +152,68 @@ def _decode(value: Any) -> Any:
         return {key: _decode(item) for key, item in value.items()}
     if tag == "$dict" and len(value) == 1:
         return {key: _decode(item) for key, item in value[tag].items()}
-    if tag == "$datetime" and value.keys() <= {"$datetime", "zone"}:
-        return _decode_datetime(value[tag], value.get("zone"))
-    decode = _DECODERS.get(tag)
-    if decode is None or len(value) != 1 or not isinstance(value[tag], str):
+    text, zone = value[tag], value.get("zone")
+    known = {"$datetime", "zone"} if tag == "$datetime" else {tag}
+    if tag not in _DECODERS or not value.keys() <= known or not isinstance(text, str):
         raise ValueError(f"unknown form {tag!r}")
-    return decode(value[tag])
+    decoded = _decode_text(tag, text)
+    return decoded if zone is None else _in_zone(decoded, zone)
 
 
-def _decode_datetime(text: str, zone: str | None) -> datetime:
-    moment = datetime.fromisoformat(text)
-    if zone is None:
-        return moment
-    local = moment.replace(tzinfo=ZoneInfo(zone))
+def _decode_text(tag: str, text: str) -> Any:
+    decode, what, example = _DECODERS[tag]
+    try:
+        return decode(text)
+    except (ValueError, ArithmeticError) as error:
+        why = f": {error}" if isinstance(error, ValueError) else ""
+        raise StateValueError(
+            f"there is no {what} {shown(text)}{why}", cause="", remedy=f'Write it like {{"{tag}": "{example}"}}.'
+        ) from error
+
+
+def _in_zone(moment: datetime, zone: Any) -> datetime:
+    try:
+        local = moment.replace(tzinfo=ZoneInfo(zone))
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        raise StateValueError(
+            f"there is no time zone {shown(zone)}",
+            cause="It is misspelt, or this machine does not have it.",
+            remedy='Write its name like "Europe/Berlin"; a machine without zones gets them by: pip install tzdata',
+        ) from error
     # Where clocks were put back an hour, the offset says which of the two it was.
     return local if local.utcoffset() == moment.utcoffset() else local.replace(fold=1)
 
 
-_DECODERS: dict[str, Callable[[str], Any]] = {
-    "$date": date.fromisoformat,
-    "$decimal": Decimal,
-    "$bytes": lambda text: base64.b64decode(text, validate=True),
-    "$float": float,
+# What reads the text of a form, what such a text is called, and one that can be read.
+_DECODERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
+    "$date": (date.fromisoformat, "day", "2013-01-31"),
+    "$datetime": (datetime.fromisoformat, "date and time", "2013-01-31T05:17:00+01:00"),
+    "$decimal": (Decimal, "decimal number", "1.10"),
+    "$bytes": (lambda text: base64.b64decode(text, validate=True), "base64 text", "AP8="),
+    "$float": (float, "number", "nan"),
 }
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise _too_large(text)
+    return number
+
+
+def _int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise _too_large(text) from None
+
+
+def _too_large(text: str) -> StateValueError:
+    return StateValueError(
+        f"the number {text:.40} is too large",
+        cause="No float is above 1.8e308, and no whole number has more than 4,300 digits.",
+        remedy='Operational state takes it as {"$decimal": "1e400"}.',
+    )
 
 
 def _refuse_constant(name: str) -> Any:
@@ -189,5 +232,4 @@ def _refused(value: Any, why: str) -> StateValueError:
 
 
 def _shown(value: Any) -> str:
-    text = f"{type(value).__name__} {value!r}"
-    return text if len(text) <= 120 else text[:117] + "..."
+    return f"{type(value).__name__} {shown(value)}"

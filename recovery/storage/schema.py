@@ -40,6 +40,7 @@ from recovery.errors import (
     UnsupportedVersionError,
 )
 from recovery.storage.digests import load_digests
+from recovery.storage.forked import check_process, opened
 
 APPLICATION_ID = 0x52435650  # "RCVP"
 SCHEMA_VERSION = 5
@@ -192,7 +193,7 @@ def connect(path: Path, mode: Literal["unshared", "ro", "rw", "rwc"]) -> apsw.Co
     """A connection to any SQLite file of ours, with the busy timeout set and nothing checked.
 
     "unshared" reads the file alone, without its log and without locks: right only while nobody writes to it.
-    Raises StorageError when the file cannot be opened.
+    Raises StorageError when the file cannot be opened, also in a process that was forked while it was open.
     """
     flags = {
         "unshared": apsw.SQLITE_OPEN_READONLY,
@@ -201,8 +202,10 @@ def connect(path: Path, mode: Literal["unshared", "ro", "rw", "rwc"]) -> apsw.Co
         "rwc": apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE,
     }[mode]
     with translated(path):
+        check_process(path)
         uri = file_uri(path, "?immutable=1" if mode == "unshared" else "")
         connection = apsw.Connection(uri, flags=flags | apsw.SQLITE_OPEN_URI)
+        opened(connection, path)
         connection.set_busy_timeout(BUSY_TIMEOUT_MS)
     return connection
 

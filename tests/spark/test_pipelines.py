@@ -177,7 +177,7 @@ def test_with_a_state_backend_elsewhere(spark, tmp_path):
     """Marks and history live there, without a recovery directory."""
     table = Table(spark, "int")
     table.rows = [1]
-    uri = f"file://{tmp_path}/state"
+    uri = f"file://{tmp_path}"
     config = RecoveryConfig(uri, state_backend=uri)
     run_pipeline(Pipeline("nightly", [load(table)]), config, spark=spark, environment="prod")
     assert StateManager(uri, environment="prod").get_hwm("orders") == 1

@@ -29,7 +29,9 @@ class Store:
     environ: dict[str, str] = field(default_factory=dict)
 
     def place(self, prefix: str, **settings: object) -> str:
-        """The URI of a prefix in it."""
+        """The URI of a prefix in it, of files of a directory that is there."""
+        if self.uri.startswith("file:"):
+            Path(self.uri.removeprefix("file://"), prefix).mkdir(parents=True, exist_ok=True)
         query = "&".join(filter(None, [self.settings, *(f"{name}={value}" for name, value in settings.items())]))
         return f"{self.uri}/{prefix}{'?' if query else ''}{query}"
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 from recovery.clock import SystemClock, Uptime
@@ -63,6 +65,24 @@ def background(code: str, *arguments: object) -> subprocess.Popen[str]:
         text=True,
         cwd=ROOT,
     )
+
+
+def forked(work: Callable[[], object]) -> str:
+    """What `work` returns in a process that is forked from this one, as text; or its error."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            said = str(work())
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        said = file.read()
+    os.waitpid(child, 0)
+    return said
 
 
 def all_of(processes: list[subprocess.Popen[str]], timeout_s: float = 120) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -19,9 +20,9 @@ from recovery import (
     StateManager,
 )
 from recovery.state.retry import RetryPolicy
-from recovery.storage.schema import MIGRATIONS, SCHEMA_VERSION
+from recovery.storage.schema import MIGRATIONS, SCHEMA_VERSION, open_partition
 from recovery.storage.verify import PartitionCheck
-from tests.state.support import IMPATIENT, all_of, background, part_0
+from tests.state.support import IMPATIENT, all_of, background, forked, part_0
 from tests.stores import Driver, alter, problems, query, run_python, state_at
 
 PROCESSES = 8
@@ -331,3 +332,36 @@ def test_a_forked_process_does_not_keep_a_lock(store_dir):
     finally:
         os.write(writing, b"!")
         os.waitpid(child, 0)
+
+
+def test_a_forked_process_uses_it_like_any_other(store_dir):
+    """No connection is open between two calls that it could inherit."""
+    state = StateManager(store_dir)
+    state.set_hwm("parent", 1)
+
+    def work() -> int:
+        state.set_hwm("child", 2)
+        return StateManager(store_dir).get_hwm("parent")
+
+    assert forked(work) == "1"
+    assert state.get_hwm("child") == 2
+
+
+def test_a_process_that_was_forked_in_the_middle_of_a_call_is_refused(store_dir):
+    """SQLite would take the parent's locks for its own, and lose what it writes. Files that were not open, and those of
+    a process that was not forked then, are used as ever."""
+    state = StateManager(store_dir)
+
+    def work() -> int:
+        StateManager(store_dir).set_hwm("child", 2)
+        return 2
+
+    said = state.process_state("n", "x").update(lambda _: forked(work))
+    assert said.startswith("StorageError:")
+    assert "part-0.sqlite3" in said
+    assert 'get_context("spawn")' in said
+    with contextlib.closing(open_partition(part_0(store_dir), "rw")):
+        assert forked(work).startswith("StorageError:")
+    assert forked(work) == "2"
+    assert state.get_hwm("child") == 2
+    assert state.process_state("n", "x").get() == said

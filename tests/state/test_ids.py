@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recovery import StateManager
 from recovery.errors import ConfigurationError
 from recovery.state.ids import check, escape, join, matches, unescape
 
@@ -47,3 +48,20 @@ def test_the_glob():
     assert not matches("axb", "a[*]b")
     assert matches("line\nbreak", "line*")
     assert escape("") == "%"
+
+
+def test_what_cannot_even_be_shown_is_refused(store_dir):
+    """A list thousands deep in the place of a name, an entry, a result or an index ends in an error of ours."""
+    deep: list = []
+    for _ in range(2000):
+        deep = [deep]
+    state = StateManager(store_dir)
+    for refused in (
+        lambda: state.get_hwm(deep),
+        lambda: state.set_hwm_batch([deep]),
+        lambda: state.save_pipeline_run("p", {"n": deep}),
+        lambda: state.get_last_run_status(deep),
+        lambda: state.task_instance_state("d", "t", "r", deep),
+    ):
+        with pytest.raises(ConfigurationError):
+            refused()

@@ -60,6 +60,7 @@ def place(stores, request):
 @pytest.fixture
 def files(tmp_path):
     """The URI of an empty directory."""
+    (tmp_path / "state").mkdir()
     return f"file://{tmp_path}/state"
 
 
@@ -101,6 +102,47 @@ def test_the_same_verbs_on_every_store(place):
     assert state.process_state("a", "a").delete()
     assert not again.process_state("a", "a").exists
     assert state.history.clean(0) == []
+
+
+FORKED = """
+import multiprocessing, sys
+from recovery import RecoveryError, StateManager
+
+def work(said):
+    try:
+        StateManager(sys.argv[1]).set_hwm("k", 2)
+        said.put("written")
+    except RecoveryError as error:
+        said.put(f"{type(error).__name__}: {error}")
+
+context = multiprocessing.get_context("fork")
+for used in (False, True):
+    state = StateManager(sys.argv[1])
+    if used:
+        state.get_hwm("k")
+    said = context.SimpleQueue()
+    process = context.Process(target=work, args=(said,))
+    process.start()
+    process.join(20)
+    if process.exitcode is None:
+        process.kill()
+        said.put("hangs")
+    print(used, said.get())
+"""
+
+
+def test_a_forked_process_uses_it_or_is_refused_at_once(place, stores):
+    """Of buckets, the client does not work in a process that was forked after its parent had used it: the error says
+    how to start such processes."""
+    done = run_python(FORKED, place(timeout="3s"))
+    assert done.returncode == 0, done.stderr
+    before, after = done.stdout.strip().split("\n", 1)
+    assert before == "False written"
+    if stores.kind == "file":
+        assert after == "True written"
+    else:
+        assert after.startswith("True StateBackendError:")
+        assert 'multiprocessing.get_context("spawn")' in after
 
 
 def test_the_layout_is_the_same_everywhere(place, stores):
@@ -355,6 +397,7 @@ from pathlib import Path
 from recovery import StateManager
 from tests.syscalls import killed_at
 origin, directory = Path(sys.argv[1]), Path(sys.argv[1] + "-killed")
+origin.mkdir()
 StateManager(f"file://{origin}").process_state("n", "x").set("old")
 def write(value="new"):
     StateManager(f"file://{directory}").process_state("n", "x").set(value)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, date, datetime
 from zoneinfo import ZoneInfo
 
 import pytest
+from click.testing import CliRunner
 
 from recovery import (
     ConfigurationError,
@@ -17,9 +19,12 @@ from recovery import (
     task_instance_state,
     task_state,
 )
+from recovery.cli import main
+from recovery.clock import SystemClock
 from recovery.state.backend import DirectoryBackend
-from tests.state.support import SetClock
-from tests.stores import run_python
+from recovery.state.scopes import remove_expired
+from tests.state.support import HOUR_MS, SetClock
+from tests.stores import problems, run_python
 
 
 @pytest.fixture
@@ -183,7 +188,7 @@ def test_one_directory_is_one_place_however_it_is_named(store_dir, tmp_path, mon
 
 def test_a_place_that_is_opened_twice_is_one_place(tmp_path):
     """Of another backend, too: a state that is moved to itself would be removed."""
-    uri = (tmp_path / "state").as_uri()
+    uri = tmp_path.as_uri()
     one, other = (StateManager(uri).process_state("n", "k") for _ in range(2))
     one.set(5)
     with pytest.raises(ConfigurationError, match="itself"):
@@ -229,3 +234,55 @@ def test_the_functions_find_the_directory(store_dir, monkeypatch):
     assert task_state("d", "t", directory=store_dir).get() == 2
     task_instance_state("d", "t", "r", 1).set(3)
     assert StateManager(store_dir).task_instance_state("d", "t", "r", 1).get() == 3
+
+
+def test_gc_removes_what_has_expired(store_dir):
+    """Scoped state of every environment and kind whose time has passed, and nothing else; its generation goes on, and
+    the space is given back."""
+    past = SetClock(SystemClock().wall_ms() - 2 * HOUR_MS)
+    old, now = StateManager(store_dir, clock=past), StateManager(store_dir)
+    prod = StateManager(store_dir, environment="prod", clock=past)
+    expired = [old.process_state("n", "old"), old.task_state("d", "t"), prod.task_instance_state("d", "t", "r")]
+    for each in expired:
+        each.set("x" * 50_000, retention="1h")
+    kept = [old.process_state("n", "kept"), old.process_state("n", "long"), now.process_state("n", "new")]
+    for each, retention in zip(kept, (None, "1d", "1h"), strict=True):
+        each.set("kept", retention=retention)
+    old.set_hwm("process/n/old", 5)
+    generations = {each.state_id: each.generation for each in now.backend.list()}
+    told = CliRunner().invoke(main, ["gc", str(store_dir)])
+    assert told.exit_code == 0, told.output
+    assert "up to epoch 0, and removed 3 expired states: " in told.stdout
+    for document in now.backend.list():
+        gone = document.state_id in {each.state_id for each in expired}
+        assert (document.content is None, document.generation) == (gone, generations[document.state_id] + gone)
+    assert [each.get() for each in kept] == ["kept"] * 3
+    assert now.get_hwm("process/n/old") == 5
+    again = json.loads(CliRunner().invoke(main, ["gc", str(store_dir), "--json"]).stdout)
+    assert again["expired"] == 0
+    assert again["bytes_before"] < 150_000
+    assert problems(store_dir) == []
+
+
+def test_gc_leaves_what_is_set_meanwhile(store_dir, clock, monkeypatch):
+    """Between the look and the removal: the new value counts, whatever became of the others."""
+    state = StateManager(store_dir, clock=clock)
+    for name in ("a", "b", "c"):
+        state.process_state("n", name).set("old", retention="1h")
+    clock.now_ms += HOUR_MS
+    found = state.backend.list
+
+    def list_and_set(prefix=""):
+        documents = found(prefix)
+        state.process_state("n", "a").set("new")
+        state.process_state("n", "b").delete()
+        return documents
+
+    monkeypatch.setattr(state.backend, "list", list_and_set)
+    remove_expired(state.backend, clock.now_ms)
+    assert state.process_states("n") == {"a": "new"}
+    assert {d.state_id: d.content is None for d in found("")} == {
+        "process/n/a": False,
+        "process/n/b": True,
+        "process/n/c": True,
+    }

@@ -53,11 +53,20 @@ def test_not_a_number():
     assert "NaN" not in dumps(math.nan)
 
 
-@pytest.mark.parametrize("text", ["1e999", "[-1e999]", '{"a": NaN}', '"\\ud800"', '{"\\udfff": 1}', '{"a": 1, "a": 2}'])
+@pytest.mark.parametrize("text", ['{"a": NaN}', '"\\ud800"', '{"\\udfff": 1}', '{"a": 1, "a": 2}'])
 def test_json_that_could_not_be_written_again(text):
     """Python reads it, and no other program would read what Python writes for it."""
     with pytest.raises(StateValueError, match="no JSON"):
         parse_json(text)
+
+
+@pytest.mark.parametrize("text", ["1e999", "[-1e999]", "9" * 5000])
+def test_a_number_that_is_too_large(text):
+    """No float holds it, or Python reads no longer ones; the error says so, and the form that takes it does."""
+    with pytest.raises(StateValueError, match=r"number -?[19e]+ is too large") as caught:
+        parse_json(text)
+    assert '{"$decimal": "1e400"}' in caught.value.remedy
+    assert loads('{"$decimal": "1e400"}') == Decimal("1e400")
 
 
 def test_numbers_of_numpy_stand_for_numbers_of_python():
@@ -91,6 +100,23 @@ def test_a_bottomless_value_is_refused():
     value.append(value)
     with pytest.raises(StateValueError, match="nested"):
         dumps(value)
+    value = []
+    for _ in range(2000):
+        value = [value]
+    with pytest.raises(StateValueError, match="nested"):
+        dumps(value)
+
+
+class Wordless:
+    def __repr__(self):
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("value", [Wordless(), [Wordless()], {1: 1 << 20_000}])
+def test_what_cannot_be_shown_is_refused_all_the_same(value):
+    """The error is about the value, not about its text."""
+    with pytest.raises(StateValueError, match="cannot be stored"):
+        dumps(value)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +129,23 @@ def test_text_that_is_no_value(text):
     """What people type is refused with what is wrong, whatever it is."""
     with pytest.raises(StateValueError):
         loads(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [('{"$date": "2024-02-30"}', "there is no day '2024-02-30': day is out of range for month"),
+     ('[{"$datetime": "2024-01-01T25:00:00"}]', "there is no date and time '2024-01-01T25:00:00': hour must be"),
+     ('{"$datetime": "2024-01-01T00:00:00", "zone": "Mars/North"}', "there is no time zone 'Mars/North'"),
+     ('{"$datetime": "2024-01-01T00:00:00", "zone": "Europe"}', "there is no time zone 'Europe'"),
+     ('{"$datetime": "2024-01-01T00:00:00", "zone": 5}', "there is no time zone 5"),
+     ('{"$decimal": "x"}', "there is no decimal number 'x'")],
+)  # fmt: skip
+def test_what_there_is_not(text, found):
+    """A form that is known, of a day or a zone that does not exist, is told as that."""
+    with pytest.raises(StateValueError) as caught:
+        loads(text)
+    assert caught.value.found.startswith(found)
+    assert "Write it" in caught.value.remedy
 
 
 def test_texts_of_the_types():

@@ -1,0 +1,54 @@
+"""A process that was forked while a database was open may not open it.
+
+SQLite keeps what it has locked for the whole process. A fork copies that, but not the locks: the child takes those of
+its parent for its own, and what it writes is lost as soon as the parent closes the file.
+https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_across_a_fork_
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import apsw
+
+from recovery.errors import StorageError
+
+Inode = tuple[int, int]
+
+_inodes: WeakKeyDictionary[apsw.Connection, Inode] = WeakKeyDictionary()
+_inherited: set[Inode] = set()
+
+
+def opened(connection: apsw.Connection, path: Path) -> None:
+    """Note a connection that was opened to `path`. Raises OSError."""
+    _inodes[connection] = _inode(path)
+
+
+def check_process(path: Path) -> None:
+    """Raises StorageError when this process was forked while `path` was open."""
+    if not _inherited:
+        return
+    with contextlib.suppress(FileNotFoundError):
+        if _inode(path) in _inherited:
+            raise StorageError(
+                f"process {os.getpid()} was forked while its parent had this file open",
+                path=path,
+                cause="A run, or another thread, used the recovery directory at that moment. SQLite's locks do not "
+                "come along: what is written here would be lost.",
+                remedy='Start such processes by multiprocessing.get_context("spawn") or "forkserver".',
+            )
+
+
+def _inode(path: Path) -> Inode:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def _note_inherited() -> None:
+    _inherited.update(_inodes[connection] for connection in apsw.connections() if connection in _inodes)
+
+
+os.register_at_fork(after_in_child=_note_inherited)
