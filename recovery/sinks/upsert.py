@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,6 +35,7 @@ from recovery.errors import (
 )
 from recovery.sinks.database import PLACEHOLDERS, Session, listed, quoted, session
 from recovery.sinks.protocol import EpochOutput, Resume
+from recovery.sinks.values import changed, changes_of, for_sqlite
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -203,11 +202,9 @@ class UpsertSink:
 
     def write(self, batch: DataFrame, batch_id: int) -> None:
         """Stage the micro-batch's rows; see `EpochSink`. One transaction."""
-        from pyspark.sql.types import TimestampType
-
-        moments = [place for place, field in enumerate(batch.schema) if isinstance(field.dataType, TimestampType)]
+        moments = changes_of(batch.schema)
         rows = map(tuple, batch.toLocalIterator(prefetchPartitions=True))
-        self.stage(batch.columns, (_with_zones(row, moments) for row in rows) if moments else rows, batch_id)
+        self.stage(batch.columns, (changed(row, moments) for row in rows) if moments else rows, batch_id)
 
     def stage(self, columns: Sequence[str], rows: Iterable[Sequence[Any]], batch_id: int) -> None:
         """`write`, for rows that need not be Spark's."""
@@ -231,7 +228,7 @@ class UpsertSink:
             chunks = iter(rows)
             while chunk := list(itertools.islice(chunks, ROWS_PER_CALL)):
                 if database.is_sqlite:
-                    chunk = list(map(_for_sqlite, chunk))
+                    chunk = list(map(for_sqlite, chunk))
                 for row in chunk:
                     if any(row[position] is None for position in of_key):
                         raise self._bad_row(batch_id, f"a row has NULL in its key: {tuple(row)!r}")
@@ -482,28 +479,3 @@ class UpsertSink:
 def _staged(database: Session) -> list[str]:
     """The columns that the flow writes."""
     return [column for column in database.columns("staged") if column not in MARKS]
-
-
-def _with_zones(row: Sequence[Any], moments: Sequence[int]) -> list[Any]:
-    """The row with its moments in UTC: Spark gives them on the clocks of this machine, on which an hour comes twice.
-    The last hours of the year 9999, which mean the end of time, may have no place there, and stay as they are."""
-    values = list(row)
-    for place in moments:
-        if values[place] is not None:
-            with contextlib.suppress(OverflowError, ValueError):
-                values[place] = values[place].astimezone(UTC)
-    return values
-
-
-def _for_sqlite(row: Sequence[Any]) -> list[Any]:
-    """Values as SQLite keeps them: days and moments as texts, these in UTC without a zone, which sort; NaN it takes for
-    NULL."""
-    values = list(row)
-    for place, each in enumerate(row):
-        if isinstance(each, datetime):
-            values[place] = (each.astimezone(UTC) if each.tzinfo else each).replace(tzinfo=None).isoformat(" ")
-        elif isinstance(each, date):
-            values[place] = each.isoformat()
-        elif isinstance(each, float) and math.isnan(each):
-            values[place] = None
-    return values
