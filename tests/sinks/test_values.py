@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import (
     ArrayType,
     DateType,
+    DecimalType,
     LongType,
     MapType,
     StringType,
@@ -21,6 +24,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from recovery.errors import SinkFailedError
 from recovery.sinks.values import changes_of, in_utc
 from tests.sinks.support import Store
 from tests.sinks.test_upsert import Real, Run
@@ -105,3 +109,64 @@ def test_moments_in_arrays_and_maps_of_a_table(new_york, tmp_path):
     run.close(0)
     asked = "SELECT epoch(m), epoch(a[1]), epoch(v['a']) FROM words"
     assert database.execute(asked) == [(MOMENT.timestamp(),) * 3]
+
+
+UNFIT = {
+    "decimal": (DecimalType(10, 2), Decimal("1.50"), r"column n \(decimal\(10,2\)\)"),
+    "array": (ArrayType(LongType()), [1], r"column n \(array<bigint>\)"),
+    "struct": (of(a=LongType()), Row(a=1), r"column n \(struct<a:bigint>\)"),
+    "text": (StringType(), "\ud800", r"column n \(string\)"),
+}
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_a_value_that_the_database_does_not_take(tmp_path, kind):
+    """The error names table, column and type, and what to do in the flow; then the same database goes on."""
+    spark_type, value, named = UNFIT[kind]
+    database = Real("sqlite3", tmp_path / "db")
+    database.execute("CREATE TABLE words (word TEXT PRIMARY KEY, day TEXT, n)")
+    store = Store()
+    run = Run(store, database, key=["word"])
+    schema = of(word=StringType(), day=DateType(), n=spark_type)
+    rows = [("a", date(2024, 7, 1), None), ("b", None, value)]
+    with pytest.raises(SinkFailedError, match=f"table words does not take a value of {named}: the database") as caught:
+        run.sink.write(frame(schema, *rows), 0)
+    assert "Cast it in the flow" in caught.value.remedy
+    run.sink.write(frame(of(word=StringType(), n=StringType()), ("b", "1.50")), 0)
+    run.close(0)
+    assert database.execute("SELECT * FROM words") == [("b", None, "1.50")]
+
+
+def test_a_value_of_another_type_than_the_column(tmp_path):
+    """DuckDB knows the type of a column: the error names the first one whose value is not of it."""
+    database = Real("duckdb", tmp_path / "db")
+    database.execute("CREATE TABLE words (word TEXT PRIMARY KEY, n INTEGER)")
+    run = Run(Store(), database, key=["word"])
+    with pytest.raises(SinkFailedError, match=r"table words does not take a value of column n \(string\)"):
+        run.sink.write(frame(of(word=StringType(), n=StringType()), ("a", "1"), ("b", "many")), 0)
+
+
+def test_a_failing_database_is_not_taken_for_a_value(tmp_path):
+    """No column is blamed when rows cannot be staged for another reason."""
+    path = tmp_path / "db"
+    errors = [sqlite3.OperationalError("disk full"), sqlite3.ProgrammingError("closed")]
+
+    class Cursor(sqlite3.Cursor):
+        def executemany(self, *arguments):
+            raise errors.pop()
+
+    class Failing(sqlite3.Connection):
+        def cursor(self):
+            return super().cursor(Cursor)
+
+    class Full:
+        @staticmethod
+        def connect():
+            return sqlite3.connect(path, factory=Failing)
+
+    Real("sqlite3", path).execute("CREATE TABLE words (word TEXT PRIMARY KEY, n)")
+    run = Run(Store(), Full, key=["word"])
+    while errors:
+        with pytest.raises(SinkFailedError, match=r"^the database says") as caught:
+            run.sink.stage(["word", "n"], [("a", 1)], 0)
+        assert "full, failing or not reachable" in caught.value.cause
