@@ -182,6 +182,11 @@ def says_absent(error: SinkFailedError) -> bool:
     return code == ABSENT if code else "no such table" in text or "does not exist" in text
 
 
+def says_locked(error: SinkFailedError) -> bool:
+    """Whether a database says by it that another connection holds a lock."""
+    return _is_lock(*_said(error.__cause__))
+
+
 def says_unfit(error: SinkFailedError) -> bool:
     """Whether it may be for a value that a statement was given, by the names and numbers of databases' errors."""
     code, _ = _said(error.__cause__)
@@ -217,7 +222,7 @@ def _explained(error: Exception) -> tuple[str, str]:
             "written, and to read and write all of them.",
             f"Grant it, or connect as the user who made those tables; then {again}",
         )
-    if code in LOCKED or "is locked" in text or "not set lock" in text:
+    if _is_lock(code, text):
         return (
             "Another connection holds a lock, for longer than this one waits.",
             f"Let that one end its transaction, or let `connect` give connections that wait longer; then {again}",
@@ -226,6 +231,10 @@ def _explained(error: Exception) -> tuple[str, str]:
         "What the database says; or what the sink writes to is full, failing or not reachable.",
         f"Mend it and {again}",
     )
+
+
+def _is_lock(code: str, text: str) -> bool:
+    return code in LOCKED or "is locked" in text or "not set lock" in text
 
 
 def _said(error: BaseException | None) -> tuple[str, str]:

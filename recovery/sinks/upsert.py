@@ -41,6 +41,7 @@ from recovery.sinks.database import (
     quoted,
     quoted_table,
     says_absent,
+    says_locked,
     says_unfit,
     session,
 )
@@ -522,6 +523,8 @@ class UpsertSink:
                     "EXPLAIN INSERT INTO {table} ({columns}) SELECT {columns} FROM {table}", columns=listed(columns)
                 )
             except SinkFailedError as error:
+                if says_locked(error):
+                    raise
                 raise ConfigurationError(
                     f"table {self.table}: its rows could not be put back: {error.found}",
                     cause="It has a column that only the database may write, such as a generated one, or this user may "

@@ -255,6 +255,20 @@ def test_a_locked_database(tmp_path):
     Run(store, database, key=["word"])
 
 
+def test_a_lock_that_comes_later(tmp_path):
+    """No column of the table is blamed for it."""
+
+    def translate(sql, _):
+        if sql.startswith("EXPLAIN"):
+            raise sqlite3.OperationalError("database is locked")
+        return sql
+
+    plain = Sqlite(tmp_path / "db")
+    plain.execute("CREATE TABLE words (word TEXT PRIMARY KEY, n INTEGER)")
+    with pytest.raises(SinkFailedError, match=r"^the database says.*\n.*holds a lock"):
+        Run(Store(), Sqlite(tmp_path / "db", translated(translate)), key=["word"])
+
+
 class TestWaysOut:
     """What an error advises is right for its case, and harms nobody else."""
 
