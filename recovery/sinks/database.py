@@ -10,31 +10,40 @@ from typing import Any
 from recovery.errors import ConfigurationError, SinkFailedError
 
 PLACEHOLDERS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
+PLACE = "\0"
+"""Where a statement takes a value, until it is known which other signs the module would read; no name may have it."""
+
+FORBIDDEN = "42501"
+ABSENT = "42P01"
+LOCKED = ("55P03", "40001", "40P01")
+"""SQLSTATEs. What SQLite and DuckDB say instead has no number."""
 
 
 class Session:
     """One transaction. `names` are what the braces in statements stand for; {p} is a value's place."""
 
     def __init__(self, connection: Any, names: Mapping[str, str], paramstyle: str | None) -> None:
-        self.place = _placeholder(connection, paramstyle)
         self.is_sqlite = _module(connection) == "sqlite3"
-        self._names = {**names, "p": self.place}
+        self._place = _placeholder(connection, paramstyle)
+        self._names = {**names, "p": PLACE}
         self._connection = connection
+        self._doubles: bool | None = None
         with _typed():
             self._cursor = connection.cursor()
         self._begin()
 
     def run(self, sql: str, values: Sequence[Any] = (), *, rows: str = "", **names: str) -> list[tuple[Any, ...]]:
         """Execute a statement; the rows, if it gives any. `rows`: a statement with names to fill in, for {rows}."""
-        filled = self._filled(sql, {**names, "rows": self._filled(rows, names)})
+        filled = self._for_module(self._filled(sql, {**names, "rows": self._filled(rows, names)}))
         with _typed():
             self._cursor.execute(filled, tuple(values))
-            return [tuple(row) for row in self._cursor.fetchall()] if self._cursor.description else []
+            return [_in_order(row) for row in self._cursor.fetchall()] if self._cursor.description else []
 
     def run_many(self, sql: str, rows: list[tuple[Any, ...]], **names: str) -> None:
         """Execute a statement for every row."""
+        filled = self._for_module(self._filled(sql, names))
         with _typed():
-            self._cursor.executemany(self._filled(sql, names), rows)
+            self._cursor.executemany(filled, rows)
 
     def columns(self, table: str) -> list[str]:
         """The columns of the table behind {table}."""
@@ -54,15 +63,25 @@ class Session:
         return [[str(each) for each in list(column)[1:6]] for column in self._cursor.description]
 
     def exists(self, table: str) -> bool:
-        """Whether the table behind {table} can be read. Where it cannot, what was done so far is undone."""
+        """Whether there is a table behind {table}. Where there is none, what was done so far is undone."""
         try:
             self.columns(table)
-        except SinkFailedError:
-            # Some databases refuse everything in a transaction that had an error.
-            self.rollback()
-            self._begin()
+        except SinkFailedError as error:
+            if not says_absent(error):
+                raise
+            self.restart()
             return False
         return True
+
+    def kept(self, names: Sequence[str]) -> list[str]:
+        """What the database makes of names: some cut those that are too long for it."""
+        self.run("SELECT {all}", all=", ".join(f"1 AS {quoted(name)}" for name in names))
+        return [column[0] for column in self._cursor.description]
+
+    def restart(self) -> None:
+        """Undo what was done, and begin again: some databases refuse everything after an error."""
+        self.rollback()
+        self._begin()
 
     def commit(self) -> None:
         """All of it has happened."""
@@ -94,6 +113,19 @@ class Session:
     def _filled(self, sql: str, names: Mapping[str, str]) -> str:
         return sql.format(**self._names, **names)
 
+    def _for_module(self, filled: str) -> str:
+        """The statement as the module takes it: its places, and % doubled where that is the sign of one."""
+        if "%" in filled and self._place == "%s":
+            if self._doubles is None:
+                # Not all of them look for it inside of quotes.
+                with _typed():
+                    self._cursor.execute('SELECT 1 AS "%%"', ())
+                    self._doubles = self._cursor.description[0][0] == "%"
+                    self._cursor.fetchall()
+            if self._doubles:
+                filled = filled.replace("%", "%%")
+        return filled.replace(PLACE, self._place)
+
 
 @contextlib.contextmanager
 def session(connect: Callable[[], Any], names: Mapping[str, str], paramstyle: str | None) -> Iterator[Session]:
@@ -112,8 +144,13 @@ def session(connect: Callable[[], Any], names: Mapping[str, str], paramstyle: st
 
 
 def quoted(name: str) -> str:
-    """An identifier in SQL; a dot separates the parts of one."""
-    return ".".join('"' + part.replace('"', '""') + '"' for part in name.split("."))
+    """A name in SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quoted_table(name: str) -> str:
+    """A table's name in SQL; a dot separates it from its schema's."""
+    return ".".join(map(quoted, name.split(".")))
 
 
 def listed(columns: Sequence[str], table: str = "") -> str:
@@ -139,10 +176,70 @@ def _placeholder(connection: Any, given: str | None) -> str:
     return PLACEHOLDERS[style]
 
 
+def says_absent(error: SinkFailedError) -> bool:
+    """Whether a database says by it that there is no such table."""
+    code, text = _said(error.__cause__)
+    return code == ABSENT if code else "no such table" in text or "does not exist" in text
+
+
+def says_locked(error: SinkFailedError) -> bool:
+    """Whether a database says by it that another connection holds a lock."""
+    return _is_lock(*_said(error.__cause__))
+
+
+def says_unfit(error: SinkFailedError) -> bool:
+    """Whether it may be for a value that a statement was given, by the names and numbers of databases' errors."""
+    code, _ = _said(error.__cause__)
+    if code:
+        return code.startswith(("22", "42"))
+    return all(kind.__name__ != "OperationalError" for kind in type(error.__cause__).__mro__)
+
+
+def _in_order(row: Any) -> tuple[Any, ...]:
+    """A row's values; a connection can be set to give rows as dicts."""
+    return tuple(row.values()) if isinstance(row, Mapping) else tuple(row)
+
+
 @contextlib.contextmanager
 def _typed() -> Iterator[None]:
     """What a database's module raises, as an error of ours."""
     try:
         yield
     except Exception as error:
-        raise SinkFailedError(f"the database says: {type(error).__name__}: {error}") from error
+        cause, remedy = _explained(error)
+        raise SinkFailedError(
+            f"the database says: {type(error).__name__}: {error}", cause=cause, remedy=remedy
+        ) from error
+
+
+def _explained(error: Exception) -> tuple[str, str]:
+    """Its probable cause, and the way out."""
+    again = "run the same command again: output of closed epochs is published then, and the rest computed anew."
+    code, text = _said(error)
+    if code == FORBIDDEN or "readonly" in text or "read-only" in text:
+        return (
+            "This connection's user lacks a right, or it may only read. It has to create tables beside the one that is "
+            "written, and to read and write all of them.",
+            f"Grant it, or connect as the user who made those tables; then {again}",
+        )
+    if _is_lock(code, text):
+        return (
+            "Another connection holds a lock, for longer than this one waits.",
+            f"Let that one end its transaction, or let `connect` give connections that wait longer; then {again}",
+        )
+    return (
+        "What the database says; or what the sink writes to is full, failing or not reachable.",
+        f"Mend it and {again}",
+    )
+
+
+def _is_lock(code: str, text: str) -> bool:
+    return code in LOCKED or "is locked" in text or "not set lock" in text
+
+
+def _said(error: BaseException | None) -> tuple[str, str]:
+    """The SQLSTATE of a module's error, where there is one, and its text."""
+    first = error.args[0] if error is not None and error.args else None
+    code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    # pg8000 gives what the server sent.
+    return code or (first.get("C") if isinstance(first, Mapping) else None) or "", str(error)

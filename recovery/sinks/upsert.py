@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -35,8 +33,20 @@ from recovery.errors import (
     OutputMismatchError,
     SinkFailedError,
 )
-from recovery.sinks.database import PLACEHOLDERS, Session, listed, quoted, session
+from recovery.sinks.database import (
+    PLACE,
+    PLACEHOLDERS,
+    Session,
+    listed,
+    quoted,
+    quoted_table,
+    says_absent,
+    says_locked,
+    says_unfit,
+    session,
+)
 from recovery.sinks.protocol import EpochOutput, Resume
+from recovery.sinks.values import changed, changes_of, for_sqlite
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -46,6 +56,10 @@ MARKS = ("recovery_execution", "recovery_batch")
 """The columns of a staged row that are not the user's."""
 HISTORY = ("recovery_epoch", "recovery_had")
 """Those of a row that was replaced."""
+RANK = "recovery_rank"
+"""That of both where statements ask for the last or the first of a key's rows."""
+BESIDE = ("_recovery_owner", "_recovery_epochs", "_recovery_staged", "_recovery_replaced")
+"""The tables beside the user's: how their names end."""
 
 CREATE_OWNER = """
 CREATE TABLE {owner} (
@@ -150,11 +164,8 @@ class UpsertSink:
         # One transaction at a time: an epoch is closed on a thread of its own, while the next micro-batch is staged.
         self._lock = threading.Lock()
         self._names = {
-            "table": quoted(table),
-            "owner": quoted(f"{table}_recovery_owner"),
-            "epochs": quoted(f"{table}_recovery_epochs"),
-            "staged": quoted(f"{table}_recovery_staged"),
-            "replaced": quoted(f"{table}_recovery_replaced"),
+            "table": quoted_table(table),
+            **{end.rpartition("_")[2]: quoted_table(table + end) for end in BESIDE},
             "key": listed(self.key),
             "s_key": listed(self.key, "s"),
             "first": quoted(self.key[0]),
@@ -169,6 +180,7 @@ class UpsertSink:
         with self._session() as database:
             columns = self._columns(database)
             self._lacking(columns, "table")
+            self._check_names(database)
             self._check_collation(database)
             self._plan(database, resume)
         self._check_writable(columns)
@@ -203,44 +215,43 @@ class UpsertSink:
 
     def write(self, batch: DataFrame, batch_id: int) -> None:
         """Stage the micro-batch's rows; see `EpochSink`. One transaction."""
-        from pyspark.sql.types import TimestampType
-
-        moments = [place for place, field in enumerate(batch.schema) if isinstance(field.dataType, TimestampType)]
+        moments = changes_of(batch.schema)
         rows = map(tuple, batch.toLocalIterator(prefetchPartitions=True))
-        self.stage(batch.columns, (_with_zones(row, moments) for row in rows) if moments else rows, batch_id)
+        types = [field.dataType.simpleString() for field in batch.schema.fields]
+        self.stage(batch.columns, (changed(row, moments) for row in rows) if moments else rows, batch_id, types)
 
-    def stage(self, columns: Sequence[str], rows: Iterable[Sequence[Any]], batch_id: int) -> None:
-        """`write`, for rows that need not be Spark's."""
+    def stage(
+        self, columns: Sequence[str], rows: Iterable[Sequence[Any]], batch_id: int, types: Sequence[str] = ()
+    ) -> None:
+        """`write`, for rows that need not be Spark's. types: what the flow calls those of the columns, for errors."""
+        self._refuse_own(columns)
         self._lacking(columns, "output")
         of_key = [list(columns).index(k) for k in self.key]
         mark = (self._execution, batch_id)
         with self._session() as database:
             self._hold(database)
-            unknown = [column for column in columns if column not in self._columns(database)]
-            if unknown:
-                raise ConfigurationError(
-                    f"table {self.table} has no column {', '.join(unknown)}",
-                    remedy="Add it, or select the columns that the table has.",
-                )
-            if database.columns("staged") != [*columns, *MARKS]:
-                database.run("DROP TABLE {staged}")
-                database.run(CREATE_STAGED, columns=listed(columns))
+            self._refuse_unknown(columns, self._columns(database))
+            self._make_staged(database, columns)
             database.run("DELETE FROM {staged} WHERE recovery_execution = {p} AND recovery_batch = {p}", mark)
             all_columns = [*columns, *MARKS]
-            places = ", ".join([database.place] * len(all_columns))
+            places = ", ".join([PLACE] * len(all_columns))
             chunks = iter(rows)
             while chunk := list(itertools.islice(chunks, ROWS_PER_CALL)):
                 if database.is_sqlite:
-                    chunk = list(map(_for_sqlite, chunk))
+                    chunk = list(map(for_sqlite, chunk))
                 for row in chunk:
                     if any(row[position] is None for position in of_key):
                         raise self._bad_row(batch_id, f"a row has NULL in its key: {tuple(row)!r}")
-                database.run_many(
-                    "INSERT INTO {staged} ({columns}) VALUES ({places})",
-                    [(*row, *mark) for row in chunk],
-                    columns=listed(all_columns),
-                    places=places,
-                )
+                try:
+                    database.run_many(
+                        "INSERT INTO {staged} ({columns}) VALUES ({places})",
+                        [(*row, *mark) for row in chunk],
+                        columns=listed(all_columns),
+                        places=places,
+                    )
+                except SinkFailedError as error:
+                    named = self._not_taken(database, columns, chunk, types) if says_unfit(error) else None
+                    raise named or error from error.__cause__
             for twice in database.run(TWICE, mark):
                 raise self._bad_row(batch_id, f"the key {twice!r} comes more than once, and no row of it is the last")
             database.commit()
@@ -270,6 +281,38 @@ class UpsertSink:
             database.commit()
         faults.reach("upsert.3")
 
+    def _make_staged(self, database: Session, columns: Sequence[str]) -> None:
+        """Give the table of staged rows these columns."""
+        if database.columns("staged") != [*columns, *MARKS]:
+            database.run("DROP TABLE {staged}")
+            database.run(CREATE_STAGED, columns=listed(columns))
+
+    def _not_taken(
+        self, database: Session, columns: Sequence[str], rows: Iterable[Sequence[Any]], types: Sequence[str]
+    ) -> SinkFailedError | None:
+        """The error that names the column of the value for which rows could not be staged; None where it is not for a
+        value. What was done so far is undone."""
+        one = "INSERT INTO {staged} ({column}) VALUES ({value})"
+        with contextlib.suppress(SinkFailedError):
+            database.restart()
+            self._make_staged(database, columns)
+            # Where not even this is taken, it is not for the values.
+            database.run(one, column=quoted(columns[0]), value="NULL")
+            for row in rows:
+                for place, (column, value) in enumerate(zip(columns, row, strict=False)):
+                    try:
+                        database.run(one, (value,), column=quoted(column), value=PLACE)
+                    except SinkFailedError as error:
+                        kind = types[place] if types else type(value).__name__
+                        return SinkFailedError(
+                            f"table {self.table} does not take a value of column {column} ({kind}): {error.found}",
+                            cause="The database, or Python's module for it, knows no such value, or the column is of "
+                            "another type.",
+                            remedy="Cast it in the flow, for instance to a string (an array, a struct or a map with "
+                            "to_json), or give the table's column another type; then run the same command again.",
+                        )
+        return None
+
     def _try_out(self, output: EpochOutput) -> None:
         """Write the epoch's rows and undo it: what the table does not take has to be known before the epoch is closed
         in the partitions, for then nothing but these rows can follow."""
@@ -295,9 +338,12 @@ class UpsertSink:
         last = 0 if note is None else note.epoch
         if not database.exists("owner"):
             if note is not None:
+                self._check_same_table(note)
                 raise self._mismatch(
-                    f"the snapshot says that epoch {note.epoch} was written to {note.table}, and it knows of none",
+                    f"the snapshot says that epoch {note.epoch} was written to it, and it knows of none",
                     "Another database was connected to, or its tables were dropped.",
+                    "Connect to the database that the run before wrote to, or put back partitions and database of the "
+                    f"same time. {self._anew()}",
                 )
             return _Plan(False, last, False)
         [[sink, store_id, flow_id, history_from]] = database.run(
@@ -307,10 +353,11 @@ class UpsertSink:
             raise self._mismatch(
                 f"it is written by flow {flow_id!r} on recovery directory {store_id}, "
                 f"not by {resume.flow_id!r} on {resume.store_id}",
-                "Two flows were given one table, or the recovery directory was made anew.",
+                *self._ways_apart(flow_id == resume.flow_id, store_id),
             )
         epochs = {epoch: rest for epoch, *rest in database.run("SELECT epoch, execution_id, published FROM {epochs}")}
         if note is not None and (note.upsert != sink or epochs.get(note.epoch, [None])[0] != note.execution):
+            self._check_same_table(note)
             raise self._mismatch(
                 f"it does not know epoch {note.epoch}, to which the snapshot belongs",
                 "Database and partitions were restored from different times.",
@@ -411,13 +458,49 @@ class UpsertSink:
 
     def _columns(self, database: Session) -> list[str]:
         try:
-            return database.columns("table")
+            columns = database.columns("table")
         except SinkFailedError as error:
+            cause, remedy = error.cause, error.remedy
+            if says_absent(error):
+                cause = "It does not exist, or the database is not the one that was meant."
+                remedy = "Create it first, with a primary key on the key's columns."
             raise SinkFailedError(
-                f"table {self.table} cannot be read: {error.found}",
-                cause="It does not exist, or the database is not the one that was meant.",
-                remedy="Create it first, with a primary key on the key's columns.",
+                f"table {self.table} cannot be read: {error.found}", cause=cause, remedy=remedy
             ) from error
+        self._refuse_own(columns)
+        return columns
+
+    def _refuse_own(self, columns: Sequence[str]) -> None:
+        """Statements could not tell the user's column from the one of ours; some databases know no case in names."""
+        own = [column for column in columns if column.lower() in (*MARKS, *HISTORY, RANK)]
+        if own:
+            raise ConfigurationError(
+                f"table {self.table}: a column cannot be called {', '.join(own)}",
+                cause="UpsertSink calls columns of its own so.",
+                remedy="Rename it, in the table and in the flow.",
+            )
+
+    def _refuse_unknown(self, columns: Sequence[str], known: Sequence[str]) -> None:
+        unknown = [column for column in columns if column not in known]
+        if unknown:
+            alike = [column for column in known if column.lower() in [each.lower() for each in unknown]]
+            remedy = "Add it, or select the columns that the table has."
+            if alike:
+                remedy = f"The table has {', '.join(alike)}: write it in the flow as it is written there."
+            raise ConfigurationError(f"table {self.table} has no column {', '.join(unknown)}", remedy=remedy)
+
+    def _check_names(self, database: Session) -> None:
+        """Where a database cuts long names, those of our tables have to stay different."""
+        last = self.table.rpartition(".")[2]
+        kept = database.kept([last, *(last + end for end in BESIDE)])
+        if len(set(kept)) < len(kept):
+            # One letter behind the last underscore tells them apart.
+            longest = max(len(name.encode()) for name in kept) - len("_recovery_") - 1
+            raise ConfigurationError(
+                f"table {self.table}: its name is too long",
+                cause=f"The tables {self._beside(self.table)} could not be told apart: the database cuts their names.",
+                remedy=f"Give the table a name of at most {longest} bytes.",
+            )
 
     def _check_collation(self, database: Session) -> None:
         """Keys that are two here and one in the table could not be told apart, nor put back."""
@@ -440,6 +523,8 @@ class UpsertSink:
                     "EXPLAIN INSERT INTO {table} ({columns}) SELECT {columns} FROM {table}", columns=listed(columns)
                 )
             except SinkFailedError as error:
+                if says_locked(error):
+                    raise
                 raise ConfigurationError(
                     f"table {self.table}: its rows could not be put back: {error.found}",
                     cause="It has a column that only the database may write, such as a generated one, or this user may "
@@ -460,7 +545,9 @@ class UpsertSink:
             return msgspec.json.decode(text, type=UpsertNote)
         except msgspec.DecodeError:
             raise self._mismatch(
-                "the flow's output so far was written by another kind of sink", "The sink was changed."
+                "the flow's output so far was written by another kind of sink",
+                "The sink was changed.",
+                "Take the former sink. To begin anew with this one, take a new recovery directory.",
             ) from None
 
     def _bad_row(self, batch_id: int, found: str) -> FlowFailedError:
@@ -470,40 +557,40 @@ class UpsertSink:
             remedy="Let the flow give one row per key, or make the column that tells them apart a part of the key.",
         )
 
-    def _mismatch(self, found: str, cause: str) -> OutputMismatchError:
-        return OutputMismatchError(
-            f"table {self.table}: {found}",
-            cause=cause,
-            remedy="Put back partitions and database of the same time. To begin anew, drop the tables "
-            f"{self.table}_recovery_owner, _epochs, _staged and _replaced, and take a new recovery directory.",
+    def _check_same_table(self, note: UpsertNote) -> None:
+        if note.table != self.table:
+            raise self._mismatch(
+                f"the snapshot says that epoch {note.epoch} was written to table {note.table}",
+                "The sink was given another table.",
+                f"Give it {note.table} again; or if that was renamed, rename {self._beside(note.table)} like it. "
+                f"To begin anew in {self.table}, take a new recovery directory.",
+            )
+
+    def _ways_apart(self, same_flow: bool, store_id: str) -> tuple[str, str]:
+        """Cause and remedy where the table belongs to others."""
+        if not same_flow:
+            return "Two flows were given one table.", "Give each flow its own table."
+        return (
+            "The flow was run on two recovery directories, or its own was made anew.",
+            f"Run it on recovery directory {store_id}, or give it another table. If that directory is given up for "
+            f"good, drop the tables {self._beside(self.table)}: what it wrote to {self.table} stays.",
         )
+
+    def _anew(self) -> str:
+        beside = self._beside(self.table)
+        return f"To begin anew, drop the tables {beside} where they are, and take a new recovery directory."
+
+    @staticmethod
+    def _beside(table: str) -> str:
+        """The names of the tables beside one, as a text."""
+        first, *others, last = [table + BESIDE[0], *(end.removeprefix("_recovery") for end in BESIDE[1:])]
+        return f"{', '.join([first, *others])} and {last}"
+
+    def _mismatch(self, found: str, cause: str, remedy: str = "") -> OutputMismatchError:
+        restored = f"Put back partitions and database of the same time. {self._anew()}"
+        return OutputMismatchError(f"table {self.table}: {found}", cause=cause, remedy=remedy or restored)
 
 
 def _staged(database: Session) -> list[str]:
     """The columns that the flow writes."""
     return [column for column in database.columns("staged") if column not in MARKS]
-
-
-def _with_zones(row: Sequence[Any], moments: Sequence[int]) -> list[Any]:
-    """The row with its moments in UTC: Spark gives them on the clocks of this machine, on which an hour comes twice.
-    The last hours of the year 9999, which mean the end of time, may have no place there, and stay as they are."""
-    values = list(row)
-    for place in moments:
-        if values[place] is not None:
-            with contextlib.suppress(OverflowError, ValueError):
-                values[place] = values[place].astimezone(UTC)
-    return values
-
-
-def _for_sqlite(row: Sequence[Any]) -> list[Any]:
-    """Values as SQLite keeps them: days and moments as texts, these in UTC without a zone, which sort; NaN it takes for
-    NULL."""
-    values = list(row)
-    for place, each in enumerate(row):
-        if isinstance(each, datetime):
-            values[place] = (each.astimezone(UTC) if each.tzinfo else each).replace(tzinfo=None).isoformat(" ")
-        elif isinstance(each, date):
-            values[place] = each.isoformat()
-        elif isinstance(each, float) and math.isnan(each):
-            values[place] = None
-    return values

@@ -1,0 +1,85 @@
+"""Values of Spark's rows as a database takes them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime
+from typing import Any
+
+Change = Callable[[Any], Any]
+
+
+def in_utc(kind: Any) -> Change | None:
+    """What puts the moments in values of a Spark type into UTC, at every depth; None where it has none.
+
+    Spark gives them on the clocks of this machine, on which an hour comes twice.
+    """
+    from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
+
+    if isinstance(kind, TimestampType):
+        return _moment_in_utc
+    if isinstance(kind, ArrayType):
+        each = in_utc(kind.elementType)
+        return each and _unless_null(lambda values: [each(value) for value in values])
+    if isinstance(kind, StructType):
+        changes = changes_of(kind)
+        return _unless_null(lambda values: _like(values, changed(values, changes))) if changes else None
+    if isinstance(kind, MapType):
+        key, value = in_utc(kind.keyType), in_utc(kind.valueType)
+        if key or value:
+            of_key, of_value = key or _as_it_is, value or _as_it_is
+            return _unless_null(lambda values: {of_key(k): of_value(v) for k, v in values.items()})
+    return None
+
+
+def changes_of(schema: Any) -> list[tuple[int, Change]]:
+    """The places of a schema's columns that have moments, and what puts these into UTC."""
+    found = [(place, in_utc(field.dataType)) for place, field in enumerate(schema.fields)]
+    return [(place, change) for place, change in found if change]
+
+
+def changed(row: Sequence[Any], changes: Sequence[tuple[int, Change]]) -> list[Any]:
+    """The row with some of its values changed."""
+    values = list(row)
+    for place, change in changes:
+        values[place] = change(values[place])
+    return values
+
+
+def for_sqlite(row: Sequence[Any]) -> list[Any]:
+    """Values as SQLite keeps them: days and moments as texts, these in UTC without a zone, which sort; NaN it takes for
+    NULL."""
+    values = list(row)
+    for place, each in enumerate(row):
+        if isinstance(each, datetime):
+            values[place] = (each.astimezone(UTC) if each.tzinfo else each).replace(tzinfo=None).isoformat(" ")
+        elif isinstance(each, date):
+            values[place] = each.isoformat()
+        elif isinstance(each, float) and math.isnan(each):
+            values[place] = None
+    return values
+
+
+def _moment_in_utc(moment: datetime | None) -> datetime | None:
+    """The last hours of the year 9999, which mean the end of time, may have no place there, and stay as they are."""
+    if moment is not None:
+        with contextlib.suppress(OverflowError, ValueError):
+            return moment.astimezone(UTC)
+    return moment
+
+
+def _unless_null(change: Change) -> Change:
+    return lambda value: None if value is None else change(value)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _like(row: Any, values: list[Any]) -> Any:
+    """A struct of the same fields."""
+    from pyspark.sql import Row
+
+    return Row(*row.__fields__)(*values)
