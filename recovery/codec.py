@@ -180,5 +180,9 @@ def _unpickle(text: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    text = f"{type(value).__name__} {value!r}"
+    return shortened(f"{type(value).__name__} {value!r}")
+
+
+def shortened(text: str) -> str:
+    """A text that may be long, for a message."""
     return text if len(text) <= 120 else text[:117] + "..."
