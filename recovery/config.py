@@ -78,10 +78,11 @@ class RecoveryConfig:
     backup_interval: wall time for which superseded snapshots are kept, so that copies of the partitions
         taken at different moments still share an epoch.
     resume_epoch: rewind: start at this epoch, that is from the snapshot of the one before. None: the latest.
-    drop_steps: steps whose state is discarded at the start, because the flow lacks them or declares
-        them in a way that does not fit it.
+    drop_steps: steps whose state is discarded at the start, because the flow lacks them, declares them in a way that
+        does not fit it, or cannot read it.
     rename_steps: steps that the flow calls by another name now: {old: new}.
-    keep_steps: steps whose key or state type was changed in a way that leaves the stored state right as it is.
+    keep_steps: steps whose key or state type was changed in a way that leaves the stored state right as it is. That
+        the step can read it is checked.
     scratch_directory: where the execution keeps what need not survive it (touched state, Spark's checkpoint);
         None: inside the recovery directory.
     thresholds: levels of targets in place of the defaults: {"snapshot-duration": "5s/20s", "state-size": "off"}.

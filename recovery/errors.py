@@ -113,6 +113,11 @@ def shown(value: Any) -> str:
     except Exception:
         # It is nested too deep, too long a number, or of a type whose text fails.
         return "…"
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """A text that may be long, as an error shows it."""
     return text if len(text) <= 120 else text[:117] + "..."
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic
 
-from recovery.errors import StateValueError
+from recovery.errors import StateValueError, shortened
 
 if TYPE_CHECKING:
     # In the standard library a variable has a default since Python 3.13.
@@ -69,7 +69,14 @@ class GroupState(Generic[S]):
         """The value. Raises ValueError when the key has none: ask `exists` first."""
         stored = self._stored
         if stored is not None:
-            self._value = self._facts.decode(stored)
+            try:
+                self._value = self._facts.decode(stored)
+            except Exception as error:
+                raise StateValueError(
+                    f"its state {shortened(stored)} cannot be read: {error}",
+                    cause="The state was edited, or written by another kind of step under the same id.",
+                    remedy="Put it right with `recovery state`, or start anew with --drop-step.",
+                ) from error
             self._stored = None
         elif not self.exists:
             raise ValueError("this key has no state: ask state.exists first, or use state.getOption")

@@ -1,16 +1,19 @@
-"""Turning states of one form into another: what a step's `migrate` function does to the stored text."""
+"""Turning states of one form into another, by what a step's `migrate` function does to the stored text; or finding out
+that a step reads them as they are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from recovery.codec import StateCodec, StateType, make_portable
 from recovery.declaration import PICKLE, Form
-from recovery.errors import StateValueError
+from recovery.errors import StateValueError, shortened
 from recovery.planning.values import Convert
 
 Migrate = Callable[[Any], Any]
+CHUNK_STATES = 10_000
 
 
 def converter(step_id: str, migrate: Migrate, state_type: StateType, old: Form) -> Convert:
@@ -36,3 +39,36 @@ def converter(step_id: str, migrate: Migrate, state_type: StateType, old: Form) 
             ) from error
 
     return convert
+
+
+def misread(decode: Callable[[Sequence[str]], object], states: Iterable[tuple[str, str]]) -> str | None:
+    """The first of the states, given with their keys, that `decode` does not read, and why; None when it reads all.
+
+    `decode` takes any number of states, and raises for those that it does not read.
+    """
+    states = iter(states)
+    while chunk := list(islice(states, CHUNK_STATES)):
+        try:
+            decode([text for _, text in chunk])
+            continue
+        except Exception as error:
+            whole = error
+        for key, text in chunk:
+            try:
+                decode([text])
+            except Exception as error:
+                return f"the state of key {key!r}, {shortened(text)}, cannot be read: {error}"
+        return f"its states cannot be read together: {whole}"
+    return None
+
+
+def typed_decoder(state_type: StateType) -> Callable[[Sequence[str]], object]:
+    """A `decode` for `misread`, of values of this type."""
+    decode = StateCodec(state_type).decode
+    make_portable(state_type)
+
+    def decode_all(texts: Sequence[str]) -> None:
+        for text in texts:
+            decode(text)
+
+    return decode_all

@@ -233,6 +233,17 @@ def test_sums_that_only_pass_beyond_the_range_are_exact(driver):
     assert row["total"] == sum(values)
 
 
+def test_a_decimal_sum_that_overflows_names_a_larger_decimal(driver):
+    """Of the same scale, as long as there is one."""
+    schema = pa.schema([("key", pa.string()), ("d", pa.decimal128(20, 2))])
+    made, prepare = step({"total": sum_("d")}, schema)
+    driver.apply(0, {"a": '{"total":"9999999999999999999999999999.99"}'})
+    rows = pa.Table.from_pylist([{"key": "a", "d": decimal.Decimal(1)}], schema)
+    with pytest.raises(StateValueError, match=r"is no decimal\(30,2\)") as raised:
+        run_batch(driver, made, 1, prepare(rows))
+    assert r"in sum_(...) to decimal(38,2), with aggregate(..., migrate=lambda old: old)" in raised.value.remedy
+
+
 def test_decimal_sums_are_exact_up_to_their_last_digit(driver):
     """38 digits, and an error beyond them instead of a wrapped sum."""
     schema = pa.schema([("key", pa.string()), ("d", pa.decimal128(38, 2))])

@@ -46,6 +46,16 @@ def test_a_new_key_has_no_state():
     assert repr(state) == "GroupState(<undefined>)"
 
 
+def test_a_stored_state_that_cannot_be_read():
+    """It is told as the state's fault, and not as that of the function that asks for it."""
+    [state] = group_states(['{"n":1}'], CallFacts(StateCodec(int).decode, NOW_MS))
+    for _ in range(2):
+        with pytest.raises(StateValueError, match=r'its state {"n":1} cannot be read: Expected `int`, got `object`'):
+            _ = state.getOption
+    state.update(2)
+    assert state.get == 2
+
+
 def test_a_stored_state_is_decoded_once_when_asked_for():
     """Reading costs nothing for keys whose function does not look; one object is given each time."""
     decoded = []

@@ -9,7 +9,7 @@ from zlib import crc32
 import pyarrow as pa
 import pytest
 
-from recovery.errors import UnsupportedPlanError
+from recovery.errors import StateValueError, UnsupportedPlanError
 from recovery.ids import BatchId
 from recovery.keys import encode_key, partition_of
 from recovery.spark.arrow_worker import ArrowStepTask
@@ -65,11 +65,16 @@ def batch(keys: Iterable[str | None], *, spark: int = 0, hashed: str | None = No
 
 
 def run(
-    driver: Driver, step: StepDefinition, kind: type[StepTask], *batches: pa.RecordBatch, tasks: int | None = None
+    driver: Driver,
+    step: StepDefinition,
+    kind: type[StepTask],
+    *batches: pa.RecordBatch,
+    tasks: int | None = None,
+    number: int = 0,
 ) -> list[str | None]:
     """The keys that one call of the step's function gave output for, of as many as there are partitions, or `tasks`."""
     connect = lambda keep: (driver.task(), driver.count)  # noqa: E731
-    output = run_tasks(step, iter(batches), connect, BatchId(0), kind, tasks or driver.count)
+    output = run_tasks(step, iter(batches), connect, BatchId(number), kind, tasks or driver.count)
     return [row["key"] for found in output for row in found.to_pylist()]
 
 
@@ -128,6 +133,19 @@ def test_a_key_that_was_changed_behind_the_exchange(driver, kind, key, monkeypat
     assert partition_of(key, COUNT) == 1
     told = refused(driver, step(kind), kind, batch(HERE), batch([key], hashed=HERE[0]))
     assert f"key {key!r} reached the task of partition 0" in told
+
+
+def test_a_state_that_cannot_be_read(driver):
+    """It is told with step and key, and not as a failure of the function that asks for it."""
+
+    def update(key, rows, state):
+        yield key, state.get
+
+    driver.apply(0, {key: '"many"' if key == HERE[2] else "1" for key in HERE})
+    made = replace(step(StepTask), update=update, state_type=int)
+    told = f"step '{STEP}', key '{HERE[2]}': its state \"many\" cannot be read: Expected `int`"
+    with pytest.raises(StateValueError, match=told):
+        run(driver, made, StepTask, batch(HERE), number=1)
 
 
 UNSORTED = {

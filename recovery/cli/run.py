@@ -33,7 +33,8 @@ WITH_DIRECTORY = ("resume_epoch", "drop_step", "rename_step", "keep_step", "metr
     "--drop-step",
     multiple=True,
     metavar="STEP",
-    help="Discard the state of a step that the flow lacks, or whose key or state type no longer fits it.",
+    help="Discard the state of a step that the flow lacks, that no longer fits its key or state type, or that it "
+    "cannot read.",
 )
 @click.option("--rename-step", multiple=True, metavar="OLD=NEW", help="Keep a step's state under its new id.")
 @click.option("--keep-step", multiple=True, metavar="STEP",

@@ -16,6 +16,10 @@ from recovery.errors import CorruptPartitionError, StepChangedError, UnknownStep
 from recovery.ids import StepId
 from recovery.planning.values import Convert, StepEdit
 
+Misread = Callable[[StepId, StepId], str | None]
+"""Given the step that holds states and the step of the flow that is to go on with them: the first of them that it
+cannot read, and why; None when it reads all."""
+
 
 @dataclass(frozen=True, slots=True)
 class FlowStep:
@@ -49,11 +53,14 @@ def plan_steps(
     steps: Mapping[StepId, FlowStep],
     choices: StepChoices,
     path: Path,
+    misread: Misread,
 ) -> StepPlan:
     """The plan for state of the steps `held`, `declared` by the runs that wrote it, under a flow of `steps`.
 
-    State whose declaration was never recorded is taken as it is. Raises UnknownStepError for state that no step
-    claims, StepChangedError for state that its step cannot read, CorruptPartitionError for a declaration that is none.
+    State whose declaration was never recorded is taken as it is. misread: looks at every state, so it is asked only
+    where the user says that state of another form is to be kept, or that what the step cannot read is to be dropped.
+    Raises UnknownStepError for state that no step claims, StepChangedError for state that its step cannot read,
+    CorruptPartitionError for a declaration that is none.
     """
     renamed = _renames(held, steps, choices.rename or {})
     edits: list[StepEdit] = []
@@ -63,7 +70,7 @@ def plan_steps(
             if old in choices.drop:
                 edits.append(StepEdit(old, None))
             continue
-        edit = _claim(old, new, declared.get(old), steps[new], choices, path)
+        edit = _claim(old, new, declared.get(old), steps[new], choices, path, misread)
         if edit is not None:
             edits.append(edit)
     gone = {edit.old for edit in edits if edit.new is None}
@@ -96,35 +103,47 @@ def _renames(
 
 
 def _claim(
-    old: StepId, new: StepId, declared: str | None, step: FlowStep, choices: StepChoices, path: Path
+    old: StepId,
+    new: StepId,
+    declared: str | None,
+    step: FlowStep,
+    choices: StepChoices,
+    path: Path,
+    misread: Misread,
 ) -> StepEdit | None:
     """What has to be done so that step `new` of the flow goes on with the state of `old`; None when it just does."""
-    as_it_is = None if old == new else StepEdit(old, new)
-    if declared is None:
-        return as_it_is
-    try:
-        before, now = Declaration.from_text(declared), step.declaration
-    except ValueError as error:
-        raise CorruptPartitionError(str(error), path=path) from error
-    keeps = new in choices.keep
-    key = [] if before.key == now.key or keeps else [f"its key was {before.key_text()} and is {now.key_text()}"]
-    state = list(misfits(before.state, now.state))
-    if not key and (not state or (keeps and step.migrate is None)):
-        return as_it_is
-    if not key and step.migrate is not None:
-        return StepEdit(old, new, step.migrate(before.state))
-    if new in choices.drop:
+    keeps, drops = new in choices.keep, new in choices.drop
+    key: list[str] = []
+    state: list[str] = []
+    if declared is not None:
+        try:
+            before, now = Declaration.from_text(declared), step.declaration
+        except ValueError as error:
+            raise CorruptPartitionError(str(error), path=path) from error
+        if before.key != now.key and not keeps:
+            key = [f"its key was {before.key_text()} and is {now.key_text()}"]
+        state = list(misfits(before.state, now.state))
+        if state and not key and step.migrate is not None:
+            return StepEdit(old, new, step.migrate(before.state))
+    unread = None
+    if not key and (keeps or not state):
+        # Once it is kept, the new form is recorded, and nothing could convert what was left in the old one.
+        unread = misread(old, new) if state or drops else None
+        if unread is None:
+            return None if old == new else StepEdit(old, new)
+    if drops:
         return StepEdit(old, None)
-    raise _changed(new, key, state, path)
+    raise _changed(new, key, state, unread, path)
 
 
-def _changed(step: StepId, key: list[str], state: list[str], path: Path) -> StepChangedError:
-    migrate = "stateful(..., migrate=function) to turn its states into the new form, " if not key else ""
+def _changed(step: StepId, key: list[str], state: list[str], unread: str | None, path: Path) -> StepChangedError:
+    migrate = "" if key else "stateful(..., migrate=function) to turn its states into the new form, "
+    keep = f"--keep-step {step} if the state is right as it is, " if unread is None else ""
+    found = [*key, *state, *([unread] if unread is not None else [])]
     return StepChangedError(
-        f"step {step!r} does not fit its state: {'; '.join([*key, *state])}",
+        f"step {step!r} does not fit its state: {'; '.join(found)}",
         path=path,
-        remedy=f"Change it back, or give {migrate}--keep-step {step} if the state is right as it is, or "
-        f"--drop-step {step} to start anew without it.",
+        remedy=f"Change it back, or give {migrate}{keep}or --drop-step {step} to start anew without it.",
     )
 
 

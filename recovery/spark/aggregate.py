@@ -92,10 +92,26 @@ class Aggregation:
                 raise StateValueError(
                     f"key {key!r}: the sum of {each.name!r} overflows: {error.what}",
                     cause="The sum of the key's values is larger than its type.",
-                    remedy="Cast the column to decimal(38,0), or to double, in sum_(...), and give the step a new id.",
+                    remedy=_wider(each),
                 ) from error
             new.update(zip((field.name for field in each.states), merged, strict=True))
         return pa.table(new), pa.table(output)
+
+
+def _wider(each: PlannedAggregate) -> str:
+    """How a step goes on from its sums in a larger type."""
+    name, kind = each.states[0].name, each.states[0].dataType
+    same = "with aggregate(..., migrate=lambda old: old)"
+    if isinstance(each.kernel, Mean):
+        casts = "in mean(...) to double, with --keep-step"
+    elif not isinstance(kind, T.DecimalType):
+        casts = f"in sum_(...) to decimal(38,0), {same}, or to double, with --keep-step"
+    elif kind.precision < 38:
+        casts = f"in sum_(...) to decimal(38,{kind.scale}), {same}"
+    else:
+        new = f"{{**old, {name!r}: old[{name!r}] and float(old[{name!r}])}}"
+        casts = f"in sum_(...) to double, with aggregate(..., migrate=lambda old: {new})"
+    return f"Keep the step's id and cast the column {casts}: its sums go on from where they are."
 
 
 class AggregateStep:

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import types as T
@@ -61,7 +62,7 @@ def stateful_arrow(
 
     state_schema: booleans, numbers, decimals, strings, binary, dates, timestamps, and arrays of those. Columns that
     are added later are NULL in the states that lack them. order_by, migrate: as in `stateful`; `migrate` gives a dict
-    of the columns. Raises ConfigurationError.
+    of the columns, in which values may stay in the form that it got them in. Raises ConfigurationError.
     """
     check_step(step_id, update, migrate)
 
@@ -154,15 +155,27 @@ def _checked(migrate: Migrate, table: StateTable) -> Migrate:
         unknown = set(new) - set(table.schema.names) if isinstance(new, dict) else True
         if unknown:
             raise StateValueError(f"{new!r} is no dict of the columns {', '.join(table.schema.names)}")
-        row = pa.Table.from_pylist([new], table.schema)
-        return json_value(table, row)
+        return json_value(table, _row(table, new))
 
     return migrated
 
 
+def _row(table: StateTable, new: dict[str, Any]) -> pa.Table:
+    """A table of one row. Texts are in the form that states have, so that `migrate` can give back what it got."""
+    texts = {name: value for name, value in new.items() if _has_text(value)}
+    read = dict(zip(table.schema.names, table.decode([msgspec.json.encode(texts).decode()]), strict=True))
+    columns = [
+        read[field.name] if field.name in texts else pa.array([new.get(field.name)], field.type)
+        for field in table.schema
+    ]
+    return pa.Table.from_arrays(columns, schema=table.schema)
+
+
+def _has_text(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and any(map(_has_text, value)))
+
+
 def json_value(table: StateTable, row: pa.Table) -> Any:
     """The state of a table of one row as plain data."""
-    import msgspec
-
     [text] = table.encode([column.combine_chunks() for column in row.columns]).to_pylist()
     return msgspec.json.decode(text)

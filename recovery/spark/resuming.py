@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,7 +78,13 @@ def step_plan(store: FilePartitions, plan: ResumePlan, bound: BoundPlan, config:
     declared = {step: str(text) for step, text in store.driver_values(DECLARATIONS_STEP, at).items()}
     steps = {s.definition.step_id: s.planned for s in bound.steps}
     choices = StepChoices(config.drop_steps, config.rename_steps, config.keep_steps)
-    return plan_steps(held, declared, steps, choices, config.path)
+    misreads = {s.definition.step_id: s.misread for s in bound.steps}
+
+    def misread(old: StepId, new: StepId) -> str | None:
+        with closing(store.driver_rows(old, at)) as rows:
+            return misreads[new]((key, str(text)) for key, text in rows)
+
+    return plan_steps(held, declared, steps, choices, config.path, misread)
 
 
 def resume_of_sink(plan: ResumePlan, execution: Execution, store: FilePartitions) -> Resume:

@@ -25,6 +25,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from recovery.codec import StateCodec, StateType, make_portable
 from recovery.declaration import Declaration, Form, form_of
@@ -32,10 +33,11 @@ from recovery.errors import ConfigurationError
 from recovery.group_state import GroupState
 from recovery.ids import StepId
 from recovery.keys import ESCAPE
-from recovery.migration import Migrate, converter
+from recovery.migration import Migrate, converter, misread, typed_decoder
 from recovery.planning.steps import FlowStep
 from recovery.spark.output_values import arrow_zone
 from recovery.spark.sending import check_sendable
+from recovery.state_table import StateTable
 
 PREFIX = "__recovery_"
 KEY = PREFIX + "key"
@@ -139,6 +141,14 @@ class RegisteredStep:
         return FlowStep(
             self.declaration, lambda old: converter(definition.step_id, migrate, definition.state_type, old)
         )
+
+    def misread(self, states: Iterable[tuple[str, str]]) -> str | None:
+        """The first of the states, given with their keys, that the step cannot read, and why; None when it can."""
+        definition = self.definition
+        if definition.state_schema is None:
+            return misread(typed_decoder(definition.state_type), states)
+        schema = to_arrow_schema(definition.state_schema, timezone=definition.time_zone)
+        return misread(StateTable(schema).decode, states)
 
 
 registered: dict[str, RegisteredStep] = {}

@@ -8,7 +8,7 @@ import json
 import os
 import resource
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
@@ -374,8 +374,10 @@ class FilePartitions:
         """See `PartitionStore.driver_values`."""
         return dict(self.driver_rows(step, resume_epoch))
 
-    def driver_rows(self, step: StepId, resume_epoch: Epoch | None = None) -> Iterator[tuple[str, str | bytes]]:
-        """See `PartitionStore.driver_rows`."""
+    def driver_rows(
+        self, step: StepId, resume_epoch: Epoch | None = None
+    ) -> Generator[tuple[str, str | bytes], None, None]:
+        """See `PartitionStore.driver_rows`. Closed before its end, it lets go of what it reads."""
         for writer, path in zip(self._writers, self.paths, strict=True):
             yield from one.step_values(writer, path, step, resume_epoch)
 

@@ -186,7 +186,7 @@ class PartitionStore(Protocol):
         ...
 
     def driver_rows(self, step: StepId, resume_epoch: Epoch | None = None) -> Iterator[tuple[str, str | bytes]]:
-        """The same, one at a time and in no particular order, for steps whose values do not fit in memory."""
+        """The same of any step, one at a time and in no particular order: values that need not fit in memory."""
         ...
 
     def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]:

@@ -25,16 +25,29 @@ def migrate(old):
     return ("from", old)
 
 
-def plan(held="s", declared=PLAIN, step=PLAIN, *, name="s", migrates=False, **choices):
+UNREAD = "the state of key 'a', 9, cannot be read: Expected `str`"
+
+
+def reads_all(old, new):
+    """Stands for a look at all states."""
+
+
+def not_asked(old, new):
+    """For what is planned without a look at the states."""
+    raise AssertionError(f"the states of {old} were read")
+
+
+def plan(held="s", declared=PLAIN, step=PLAIN, *, name="s", migrates=False, misread=not_asked, **choices):
     """The plan for one held step under a flow of one step."""
     recorded = {} if declared is None else {held: declared.to_text()}
     steps = {name: FlowStep(step, migrate if migrates else None)}
-    return plan_steps({held} if held else set(), recorded, steps, StepChoices(**choices), HERE)
+    return plan_steps({held} if held else set(), recorded, steps, StepChoices(**choices), HERE, misread)
 
 
 def test_what_fits_goes_on():
     """No edit, and nothing to record."""
-    assert plan() == plan(drop=("s",), keep=("s",), migrates=True)
+    assert plan() == plan(keep=("s",), migrates=True)
+    assert plan() == plan(drop=("s",), keep=("s",), migrates=True, misread=reads_all)
     assert (plan().edits, plan().declarations) == ((), {})
 
 
@@ -51,7 +64,7 @@ def test_state_without_a_declaration_is_taken_as_it_is():
 
 def test_a_declaration_without_state_is_replaced():
     """Where all keys were discarded, nothing can be misread."""
-    planned = plan_steps(set(), {"s": PLAIN.to_text()}, {"s": FlowStep(BOTH)}, StepChoices(), HERE)
+    planned = plan_steps(set(), {"s": PLAIN.to_text()}, {"s": FlowStep(BOTH)}, StepChoices(), HERE, not_asked)
     assert (planned.edits, planned.declarations) == ((), {"s": BOTH.to_text()})
 
 
@@ -76,8 +89,29 @@ def test_what_does_not_fit_is_refused_with_the_choices(step, told):
 @pytest.mark.parametrize("step", [OTHER_KEY, INT, BOTH])
 def test_keep_takes_it_as_it_is(step):
     """The new declaration is recorded, the state stays."""
-    planned = plan(step=step, keep=("s",))
+    planned = plan(step=step, keep=("s",), misread=not_asked if step == OTHER_KEY else reads_all)
     assert (planned.edits, planned.declarations) == ((), {"s": step.to_text()})
+
+
+@pytest.mark.parametrize("step", [INT, BOTH])
+def test_what_the_step_cannot_read_is_not_kept(step):
+    """It is told before the new form is recorded, so that the other choices are still there."""
+    with pytest.raises(StepChangedError, match=f"the state was a plain JSON value and is int; {UNREAD}\n") as raised:
+        plan(step=step, keep=("s",), misread=lambda old, new: UNREAD)
+    assert "migrate=" in raised.value.remedy
+    assert "--keep-step" not in raised.value.remedy
+    assert "--drop-step s" in raised.value.remedy
+    assert plan(step=step, keep=("s",), migrates=True).edits == (StepEdit("s", "s", ("from", "plain")),)
+    both = plan(step=step, keep=("s",), drop=("s",), misread=lambda old, new: UNREAD)
+    assert both.edits == (StepEdit("s", None),)
+
+
+@pytest.mark.parametrize("declared", [PLAIN, None])
+def test_what_the_step_cannot_read_is_dropped(declared):
+    """Also where the declaration fits, or was never recorded: states that were edited, for instance."""
+    planned = plan(declared=declared, drop=("s",), migrates=True, misread=lambda old, new: UNREAD)
+    assert planned.edits == (StepEdit("s", None),)
+    assert plan(declared=declared, drop=("s",), misread=reads_all).edits == ()
 
 
 @pytest.mark.parametrize("step", [OTHER_KEY, INT, BOTH])
@@ -108,7 +142,8 @@ def test_renaming_moves_the_declaration():
     with pytest.raises(StepChangedError):
         plan("old", step=INT, rename={"old": "s"})
     assert plan("old", step=INT, migrates=True, rename={"old": "s"}).edits == (StepEdit("old", "s", ("from", "plain")),)
-    assert plan("old", step=INT, rename={"old": "s"}, keep=("s",)).edits == (StepEdit("old", "s"),)
+    kept = plan("old", step=INT, rename={"old": "s"}, keep=("s",), misread=reads_all)
+    assert kept.edits == (StepEdit("old", "s"),)
 
 
 def test_steps_that_the_flow_lacks():
@@ -128,7 +163,7 @@ def test_renames_that_cannot_be():
         plan(rename={"s": "nowhere"})
     steps, both = {"s": FlowStep(PLAIN)}, {"s": PLAIN.to_text(), "other": PLAIN.to_text()}
     with pytest.raises(UnknownStepError, match="cannot be renamed to 's', which already has state"):
-        plan_steps(set(both), both, steps, StepChoices(rename={"other": "s"}), HERE)
+        plan_steps(set(both), both, steps, StepChoices(rename={"other": "s"}), HERE, not_asked)
 
 
 def test_a_rename_that_was_done_already():
@@ -139,4 +174,4 @@ def test_a_rename_that_was_done_already():
 def test_a_damaged_declaration_is_damage():
     """Not a change of the flow."""
     with pytest.raises(CorruptPartitionError, match="no declaration"):
-        plan_steps({"s"}, {"s": "{"}, {"s": FlowStep(PLAIN)}, StepChoices(), HERE)
+        plan_steps({"s"}, {"s": "{"}, {"s": FlowStep(PLAIN)}, StepChoices(), HERE, not_asked)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from recovery import AllKeysSink, ConfigurationError, StepChangedError, aggregate, stateful_arrow
+from recovery import AllKeysSink, ConfigurationError, StateValueError, StepChangedError, aggregate, stateful_arrow
 from recovery.aggregates import approx_distinct, collect, count, last, max_, mean, min_, sum_, top_k, variance
 from tests.spark.support import run_to_end, states
 
@@ -205,6 +206,50 @@ def test_a_changed_aggregate_is_told(spark, feed, tmp_path):
     more = aggregate("s", key="key", n=count(), total=sum_("value"), low=min_("value"))
     run_to_end(feed.frame(spark).transform(more), tmp_path / "db", keep_steps=("s",))
     assert states(tmp_path / "db", "s")["a"] == {"n": 2, "total": 4, "low": 3}
+
+
+LARGE = 2**62
+HUGE = "cast(value AS decimal(38,0)) * 20000000000000000000bd"
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "advice", "wider", "wanted"),
+    [
+        (sum_, "value", "in sum_(...) to decimal(38,0), with", "cast(value AS decimal(38,0))", {"t": str(2 * LARGE)}),
+        (sum_, "value", "or to double, with --keep-step", "cast(value AS double)", {"t": 2.0 * LARGE}),
+        (
+            mean,
+            "value",
+            "in mean(...) to double, with --keep-step",
+            "cast(value AS double)",
+            {"t.sum": 2.0 * LARGE, "t.count": 2},
+        ),
+        (sum_, HUGE, "in sum_(...) to double, with aggregate", f"cast({HUGE} AS double)", {"t": 4e19 * LARGE}),
+    ],
+)
+def test_sums_go_on_in_a_larger_type(spark, feed, tmp_path, function, value, advice, wider, wanted):
+    """By the way that the error names: under the same id, with all that the states hold."""
+
+    def run(expression, migrate=None, **config):
+        summed = F.when(F.col("value") > 0, F.expr(expression))
+        moment, raw = F.timestamp_seconds(F.col("value") % 10), F.col("key").cast("binary")
+        step = aggregate("s", key="key", migrate=migrate, t=function(summed), at=max_(moment), raw=max_(raw))
+        run_to_end(feed.frame(spark).transform(step), tmp_path / "db", **config)
+
+    feed.add([("a", LARGE), ("none", 0)])
+    run(value)
+    before = states(tmp_path / "db", "s")
+    feed.add([("a", LARGE)])
+    with pytest.raises(StateValueError, match="step 's': key 'a': the sum of 't' overflows") as raised:
+        run(value)
+    remedy = raised.value.remedy
+    assert advice in remedy
+    if "--keep-step" in advice:
+        run(wider, keep_steps=("s",))
+    else:
+        run(wider, eval(re.search(r"migrate=(lambda old: .*?)\)(, or .*)?: its sums go on", remedy)[1]))
+    assert states(tmp_path / "db", "s") == {**before, "a": {**before["a"], **wanted}}
+    assert before["a"] == {**before["a"], "at": "1970-01-01T00:00:04.000000Z", "raw": "YQ=="}
 
 
 def test_all_keys_each_time_an_epoch_is_closed(spark, feed, tmp_path):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import functions as F
 
 from recovery import (
@@ -36,6 +37,7 @@ from recovery import (
     stateful_map,
 )
 from recovery.aggregates import sum_
+from recovery.cli import main
 from recovery.clock import SystemClock
 from recovery.keys import encode_key, partition_of
 from recovery.loader import load_flow
@@ -467,6 +469,70 @@ def test_changed_steps_give_the_choices(spark, feed, tmp_path):
     frame = feed.frame(spark).withColumnRenamed("key", "word")
     run_to_end(frame.transform(renamed), directory, resume_epoch=summary.resume_epoch, keep_steps=("totals",))
     assert states(directory, "totals") == feed.totals()
+
+
+def count_up(key, rows, state):
+    """Like add_up, of the rows alone."""
+    state.update((state.getOption or 0) + len(rows))
+
+
+def lengthen(key, rows, state):
+    """The same as a text of so many characters."""
+    state.update((state.getOption or "") + "x" * len(rows))
+
+
+def test_state_is_kept_only_where_it_can_be_read(spark, feed, tmp_path):
+    """What the new type does not read is told before anything is written; the ways out that are named lead on, and so
+    does the old code."""
+    directory = tmp_path / "db"
+    number = feed.frame(spark).transform(totals_step(update=count_up, state=int))
+    text = {"update": lengthen, "state": str}
+    feed.add([("a", 1), ("b", 1), ("b", 1)])
+    run_to_end(number, directory, backup_interval="1h")
+    before = [file.description for file in scan(directory)]
+    feed.add([("new", 1)])
+    feed.add([("a", 1)])
+    kept = feed.frame(spark).transform(totals_step(**text))
+    told = "the state was int and is str; the state of key '[ab]', [12], cannot be read: Expected `str`, got `int`"
+    with pytest.raises(StepChangedError, match=told) as raised:
+        run_to_end(kept, directory, keep_steps=("totals",))
+    assert "--keep-step" not in raised.value.remedy
+    assert [file.description for file in scan(directory)] == before
+
+    summary = run_to_end(number, directory, backup_interval="1h")
+    assert states(directory, "totals") == {"a": 2, "b": 2, "new": 1}
+    feed.add([("b", 1)])
+    migrated = totals_step(**text, migrate=lambda old: "x" * old)
+    config = {"keep_steps": ("totals",), "backup_interval": "1h"}
+    run_to_end(feed.frame(spark).transform(migrated), directory, **config)
+    assert states(directory, "totals") == {"a": "xx", "b": "xxx", "new": "x"}
+    # Without the migration, after going back before it.
+    back = {"resume_epoch": summary.last_epoch + 1, "drop_steps": ("totals",)}
+    run_to_end(kept, directory, backup_interval="1h", **back)
+    assert states(directory, "totals") == {"b": "x"}
+    run_to_end(kept, directory, drop_steps=("totals",))
+    assert states(directory, "totals") == {"b": "x"}
+
+
+def test_a_state_that_cannot_be_read(spark, feed, tmp_path):
+    """Someone edited it: it is told by step and key, and can be put right, or dropped with all of the step."""
+    directory = tmp_path / "db"
+    frame = feed.frame(spark).transform(totals_step(update=count_up, state=int))
+    feed.add([("a", 1), ("b", 1)])
+    run_to_end(frame, directory)
+    edit = ["state", "set", str(directory), "--step", "totals", "--yes", "--key"]
+    assert CliRunner().invoke(main, [*edit, "a", '"many"']).exit_code == 0
+    feed.add([("a", 1)])
+    with pytest.raises(StateValueError, match="step 'totals', key 'a': its state \"many\" cannot be read") as raised:
+        run_to_end(frame, directory)
+    assert raised.value.remedy == "Put it right with `recovery state`, or start anew with --drop-step."
+    assert CliRunner().invoke(main, [*edit, "a", "5"]).exit_code == 0
+    run_to_end(frame, directory)
+    assert states(directory, "totals") == {"a": 6, "b": 1}
+    assert CliRunner().invoke(main, [*edit, "b", '"many"']).exit_code == 0
+    feed.add([("b", 1)])
+    run_to_end(frame, directory, drop_steps=("totals",))
+    assert states(directory, "totals") == {"b": 1}
 
 
 def test_an_aggregate_over_a_lambda_is_the_same_in_every_build(spark, feed, tmp_path):
