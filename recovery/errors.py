@@ -309,7 +309,7 @@ class StepChangedError(RecoveryError):
     exit_code = 39
     default_cause = "The step's key= or state= was changed in the flow."
     default_remedy = (
-        "Change it back, or give stateful(..., migrate=function) to turn the state into the new form, --keep-step STEP "
+        "Change it back, or give the step migrate=FUNCTION to turn the state into the new form, --keep-step STEP "
         "if it fits as it is, or --drop-step STEP to start anew."
     )
 

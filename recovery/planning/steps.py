@@ -137,7 +137,7 @@ def _claim(
 
 
 def _changed(step: StepId, key: list[str], state: list[str], unread: str | None, path: Path) -> StepChangedError:
-    migrate = "" if key else "stateful(..., migrate=function) to turn its states into the new form, "
+    migrate = "" if key else "the step migrate=FUNCTION to turn its states into the new form, "
     keep = f"--keep-step {step} if the state is right as it is, " if unread is None else ""
     found = [*key, *state, *([unread] if unread is not None else [])]
     return StepChangedError(
