@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,17 @@ def test_the_truth_is_what_a_plain_loop_finds(tmp_path: Path) -> None:
         key = f"key-{number:07}"
         assert (counts[key], totals[key]) == (lines.counts[number], lines.totals[number])
     assert sum(counts.values()) == SHAPE.events
+
+
+def test_keys_that_are_held_before(tmp_path: Path) -> None:
+    """A file with every key, older than the others, which are as they are without it; all of it is in the truth."""
+    plain = keyed_lines.generate(SHAPE, tmp_path)
+    held = keyed_lines.generate(replace(SHAPE, held=True), tmp_path)
+    first, *others = sorted(held.files_directory.iterdir(), key=lambda path: path.stat().st_mtime)
+    assert [key for key, _ in read(first)] == [f"key-{number:07}" for number in range(SHAPE.keys)]
+    assert [p.read_bytes() for p in others] == [p.read_bytes() for p in sorted(plain.files_directory.iterdir())]
+    assert (held.counts == plain.counts + 1).all()
+    assert held.totals.sum() == plain.totals.sum() + sum(value for _, value in read(first))
 
 
 def test_an_input_is_the_same_every_time(tmp_path: Path) -> None:
