@@ -57,6 +57,14 @@ def test_standard_error_on_a_full_disk(ran, tmp_path):
     assert recovery("status", tmp_path / "new").returncode == 0
 
 
+def test_a_process_without_standard_streams(ran, tmp_path):
+    """As a supervisor may start one: it does its work, and its exit code says how that went."""
+    code = "import os, sys; os.close(1); os.close(2); os.execv(sys.executable, sys.argv[1:])"
+    for words, expected in ((["status", ran], 0), (["status", tmp_path / "nowhere"], 20)):
+        command = [sys.executable, "-c", code, sys.executable, "-m", "recovery", *map(str, words)]
+        assert subprocess.run(command, timeout=60, check=False).returncode == expected
+
+
 def test_a_loop_of_backups_on_a_full_disk(ran, tmp_path):
     """It goes on, and says on standard error what standard output cannot."""
     command = [sys.executable, "-m", "recovery", "backup", str(ran), str(tmp_path / "backups"), "--every", "0.2s"]

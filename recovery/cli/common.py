@@ -48,8 +48,7 @@ class Commands(click.Group):
                 _show_error(ctx, failed)
             ctx.exit(failed.exit_code)
         finally:
-            with contextlib.suppress(ValueError):
-                _give_up_unwritten(sys.stderr)
+            _give_up_unwritten(sys.stderr)
 
 
 def _output_failed(error: OSError) -> StorageError:
@@ -62,8 +61,11 @@ def _output_failed(error: OSError) -> StorageError:
     )
 
 
-def _give_up_unwritten(stream: TextIO) -> None:
+def _give_up_unwritten(stream: TextIO | None) -> None:
     """What could not be written goes nowhere: Python would try again at its end, and end with a code of its own."""
+    # It is None where the process was started without it.
+    if stream is None or stream.closed:
+        return
     try:
         stream.flush()
     except OSError:
@@ -81,7 +83,7 @@ def _show_error(ctx: click.Context, error: RecoveryError) -> None:
         tell_error(error)
 
 
-def _allow_any_character(stream: TextIO) -> None:
+def _allow_any_character(stream: TextIO | None) -> None:
     """What the encoding of a terminal or a file lacks is written as a question mark; UTF-8 lacks nothing."""
     if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
         stream.reconfigure(errors="replace")
