@@ -52,13 +52,6 @@ def as_recovery_error(error: BaseException) -> BaseException:
     if isinstance(error, OSError):
         return StorageError(str(error))
     text = str(error)
-    if _WORKER_GONE in text:
-        return FlowFailedError(
-            "a Python worker ended while it did a task",
-            cause="It was killed, for instance for lack of memory, or a library that the flow uses crashed.",
-            remedy="Run the same command again: it continues from the last closed epoch. If it happens again, leave "
-            "the workers more memory, or let fewer work at once: --master 'local[1]'.",
-        )
     moved = _OTHER_BASE_PATH.search(text)
     if moved is not None:
         return FlowMismatchError(
@@ -72,6 +65,13 @@ def as_recovery_error(error: BaseException) -> BaseException:
         kind = error_named(match[1])
         if kind is not None:
             return _from_text(kind, match[2])
+    if _WORKER_GONE in text:
+        return FlowFailedError(
+            "a Python worker ended while it did a task",
+            cause="It was killed, for instance for lack of memory, or a library that the flow uses crashed.",
+            remedy="Run the same command again: it continues from the last closed epoch. If it happens again, leave "
+            "the workers more memory, or let fewer work at once: --master 'local[1]'.",
+        )
     changed = _OPERATORS_CHANGED.search(text)
     if changed is not None:
         return StepChangedError(

@@ -429,6 +429,8 @@ def test_rows_that_were_lost_are_missed(recovery, ran, logged):
         for batch in (1, 2):
             run.apply(batch, {"a": str(batch)})
             run.close(batch, logged=logged)
+    for options in ([], ["--epoch", "1"], ["--epoch", "2"]):
+        assert len(json.loads(recovery("state", "list", ran, "--step", "count", *options, "--json"))) == 3
     [path] = [path for path in paths_of(ran) if query(path, "SELECT 1 FROM snaps WHERE state_key = 'c'")]
     for change in (
         "UPDATE snaps SET step_id = 'couot' WHERE state_key = 'c'",
