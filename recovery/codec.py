@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -65,14 +65,13 @@ class StateCodec:
                     remedy="Define or import it at the top of the module, before the step, not for type checkers only.",
                 ) from error
             self.encode = self._encode_typed
-            self._trusts_equality = not any(map(_leaves_out, _parts(state_type)))
 
     def _encode_typed(self, value: Any) -> str:
         try:
             encoded = self._to_json(value)
             back = self.decode(encoded.decode())
             plain = value if type(back) is type(value) or not hasattr(value, "item") else _python_scalar(value)
-            if type(back) is type(plain) and ((self._trusts_equality and back == plain) or _same(back, plain)):
+            if type(back) is type(plain) and (back == plain or _same(back, plain)):
                 return encoded.decode()
         except Exception as error:
             raise StateValueError(
@@ -147,18 +146,6 @@ def make_portable(state_type: StateType) -> None:
     """Make a type fit to be sent to the workers by value, as those of the user's own file are, with all that it is made
     of: its fields' types take the place of their names, which are looked up in a module that workers do not have; and
     the note that msgspec leaves on a class it has seen is taken off, for it could not be pickled."""
-    for kind in _parts(state_type):
-        if isinstance(kind, type):
-            if _NOTE in vars(kind):
-                delattr(kind, _NOTE)
-            with contextlib.suppress(Exception):
-                types = get_type_hints(kind, include_extras=True)
-                own = vars(kind).get("__annotations__", {})
-                own.update({name: types[name] for name in own})
-
-
-def _parts(state_type: StateType) -> Iterator[Any]:
-    """A type and all that it is made of."""
     seen: set[int] = set()
     waiting = [state_type]
     while waiting:
@@ -166,19 +153,15 @@ def _parts(state_type: StateType) -> Iterator[Any]:
         if id(kind) in seen:
             continue
         seen.add(id(kind))
-        yield kind
         waiting.extend([get_origin(kind), *get_args(kind)])
-        if isinstance(kind, type) and kind.__module__ != "builtins":
+        if isinstance(kind, type):
+            if _NOTE in vars(kind):
+                delattr(kind, _NOTE)
             with contextlib.suppress(Exception):
-                waiting.extend([*get_type_hints(kind, include_extras=True).values(), *kind.__bases__])
-
-
-def _leaves_out(kind: Any) -> bool:
-    """Whether it is a class whose values are equal although a field of theirs is not."""
-    attributes = getattr(kind, "__attrs_attrs__", None)
-    if attributes is not None:
-        return not all(each.eq for each in attributes)
-    return dataclasses.is_dataclass(kind) and not all(field.compare for field in dataclasses.fields(kind))
+                types = get_type_hints(kind, include_extras=True)
+                own = vars(kind).get("__annotations__", {})
+                own.update({name: types[name] for name in own})
+                waiting.extend([*types.values(), *kind.__bases__])
 
 
 def _pickle(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from recovery.codec import StateCodec, StateType, make_portable
 from recovery.declaration import PICKLE, Form
-from recovery.errors import StateValueError, shortened
+from recovery.errors import StateValueError, shortened, shown
 from recovery.planning.values import Convert
 
 Migrate = Callable[[Any], Any]
@@ -57,7 +57,7 @@ def misread(decode: Callable[[Sequence[str]], object], states: Iterable[tuple[st
             try:
                 decode([text])
             except Exception as error:
-                return f"the state of key {key!r}, {shortened(text)}, cannot be read: {error}"
+                return f"the state of key {shown(key)}, {shortened(text)}, cannot be read: {error}"
         return f"its states cannot be read together: {whole}"
     return None
 

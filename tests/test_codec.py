@@ -312,32 +312,6 @@ def test_what_is_nested_too_deep_is_refused(kind):
         StateCodec(kind).encode(value)
 
 
-@dataclasses.dataclass
-class Partly:
-    """One whose equality leaves a field out."""
-
-    n: int
-    any: Any = dataclasses.field(default=None, compare=False)
-
-
-@pytest.mark.parametrize(
-    ("kind", "wrap"),
-    [
-        (Partly, lambda value: value), (list[Partly], lambda value: [value]), (Partly | None, lambda value: value),
-        (dict[str, tuple[int, Partly]], lambda value: {"a": (1, value)}),
-    ],
-    ids=lambda each: repr(each).partition(" at ")[0],
-)  # fmt: skip
-def test_fields_that_equality_leaves_out_come_back_too(kind, wrap):
-    """Or are refused, as others are."""
-    codec = StateCodec(kind)
-    back = codec.decode(codec.encode(wrap(Partly(1, [None, 2.5]))))
-    assert repr(back) == repr(wrap(Partly(1, [None, 2.5])))
-    for value in ((1, 2), math.nan, b"x"):
-        with pytest.raises(StateValueError, match="would come back as"):
-            codec.encode(wrap(Partly(1, value)))
-
-
 @pytest.mark.parametrize(
     ("kind", "value"), [(float, np.float64(1.5)), (int, np.int64(3)), (int | None, np.int32(3)), (bool, np.bool_(True))]
 )

@@ -176,3 +176,23 @@ def test_debug_shows_where_an_error_came_from_and_says_it_once(tmp_path):
     assert debug.stderr.startswith("Traceback")
     assert debug.stderr.endswith(plain.stderr)
     assert debug.stderr.count("there is no such directory") == 1 + debug.stderr.count('raise NoPartitionsError("')
+
+
+CRASHED = "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"{CRASHED}. Consider setting 'spark.…faulthandler.enabled'\n\tat org.apache.spark.X.y(X.scala:1)", ""),
+        (
+            f'{CRASHED}: Fatal Python error: Segmentation fault\n\nStack:\n  File "flow.py", line 12 in update\n'
+            "\tat org.apache.spark.X.y(X.scala:1)\n",
+            ': Fatal Python error: Segmentation fault\n\nStack:\n  File "flow.py", line 12 in update',
+        ),
+    ],
+)
+def test_a_worker_that_crashed(text, told):
+    """With what it said itself, if Spark was told to keep that, and without Java's stack."""
+    found = as_recovery_error(PySparkException(text))
+    assert found.found == f"a Python worker ended while it did a task{told}"

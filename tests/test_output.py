@@ -47,6 +47,13 @@ def test_standard_output_on_a_full_disk(ran, words):
         assert "is done" in done.stderr
 
 
+def test_an_error_on_a_full_disk(tmp_path):
+    """It keeps its code."""
+    for words in (["status"], ["status", "--json"]):
+        with FULL.open("w") as full:
+            assert recovery(*words, tmp_path / "nowhere", stdout=full, stderr=full).returncode == 20
+
+
 def test_standard_error_on_a_full_disk(ran, tmp_path):
     """Words about the work end none of it, and an error keeps its code."""
     with FULL.open("w") as full:
@@ -81,12 +88,22 @@ def test_a_loop_of_backups_on_a_full_disk(ran, tmp_path):
     assert len(json.loads(recovery("backup", "--list", tmp_path / "backups", "--json").stdout)["backups"]) >= 2
 
 
-def test_a_terminal_that_lacks_characters(tmp_path):
-    """What it lacks is a question mark."""
+def test_an_encoding_that_lacks_characters(store_dir, tmp_path):
+    """They are escaped: for people, and so that what is JSON is the same JSON."""
     environ = {**os.environ, "PYTHONIOENCODING": "latin-1"}
     done = recovery("init", tmp_path / "db", 2, env=environ)
     assert done.returncode == 0
-    assert "part-0.sqlite3 ? part-1.sqlite3" in done.stdout
+    assert "part-0.sqlite3 \\u2026 part-1.sqlite3" in done.stdout
+    with Driver(store_dir) as run:
+        run.apply(0, {"ж": '"к"', "🙂": '"é"'})
+        run.close(0)
+    exported, escaped = (
+        recovery("state", "export", store_dir, "--step", "count", env=given).stdout for given in (None, environ)
+    )
+    assert "\\u0436" in escaped
+    assert [json.loads(line) for line in escaped.splitlines()] == [json.loads(line) for line in exported.splitlines()]
+    told = recovery("state", "get", store_dir, "--step", "count", "--key", "жж", env=environ)
+    assert (told.returncode, "\\u0436\\u0436" in told.stderr) == (44, True)
 
 
 def lines_of(ran: Path) -> str:
@@ -131,6 +148,11 @@ def test_standard_output_by_its_path(ran, tmp_path):
         assert export(ran, Path("/dev/stdout"), stdout=file).returncode == 0
         assert export(ran, log, stdout=file).returncode == 0
     assert log.read_text() == "before\n" + 2 * lines_of(ran)
+    for error in ("stdout", "stderr"):
+        with log.open("w") as file:
+            assert recovery("report", ran, "-o", f"/dev/{error}", "--force", **{error: file}).returncode == 0
+        assert log.read_text().startswith("<!doctype html>")
+        assert log.read_text().rstrip().endswith("</html>")
 
 
 def test_a_device_that_is_full(ran):

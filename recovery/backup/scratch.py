@@ -7,12 +7,14 @@ import contextlib
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 MARK = ".recovery-scratch"
-"""A file in each, by which it is known, and which is locked while it is used."""
+"""A file in each, by which it is known, and which is locked while it is used. It says on which host: elsewhere its lock
+may not be seen."""
 
 
 @contextlib.contextmanager
@@ -31,34 +33,32 @@ def scratch_directory(purpose: str, parent: Path | None = None) -> Iterator[Path
     finally:
         shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
+        with contextlib.suppress(OSError):
+            # A network file system keeps a file that is open, and with it its directory, until it is closed.
+            path.rmdir()
 
 
 def _make(root: Path, prefix: str) -> tuple[Path, int]:
-    while True:
-        path = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
-        lock = os.open(path / MARK, os.O_RDWR | os.O_CREAT, 0o600)
-        # Until it is locked somebody may take it for left.
-        if _lock(lock) and path.exists():
-            return path, lock
-        os.close(lock)
-
-
-def _lock(mark: int) -> bool:
-    try:
-        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        # A file system without locks, so nobody can take it for left.
-        return True
-    return True
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+    lock = os.open(path / MARK, os.O_RDWR | os.O_CREAT, 0o600)
+    # Only what says a host is ever removed by others: nothing that is not locked, or cannot be.
+    with contextlib.suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(lock, _host())
+    return path, lock
 
 
 def _remove_left(mark: Path) -> None:
     with contextlib.suppress(OSError):
         lock = os.open(mark, os.O_RDWR | os.O_NOFOLLOW)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(mark.parent, ignore_errors=True)
+            if os.pread(lock, len(_host()) + 1, 0) == _host():
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(mark.parent, ignore_errors=True)
         finally:
             os.close(lock)
+        mark.parent.rmdir()
+
+
+def _host() -> bytes:
+    return socket.gethostname().encode()

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from recovery.cli.backup_progress import CopyProgress
-from recovery.cli.common import INTERVAL, format_size, format_time, json_option, print_json, table, tell, tell_error
+from recovery.cli.common import (
+    INTERVAL,
+    format_size,
+    format_time,
+    json_option,
+    of_output,
+    print_json,
+    table,
+    tell,
+    tell_error,
+)
 from recovery.cli.signals import StopSignals
 from recovery.clock import SystemClock
 from recovery.errors import BackupTargetError, ConfigurationError, NoBackupError, RecoveryError, StorageError
@@ -145,10 +155,9 @@ def _again_and_again(
         began_s = clock.elapsed_s()
         try:
             _once_and_say(directory, target, keep, check, progress, as_json)
-        except BrokenPipeError:
-            raise
         except OSError as error:
-            # What a backup itself does has errors of its own.
+            if not of_output(error):
+                raise
             tell(f"{format_time(clock.wall_ms())} standard output cannot be written: {error}")
         pause_s = max(0.0, every_s - (clock.elapsed_s() - began_s))
 

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 import click
 
@@ -28,14 +28,13 @@ class Commands(click.Group):
     """A group whose errors end the process with their own exit code and without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        for stream in (sys.stdout, sys.stderr):
-            _allow_any_character(stream)
+        # Standard error escapes them already.
+        _allow_any_character(sys.stdout)
         try:
             with _only_text():
                 return super().invoke(ctx)
         except RecoveryError as error:
-            _show_error(ctx, error)
-            ctx.exit(error.exit_code)
+            _end_by(ctx, error)
         except KeyboardInterrupt:
             ctx.exit(130)
         except BrokenPipeError:
@@ -43,17 +42,19 @@ class Commands(click.Group):
             sys.stderr.close()
             ctx.exit(1)
         except OSError as error:
-            failed = _output_failed(error) if error.filename is None else StorageError(str(error), path=error.filename)
-            with contextlib.suppress(OSError):
-                _show_error(ctx, failed)
-            ctx.exit(failed.exit_code)
+            _end_by(ctx, _output_failed(error) if of_output(error) else StorageError(str(error), path=error.filename))
         finally:
             _give_up_unwritten(sys.stderr)
 
 
+def of_output(error: OSError) -> bool:
+    """Whether it was raised where a command prints, and not because nobody reads that any more."""
+    if isinstance(error, BrokenPipeError):
+        return False
+    return any("click" in Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__)[-3:])
+
+
 def _output_failed(error: OSError) -> StorageError:
-    """The error for output that could not be written."""
-    _give_up_unwritten(sys.stdout)
     return StorageError(
         f"its output cannot be written: {error}",
         cause="The disk to which it is redirected is full or failing. What the command did before that is done.",
@@ -73,20 +74,34 @@ def _give_up_unwritten(stream: TextIO | None) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _show_error(ctx: click.Context, error: RecoveryError) -> None:
+def _end_by(ctx: click.Context, error: RecoveryError) -> NoReturn:
+    """Show the error, where that can be shown, and end with its code."""
     if ctx.params.get("debug"):
         # All but its last lines: they are the error's text, which follows.
         tell("".join(traceback.format_exception(error)[:-1]).rstrip())
     if ctx.meta.get("recovery.json"):
-        click.echo(json.dumps(error.as_json()))
+        with contextlib.suppress(OSError):
+            click.echo(json.dumps(error.as_json()))
     else:
         tell_error(error)
+    _give_up_unwritten(sys.stdout)
+    ctx.exit(error.exit_code)
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    """Characters that an encoding lacks, as JSON writes them: what is JSON stays the same JSON."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+codecs.register_error("recovery.escaped", _escaped)
 
 
 def _allow_any_character(stream: TextIO | None) -> None:
-    """What the encoding of a terminal or a file lacks is written as a question mark; UTF-8 lacks nothing."""
+    """What the encoding of a terminal or a file lacks is written in another way; UTF-8 lacks nothing."""
     if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
-        stream.reconfigure(errors="replace")
+        stream.reconfigure(errors="recovery.escaped")
 
 
 @contextlib.contextmanager
@@ -187,6 +202,13 @@ def tell_error(error: object) -> None:
     tell(f"{click.style('Error', fg='red')}: {error}")
 
 
+def echo_json(text: str) -> None:
+    """JSON that has any characters, on standard output: in ASCII where that is not UTF-8, for it is read as that."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    utf8 = codecs.lookup(encoding).name == "utf-8"
+    click.echo(text if utf8 else text.encode("ascii", "recovery.escaped").decode())
+
+
 def print_json(value: Any, *, line: bool = False) -> None:
     """One JSON document on standard output; `line`: on one line, where several follow each other."""
     click.echo(json.dumps(value, indent=None if line else 2, default=str))
@@ -227,13 +249,21 @@ def _numeric(cell: str) -> bool:
     return cell == "-" or cell.replace(",", "").replace(".", "").split(" ")[0].isdigit()
 
 
-def write_whole(path: Path, text: str) -> None:
-    """The file has all of the text, or is as it was; what stands there without being a file, such as a pipe, is given
-    the text. Raises ConfigurationError for a path of no file, StorageError."""
+def write_whole(path: Path, text: str) -> bool:
+    """The file has all of the text, or is as it was. What stands there without being a file, such as a pipe, is given
+    the text, and so is our own output where the path leads to it; returns whether it is a file, and not that.
+
+    Raises ConfigurationError for a path of no file, StorageError.
+    """
     if not path.name or os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
         raise ConfigurationError(f"{path} is a directory", cause="", remedy="Name a file.")
+    own = _own_output(path)
+    if own is not None:
+        # By a second way to it, one would write over what comes by the other.
+        click.echo(text, nl=False, err=own == 2)
+        return False
     # A link stays one: what it leads to is written.
-    file = path if _is_stream(path) else Path(os.path.realpath(path))
+    file = path if _is_device(path) else Path(os.path.realpath(path))
     if not os.path.isdir(file.parent):  # noqa: PTH112 - as above
         raise ConfigurationError(
             f"{path} cannot be written: there is no directory {file.parent}",
@@ -242,13 +272,13 @@ def write_whole(path: Path, text: str) -> None:
         )
     if file is path:
         try:
-            with file.open("a", encoding="utf-8") as stream:
+            with file.open("w", encoding="utf-8") as stream:
                 stream.write(text)
         except BrokenPipeError:
             raise
         except OSError as error:
             raise StorageError(str(error), path=path) from error
-        return
+        return True
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         draft.write_text(text, encoding="utf-8")
@@ -257,16 +287,21 @@ def write_whole(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             draft.unlink()
         raise StorageError(str(error), path=path) from error
+    return True
 
 
-def _is_stream(path: Path) -> bool:
-    """Whether it is a device or a pipe, or where our own output goes: nothing that could be replaced by a file."""
+def _is_device(path: Path) -> bool:
+    """Whether something is there that no file may take the place of: a device, or a pipe."""
     try:
-        found = path.stat()
+        return not stat.S_ISREG(path.stat().st_mode)
     except OSError:
         return False
-    if not stat.S_ISREG(found.st_mode):
-        return True
-    with contextlib.suppress(OSError):
-        return any(os.path.samestat(found, os.fstat(number)) for number in (1, 2))
-    return False
+
+
+def _own_output(path: Path) -> int | None:
+    """Which of our own outputs the path leads to."""
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(path.stat(), os.fstat(number)):
+                return number
+    return None

@@ -8,6 +8,7 @@ import click
 
 from recovery.cli.common import INTERVAL, directory_argument, format_size, json_option, print_json
 from recovery.clock import CLOCK_STEP, RecoveryClock, SystemClock
+from recovery.errors import RecoveryError
 from recovery.planning.resume import plan_resume
 from recovery.planning.retention import collection_floor, shared_history
 from recovery.state.open import open_backend
@@ -34,8 +35,12 @@ def gc(directory: Path, backup_interval: float | None, as_json: bool) -> None:
         if interval_s is None:
             runs = [e for d in plan.partitions for e in d.executions]
             interval_s = max(runs, key=lambda e: e.number).backup_interval_s if runs else 0.0
-        # Before the space is given back.
-        expired = remove_expired(open_backend(directory, clock, RetryPolicy()), clock.wall_ms())
+        expired, damage = 0, None
+        try:
+            # Before the space is given back.
+            expired = remove_expired(open_backend(directory, clock, RetryPolicy()), clock.wall_ms())
+        except RecoveryError as error:
+            damage = error
         store = FilePartitions([d.path for d in plan.partitions], directory / SCRATCH_NAME)
         try:
             now_ms = RecoveryClock(clock, *plan.last_clock, store.driver_values(CLOCK_STEP)).now_ms()
@@ -44,6 +49,8 @@ def gc(directory: Path, backup_interval: float | None, as_json: bool) -> None:
             after = sum(d.size_bytes for d in store.describe())
         finally:
             store.release()
+    if damage is not None:
+        raise damage
     rows, changes = sum(each.rows for each in collected), sum(each.changes for each in collected)
     if as_json:
         print_json({

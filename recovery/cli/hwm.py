@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from recovery.cli.common import format_time, json_option, print_json, table
+from recovery.cli.common import echo_json, format_time, json_option, print_json, table
 from recovery.cli.places import directory_and, open_state, state_options
 from recovery.errors import StateNotFoundError, StateValueError
 from recovery.state.marks import Mark
@@ -55,7 +55,7 @@ def get(words: tuple[str, ...], environment: str, as_json: bool) -> None:
     if as_json:
         print_json(_facts(found[0]))
     else:
-        click.echo(dumps(found[0].value))
+        echo_json(dumps(found[0].value))
 
 
 @hwm.command(name="set", context_settings=VALUES)

@@ -58,7 +58,8 @@ def report(
 
     facts = gather(directory, parse_targets(thresholds), SystemClock().wall_ms())
     text = page(facts, advise(known(facts, os.cpu_count() or 1), tolerate), largest(facts, keys) if keys else [])
-    write_whole(output, text)
+    if not write_whole(output, text):
+        return
     size_bytes = len(text.encode())
     if as_json:
         print_json({"output": str(output), "bytes": size_bytes, "unreadable": list(facts.problems)})

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from recovery.cli.common import format_time, json_option, print_json, table
+from recovery.cli.common import echo_json, format_time, json_option, print_json, table
 from recovery.cli.hwm import VALUES
 from recovery.cli.native import (
     conf_option,
@@ -160,7 +160,7 @@ def get(
     if as_json:
         print_json(entry.as_json())
     else:
-        click.echo(json_text(entry.content))
+        echo_json(json_text(entry.content))
 
 
 @state.command(name="set", context_settings=VALUES)

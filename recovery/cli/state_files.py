@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from recovery.cli.common import json_option, write_whole
+from recovery.cli.common import echo_json, json_option, write_whole
 from recovery.cli.places import directory_and, state_options
 from recovery.cli.state_common import (
     Where,
@@ -61,7 +61,7 @@ def export(
     lines = export_lines(entry for target in targets for entry in target.entries(pattern))
     if output_file == "-":
         for line in lines:
-            click.echo(line)
+            echo_json(line)
     else:
         text = "".join(f"{line}\n" for line in lines)
         write_whole(Path(output_file), text)

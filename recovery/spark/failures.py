@@ -25,7 +25,7 @@ _OPERATORS_CHANGED = re.compile(
     r"|STATE_STORE_COLUMN_FAMILY_SCHEMA_INCOMPATIBLE)[^\]]*)\] *([^\n]*)"
 )
 _OTHER_BASE_PATH = re.compile(r"Wrong basePath (\S+) for the root path: (\S+)")
-_WORKER_GONE = "Python worker exited unexpectedly"
+_WORKER_GONE = re.compile(r"Python worker exited unexpectedly \(crashed\)(?:: (.*?)(?=\n\tat |\Z))?", re.DOTALL)
 _TASK_FAILURE = re.compile(
     r"most recent failure: [^\n]*?: ((?:[a-z]\w*\.)+\w+(?:Exception|Error): .*?)(?=\n\tat |\n\n|\Z)", re.DOTALL
 )
@@ -65,12 +65,14 @@ def as_recovery_error(error: BaseException) -> BaseException:
         kind = error_named(match[1])
         if kind is not None:
             return _from_text(kind, match[2])
-    if _WORKER_GONE in text:
+    gone = _WORKER_GONE.search(text)
+    if gone is not None:
         return FlowFailedError(
-            "a Python worker ended while it did a task",
+            f"a Python worker ended while it did a task{f': {gone[1].strip()}' if gone[1] else ''}",
             cause="It was killed, for instance for lack of memory, or a library that the flow uses crashed.",
             remedy="Run the same command again: it continues from the last closed epoch. If it happens again, leave "
-            "the workers more memory, or let fewer work at once: --master 'local[1]'.",
+            "the workers more memory, or let fewer work at once: --master 'local[1]'. Where a crash was is told with "
+            "--conf spark.sql.execution.pyspark.udf.faulthandler.enabled=true.",
         )
     changed = _OPERATORS_CHANGED.search(text)
     if changed is not None:

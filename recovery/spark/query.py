@@ -230,14 +230,12 @@ class RecoveryQuery:
                 if not self._parked.is_set():
                     try:
                         self._process_locked(batch, BatchId(batch_id))
-                    except Exception as error:
-                        self._note(error)
-                        raise
                     except BaseException as error:
-                        # sys.exit() in a sink ends this thread, and py4j would not answer the JVM, which waits for it.
-                        failed = FlowFailedError(essence_of(error))
-                        self._note(failed)
-                        raise failed from error
+                        self._note(error)
+                        if not isinstance(error, Exception):
+                            # It ends this thread, and py4j would not answer the JVM, which waits for it.
+                            raise FlowFailedError(essence_of(error)) from error
+                        raise
                     return
         # The run is ending: the epoch closes as of the batch before, and this one is left to the next run.
         self._released.wait()
@@ -434,7 +432,10 @@ class RecoveryQuery:
     def _note(self, error: BaseException) -> None:
         """Keep the first error, in the form in which it is raised to the user."""
         if self._error is None:
-            self._error = as_recovery_error(error)
+            # The flow's own code may say sys.exit(), in a sink, an observer, or whatever closes an epoch.
+            of_flow = isinstance(error, SystemExit) or threading.current_thread() is not threading.main_thread()
+            whole = isinstance(error, Exception) or not of_flow
+            self._error = as_recovery_error(error) if whole else FlowFailedError(essence_of(error))
             if self._error is not error:
                 self._error.__cause__ = error
 

@@ -143,7 +143,8 @@ def remove_expired(backend: Backend, now_ms: int) -> int:
 
     expired = [
         document.state_id
-        for document in backend.list()
+        for prefix in (*(f"{kind}/" for kind in KINDS), "@")
+        for document in backend.list(prefix)
         if _is_scope(document.state_id) and document.content is not None and standing(document) is None
     ]
     changed = backend.update(dict.fromkeys(expired, standing)) if expired else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 from pathlib import Path
 
 from recovery.backup.scratch import MARK, scratch_directory
@@ -48,13 +49,15 @@ def test_what_a_killed_backup_left_goes_with_the_next(make_store, tmp_path):
         assert killed.returncode == -signal.SIGKILL
         assert [path.name.startswith("recovery-backup-") for path in scratch.iterdir()] == [True]
     (scratch / "recovery-drill-x").mkdir()
-    (scratch / "recovery-drill-x" / MARK).touch()
+    (scratch / "recovery-drill-x" / MARK).write_text(socket.gethostname())
+    (scratch / "recovery-backup-elsewhere").mkdir()
+    (scratch / "recovery-backup-elsewhere" / MARK).write_text("another host")
     (scratch / "recovery-backup-file").touch()
     (scratch / "recovery-backup-of-words").mkdir()
     done = run_python("from recovery.cli import main; main()", "backup", directory, tmp_path / "backups", env=environ)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in scratch.iterdir()} == {
-        "recovery-drill-x", "recovery-backup-file", "recovery-backup-of-words",
+        "recovery-drill-x", "recovery-backup-elsewhere", "recovery-backup-file", "recovery-backup-of-words",
     }  # fmt: skip
 
 
@@ -67,7 +70,7 @@ def use(root: Path, rounds: int) -> None:
 
 
 def test_many_at_once(tmp_path):
-    """Nobody takes away what another has just made; at most an empty one stays, which nobody had locked yet."""
+    """Nobody takes away what another has just made."""
     processes = [multiprocessing.get_context("spawn").Process(target=use, args=(tmp_path, 200)) for _ in range(4)]
     for process in processes:
         process.start()

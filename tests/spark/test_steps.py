@@ -42,7 +42,6 @@ from recovery.clock import SystemClock
 from recovery.keys import encode_key, partition_of
 from recovery.loader import load_flow
 from recovery.planning.resume import plan_resume
-from recovery.spark.events import Resumed
 from recovery.state.epochs import EpochWriter
 from recovery.storage.files import scan
 from tests.spark.support import ODD_KEYS, add_up, run_to_end, states, totals_step
@@ -830,24 +829,46 @@ def test_a_sink_whose_target_is_away(spark, feed, tmp_path):
     assert sum(n for n, _ in states(tmp_path / "db", "totals").values()) == 600
 
 
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-@pytest.mark.parametrize("where", ["sink", "observer"])
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        *((SystemExit, where) for where in ("sink", "batch", "prepare", "publish", "closed")),
+        (KeyboardInterrupt, "sink"),
+    ],
+)
 def test_what_would_end_a_program_ends_the_run(spark, feed, tmp_path, kind, where):
-    """sys.exit() in the flow's own code: the run fails as by any other error, and does not wait for ever."""
+    """sys.exit() in the flow's own code, on whatever thread: the run fails as by any other error, and does not wait for
+    ever."""
     feed.add_random(1)
 
-    def leave(what, *_):
-        if not isinstance(what, Resumed):
+    def leave(at):
+        if at == where:
             raise kind(4)
 
+    def observe(event):
+        leave({"BatchDone": "batch", "EpochClosed": "closed"}.get(type(event).__name__))
+
+    class Sink:
+        def write(self, batch, batch_id):
+            leave("sink")
+            batch.collect()
+
+        def rollback(self, resume):
+            pass
+
+        def prepare(self, output):
+            leave("prepare")
+            return "note"
+
+        def publish(self, output):
+            leave("publish")
+
     init_partitions(tmp_path / "db", 2)
-    asked = {"sink": leave} if where == "sink" else {"observer": leave}
     query = start(
-        feed.frame(spark).transform(totals_step()), RecoveryConfig(tmp_path / "db"), name="test",
-        trigger="available-now", **asked,
+        feed.frame(spark).transform(totals_step()), RecoveryConfig(tmp_path / "db"), sink=Sink(), name="test",
+        trigger="available-now", observer=observe,
     )  # fmt: skip
-    told = "the sink, micro-batch 0: " if where == "sink" else ""
-    with pytest.raises(FlowFailedError, match=rf"^{told}{kind.__name__}: 4 \(test_steps.py, line \d+\)"):
+    with pytest.raises(FlowFailedError, match=rf"{kind.__name__}: 4 \(test_steps.py, line \d+\)"):
         query.await_termination()
 
 

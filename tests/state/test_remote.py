@@ -123,7 +123,7 @@ for used in (False, True):
     said = context.SimpleQueue()
     process = context.Process(target=work, args=(said,))
     process.start()
-    process.join(20)
+    process.join(40)
     if process.exitcode is None:
         process.kill()
         said.put("hangs")
@@ -134,7 +134,7 @@ for used in (False, True):
 def test_a_forked_process_uses_it_or_is_refused_at_once(place, stores):
     """Of buckets, the client does not work in a process that was forked after its parent had used it: the error says
     how to start such processes."""
-    done = run_python(FORKED, place(timeout="3s"))
+    done = run_python(FORKED, place())
     assert done.returncode == 0, done.stderr
     before, after = done.stdout.strip().split("\n", 1)
     assert before == "False written"
