@@ -81,7 +81,7 @@ def _load_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except RecoveryError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(str(path), error) from error
     from pyspark import cloudpickle
 
@@ -101,7 +101,7 @@ def _load_module(name: str) -> ModuleType:
         raise _failed(name, error) from error
     except RecoveryError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(name, error) from error
 
 
@@ -142,11 +142,11 @@ def _call(function: Any, arguments: Any, named: dict[str, Any], target: str) -> 
         return function(*arguments, **named)
     except RecoveryError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(target, error) from error
 
 
-def _failed(where: str, error: Exception) -> FlowLoadError:
+def _failed(where: str, error: BaseException) -> FlowLoadError:
     found = f"{where} failed: {headline(error)}"
     if isinstance(error, ImportError) and "no known parent package" in str(error):
         # Python itself says no more where it is given such a file.

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import inspect
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from recovery.errors import ConfigurationError
 from recovery.planning.pipeline import order
@@ -71,9 +77,17 @@ class Pipeline:
             if names.count(name) > 1:
                 raise ConfigurationError(f"pipeline {self.name!r} has {names.count(name)} nodes called {name!r}")
         order({node.name: node.needs for node in self.nodes})
+        marks = [key for node in self.nodes if (key := getattr(node.read, "mark_key", None)) is not None]
+        for key in marks:
+            if marks.count(key) > 1:
+                raise ConfigurationError(
+                    f"pipeline {self.name!r} has {marks.count(key)} loads with the high-water mark {key!r:.80}",
+                    cause="What one of them has loaded, the others would pass over.",
+                    remedy="Give each load a key of its own.",
+                )
 
 
-_PLAIN = (bool, int, float, str, bytes, type(None))
+_PLAIN = (bool, int, float, str, bytes, type(None), date, time, timedelta, Decimal, PurePath, Enum, UUID)
 _SETTINGS = (*_PLAIN, tuple, frozenset, functools.partial, types.FunctionType, types.MethodType)
 _COUNTED = (*_PLAIN, list, tuple, set, frozenset, dict, functools.partial)
 
@@ -100,6 +114,10 @@ def _described(value: Any, seen: set[int]) -> Iterator[str]:
         for key, each in value.items():
             yield repr(key)
             yield from _described(each, seen)
+    elif dataclasses.is_dataclass(value) and not callable(value):
+        seen.add(id(value))
+        yield type(value).__qualname__
+        yield from _described({each.name: getattr(value, each.name) for each in dataclasses.fields(value)}, seen)
     elif hasattr(value, "__recovery_definition__"):
         yield from _described(value.__recovery_definition__(), seen)
     elif isinstance(value, functools.partial):
@@ -112,6 +130,9 @@ def _described(value: Any, seen: set[int]) -> Iterator[str]:
     else:
         seen.add(id(value))
         yield getattr(value, "__qualname__", type(value).__qualname__)
+        if isinstance(value, type):
+            settings = {name: each for name, each in vars(value).items() if isinstance(each, _PLAIN) and name[0] != "_"}
+            yield from _described(settings, seen)
         if callable(value) and not isinstance(value, type):
             call = inspect.getattr_static(type(value), "__call__", None)
             yield from _described((call if isinstance(call, types.FunctionType) else None, _held_by(value)), seen)

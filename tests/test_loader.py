@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
@@ -90,3 +91,16 @@ def test_a_file_of_a_package_is_named_as_a_module(tmp_path, monkeypatch):
         load(str(package / "job.py"))
     monkeypatch.chdir(tmp_path)
     assert load("relatives.job").name == "x"
+
+
+@pytest.mark.parametrize("code", ["", "0", "'no settings'"])
+def test_a_file_that_leaves_the_program(tmp_path, code):
+    """It is no flow that has run: a scheduler would take it for that."""
+    (tmp_path / "flows.py").write_text(f"import sys\nsys.exit({code})\n")
+    with pytest.raises(FlowLoadError, match=r"failed: SystemExit: .*\(flows.py, line 2\)"):
+        load(f"{tmp_path / 'flows.py'}")
+    (tmp_path / "flows.py").write_text(f"import sys\ndef make():\n    sys.exit({code})\n")
+    with pytest.raises(FlowLoadError, match=r"SystemExit: .*\(flows.py, line 3\)"):
+        load(f"{tmp_path / 'flows.py'}:make")
+    with pytest.raises(FlowFailedError, match="building flow 'x' failed: SystemExit: "):
+        build_flow(Flow("x", lambda spark: sys.exit(eval(code) if code else None)), None)

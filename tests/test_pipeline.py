@@ -59,6 +59,39 @@ def test_a_change_of_what_a_node_does_changes_its_definition(tmp_path, old, new)
     assert definition(SOURCE.replace(old, new), tmp_path) != definition(SOURCE, tmp_path)
 
 
+SETTINGS = """
+import dataclasses
+from datetime import date, timedelta
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from recovery import Node, Pipeline
+@dataclasses.dataclass
+class Settings:
+    since: date
+class Kind(Enum):
+    A = 1
+    B = 2
+class Limits:
+    most = 10
+SINCE, SPAN, LIMIT, PLACE, KIND = date(2024, 1, 1), timedelta(1), Decimal("1.0"), Path("in"), Kind.A
+NAMED, GIVEN = {"from": date(2024, 2, 2)}, Settings(date(2024, 3, 3))
+def used(spark):
+    return spark.read.parquet(SINCE, SPAN, LIMIT, PLACE, KIND, NAMED, GIVEN, Limits.most)
+pipeline = Pipeline("nightly", [Node("clean", read=used, write=print)])
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("2024, 1", "2025, 1"), ("timedelta(1)", "timedelta(2)"), ('"1.0"', '"1.00"'), ('Path("in")', 'Path("out")'),
+     ("Kind.A", "Kind.B"), ("2024, 2", "2025, 2"), ("2024, 3", "2025, 3"), ("most = 10", "most = 11")],
+)  # fmt: skip
+def test_settings_of_all_kinds_count(tmp_path, old, new):
+    """Days, spans, decimals, paths, members of enums, dataclasses and what a class has."""
+    assert definition(SETTINGS.replace(old, new), tmp_path) != definition(SETTINGS, tmp_path)
+
+
 class Reader:
     """A source with a setting, that is called."""
 

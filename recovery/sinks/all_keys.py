@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from recovery.errors import ConfigurationError
+from recovery.planning.resume import plan_resume
 from recovery.sinks.plain import DiscardSink
 from recovery.sinks.protocol import EpochOutput, Resume
+from recovery.storage.files import scan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,9 +35,23 @@ class AllKeysSink(DiscardSink):
     """
 
     def __init__(self, step: HoldsKeys, directory: str | Path, write: Callable[[DataFrame, int], Any]) -> None:
+        if not callable(getattr(step, "all_keys", None)):
+            raise ConfigurationError(
+                "AllKeysSink needs a step that recovery.aggregate made", remedy="Give it the one of the flow."
+            )
         self._step = step
         self._directory = Path(directory)
         self._replace = write
+
+    def check(self, resume: Resume) -> None:
+        """The directory has to be the run's own. Raises ConfigurationError, or what is wrong with it."""
+        [store_id, *others] = {d.store_id for d in plan_resume(scan(self._directory)).partitions}
+        if others or store_id != resume.store_id:
+            raise ConfigurationError(
+                f"AllKeysSink reads {self._directory}, which is not the recovery directory of this run",
+                cause="It would show the state of another run.",
+                remedy="Give the sink the directory that the run is given.",
+            )
 
     def rollback(self, resume: Resume) -> None:
         """Put the state that the run starts from in place of whatever was written."""

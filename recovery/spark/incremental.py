@@ -23,7 +23,7 @@ from recovery.ids import BatchId, StepId
 from recovery.state.closed_marks import changes
 from recovery.state.ids import check
 from recovery.state.manager import StateManager
-from recovery.state.marks import EPOCH_STEP, check_forward, check_value
+from recovery.state.marks import EPOCH_STEP, check_comparable, check_forward, check_value
 from recovery.state.open import DIRECTORY
 
 STATEFUL, ROLLING_WINDOW = "stateful", "rolling_window"
@@ -137,6 +137,11 @@ class Incremental:
             )
         if mode == ROLLING_WINDOW and watermark_lag is not None:
             raise _bad(key, "a rolling window has no mark to lag behind", "Leave watermark_lag out.")
+        if isinstance(watermark_lag, int | float):
+            if not 0 <= watermark_lag < math.inf:
+                raise _bad(key, f"watermark_lag={watermark_lag!r} leads away from the mark", "Give a number above 0.")
+        elif watermark_lag is not None:
+            parse_interval(watermark_lag)
         self.reader = reader
         self.column = column
         self.key = key
@@ -162,6 +167,11 @@ class Incremental:
             return self._window(source, value, loading)
         return self._newer(source, value, loading)
 
+    @property
+    def mark_key(self) -> str | None:
+        """The mark that it moves; None: it moves none."""
+        return None if self.mode == ROLLING_WINDOW else self.key
+
     def __recovery_definition__(self) -> list[Any]:
         """What makes this load another one."""
         reader = None if isinstance(self.reader, DataFrame) else self.reader
@@ -175,6 +185,11 @@ class Incremental:
         """
         kind = source.select(value.alias("value")).schema[0].dataType
         before = loading.mark_of(self.key)
+        if before is not None:
+            # Spark would compare them all the same, and find nothing above the mark.
+            check_comparable(
+                self.key, before, _example(kind, before), f"column {self.column!r} of {kind.simpleString()}"
+            )
         newer = F.lit(True) if before is None else value > _literal(self._lagged(before), kind)
         nulls = F.count_if(value.isNull())
         [row] = source.agg(_exact(F.max(F.when(newer, value)), kind).alias("top"), nulls.alias("nulls")).collect()
@@ -182,9 +197,14 @@ class Incremental:
         mark = top
         if top is not None:
             check_value(top)
+            self._lagged(top)
             if before is not None:
                 # With a lag what is loaded again may all lie below the mark, which stays then.
                 mark = top if not self._behind(before, top) else before
+        if any(load.key == self.key and load.mark != mark for load in loading.loads):
+            raise _bad(
+                self.key, "it was loaded here already, and up to another mark", "Give each load a key of its own."
+            )
         loading.loads.append(Load(self.key, before, mark, row.nulls))
         if top is None:
             # What comes in while this load goes on is for the next one, also when nothing was there.
@@ -278,7 +298,24 @@ def _literal(value: Any, kind: T.DataType) -> Column:
     if isinstance(value, date):
         # As text: handed over as such, a time without a zone would be taken for one of this process's zone.
         return F.lit(value.isoformat()).cast(kind)
-    return F.lit(value).cast(kind)
+    # Of two kinds of numbers Spark takes the wider one; the mark cast to the column's might become another.
+    return F.lit(value) if isinstance(kind, T.NumericType) else F.lit(value).cast(kind)
+
+
+def _example(kind: T.DataType, otherwise: Any) -> Any:
+    """A value that such a column may have; `otherwise` for those that no mark is of."""
+    return next((value for types, value in _EXAMPLES if isinstance(kind, types)), otherwise)
+
+
+_EXAMPLES: tuple[tuple[Any, Any], ...] = (
+    (T.NumericType, 0),
+    (T.StringType, ""),
+    (T.BinaryType, b""),
+    (T.BooleanType, False),
+    (T.TimestampType, datetime(1970, 1, 1, tzinfo=UTC)),
+    (T.TimestampNTZType, datetime(1970, 1, 1)),  # noqa: DTZ001 - it has no zone
+    (T.DateType, date(1970, 1, 1)),
+)
 
 
 def _bad(key: str, what: str, remedy: str) -> ConfigurationError:

@@ -71,6 +71,11 @@ def run_pipeline(
     """
     clock = clock or SystemClock()
     check_master(master)
+    if resume and config.resume_epoch is not None:
+        raise ConfigurationError(
+            "resume would skip nodes whose marks resume_epoch puts back",
+            remedy="Run it with one of them: what was loaded since that epoch is loaded again without --resume.",
+        )
     elsewhere = is_uri(choose(config.directory, config.state_backend))
     with ExitStack() as held:
         plan = None if elsewhere else held.enter_context(_planned(pipeline, config, clock))
@@ -159,8 +164,10 @@ class _PipelineRun:
             node.write(frame)
             rows = _observed(observation)
             details = self._commit(loading.loads)
-        except Exception as found:
+        except (Exception, SystemExit) as found:
             error = in_short(found)[:2000]
+            if isinstance(found, RecoveryError) and found.remedy:
+                error += f". {found.remedy}"
             details = {"data_written": isinstance(found, _MarksNotMovedError)}
             if isinstance(found, _MarksNotMovedError):
                 error = str(found)

@@ -94,7 +94,7 @@ def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:
         frame = flow.build(spark)
     except RecoveryError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         told = None if isinstance(error, OSError) else as_recovery_error(error)
         if isinstance(told, RecoveryError) and not isinstance(told, FlowFailedError):
             raise told from error

@@ -176,15 +176,19 @@ def check_value(value: Any) -> Any:
     return encoded
 
 
-def check_forward(key: str, before: Any, after: Any) -> None:
-    """Raises HighWaterMarkError when the mark would go from `before` to something lower, or of another kind."""
+def check_comparable(key: str, before: Any, after: Any, what: str) -> None:
+    """Raises HighWaterMarkError when the mark `before` is of another kind than `after`, which is called `what`."""
     if not _comparable(before, after):
         raise HighWaterMarkError(
-            f"the mark {key!r:.120} is the {type(before).__name__} {before!r:.80}, and cannot be compared with the "
-            f"{type(after).__name__} {after!r:.80}",
+            f"the mark {key!r:.120} is the {type(before).__name__} {before!r:.80}, and cannot be compared with {what}",
             cause="The column changed its type, or the key is used for two columns.",
             remedy="Use another key, or set it on purpose: --force, or set_hwm(..., force=True).",
         )
+
+
+def check_forward(key: str, before: Any, after: Any) -> None:
+    """Raises HighWaterMarkError when the mark would go from `before` to something lower, or of another kind."""
+    check_comparable(key, before, after, f"the {type(after).__name__} {after!r:.80}")
     if after < before:
         raise HighWaterMarkError(f"the mark {key!r:.120} would move back from {before!r:.80} to {after!r:.80}")
 

@@ -277,6 +277,25 @@ def test_all_keys_each_time_an_epoch_is_closed(spark, feed, tmp_path):
     assert run(resume_epoch=2) == [(1, first), (2, second), (3, third)]
 
 
+def test_all_keys_of_another_directory(spark, feed, tmp_path):
+    """They are not shown as this run's; nor is a step taken that has none."""
+    feed.add([("a", 1)])
+    shown = []
+
+    def run(name):
+        step = aggregate("s", key="key", n=count())
+        sink = AllKeysSink(step, tmp_path / "one", lambda frame, epoch: shown.append(epoch))
+        run_to_end(feed.frame(spark).transform(step), tmp_path / name, sink)
+
+    run("one")
+    assert shown == [0, 1]
+    with pytest.raises(ConfigurationError, match="is not the recovery directory of this run"):
+        run("two")
+    assert shown == [0, 1]
+    with pytest.raises(ConfigurationError, match=r"a step that recovery\.aggregate made"):
+        AllKeysSink(totals_arrow(add_up), tmp_path / "one", print)
+
+
 BAD_AGGREGATES = [
     ({}, "aggregates nothing"),
     ({"n": 5}, "n=5 is no aggregate"),
