@@ -217,7 +217,9 @@ def _partitions(known: Known) -> PartitionAdvice:
     by_size = math.ceil(sum(known.partition_bytes) / LARGE_PARTITION_BYTES)
     proposed = max(known.cores, by_size)
     if known.cores <= known.partitions <= 4 * known.cores and known.partitions >= by_size:
-        why = f"{known.partitions} partitions suit {known.cores} cores: about one task a core per step."
+        cores = f"{known.cores} core{'s' * (known.cores != 1)}"
+        partitions = "1 partition suits" if known.partitions == 1 else f"{known.partitions} partitions suit"
+        why = f"{partitions} {cores}: about one task a core per step."
         proposed = known.partitions
     elif proposed > known.partitions:
         reason = f"{known.cores} cores" if proposed == known.cores else f"{format_bytes(sum(known.partition_bytes))}"
@@ -250,7 +252,8 @@ def _size(known: Known, usable: Sequence[Measure], interval: IntervalAdvice | No
         proposed = 1 + written * held / known.live_rows
     estimate = known.live_rows * row_bytes * versions
     why = (
-        f"{known.live_rows:,} keys × {row_bytes:.0f} bytes of key and value × {versions:.2f} versions held = "
+        f"{known.live_rows:,} rows, the run's own too, × {row_bytes:.0f} bytes of key and value × {versions:.2f} "
+        "versions held = "
         f"{format_bytes(estimate)}; the files take {format_bytes(known.file_bytes)}, with digests and free space"
     )
     if proposed is not None:

@@ -140,7 +140,9 @@ def _tiles(facts: Facts, drawn: Sequence[Lane]) -> str:
         (
             "Executions",
             f"{len(drawn):,}",
-            f"{rewinds} rewind{'s' * (rewinds != 1)}, {abandoned:,} epochs abandoned" if rewinds else "no rewinds",
+            f"{rewinds} rewind{'s' * (rewinds != 1)}, {abandoned:,} epoch{'s' * (abandoned != 1)} abandoned"
+            if rewinds
+            else "no rewinds",
         ),
         (
             "Last backup",
