@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
@@ -149,12 +151,12 @@ def _again_and_again(
     """A backup at each interval. What may pass is said and tried again."""
     clock = SystemClock()
     signals = StopSignals()
-    progress = CopyProgress(quiet=True)
+    once = partial(_once, directory, target, keep, check, CopyProgress(quiet=True), as_json, line=True)
     pause_s = 0.0
     while not signals.came_within(pause_s):
         began_s = clock.elapsed_s()
         try:
-            _once_and_say(directory, target, keep, check, progress, as_json)
+            _or_say_why(once, as_json)
         except OSError as error:
             if not of_output(error):
                 raise
@@ -162,17 +164,10 @@ def _again_and_again(
         pause_s = max(0.0, every_s - (clock.elapsed_s() - began_s))
 
 
-def _once_and_say(
-    directory: Path,
-    target: Target,
-    keep: tuple[KeepRule, ...],
-    check: bool,
-    progress: CopyProgress,
-    as_json: bool,
-) -> None:
+def _or_say_why(once: Callable[[], RecoveryError | None], as_json: bool) -> None:
     """A backup, or a word on why there is none this time. Raises what does not pass."""
     try:
-        unpruned = _once(directory, target, keep, check, progress, as_json, line=True)
+        unpruned = once()
         if unpruned is not None and not isinstance(unpruned, PASSING):
             raise unpruned
         if unpruned is None or as_json:

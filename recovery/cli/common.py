@@ -262,23 +262,22 @@ def write_whole(path: Path, text: str) -> bool:
         # By a second way to it, one would write over what comes by the other.
         click.echo(text, nl=False, err=own == 2)
         return False
+    if _is_device(path):
+        try:
+            path.write_text(text, encoding="utf-8")
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise StorageError(str(error), path=path) from error
+        return True
     # A link stays one: what it leads to is written.
-    file = path if _is_device(path) else Path(os.path.realpath(path))
+    file = Path(os.path.realpath(path))
     if not os.path.isdir(file.parent):  # noqa: PTH112 - as above
         raise ConfigurationError(
             f"{path} cannot be written: there is no directory {file.parent}",
             cause="",
             remedy="Make it, or name another.",
         )
-    if file is path:
-        try:
-            with file.open("w", encoding="utf-8") as stream:
-                stream.write(text)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise StorageError(str(error), path=path) from error
-        return True
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         draft.write_text(text, encoding="utf-8")
