@@ -133,7 +133,7 @@ def _described(value: Any, seen: set[int]) -> Iterator[str]:
         if isinstance(value, type):
             settings = {name: each for name, each in vars(value).items() if isinstance(each, _PLAIN) and name[0] != "_"}
             yield from _described(settings, seen)
-        if callable(value) and not isinstance(value, type):
+        elif callable(value):
             call = inspect.getattr_static(type(value), "__call__", None)
             yield from _described((call if isinstance(call, types.FunctionType) else None, _held_by(value)), seen)
 

@@ -45,8 +45,7 @@ class AllKeysSink(DiscardSink):
 
     def check(self, resume: Resume) -> None:
         """The directory has to be the run's own. Raises ConfigurationError, or what is wrong with it."""
-        [store_id, *others] = {d.store_id for d in plan_resume(scan(self._directory)).partitions}
-        if others or store_id != resume.store_id:
+        if plan_resume(scan(self._directory)).store_id != resume.store_id:
             raise ConfigurationError(
                 f"AllKeysSink reads {self._directory}, which is not the recovery directory of this run",
                 cause="It would show the state of another run.",

@@ -139,7 +139,7 @@ class Incremental:
             raise _bad(key, "a rolling window has no mark to lag behind", "Leave watermark_lag out.")
         if isinstance(watermark_lag, int | float):
             if not 0 <= watermark_lag < math.inf:
-                raise _bad(key, f"watermark_lag={watermark_lag!r} leads away from the mark", "Give a number above 0.")
+                raise _bad(key, f"watermark_lag={watermark_lag!r} leads away from the mark", "Give 0 or more.")
         elif watermark_lag is not None:
             parse_interval(watermark_lag)
         self.reader = reader

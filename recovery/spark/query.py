@@ -432,10 +432,12 @@ class RecoveryQuery:
     def _note(self, error: BaseException) -> None:
         """Keep the first error, in the form in which it is raised to the user."""
         if self._error is None:
-            # The flow's own code may say sys.exit(), in a sink, an observer, or whatever closes an epoch.
-            of_flow = isinstance(error, SystemExit) or threading.current_thread() is not threading.main_thread()
-            whole = isinstance(error, Exception) or not of_flow
-            self._error = as_recovery_error(error) if whole else FlowFailedError(essence_of(error))
+            is_main = threading.current_thread() is threading.main_thread()
+            if isinstance(error, Exception) or (is_main and not isinstance(error, SystemExit)):
+                self._error = as_recovery_error(error)
+            else:
+                # The flow's own code says sys.exit(), in a sink, an observer, or whatever closes an epoch.
+                self._error = FlowFailedError(essence_of(error))
             if self._error is not error:
                 self._error.__cause__ = error
 
