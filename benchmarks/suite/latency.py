@@ -12,11 +12,11 @@ import argparse
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
-from benchmarks import keyed, keyed_lines
-from benchmarks.harness import environments, table
+from benchmarks import keyed, keyed_lines, micro_batches
+from benchmarks.harness import table
 from benchmarks.harness.pictures import bars
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement
@@ -44,27 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Report:
     """Measures and reports."""
-    if not 0 <= arguments.skip < arguments.batches - 1:
-        raise SystemExit("--skip must leave two micro-batches to measure")
+    micro_batches.check_skip(arguments)
     if arguments.runs < 1:
         raise SystemExit("--runs must be at least 1")
     shape = keyed_lines.Shape(arguments.rows * arguments.batches, arguments.keys, arguments.batches)
     lines = keyed_lines.generate(shape, arguments.work / "inputs")
-    contenders = [
-        Contender(
-            name,
-            environments.own_python(),
-            f"{__name__}:measure",
-            {
-                **variant,
-                "files": str(lines.files_directory),
-                "skip": arguments.skip,
-                "runs": arguments.runs,
-                "totals": "totals",
-            },
-        )
-        for name, variant in VARIANTS.items()
-    ]
+    contenders = micro_batches.contenders(
+        __name__, VARIANTS, lines.files_directory, skip=arguments.skip, runs=arguments.runs
+    )
 
     def check(contender: Contender, answer: dict[str, Any], directory: Path) -> str | None:
         every_batch = contender.arguments["interval_s"] == 0 and not contender.arguments["plain"]
@@ -159,8 +146,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
             query = running.streaming_query
             running.await_termination()
             epochs.append(running.summary.epochs)
-        progress = [each for each in query.recentProgress if each["numInputRows"]]
-        durations_s.append([each["durationMs"]["triggerExecution"] / 1000 for each in progress])
+        durations_s.append(micro_batches.durations_s(query))
     found = versions(spark)
     spark.stop()
     if arguments["work"] == "step":
@@ -171,7 +157,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     return {
         "seconds": median(later),
         "first_s": median(counted[0]),
-        "high_s": quantiles(later, n=20)[-1],
+        "high_s": micro_batches.high_s(later),
         "durations_s": durations_s,
         "batches": [len(each) for each in durations_s],
         "epochs": epochs,

@@ -11,11 +11,11 @@ import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
-from benchmarks import keyed, keyed_lines
-from benchmarks.harness import environments, table
+from benchmarks import keyed, keyed_lines, micro_batches
+from benchmarks.harness import table
 from benchmarks.harness.pictures import bars
 from benchmarks.harness.report import Report
 from benchmarks.harness.rounds import Contender, Measurement
@@ -46,25 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Report:
     """Measures and reports."""
-    if not 0 <= arguments.skip < arguments.batches - 1:
-        raise SystemExit("--skip must leave two micro-batches to measure")
+    micro_batches.check_skip(arguments)
     shape = keyed_lines.Shape(arguments.rows * arguments.batches, arguments.keys, arguments.batches, held=True)
     lines = keyed_lines.generate(shape, arguments.work / "inputs")
-    contenders = [
-        Contender(
-            name,
-            environments.own_python(),
-            f"{__name__}:measure",
-            {
-                **variant,
-                "files": str(lines.files_directory),
-                "skip": arguments.skip,
-                "driver_memory": arguments.driver_memory,
-                "totals": "totals",
-            },
-        )
-        for name, variant in CONTENDERS.items()
-    ]
+    contenders = micro_batches.contenders(
+        __name__, CONTENDERS, lines.files_directory, skip=arguments.skip, driver_memory=arguments.driver_memory
+    )
 
     def check(contender: Contender, answer: dict[str, Any], directory: Path) -> str | None:
         if answer["batches"] != arguments.batches + 1:
@@ -152,13 +139,11 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     spark.stop()
     if arguments["step"]:
         write_totals(directory, target)
-    durations_s = [
-        each["durationMs"]["triggerExecution"] / 1000 for each in query.recentProgress if each["numInputRows"]
-    ]
+    durations_s = micro_batches.durations_s(query)
     counted = durations_s[1 + arguments["skip"] :]
     return {
         "seconds": median(counted),
-        "high_s": quantiles(counted, n=20)[-1],
+        "high_s": micro_batches.high_s(counted),
         "all_s": all_s,
         "durations_s": durations_s,
         "batches": len(durations_s),
