@@ -51,6 +51,7 @@ def test_an_error_on_a_full_disk(tmp_path):
     """It keeps its code."""
     for words in (["status"], ["status", "--json"]):
         with FULL.open("w") as full:
+            assert recovery(*words, tmp_path / "nowhere", stdout=full).returncode == 20
             assert recovery(*words, tmp_path / "nowhere", stdout=full, stderr=full).returncode == 20
 
 

@@ -219,8 +219,112 @@ def test_in_the_sink_of_a_flow(spark, feed, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("kind", "values", "then", "changed"),
+    [("bigint", [9], "string", ["10", "11"]), ("string", ["9"], "bigint", [10]),
+     ("date", [date(2024, 5, 1)], "timestamp", [MOMENT + timedelta(days=9)]),
+     ("timestamp", [MOMENT], "timestamp_ntz", [MOMENT.replace(tzinfo=None) + timedelta(days=9)])],
+)  # fmt: skip
+@pytest.mark.parametrize("lag", [None, 1])
+def test_a_column_of_another_type(spark, directory, kind, values, then, changed, lag):
+    """It is not compared with the mark, by which rows would be passed over, but refused, with the way out."""
+    table, options = Table(spark, kind), {"watermark_lag": lag if kind != "string" else None}
+    table.rows = values
+    run(spark, directory, load(table, **options))
+    table.kind, table.rows = then, changed
+    with pytest.raises(FlowFailedError, match=rf"HighWaterMarkError: .*'value' of {then}.*--force"):
+        run(spark, directory, load(table, **options))
+    assert len(table.loads) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "then", "changed", "loaded"),
+    [("double", [-1.5], "bigint", [-2, -1, 0], [1, 2]),
+     ("decimal(10,1)", [Decimal("1.9")], "decimal(10,0)", [Decimal(1), Decimal(2)], [1]),
+     ("bigint", [2], "decimal(10,1)", [Decimal("1.9"), Decimal("2.1")], [1]),
+     ("float", [0.5], "double", [0.5, 0.75], [1])],
+)  # fmt: skip
+def test_a_column_of_other_numbers(spark, directory, kind, values, then, changed, loaded):
+    """They are compared as what they are: neither the mark nor the column is rounded."""
+    table = Table(spark, kind)
+    table.rows = values
+    run(spark, directory, load(table))
+    table.kind, table.rows = then, changed
+    run(spark, directory, load(table))
+    assert table.loads[1] == loaded
+
+
+def test_one_mark_for_two_loads(spark, directory):
+    """What one has loaded the other would pass over: refused, in one pipeline and in one node."""
+    one, two = Table(spark, "int"), Table(spark, "int")
+    one.rows, two.rows = [10], [4]
+    nodes = [Node(name, read=load(table).read, write=table.write) for name, table in (("one", one), ("two", two))]
+    with pytest.raises(ConfigurationError, match="2 loads with the high-water mark 'orders'"):
+        Pipeline("nightly", nodes)
+    both = Node("both", lambda spark: nodes[0].read(spark).union(nodes[1].read(spark)), one.write)
+    with pytest.raises(FlowFailedError, match="loaded here already"):
+        run(spark, directory, both)
+    assert one.loads == []
+
+
+@pytest.mark.parametrize("code", [None, 0, "bad input"])
+def test_a_node_that_leaves_the_program_fails(spark, directory, code):
+    """Others go on, and the history says what failed."""
+    table, other = Table(spark, "int"), Table(spark, "int")
+    table.rows = other.rows = [1]
+
+    def leave(frame):
+        sys.exit(code)
+
+    with pytest.raises(
+        FlowFailedError,
+        match=rf"node 'load': SystemExit: {'' if code is None else code} \(test_pipelines.py, line \d+\)",
+    ):
+        run(
+            spark, directory, Node("load", read=load(table).read, write=leave),
+            Node("after", read=other.read, write=other.write, needs=["load"]),
+            Node("other", read=other.read, write=other.write),
+        )  # fmt: skip
+    [last] = StateManager(directory).list_runs("nightly")
+    assert {name: node.status for name, node in last.nodes.items()} == {
+        "load": "failed", "after": "blocked", "other": "succeeded",
+    }  # fmt: skip
+    assert StateManager(directory).get_hwm("orders") is None
+    assert other.loads == [[0]]
+
+
+def test_going_back_goes_with_no_skipping(spark, directory):
+    """A node would be skipped whose mark was just put back."""
+    table = Table(spark, "int")
+    table.rows = [1]
+    run(spark, directory, load(table))
+    with pytest.raises(ConfigurationError, match="resume_epoch puts back"):
+        run(spark, directory, load(table), resume=True, resume_epoch=1)
+
+
+def test_a_lag_that_does_not_fit_the_column(spark, directory):
+    """It is told by the first run, before anything is written."""
+    table = Table(spark, "int")
+    table.rows = [1]
+    with pytest.raises(FlowFailedError, match="watermark_lag='1d' cannot be taken from 1"):
+        run(spark, directory, load(table, watermark_lag="1d"))
+    assert table.loads == []
+
+
+def test_rows_that_come_later_with_the_value_of_the_mark(spark, directory):
+    """They are passed over, as the documentation says; with a lag they come, and those before them again."""
+    table = Table(spark, "date")
+    table.rows = [date(2024, 5, 1)]
+    run(spark, directory, load(table))
+    table.rows.append(date(2024, 5, 1))
+    run(spark, directory, load(table))
+    run(spark, directory, load(table, watermark_lag="1d"))
+    assert table.loads == [[0], [], [0, 1]]
+
+
+@pytest.mark.parametrize(
     "options", [{"mode": "odd"}, {"lookback": "1h"}, {"mode": "rolling_window"},
-                {"mode": "rolling_window", "lookback": 1, "watermark_lag": 1}],
+                {"mode": "rolling_window", "lookback": 1, "watermark_lag": 1},
+                {"watermark_lag": -5}, {"watermark_lag": float("nan")}],
 )  # fmt: skip
 def test_loads_that_make_no_sense(options):
     """Refused when they are described."""
