@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from recovery.config import parse_interval
 from recovery.durable import files_below, sync
 from recovery.errors import ConfigurationError, RecoveryError, StateBackendError
+from recovery.storage.lock import free
 
 T = TypeVar("T")
 
@@ -228,7 +229,7 @@ class FileObjects:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         path = self.root / ".writing"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor, holder_pid = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), os.getpid()
         try:
             for _ in range(1 + math.ceil(self._timeout_s / ATTEMPT_INTERVAL_S)):
                 with contextlib.suppress(BlockingIOError):
@@ -242,13 +243,9 @@ class FileObjects:
                     cause="It was stopped in the middle of a write, or the disk does not answer.",
                     remedy=f"Find it with `fuser {path}`, and let it go on or end it.",
                 )
-            try:
-                yield
-            finally:
-                # A process that was forked meanwhile has the file open still.
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            yield
         finally:
-            os.close(descriptor)
+            free(descriptor, holder_pid)
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
