@@ -100,8 +100,12 @@ codecs.register_error("recovery.escaped", _escaped)
 
 def _allow_any_character(stream: TextIO | None) -> None:
     """What the encoding of a terminal or a file lacks is written in another way; UTF-8 lacks nothing."""
-    if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+    if isinstance(stream, io.TextIOWrapper) and not _is_utf8(stream):
         stream.reconfigure(errors="recovery.escaped")
+
+
+def _is_utf8(stream: TextIO) -> bool:
+    return codecs.lookup(stream.encoding).name == "utf-8"
 
 
 @contextlib.contextmanager
@@ -204,9 +208,9 @@ def tell_error(error: object) -> None:
 
 def echo_json(text: str) -> None:
     """JSON that has any characters, on standard output: in ASCII where that is not UTF-8, for it is read as that."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    utf8 = codecs.lookup(encoding).name == "utf-8"
-    click.echo(text if utf8 else text.encode("ascii", "recovery.escaped").decode())
+    if sys.stdout is not None and not _is_utf8(sys.stdout):
+        text = text.encode("ascii", "recovery.escaped").decode()
+    click.echo(text)
 
 
 def print_json(value: Any, *, line: bool = False) -> None:
