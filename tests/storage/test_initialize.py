@@ -87,7 +87,7 @@ print(json.dumps([
     result = run_python(code, path)
     assert result.returncode == 0, result.stderr
     tables = [[name, 1] for name in (
-        "changes", "commits", "epochs", "exs", "logged", "measures", "parts", "sizes", "snaps", "states", "superseded",
+        "beginning", "changes", "commits", "epochs", "exs", "logged", "measures", "parts", "sizes", "snaps", "states", "superseded",
         "totals",
     )]  # fmt: skip
     expected = ["wal", APPLICATION_ID, SCHEMA_VERSION, "ok", tables, [[0, 1, None]], [[0, 0]]]
