@@ -140,13 +140,7 @@ class RecoveryQuery:
                 around=self._own_thread,
             )
             failed.callback(self._closer.finish)
-            self._starts = (
-                None
-                if prepared.temporary
-                else SourceStarts(
-                    self._store, self.lease, checkpoint, bound.sources, self._closer, outdated=position.outdated
-                )
-            )
+            self._starts = SourceStarts(self._store, self.lease, checkpoint, bound.sources, self._closer, position)
             self._input = InputCount(self.meter, self.summary, checkpoint / "state", self._closer.finished)
             self._closer.begin(steps, position.new_rows, laid_out=position.laid_out)
             faults.reach("start.4")
@@ -264,7 +258,7 @@ class RecoveryQuery:
     def _process_locked(self, batch: DataFrame, batch_id: BatchId) -> None:
         self._closer.check()
         self._count_input()
-        if self._starts is not None:
+        if self._prepared.temporary is None:
             self._starts.keep(self._running(), batch_id)
         if self._closer.due():
             self._end_epoch(lambda: True)

@@ -12,6 +12,7 @@ from recovery.checkpoint.position import logged_entry
 from recovery.checkpoint.source_places import SourcePlaces
 from recovery.ids import NO_BATCH, BatchId, Lease
 from recovery.spark.closing import EpochCloser
+from recovery.spark.resuming import Position
 from recovery.storage.seam import PartitionStore
 
 SCAN = "StreamingDataSourceV2ScanRelation"
@@ -43,16 +44,15 @@ class SourceStarts:
         checkpoint: Path,
         places: SourcePlaces,
         closer: EpochCloser,
-        *,
-        outdated: bool,
+        position: Position,
     ) -> None:
-        """outdated: where the input begins is recorded, but for other sources than `places`."""
+        """position: from which the run goes on, in a checkpoint of sources in these places."""
         self._store = store
         self._lease = lease
         self._checkpoint = checkpoint
         self._places = places
         self._closer = closer
-        self._outdated = outdated
+        self._outdated = position.outdated
         self._waiting = True
 
     def keep(self, query: Any, batch: BatchId) -> None:

@@ -80,7 +80,7 @@ def test_nothing_to_keep(tmp_path):
 
 
 def test_a_source_that_begins_later(tmp_path):
-    """The position after the micro-batch before, but for the line of the source that is new, in both forms of the log."""
+    """The position after the micro-batch before, but for the line of the new source, in both forms of the log."""
     places = places_of("ab", [False, False])
     for form, before, planned, expected in (
         ("v1", ["{}", "-"], ['{"n":9}', '{"n":8}'], ["{}", '{"n":4}']),

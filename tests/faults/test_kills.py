@@ -13,7 +13,18 @@ from pathlib import Path
 import pytest
 
 from tests.faults import minirun
-from tests.faults.minirun import CLOSE_POINTS, FOLD_POINTS, START_POINTS, STARTS, child, die_at, run, states, totals, wait
+from tests.faults.minirun import (
+    CLOSE_POINTS,
+    FOLD_POINTS,
+    START_POINTS,
+    STARTS,
+    child,
+    die_at,
+    run,
+    states,
+    totals,
+    wait,
+)
 from tests.stores import problems
 
 BATCHES = 7

@@ -31,7 +31,7 @@ class Topic(DataSource):
     def schema(self):
         return "value string"
 
-    def streamReader(self, schema):
+    def streamReader(self, schema):  # noqa: N802
         return Reader(self.options["path"])
 
 
@@ -42,10 +42,10 @@ class SimpleTopic(Topic):
     def name(cls):
         return "simple_topic"
 
-    def streamReader(self, schema):
+    def streamReader(self, schema):  # noqa: N802
         return super(Topic, self).streamReader(schema)
 
-    def simpleStreamReader(self, schema):
+    def simpleStreamReader(self, schema):  # noqa: N802
         return SimpleReader(self.options["path"])
 
 
@@ -57,10 +57,10 @@ class Reader(DataSourceStreamReader):
     def __init__(self, path):
         self.path = path
 
-    def initialOffset(self):
+    def initialOffset(self):  # noqa: N802
         return {"n": len(words(self.path))}
 
-    def latestOffset(self):
+    def latestOffset(self):  # noqa: N802
         return {"n": len(words(self.path))}
 
     def partitions(self, start, end):
@@ -74,14 +74,14 @@ class SimpleReader(SimpleDataSourceStreamReader):
     def __init__(self, path):
         self.path = path
 
-    def initialOffset(self):
+    def initialOffset(self):  # noqa: N802
         return {"n": len(words(self.path))}
 
     def read(self, start):
         found = words(self.path, start["n"])
         return iter([(word,) for word in found]), {"n": start["n"] + len(found)}
 
-    def readBetweenOffsets(self, start, end):
+    def readBetweenOffsets(self, start, end):  # noqa: N802
         return iter([(word,) for word in words(self.path, start["n"], end["n"])])
 
 
@@ -128,14 +128,16 @@ class Run:
         wanted = (key, ",".join(sorted(expected)))
         deadline = time.monotonic() + 120
         while wanted not in self.seen:
-            assert self.query.is_active and time.monotonic() < deadline, self.seen
+            assert self.query.is_active, self.seen
+            assert time.monotonic() < deadline, self.seen
             time.sleep(0.02)
 
     def wait_for_start(self, partition: int = 0) -> None:
         """Until a micro-batch began, with rows or without."""
         deadline = time.monotonic() + 120
         while not query(paths_of(self.directory)[partition], "SELECT 1 FROM beginning"):
-            assert self.query.is_active and time.monotonic() < deadline
+            assert self.query.is_active
+            assert time.monotonic() < deadline
             time.sleep(0.02)
 
     def crash(self, target: Path) -> Path:
