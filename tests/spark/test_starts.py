@@ -2,110 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceStreamReader,
-    InputPartition,
-    SimpleDataSourceStreamReader,
-)
 
-from recovery import RecoveryConfig, init_partitions, start, stateful
+from recovery import RecoveryConfig, init_partitions, start
 from recovery.storage import files as storage_files
 from recovery.storage.files import scan
-from tests.spark.support import Feed, run_to_end, states
+from tests.flows.topic import append, step, topic, words
+from tests.spark.support import ROOT, Feed, run_to_end, states
+from tests.spark.test_crashes import finish, recovery_command
 from tests.stores import paths_of, problems, query
-
-
-class Topic(DataSource):
-    """The words of a file; a stream starts with those that come after its start."""
-
-    @classmethod
-    def name(cls):
-        return "topic"
-
-    def schema(self):
-        return "value string"
-
-    def streamReader(self, schema):  # noqa: N802
-        return Reader(self.options["path"])
-
-
-class SimpleTopic(Topic):
-    """The same by the simple form of reader."""
-
-    @classmethod
-    def name(cls):
-        return "simple_topic"
-
-    def streamReader(self, schema):  # noqa: N802
-        return super(Topic, self).streamReader(schema)
-
-    def simpleStreamReader(self, schema):  # noqa: N802
-        return SimpleReader(self.options["path"])
-
-
-def words(path: str, first: int = 0, last: int | None = None) -> list[str]:
-    return Path(path).read_text().split()[first:last]
-
-
-class Reader(DataSourceStreamReader):
-    def __init__(self, path):
-        self.path = path
-
-    def initialOffset(self):  # noqa: N802
-        return {"n": len(words(self.path))}
-
-    def latestOffset(self):  # noqa: N802
-        return {"n": len(words(self.path))}
-
-    def partitions(self, start, end):
-        return [InputPartition((start["n"], end["n"]))]
-
-    def read(self, partition):
-        return iter([(word,) for word in words(self.path, *partition.value)])
-
-
-class SimpleReader(SimpleDataSourceStreamReader):
-    def __init__(self, path):
-        self.path = path
-
-    def initialOffset(self):  # noqa: N802
-        return {"n": len(words(self.path))}
-
-    def read(self, start):
-        found = words(self.path, start["n"])
-        return iter([(word,) for word in found]), {"n": start["n"] + len(found)}
-
-    def readBetweenOffsets(self, start, end):  # noqa: N802
-        return iter([(word,) for word in words(self.path, start["n"], end["n"])])
-
-
-def collect(key, rows, state):
-    """All words of a key, in their order."""
-    found = sorted([*(state.get if state.exists else []), *(row.value for row in rows)])
-    state.update(found)
-    yield key, ",".join(found)
-
-
-def topic(spark, path: Path, form: str = "topic"):
-    """The stream of a topic; its key is the topic's name."""
-    spark.dataSource.register(Topic)
-    spark.dataSource.register(SimpleTopic)
-    return spark.readStream.format(form).load(str(path)).selectExpr(f"'{path.name}' AS key", "value")
-
-
-def step(frame):
-    return frame.transform(stateful("words", key="key", update=collect, output="key string, words string"))
-
-
-def append(path: Path, *more: str) -> None:
-    with path.open("a") as file:
-        file.write("".join(f"{word} " for word in more))
 
 
 class Run:
@@ -132,10 +42,10 @@ class Run:
             assert time.monotonic() < deadline, self.seen
             time.sleep(0.02)
 
-    def wait_for_start(self, partition: int = 0) -> None:
+    def wait_for_start(self) -> None:
         """Until a micro-batch began, with rows or without."""
         deadline = time.monotonic() + 120
-        while not query(paths_of(self.directory)[partition], "SELECT 1 FROM beginning"):
+        while not all(map(beginning_of, paths_of(self.directory))):
             assert self.query.is_active
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -150,6 +60,10 @@ def copy(source: Path, target: Path) -> Path:
     """By another process: closing a file that this one has open elsewhere would drop its locks."""
     subprocess.run(["cp", "-r", source, target], check=True)
     return target
+
+
+def beginning_of(path: Path) -> list:
+    return query(path, "SELECT * FROM beginning")
 
 
 def held(directory: Path) -> list[int]:
@@ -200,7 +114,7 @@ def test_a_kill_while_the_start_is_written(spark, tmp_path, monkeypatch, point):
     run.query.stop()
     assert problems(left) == []
     for file in left.glob("*.sqlite3"):
-        assert len(query(file, "SELECT * FROM beginning")) <= 1
+        assert len(beginning_of(file)) <= 1
     run_to_end(step(topic(spark, path)), left)
     assert states(left, "words") == {"a": ["a1"]}
 
@@ -274,11 +188,65 @@ def test_a_source_that_logs_its_start(spark, tmp_path):
     assert first <= set(states(left, "words")["r"])
 
 
+def test_state_of_sparks_own_operators(spark, tmp_path):
+    """Its first version is made by micro-batch 0, which comes again."""
+    path, seen = tmp_path / "a", {}
+
+    def counts():
+        return topic(spark, path).groupBy("value").count()
+
+    def note(batch, number):
+        seen.update({row.value: row["count"] for row in batch.collect()})
+
+    init_partitions(tmp_path / "db", 3)
+    append(path, "old")
+    running = start(counts(), RecoveryConfig(tmp_path / "db", snapshot_interval="1h"), sink=note, name="test",
+                    output_mode="update", trigger=0.1)  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not all(map(beginning_of, paths_of(tmp_path / "db"))):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    append(path, "x", "y", "x")
+    while seen != {"x": 2, "y": 1}:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    left = copy(tmp_path / "db", tmp_path / "left")
+    running.stop()
+    append(path, "y", "z")
+    seen.clear()
+    for word in ("x", "z"):
+        run_to_end(counts(), left, note, output_mode="update")
+        append(path, word)
+    run_to_end(counts(), left, note, output_mode="update")
+    assert seen == {"x": 3, "y": 2, "z": 1}
+
+
 def test_files_write_nothing(spark, tmp_path):
     """Spark's file source starts at the beginning, so there is nothing that would have to be kept."""
     feed = Feed(tmp_path / "in")
     feed.add([("x", 1)])
     files = feed.frame(spark).selectExpr("'feed' AS key", "key AS value")
     run_to_end(step(files), tmp_path / "db")
-    assert [query(path, "SELECT * FROM beginning") for path in paths_of(tmp_path / "db")] == [[], [], []]
+    assert [beginning_of(path) for path in paths_of(tmp_path / "db")] == [[], [], []]
     assert held(tmp_path / "db") == [1, 1, 1]
+
+
+@pytest.mark.long
+def test_kills_before_and_after_the_first_epoch(tmp_path):
+    """Real runs, killed one after the other: every word that came after the first one's start is there once."""
+    path, directory = tmp_path / "a", tmp_path / "db"
+    init_partitions(directory, 3)
+    append(path, "old")
+    flow = f"{ROOT / 'tests' / 'flows' / 'topic.py'}:make({str(path)!r}, 1000)"
+    points = ["start.5.partition:2", "start.4", "close.1", "close.2.snaps:2", "close.2.epochs:3"]
+    for point in [*points, "close.1:2", "close.3", "close.1:3"]:
+        process = recovery_command(flow, directory, "-s", "0", "-b", "1h", "--trigger", "0.1s", crash_at=point)
+        output = finish(process)
+        assert process.returncode == -signal.SIGKILL, f"{point}: {output}"
+    append(path, "last")
+    process = recovery_command(flow.replace("1000", "0"), directory)
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert len(words(str(path))) > len(points)
+    assert states(directory, "words") == {"a": sorted(words(str(path), 1))}
+    assert problems(directory) == []
