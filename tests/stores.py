@@ -237,7 +237,7 @@ def window(directory: Path) -> tuple[int, ...]:
 
 def content(directory: Path) -> dict:
     """Every row of every table of every file."""
-    tables = ("parts", "exs", "epochs", "commits", "snaps", "changes", "logged", "superseded")
+    tables = ("parts", "exs", "epochs", "commits", "snaps", "changes", "logged", "superseded", "beginning")
     return {(path.name, t): query(path, f"SELECT * FROM {t}") for path in paths_of(directory) for t in tables}
 
 

@@ -18,7 +18,7 @@ import recovery
 from recovery import aggregates
 from recovery.cli import main
 from recovery.errors import all_errors
-from recovery.storage.schema import CREATE_CHANGES, CREATE_MEASURES, CREATE_STATES, CREATE_TABLES
+from recovery.storage.schema import CREATE_BEGINNING, CREATE_CHANGES, CREATE_MEASURES, CREATE_STATES, CREATE_TABLES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -149,7 +149,7 @@ def test_aggregates_are_documented() -> None:
 
 def test_tables_and_columns_are_documented() -> None:
     """Every table has a section in file-format.md that names each of its columns."""
-    created = CREATE_TABLES + CREATE_CHANGES + CREATE_STATES + CREATE_MEASURES
+    created = CREATE_TABLES + CREATE_CHANGES + CREATE_STATES + CREATE_MEASURES + CREATE_BEGINNING
     for table, body in re.findall(r"CREATE TABLE (\w+) \((.*?)^\)", created, re.DOTALL | re.MULTILINE):
         described = re.search(rf"^## {table}: .*?(?=^## |\Z)", page("file-format.md"), re.DOTALL | re.MULTILINE)
         assert described is not None, table

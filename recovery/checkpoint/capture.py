@@ -93,12 +93,13 @@ class Capture:
         self._number = itertools.count(1)
         self._state = StateFiles(checkpoint, self._held)
 
-    def take(self, batch: BatchId) -> Captured:
+    def take(self, batch: BatchId, instead: Mapping[str, bytes] | None = None) -> Captured:
         """The changes as of `batch`, which Spark has logged as done. The cost is a listing of the directories of state
         and a link for each new file.
 
-        Raises SparkCheckpointError when a file that is needed is missing or was altered, UnsupportedPlanError for a
-        layout of state that cannot be taken.
+        instead: files of the position whose content is to be another than the checkpoint's. Raises SparkCheckpointError
+        when a file that is needed is missing or was altered, UnsupportedPlanError for a layout of state that cannot be
+        taken.
         """
         home = self._staging / str(next(self._number))
         changed: set[str] = set()
@@ -114,7 +115,8 @@ class Capture:
                 shutil.rmtree(home, ignore_errors=True)
                 if not left:
                     raise SparkCheckpointError("it is missing", path=error.filename) from error
-        stay = wanted & self._held.keys() - changed
+        new |= instead or {}
+        stay = wanted & self._held.keys() - changed - new.keys()
         held = {path: self._held[path] for path in stay}
         held |= {path: held_file(_size(file)) for path, file in new.items()}
         gone = (key for path, file in self._held.items() if path not in stay for key in row_keys(path, file))

@@ -175,7 +175,7 @@ def newest_batch(paths: Collection[str], shown: str) -> BatchId:
             "no micro-batch is logged as done in it",
             path=shown,
             cause="The query never finished a micro-batch, so it has no state to take over.",
-            remedy="Start the flow on the fresh recovery partitions: it begins at the same place.",
+            remedy="Start the flow on the fresh recovery partitions: it begins where its sources start.",
         )
     batch = BatchId(max(done))
     if f"offsets/{batch}" not in paths:

@@ -22,7 +22,7 @@ import msgspec
 
 from recovery.checkpoint.rows import file_of
 from recovery.errors import FlowFailedError, UnsupportedPlanError
-from recovery.ids import BatchId
+from recovery.ids import NO_BATCH, BatchId
 
 HEADER_LINES = 2
 """Of a log of offsets: its version, and settings; then comes a line for each source."""
@@ -45,6 +45,19 @@ def position_files(checkpoint: Path, batch: BatchId, sources: Sequence[int] | No
         # files after a resume.
         paths |= {f"sources/{source.name}/{name}" for name, number in _entries(source) if number <= last}
         paths |= {f"sources/{source.name}/{name}" for name in _below(source, last)}
+    return paths
+
+
+def initial_logs(checkpoint: Path, sources: Sequence[int] | None = None) -> set[str]:
+    """The paths of what sources have logged before micro-batch 0, which is planned. Those that log by themselves what a
+    micro-batch reads, as file sources do, have logged nothing of it. `sources` as above."""
+    by_batch = {source for source, _ in _logged(checkpoint, BatchId(0), sources)}
+    paths: set[str] = set()
+    logs = checkpoint / "sources"
+    for source in logs.iterdir() if logs.is_dir() else ():
+        if source.name not in by_batch:
+            paths |= {f"sources/{source.name}/{name}" for name, number in _entries(source) if not number}
+            paths |= {f"sources/{source.name}/{name}" for name in _below(source, NO_BATCH)}
     return paths
 
 
@@ -88,10 +101,18 @@ def _logged(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None) -> 
         place, _, text = (str(number), "", line) if version == ONE_LINE_EACH else line.partition(":")
         if place.isdecimal() and sources is not None and int(place) < len(sources):
             place = str(sources[int(place)])
-        with contextlib.suppress(msgspec.DecodeError):
-            offset = msgspec.json.decode(text)
-            if isinstance(offset, dict) and type(offset.get("logOffset")) is int:
-                yield place, offset["logOffset"]
+        entry = logged_entry(text)
+        if entry is not None:
+            yield place, entry
+
+
+def logged_entry(offset: str) -> int | None:
+    """The last entry of its own log that a source has read by its offset; None for sources that count otherwise."""
+    with contextlib.suppress(msgspec.DecodeError):
+        found = msgspec.json.decode(offset)
+        if isinstance(found, dict) and type(found.get("logOffset")) is int:
+            return int(found["logOffset"])
+    return None
 
 
 def _below(log: Path, last: int) -> Iterator[str]:

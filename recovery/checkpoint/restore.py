@@ -51,7 +51,7 @@ def restore(rows: Iterable[tuple[str, Content]], directory: Path, location: str 
     batch = _last_batch(held)
     if batch is not None:
         _check_whole(directory, held, batch)
-        if batch > 0:
+        if batch != 0:
             # Spark asks for the offsets of the batch before as well.
             offsets = directory / "offsets"
             (offsets / str(batch - 1)).write_bytes((offsets / str(batch)).read_bytes())

@@ -44,6 +44,16 @@ def match_sources(before: SourcePlaces, places: SourcePlaces, unread: set[int], 
     return matching.came
 
 
+def match_starts(before: SourcePlaces, places: SourcePlaces, unread: set[int], in_step: InStep) -> dict[int, int]:
+    """The same where nothing counts yet but where the sources start. One that is gone is given up, and one of another
+    path is another source, which starts by itself."""
+    matching = _Matching(before, places, unread, in_step)
+    matching.by_name()
+    matching.by_read()
+    matching.by_path()
+    return matching.came
+
+
 class _Matching:
     """What is known so far: `came` says what sources of the flow were before, `left` has those that none is yet, and
     `spare` those that may be left out, since others are read as they were."""

@@ -10,6 +10,7 @@ recorded with the position, and after a change of the flow the lines of offsets 
   its path may have changed. One that is gone is an error, since it would begin anew if it came back. So is one that is
   new to a step which does not read any more what it has read, while others do: that may be the same.
 - A step with timeouts brings a source of ticks, whose offset means nothing after a restart: it comes and goes.
+- Before the first micro-batch counts, sources come and go: those that are read again begin where they began.
 """
 
 from __future__ import annotations
@@ -20,20 +21,18 @@ from pathlib import Path
 
 import msgspec
 
+from recovery.checkpoint.offsets import NO_TICK, NOTHING_READ
 from recovery.checkpoint.position import HEADER_LINES, ONE_LINE_EACH, missing_entry
 from recovery.checkpoint.restore import Restored
 from recovery.checkpoint.rows import row_keys
-from recovery.checkpoint.source_matching import match_sources
+from recovery.checkpoint.source_matching import match_sources, match_starts
 from recovery.checkpoint.source_places import SourcePlaces, places_of
 from recovery.errors import FlowMismatchError, SparkCheckpointError
-from recovery.ids import StepId
+from recovery.ids import NO_BATCH, StepId
 
 SOURCES_STEP = StepId("$sources")
 """The step whose one row, PLACES_KEY, is the text of the SourcePlaces that the position was left by."""
 PLACES_KEY = "places"
-NO_TICK = '{"tick_ms": 0}'
-NOTHING_READ = "-"
-"""Spark's line for a source that has no offset yet."""
 
 
 def check_logs(restored: Restored, directory: Path, places: SourcePlaces) -> None:
@@ -82,7 +81,8 @@ def fit_sources(
         recorded = _inferred(offsets, places)
     left = dict(zip(recorded.ids, offsets, strict=True))
     logs = directory / "sources"
-    came = match_sources(
+    match = match_starts if restored.batch == NO_BATCH else match_sources
+    came = match(
         recorded,
         places,
         {source for source in recorded.others() if left[source] == NOTHING_READ},
@@ -159,7 +159,8 @@ def _move(restored: Restored, sources: Path, came: Mapping[int, int], before: It
 def _without(restored: Restored, paths: Set[str]) -> Restored:
     """The same, but what the partitions have of these files is not what the checkpoint has of them any more."""
     held = {path: file for path, file in restored.held.items() if path not in paths}
-    stale = frozenset(key for path in paths for key in row_keys(path, restored.held[path]))
+    gone = paths & restored.held.keys()
+    stale = frozenset(key for path in gone for key in row_keys(path, restored.held[path]))
     return Restored(restored.batch, held, restored.stale | stale)
 
 

@@ -79,7 +79,7 @@ def _nothing(directory: Path, at: Moment) -> EpochNotHeldError | SparkCheckpoint
         return EpochNotHeldError(
             "before the first epoch there is no checkpoint",
             path=directory,
-            cause="No micro-batch was done then: a query that starts there needs none.",
+            cause="No micro-batch was done then, and there is no state.",
             remedy="Name a later epoch; see python -m recovery status DIR",
         )
     return SparkCheckpointError(

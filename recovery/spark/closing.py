@@ -155,20 +155,23 @@ class EpochCloser:
         waited_s = self._clock.elapsed_s() - self._opened_s
         return self.finished > self.sealed_batch and waited_s >= self._interval_s
 
-    def end_epoch(self, alive: Callable[[], bool], *, last: bool = False) -> bool:
+    def end_epoch(
+        self, alive: Callable[[], bool], *, last: bool = False, position: Mapping[str, bytes] | None = None
+    ) -> bool:
         """End the epoch with the last finished micro-batch, or, when the query died before logging that one as
         done, with the one before, and begin to write it. The caller holds the lock, and may run the next micro-batch
-        as soon as this returns. last: no other one is expected soon. Returns whether there was anything to close.
-        Raises what writing the epoch before met."""
+        as soon as this returns. last: no other one is expected soon. position: files of the checkpoint that are to be
+        held with another content, also if no micro-batch was finished since. Returns whether there was anything to
+        close. Raises what writing the epoch before met."""
         batch = self.finished
-        if batch <= self.sealed_batch:
+        if batch <= self.sealed_batch and position is None:
             return False
         self.wait()
         if not wait_for_commit(self._checkpoint, batch, alive):
             batch = BatchId(batch - 1)
             if batch <= self.sealed_batch:
                 return False
-        captured = self._capture.take(batch)
+        captured = self._capture.take(batch, position)
         waited_s = self._clock.elapsed_s() - self._folded_s
         folds = last or waited_s >= self.fold_s or self._logged_rows >= self.fold_rows
         logged = self._logs and (self._is_pending() or not folds)

@@ -32,6 +32,7 @@ from recovery.spark.measuring import InputCount, RunMeasures
 from recovery.spark.plan import BoundPlan
 from recovery.spark.preparing import Prepared
 from recovery.spark.resuming import restore_position, resume_of_sink, step_plan
+from recovery.spark.starts import SourceStarts
 from recovery.spark.ticks import write_mailbox
 from recovery.tracebacks import essence_of
 
@@ -139,6 +140,7 @@ class RecoveryQuery:
                 around=self._own_thread,
             )
             failed.callback(self._closer.finish)
+            self._starts = SourceStarts(self._store, self.lease, checkpoint, bound.sources, self._closer, position)
             self._input = InputCount(self.meter, self.summary, checkpoint / "state", self._closer.finished)
             self._closer.begin(steps, position.new_rows, laid_out=position.laid_out)
             faults.reach("start.4")
@@ -256,6 +258,8 @@ class RecoveryQuery:
     def _process_locked(self, batch: DataFrame, batch_id: BatchId) -> None:
         self._closer.check()
         self._count_input()
+        if self._prepared.temporary is None:
+            self._starts.keep(self._running(), batch_id)
         if self._closer.due():
             self._end_epoch(lambda: True)
         started_s = self._clock.elapsed_s()
@@ -285,7 +289,7 @@ class RecoveryQuery:
     def _frame(self, batch: DataFrame, batch_id: BatchId) -> Iterator[DataFrame | None]:
         """What the sink is given: the micro-batch's plan, or its rows, computed once and completely, so that no step
         runs again whatever the sink does with them. None where nothing is left to compute and nobody wants them."""
-        query = running(self._bound.frame.sparkSession) if self._query is None else self._query._jsq
+        query = self._running()
         if self._bound.merging is not None:
             merged = self._bound.merging.run(query, batch.sparkSession, self._store.address(self.lease), batch_id)
             if merged is not None and merged.is_all:
@@ -303,6 +307,10 @@ class RecoveryQuery:
             yield copy
         finally:
             copy._jdf.queryExecution().analyzed().rdd().unpersist(False)
+
+    def _running(self) -> Any:
+        """The JVM's handle of the query, also before Spark has said which it is."""
+        return running(self._bound.frame.sparkSession) if self._query is None else self._query._jsq
 
     def _count_input(self) -> None:
         if self._query is not None:

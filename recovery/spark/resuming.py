@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
+from recovery.checkpoint.beginning import recorded_beginning
 from recovery.checkpoint.restore import Restored, restore
 from recovery.checkpoint.rows import CHECKPOINT_STEP
 from recovery.checkpoint.source_places import SourcePlaces, recorded_places
@@ -28,11 +30,13 @@ from recovery.storage.seam import RESERVED_PREFIX
 
 class Position(NamedTuple):
     """The position that was recovered, as files of a checkpoint, and what is to be recorded of the sources with it.
-    laid_out: whether it is one in other sources than before, or for other steps, by what was recorded."""
+    laid_out: whether it is one in other sources than before, or for other steps, by what was recorded.
+    outdated: whether it is where the input begins, as it was recorded for other sources."""
 
     restored: Restored
     new_rows: dict[StepId, dict[str, str]]
     laid_out: bool
+    outdated: bool
 
 
 def restore_position(
@@ -51,7 +55,12 @@ def restore_position(
     """
     restored = restore(store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), checkpoint)
     recorded = store.driver_values(SOURCES_STEP, plan.resume_epoch).get(PLACES_KEY)
-    before = recorded_places(recorded) if isinstance(recorded, str) else None
+    left_by = recorded if isinstance(recorded, str) else None
+    _check_counted(restored, plan, directory)
+    begins = restored.batch is None
+    if begins:
+        restored, left_by = _restore_beginning(store, checkpoint)
+    before = recorded_places(left_by) if left_by is not None else None
     if before is not None:
         # A step that holds no state at the moment is renamed by no edit. Who runs a command again has renamed already.
         edited = {edit.old for edit in edits if edit.new is not None}
@@ -64,11 +73,23 @@ def restore_position(
         )
     restored = fit_sources(restored, checkpoint, sources, before)
     check_logs(restored, checkpoint, sources)
-    _check_counted(restored, plan, directory)
     places = sources.to_text()
     changed = places != recorded
-    laid_out = changed and recorded is not None and restored.batch is not None
-    return Position(restored, {SOURCES_STEP: {PLACES_KEY: places}} if changed else {}, laid_out)
+    laid_out = changed and recorded is not None and not begins
+    outdated = begins and left_by not in (None, places)
+    return Position(restored, {SOURCES_STEP: {PLACES_KEY: places}} if changed else {}, laid_out, outdated)
+
+
+def _restore_beginning(store: FilePartitions, checkpoint: Path) -> tuple[Restored, str | None]:
+    """Write the checkpoint by which Spark begins where an execution before has begun, and return it with the text of
+    the sources that it is for; where none has, Spark asks the sources. Epochs do not hold any of its files."""
+    text = store.beginning()
+    if text is None:
+        return Restored(None, {}), None
+    found = recorded_beginning(text)
+    shutil.rmtree(checkpoint)
+    restored = restore(found.files.items(), checkpoint)
+    return Restored(restored.batch, {}), found.places
 
 
 def step_plan(store: FilePartitions, plan: ResumePlan, bound: BoundPlan, config: RecoveryConfig) -> StepPlan:

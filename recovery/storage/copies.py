@@ -19,11 +19,13 @@ from recovery.durable import sync
 from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.ids import Epoch
 from recovery.planning.values import PartitionDescription
-from recovery.storage.digests import load_digests
+from recovery.storage.beginning import BEGINNING
+from recovery.storage.digests import MODULUS, load_digests
 from recovery.storage.partition import describe, rewind
 from recovery.storage.schema import (
     beside,
     connect,
+    has_beginning,
     has_log,
     has_states,
     open_partition,
@@ -126,12 +128,14 @@ class PinnedPartition:
 
 
 def _operational(connection: apsw.Connection, path: Path) -> tuple[int, int]:
-    """How many rows of operational state there are, and the sum of their digests; none in files of older versions."""
+    """How many rows of operational state there are, and the sum of their digests; none in files of older versions.
+    The row that tells where the input begins changes without an epoch, too: its digest is added."""
     with translated(path):
         if not has_states(connection):
             return 0, 0
         [found] = rows(connection, TOTALS) or [(0, 0)]
-        return found[0], found[1]
+        beginning = rows(connection, BEGINNING) if has_beginning(connection) else []
+        return found[0], (found[1] + sum(row[-1] for row in beginning)) % MODULUS
 
 
 def _changed_ms(connection: apsw.Connection) -> int:

@@ -30,6 +30,7 @@ from recovery.ids import NO_EPOCH, BatchId, Epoch, ExecutionNumber, Lease, Parti
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
 from recovery.planning.values import Execution, FoundFile, PartitionDescription
 from recovery.storage import partition as one
+from recovery.storage.beginning import Beginning, keep_beginning, read_beginning
 from recovery.storage.deltas import Delta, create_delta
 from recovery.storage.kept import MOST_KEPT, cache_bytes, kept
 from recovery.storage.lifeline import Lifeline
@@ -317,6 +318,21 @@ class FilePartitions:
     def _clear(self, index: int) -> None:
         for deltas in self._deltas.values():
             deltas[index].clear()
+
+    def begin_input(self, lease: Lease, content: str) -> None:
+        """See `PartitionStore.begin_input`."""
+
+        def keep(index: int) -> None:
+            keep_beginning(self._writers[index], self.paths[index], lease, content)
+            faults.reach("start.5.partition")
+
+        self._each(keep)
+
+    def beginning(self) -> str | None:
+        """See `PartitionStore.beginning`."""
+        each = (read_beginning(writer, path) for writer, path in zip(self._writers, self.paths, strict=True))
+        found: list[Beginning] = [beginning for beginning in each if beginning is not None]
+        return max(found).content if found else None
 
     def record(self, measure: Measure) -> None:
         """See `PartitionStore.record`."""

@@ -18,6 +18,7 @@ from recovery.ids import PartitionIndex
 from recovery.storage.partition import insert_parts
 from recovery.storage.schema import (
     APPLICATION_ID,
+    CREATE_BEGINNING,
     CREATE_CHANGES,
     CREATE_MEASURES,
     CREATE_STATES,
@@ -151,7 +152,8 @@ def _create_partition(path: Path, index: PartitionIndex, count: int, store_id: s
             with transaction(connection):
                 connection.pragma("application_id", APPLICATION_ID)
                 connection.pragma("user_version", SCHEMA_VERSION)
-                connection.execute(CREATE_TABLES + CREATE_CHANGES + CREATE_STATES + CREATE_MEASURES).fetchall()
+                tables = (CREATE_TABLES, CREATE_CHANGES, CREATE_STATES, CREATE_MEASURES, CREATE_BEGINNING)
+                connection.execute("".join(tables)).fetchall()
                 insert_parts(connection, index, count, store_id, clock.wall_ms())
         finally:
             # The last connection moves the log into the file, syncs it and removes the log.

@@ -16,6 +16,7 @@ states      operational state: documents by id, durable at once, untouched by re
 totals      one row: how many rows `states` has, and the sum of their digests
 sizes       one row per step in `snaps`: its rows, and the bytes of their keys and values
 measures    what runs measured, a row per epoch and per start; untouched by rewinds; only part-0 has rows
+beginning   one row: the position in the input before the first micro-batch, the same in every partition
 
 Tables of others (Litestream keeps two) are tolerated and never touched.
 """
@@ -43,7 +44,7 @@ from recovery.storage.digests import load_digests
 from recovery.storage.forked import check_process, opened
 
 APPLICATION_ID = 0x52435650  # "RCVP"
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 BUSY_TIMEOUT_MS = 60_000
 SMALLEST_PAGE_BYTES = 512
 
@@ -172,6 +173,16 @@ CREATE TABLE measures (
 
 """
 
+CREATE_BEGINNING = """
+CREATE TABLE beginning (
+    one     INTEGER PRIMARY KEY,
+    ex_num  INTEGER NOT NULL,
+    ex_id   TEXT NOT NULL,
+    content TEXT NOT NULL,
+    digest  INTEGER NOT NULL
+) STRICT;
+"""
+
 ROW_BYTES = "octet_length(state_key) + octet_length(ser_change)"
 """The size of a row of `snaps` as it is counted in `sizes`: key and value, as they are stored."""
 
@@ -179,7 +190,7 @@ MEASURE_SNAPS = f"""
 INSERT INTO sizes SELECT step_id, count(*), sum({ROW_BYTES}) FROM snaps GROUP BY step_id
 """
 
-MIGRATIONS = {1: CREATE_STATES, 2: CREATE_MEASURES + MEASURE_SNAPS, 3: "", 4: CREATE_CHANGES}
+MIGRATIONS = {1: CREATE_STATES, 2: CREATE_MEASURES + MEASURE_SNAPS, 3: "", 4: CREATE_CHANGES, 5: CREATE_BEGINNING}
 """What turns a file of a version into one of the next. The second reads the state once, to count it. The third changes
 nothing: what is new in version 4 is left out of `superseded`, which older programs would miss."""
 
@@ -320,6 +331,11 @@ def has_states(connection: apsw.Connection) -> bool:
 def has_changes(connection: apsw.Connection) -> bool:
     """Whether the file can have epochs that are logged: before its first writer of this version it lacks the tables."""
     return bool(connection.pragma("user_version") >= 5)
+
+
+def has_beginning(connection: apsw.Connection) -> bool:
+    """Whether the file can tell where its input begins: before its first writer of this version it lacks the table."""
+    return bool(connection.pragma("user_version") >= 6)
 
 
 def beside(path: Path, suffix: Literal["-wal", "-shm", "-journal"]) -> Path:

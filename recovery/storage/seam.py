@@ -164,6 +164,16 @@ class PartitionStore(Protocol):
         """
         ...
 
+    def begin_input(self, lease: Lease, content: str) -> None:
+        """Keep, in every partition, where the input begins. When it returns, it is durable in all of them. It is no
+        part of an epoch: no rewind takes it back. Not while `close` goes on. Repeatable. Raises LeaseLostError."""
+        ...
+
+    def beginning(self) -> str | None:
+        """Where the input begins, as `begin_input` was last given it; None when it never was. One partition that has it
+        is enough. Raises CorruptPartitionError."""
+        ...
+
     def checkpoint(self) -> None:
         """Move what closing left in logs to where it belongs, as far as no reader is in the way. Never waits."""
         ...

@@ -12,6 +12,7 @@ from recovery.errors import CorruptPartitionError
 from recovery.ids import FIRST_EPOCH
 from recovery.planning.measures import StepSize
 from recovery.planning.values import PartitionDescription
+from recovery.storage.beginning import check_beginning
 from recovery.storage.digests import SNAPS_DIGEST, SUM_SQL, combine, load_digests
 from recovery.storage.log import check_log
 from recovery.storage.measures import check_measures, check_sizes
@@ -107,7 +108,7 @@ class PartitionCheck:
                 problems.append(f"the {count} rows that epoch {epoch} superseded are missing")
         total += sum(closed.logged_rows or 0 for closed in description.epochs)
         problems += check_log(connection)
-        problems += [*check_measures(connection), *check_states(connection)]
+        problems += [*check_measures(connection), *check_states(connection), *check_beginning(connection)]
         problems += [f"SQLite says: {row[0]}" for row in rows(connection, "PRAGMA integrity_check(3)")]
         return Verdict(self.path, total, tuple(p for p in problems if p != "SQLite says: ok"))
 

@@ -37,8 +37,10 @@ from recovery.storage.seam import BatchCount, Changes
 
 STEP = "totals"
 FLOW = "flow"
+STARTS = "starts"
+"""A file of the directory, to which every micro-batch that was finished adds where its input starts."""
 KEYS = [f"key{number}" for number in range(24)]
-START_POINTS = ["start.1", "start.2", "start.3.partition", "start.3", "start.4"]
+START_POINTS = ["start.1", "start.2", "start.3.partition", "start.3", "start.4", "start.5.partition", "start.5"]
 CLOSE_POINTS = [
     "close.1", "close.2.checked", "close.2.snaps", "close.2.logged", "close.2.driver", "close.2.epochs",
     "close.2.collected", "close.2.committed", "close.3", "close.4", "close.5",
@@ -114,6 +116,7 @@ class MiniRun:
         )
         self.closer.begin(StepPlan((), {} if declared else {STEP: '{"key":[["key","string"]],"state":"plain"}'}))
         faults.reach("start.4")
+        self.start = self.store.beginning()
 
     @property
     def next_batch(self) -> int:
@@ -128,6 +131,11 @@ class MiniRun:
         self._log(f"offsets/{number}", f'v1\n{{}}\n{{"logOffset":{number}}}')
         with self.closer.lock:
             self.closer.check()
+            if self.start is None:
+                # The input is said to start at a place of its own for every execution that nothing tells where.
+                self.start = self.lease.id
+                self.store.begin_input(self.lease, self.start)
+                faults.reach("start.5")
             if generator is not None:
                 # Epochs are logged, folded, or moved at once.
                 self.closer.fold_s = generator.choice([0.0, 3600.0])
@@ -142,6 +150,8 @@ class MiniRun:
                 for _ in range(2 if generator is not None and generator.random() < 0.2 else 1):
                     self.task(index, number)
             self.closer.finished = number
+            with (self.prepared.config.path / STARTS).open("a") as file:
+                file.write(f"{self.start}\n")
         self._log(f"commits/{number}", "v1\n{}")
 
     def task(self, index: int, batch: BatchId) -> None:

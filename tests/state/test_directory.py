@@ -251,7 +251,7 @@ def test_lost_totals_are_damage(store_dir):
 def downgrade(directory) -> None:
     """Make the files those of version 1: without the tables of operational state."""
     for path in directory.glob("part-*.sqlite3"):
-        newer = ("states", "totals", "sizes", "measures", "changes", "logged")
+        newer = ("states", "totals", "sizes", "measures", "changes", "logged", "beginning")
         alter(path, "".join(f"DROP TABLE {table}; " for table in newer) + "PRAGMA user_version = 1")
 
 

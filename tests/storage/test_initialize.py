@@ -87,8 +87,8 @@ print(json.dumps([
     result = run_python(code, path)
     assert result.returncode == 0, result.stderr
     tables = [[name, 1] for name in (
-        "changes", "commits", "epochs", "exs", "logged", "measures", "parts", "sizes", "snaps", "states", "superseded",
-        "totals",
+        "beginning", "changes", "commits", "epochs", "exs", "logged", "measures", "parts", "sizes", "snaps", "states",
+        "superseded", "totals",
     )]  # fmt: skip
     expected = ["wal", APPLICATION_ID, SCHEMA_VERSION, "ok", tables, [[0, 1, None]], [[0, 0]]]
     assert json.loads(result.stdout) == expected

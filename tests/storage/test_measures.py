@@ -103,6 +103,7 @@ def test_files_of_version_2_learn_their_sizes(store_dir):
     before = sizes(store_dir)
     for path in paths_of(store_dir):
         alter(path, "DROP TABLE sizes; DROP TABLE measures; DROP TABLE changes; DROP TABLE logged")
+        alter(path, "DROP TABLE beginning")
         alter(path, "PRAGMA user_version = 2")
     assert [sizes_in(path) for path in paths_of(store_dir)] == [None, None]
     assert read_measures(store_dir / "part-0.sqlite3") == []

@@ -1,6 +1,7 @@
 """Files of older versions: read, gone back in, gone on with.
 
-In those of version 3 keys that an epoch made have a row in `superseded`; those of version 4 have no log.
+In those of version 3 keys that an epoch made have a row in `superseded`; those of version 4 have no log; those of
+version 5 do not tell where the input begins.
 """
 
 from __future__ import annotations
@@ -64,15 +65,25 @@ def as_version_4(directory: Path) -> None:
 
 
 def without_log(connection: apsw.Connection, version: int) -> None:
-    """Take away what version 5 brought."""
-    for table in ("changes", "logged"):
+    """Take away what versions 5 and 6 brought."""
+    for table in ("changes", "logged", "beginning"):
         connection.execute(f"DROP TABLE {table}").fetchall()
     connection.pragma("user_version", version)
 
 
+def as_version_5(directory: Path) -> None:
+    """The same of version 5, which only lacks where the input begins."""
+    for path in paths_of(directory):
+        connection = connect(path, "rw")
+        with transaction(connection):
+            connection.execute("DROP TABLE beginning").fetchall()
+            connection.pragma("user_version", 5)
+        connection.close()
+
+
 def as_version(directory: Path, version: int) -> None:
     """Make the files what that version would have written."""
-    {3: as_version_3, 4: as_version_4, SCHEMA_VERSION: lambda _: None}[version](directory)
+    {3: as_version_3, 4: as_version_4, 5: as_version_5, SCHEMA_VERSION: lambda _: None}[version](directory)
 
 
 @pytest.fixture
@@ -89,7 +100,7 @@ def history(store_dir) -> list[dict[str, str]]:
     return model
 
 
-@pytest.mark.parametrize("version", [3, 4, SCHEMA_VERSION])
+@pytest.mark.parametrize("version", [3, 4, 5, SCHEMA_VERSION])
 def test_every_epoch_is_what_it_was(store_dir, history, version):
     """For a check, a reader of states and their differences, a plan, and the step that a run would start with."""
     as_version(store_dir, version)
@@ -118,7 +129,7 @@ def test_every_epoch_is_what_it_was(store_dir, history, version):
 
 
 @pytest.mark.parametrize("resume", range(1, EPOCHS + 2))
-@pytest.mark.parametrize("version", [3, 4, SCHEMA_VERSION])
+@pytest.mark.parametrize("version", [3, 4, 5, SCHEMA_VERSION])
 def test_going_back_and_on(store_dir, history, version, resume):
     """What later epochs made is gone, what they replaced is back, and what comes then is kept in the present form."""
     as_version(store_dir, version)

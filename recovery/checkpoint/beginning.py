@@ -1,0 +1,139 @@
+"""Where sources start: the position before the first micro-batch that reads them.
+
+Spark asks a source for its start and logs only where micro-batches end. A source that starts at the end of what is
+there ("latest") gives another answer each time, so a run that was killed before it closed an epoch could not begin at
+the same place again. The start that Spark read from is in the plan of the micro-batch. As text of a log of offsets it
+makes a position like any other:
+
+- *Micro-batch -1.* Before the first micro-batch of all, `offsets/-1` has the starts and `commits/-1` says that this
+  micro-batch is done. Spark goes on with micro-batch 0 from there, and does not ask the sources.
+- A source that is new beside others: the log of the micro-batch before has its start, in place of "nothing yet".
+
+A source of Spark's older API (files, for instance) has no start in the plan. Its line stays "nothing yet", and Spark
+asks it again. What such sources log of their start by themselves is in the position (see `initial_logs`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from recovery.checkpoint.offsets import NO_TICK, NOTHING_READ, OffsetLog, ticking
+from recovery.checkpoint.position import initial_logs
+from recovery.checkpoint.rows import Content, as_content
+from recovery.checkpoint.source_places import SourcePlaces
+from recovery.errors import CorruptPartitionError
+from recovery.ids import NO_BATCH
+
+_COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
+_DIGITS = re.compile(r"[\d:.,+/ TZ-]+")
+"""What numbers and times consist of as text: of the same length, they are in the order of their characters."""
+
+
+def with_starts(
+    planned: OffsetLog, before: OffsetLog | None, starts: Mapping[str, str], places: SourcePlaces
+) -> OffsetLog:
+    """The position before a micro-batch that is planned, with the starts of sources that it is the first to read.
+
+    before: the log of the micro-batch before; None before the first one. Sources without a start keep "nothing yet".
+    """
+    held = before.offsets if before is not None else {}
+    ticks = ticking(places, planned)
+    offsets = {}
+    for label, end in planned.offsets.items():
+        offset = held.get(label, NOTHING_READ)
+        if label in ticks:
+            offset = NO_TICK if offset == NOTHING_READ else offset
+        elif offset == NOTHING_READ and label in starts:
+            offset = earlier(starts[label], end)
+        offsets[label] = offset
+    return OffsetLog((before or planned).header, offsets)
+
+
+def earlier(start: str, end: str) -> str:
+    """Where a stream that reads from `start` and goes on from `end` has to begin again.
+
+    Spark asks for the start after it has decided where the micro-batch ends. A source that starts at the end of what is
+    there may have moved on by then: such a micro-batch reads nothing, and the next one begins at its end.
+    """
+    try:
+        first, last = msgspec.json.decode(start), msgspec.json.decode(end)
+    except msgspec.DecodeError:
+        return start
+    found = _earlier(first, last)
+    return start if found == first else end if found == last else msgspec.json.encode(found).decode()
+
+
+def _earlier(start: Any, end: Any) -> Any:
+    if isinstance(start, dict) and isinstance(end, dict):
+        return {key: _earlier(value, end[key]) if key in end else value for key, value in start.items()}
+    if isinstance(start, list) and isinstance(end, list) and len(start) == len(end):
+        return [_earlier(one, other) for one, other in zip(start, end, strict=True)]
+    return end if _is_before(end, start) else start
+
+
+def _is_before(one: Any, other: Any) -> bool:
+    if isinstance(one, str) and isinstance(other, str):
+        return len(one) == len(other) and one < other and all(map(_DIGITS.fullmatch, (one, other)))
+    numbers = (int, float)
+    is_number = isinstance(one, numbers) and isinstance(other, numbers) and bool not in map(type, (one, other))
+    return is_number and one < other
+
+
+@dataclass(frozen=True, slots=True)
+class InputBeginning:
+    """The position before the first micro-batch: the files of a checkpoint that hold it, and the text of the
+    SourcePlaces that it is one in."""
+
+    files: Mapping[str, Content]
+    places: str
+
+    def to_text(self) -> str:
+        """As it is stored."""
+        files = {path: {"hex": each.hex()} if isinstance(each, bytes) else each for path, each in self.files.items()}
+        return msgspec.json.encode({"files": files, "places": self.places}).decode()
+
+
+class _Hex(msgspec.Struct, forbid_unknown_fields=True):
+    hex: str
+
+
+class _Stored(msgspec.Struct, forbid_unknown_fields=True):
+    files: dict[str, str | _Hex]
+    places: str
+
+
+def _content(stored: str | _Hex) -> Content:
+    return bytes.fromhex(stored.hex) if isinstance(stored, _Hex) else stored
+
+
+def recorded_beginning(text: str) -> InputBeginning:
+    """From its text. Raises CorruptPartitionError when it is none."""
+    try:
+        found = msgspec.json.decode(text, type=_Stored)
+        files = {path: _content(each) for path, each in found.files.items()}
+    except ValueError as error:
+        raise CorruptPartitionError(f"table beginning does not tell where the input begins: {error}") from error
+    if f"offsets/{NO_BATCH}" not in files:
+        raise CorruptPartitionError("table beginning does not tell where the input begins: it holds no offsets")
+    return InputBeginning(files, found.places)
+
+
+def take_beginning(checkpoint: Path, starts: OffsetLog, places: SourcePlaces) -> InputBeginning | None:
+    """The position before micro-batch 0, which is planned and not begun: what a checkpoint holds of it. None when it
+    says nothing that Spark would not find again by itself."""
+    logs = initial_logs(checkpoint, places.numbers)
+    if not logs and not starts.begun - ticking(places, starts):
+        return None
+    contents = {
+        "metadata": (checkpoint / "metadata").read_bytes(),
+        f"offsets/{NO_BATCH}": starts.to_bytes(),
+        f"commits/{NO_BATCH}": _COMMIT,
+    }
+    contents |= {path: (checkpoint / path).read_bytes() for path in logs}
+    return InputBeginning({path: as_content(each) for path, each in contents.items()}, places.to_text())

@@ -1,0 +1,64 @@
+"""Spark's log of offsets: where a micro-batch ends in each source. See `recovery.checkpoint.position`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from recovery.checkpoint.position import HEADER_LINES, ONE_LINE_EACH
+from recovery.checkpoint.source_places import SourcePlaces
+from recovery.ids import BatchId
+
+NOTHING_READ = "-"
+"""Spark's line for a source that has no offset yet."""
+NO_TICK = '{"tick_ms": 0}'
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetLog:
+    """A log of offsets: its first lines, and the offsets by the number of the line, or by the name that begins it."""
+
+    header: tuple[str, ...]
+    offsets: Mapping[str, str]
+
+    @property
+    def begun(self) -> set[str]:
+        """The sources that have an offset."""
+        return {label for label, offset in self.offsets.items() if offset != NOTHING_READ}
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether its lines are known by names."""
+        return self.header[0] != ONE_LINE_EACH
+
+    def to_bytes(self) -> bytes:
+        """Its text."""
+        lines = (f"{label}:{offset}" if self.is_numbered else offset for label, offset in self.offsets.items())
+        return "\n".join([*self.header, *lines]).encode()
+
+
+def read_offsets(checkpoint: Path, batch: BatchId) -> OffsetLog | None:
+    """The log of offsets of a micro-batch; None when there is none."""
+    try:
+        lines = (checkpoint / "offsets" / str(batch)).read_text().split("\n")
+    except FileNotFoundError:
+        return None
+    header, rest = tuple(lines[:HEADER_LINES]), lines[HEADER_LINES:]
+    if header[0] == ONE_LINE_EACH:
+        return OffsetLog(header, {str(number): line for number, line in enumerate(rest)})
+    return OffsetLog(header, {label: offset for label, _, offset in (line.partition(":") for line in rest)})
+
+
+def labels(places: SourcePlaces, log: OffsetLog) -> list[str]:
+    """By what a log knows the source in each place."""
+    if not log.is_numbered:
+        return [str(place) for place in range(len(places.ids))]
+    last = {source: place for place, source in enumerate(places.ids)}
+    named = places.labels or (None,) * len(places.ids)
+    return [name or str(last[source]) for source, name in zip(places.ids, named, strict=True)]
+
+
+def ticking(places: SourcePlaces, log: OffsetLog) -> set[str]:
+    """The sources of ticks, whose offsets mean nothing after a restart."""
+    return {label for label, tick in zip(labels(places, log), places.ticks, strict=True) if tick}
