@@ -254,6 +254,8 @@ class FilePartitions:
         """Make the deltas of the steps of an execution that began."""
         if self._deltas or self._scratch != self._scratch_of(execution):
             self.prepare(execution)
+        assert self._scratch_files is not None
+        scratch = self._scratch_files
         if steps:
             self._lifeline = Lifeline(execution.id, self._clock)
         for step in steps:
@@ -263,8 +265,9 @@ class FilePartitions:
                 create_delta(path, execution.lease)
                 # Kept open: the last connection that closes a file moves its whole log into it.
                 deltas.append(Delta(path, self.paths[index], execution.lease, step))
-                for each in (path, beside(path, "-wal"), beside(path, "-shm")):
-                    self._scratch_files.add(each)
+                scratch.add(path)
+                scratch.add(beside(path, "-wal"))
+                scratch.add(beside(path, "-shm"))
                 # Read-only, else every transaction of the writer would lock out the tasks of the next micro-batch.
                 with translated(path):
                     writer.execute(f"ATTACH ? AS {_schema(self._deltas, step)}", (file_uri(path, "?mode=ro"),))
@@ -456,6 +459,7 @@ class FilePartitions:
         """See `PartitionStore.release`. Safe to repeat."""
         self._pool.shutdown()
         self._discard_scratch()
+        self._open_files.forget()
         # The reader first: closing the last connection moves the log into the file. When that fails the log stays, and
         # nothing is lost.
         for connection in filter(None, [self._reader, *self._writers]):

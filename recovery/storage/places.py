@@ -18,6 +18,7 @@ from pathlib import Path
 import apsw
 
 from recovery.errors import FileReplacedError, LinkedPartitionError, StorageError
+from recovery.storage.forked import is_at
 
 Identity = tuple[int, int]
 """Device and inode."""
@@ -30,7 +31,7 @@ STAGED_IN = (".init-*", ".restore-*")
 class _Place:
     """A path and what is open there. least_bytes: what the file has at least, 0 if that is not known."""
 
-    path: str
+    path: Path
     device: int
     inode: int
     least_bytes: int = 0
@@ -50,7 +51,7 @@ class Watch:
         """Watch a file that was just opened. grows: it never becomes smaller. Raises FileReplacedError."""
         place = _place(path)
         if grows:
-            place.grows, place.least_bytes = True, os.stat(path).st_size
+            place.grows, place.least_bytes = True, path.stat().st_size
         self._places.append(place)
 
     def add_open(self, path: Path, descriptor: int) -> None:
@@ -76,7 +77,7 @@ class Watch:
     def identities(self, paths: Sequence[Path]) -> list[Identity]:
         """Device and inode of files that are watched."""
         known = {place.path: (place.device, place.inode) for place in self._places}
-        return [known[os.fspath(path.absolute())] for path in paths]
+        return [known[path.absolute()] for path in paths]
 
     def resized(self) -> None:
         """What was added as growing was made smaller on purpose."""
@@ -84,16 +85,20 @@ class Watch:
             if place.grows:
                 place.least_bytes = 0
 
+    def forget(self) -> None:
+        """Watch nothing any more."""
+        self._places.clear()
+
     def check(self) -> None:
         """Raises FileReplacedError naming the first file that is not in its place any more, or was cut off."""
         for place in self._places:
             problem = _problem(place)
             if problem is not None:
                 if _problem(self._directory) is not None:
-                    self._raise(f"and so is {os.path.basename(place.path)}, which is open")
+                    self._raise(f"and so is {place.path.name}, which is open")
                 raise FileReplacedError(problem, path=place.path)
-        if _problem(self._directory) is not None:
-            self._raise("whatever it holds")
+        if self._places and _problem(self._directory) is not None:
+            self._raise("whatever it holds now")
 
     def _raise(self, more: str) -> None:
         raise FileReplacedError(f"the directory was removed, moved or replaced, {more}", path=self._directory.path)
@@ -105,12 +110,13 @@ def _log_bytes(frames: int, frame_bytes: int) -> int:
 
 
 def _place(path: Path) -> _Place:
-    text = os.fspath(path.absolute())
+    # The process may go to another directory.
+    path = path.absolute()
     try:
-        found = os.stat(text)
+        found = path.stat()
     except OSError as error:
-        raise FileReplacedError(_missing(error), path=text) from error
-    return _Place(text, found.st_dev, found.st_ino)
+        raise FileReplacedError(_missing(error), path=path) from error
+    return _Place(path, found.st_dev, found.st_ino)
 
 
 def _problem(place: _Place) -> str | None:
@@ -118,11 +124,11 @@ def _problem(place: _Place) -> str | None:
         # Before the size is asked for: it may grow at any moment.
         least_bytes = place.least_bytes
         try:
-            found = os.stat(place.path)
+            found = place.path.stat()
         except OSError as error:
             return _missing(error)
         if found.st_ino != place.inode or found.st_dev != place.device:
-            return not_the_same(Path(place.path)).found
+            return not_the_same(place.path).found
         if found.st_size >= least_bytes:
             if place.grows:
                 place.least_bytes = found.st_size
@@ -144,11 +150,12 @@ def not_the_same(path: Path) -> FileReplacedError:
 
 
 def check_opened(connection: apsw.Connection, path: Path) -> None:
-    """Raises FileReplacedError when what a connection has just opened is not at its path any more."""
+    """Raises FileReplacedError when what a connection has opened is not at its path any more."""
     moved = ctypes.c_int(0)
+    # It knows the file, but follows no link again.
     connection.file_control("main", apsw.SQLITE_FCNTL_HAS_MOVED, ctypes.addressof(moved))
-    if moved.value:
-        raise FileReplacedError("it was removed or replaced while it was opened", path=path)
+    if moved.value or not is_at(connection, path):
+        raise FileReplacedError("it was removed or replaced while it was used", path=path)
 
 
 def refuse_other_names(path: Path, found: os.stat_result) -> None:
