@@ -135,18 +135,18 @@ def _problem(place: _Place) -> str | None:
             return None
         if place.needs is not None:
             place.least_bytes = place.needs()
-    return f"it was cut off while it is in use: it has {found.st_size:,} of {least_bytes:,} bytes"
+    return f"it was cut off while in use: it has {found.st_size:,} of {least_bytes:,} bytes"
 
 
 def _missing(error: OSError) -> str:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return "it was removed or moved away while it is in use"
-    return f"it cannot be found any more while it is in use: {error.strerror}"
+        return "it was removed or moved away while in use"
+    return f"it cannot be reached any more while in use: {error.strerror}"
 
 
 def not_the_same(path: Path) -> FileReplacedError:
     """What is said of a file that a task finds in the place of the one that its run has open."""
-    return FileReplacedError("another file stands in its place while it is in use", path=path)
+    return FileReplacedError("it was replaced by another file while in use", path=path)
 
 
 def check_opened(connection: apsw.Connection, path: Path) -> None:
