@@ -3,6 +3,8 @@
 RecoveryError                     10
 ├── ConfigurationError            11  also a ValueError
 ├── StorageError                  12  I/O error, disk full, no permission
+├── FileReplacedError             13  a file in use was removed, replaced or cut off
+├── LinkedPartitionError          14  a file that has other names (hard links)
 ├── NoPartitionsError             20
 ├── MissingPartitionsError        21
 ├── InconsistentPartitionsError   22
@@ -138,6 +140,29 @@ class StorageError(RecoveryError):
     closes_epoch = False
     default_cause = "The disk is full or failing, or this user may not read or write there."
     default_remedy = "Make room or grant access, then run the same command again: nothing was half-written."
+
+
+class FileReplacedError(RecoveryError):
+    """A file that a run has open was removed, moved, replaced or cut off: what is written to it goes nowhere."""
+
+    exit_code = 13
+    closes_epoch = False
+    default_cause = "Something removed, moved or restored files of the recovery directory while they were in use."
+    default_remedy = (
+        "Put the file back if it is missing (recovery plan DIR says what would do), then run the same command again: "
+        "it continues from the newest epoch that all files hold."
+    )
+
+
+class LinkedPartitionError(RecoveryError):
+    """A partition's file has other names: whoever uses it by one of them does not see the log beside another."""
+
+    exit_code = 14
+    default_cause = "The directory was copied by hard links (cp -l, rsync --link-dest), or a tool stores copies so."
+    default_remedy = (
+        "Give this directory a file of its own while nobody uses either name: "
+        "cp part-N.sqlite3 copy && mv copy part-N.sqlite3"
+    )
 
 
 class NoPartitionsError(RecoveryError):

@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from recovery.config import format_interval
+from recovery.errors import LinkedPartitionError
 from recovery.ids import NO_EPOCH, Epoch
 from recovery.planning.resume import Cut, common_cuts, cut_off
 from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
@@ -215,5 +216,6 @@ def _stray(d: PartitionDescription, store_id: str, count: int) -> Explanation:
 def _unreadable(file: FoundFile, needed: str) -> Explanation:
     assert file.error is not None
     named = file.path.name.startswith("part-")
-    fix = needed if named and needed else file.error.remedy
-    return Explanation(file.path, Role.DAMAGED, None, None, None, file.error.found, fix)
+    linked = isinstance(file.error, LinkedPartitionError)
+    fix = needed if named and needed and not linked else file.error.remedy
+    return Explanation(file.path, Role.DUPLICATE if linked else Role.DAMAGED, None, None, None, file.error.found, fix)

@@ -20,7 +20,7 @@ from recovery.metrics.endpoint import MetricsEndpoint
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import Execution
 from recovery.state.flows import FlowRecord
-from recovery.storage.files import SCRATCH_NAME, FilePartitions, scan
+from recovery.storage.files import SCRATCH_NAME, FilePartitions, log_bytes, scan
 from recovery.storage.initialize import init_partitions
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.verify import PartitionCheck, Verdict
@@ -149,11 +149,9 @@ class BackgroundCheck:
 
 def _size_bytes(path: Path) -> int:
     """What there is to read; of a file that is gone, nothing: whoever opens it says so."""
-    total = 0
-    for each in (path, path.with_name(f"{path.name}-wal")):
-        with contextlib.suppress(OSError):
-            total += each.stat().st_size
-    return total
+    with contextlib.suppress(OSError):
+        return path.stat().st_size + log_bytes(path)
+    return 0
 
 
 def _step_back() -> None:

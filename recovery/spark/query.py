@@ -17,7 +17,7 @@ from recovery import faults
 from recovery.checkpoint.capture import Capture
 from recovery.clock import Clock
 from recovery.config import Interval
-from recovery.errors import ConfigurationError, FlowFailedError
+from recovery.errors import ConfigurationError, FileReplacedError, FlowFailedError, RecoveryError
 from recovery.execution import new_execution
 from recovery.ids import BatchId
 from recovery.metrics.meter import BatchMeasure
@@ -348,6 +348,7 @@ class RecoveryQuery:
             try:
                 self._closer.check()
                 self._check.look()
+                self._store.check(self.lease)
                 due = self._closer.due() and self._closer.idle()
                 waiting = due or self._closer.finished > self._input.batch
                 if waiting and self._closer.lock.acquire(blocking=False):
@@ -391,6 +392,7 @@ class RecoveryQuery:
                             self._count_input()
                         self._closer.close(self._is_alive)
                         self._check_all_closed()
+                        self._store.check(self.lease)
             except BaseException as error:
                 self._note(error)
             self._finished = True
@@ -441,13 +443,25 @@ class RecoveryQuery:
         """Keep the first error, in the form in which it is raised to the user."""
         if self._error is None:
             is_main = threading.current_thread() is threading.main_thread()
-            if isinstance(error, Exception) or (is_main and not isinstance(error, SystemExit)):
+            if isinstance(error, Exception):
+                self._error = self._file_replaced() or as_recovery_error(error)
+            elif is_main and not isinstance(error, SystemExit):
                 self._error = as_recovery_error(error)
             else:
                 # The flow's own code says sys.exit(), in a sink, an observer, or whatever closes an epoch.
                 self._error = FlowFailedError(essence_of(error))
             if self._error is not error:
                 self._error.__cause__ = error
+
+    def _file_replaced(self) -> FileReplacedError | None:
+        """Whatever went wrong, when a file that the run has open was taken away, it comes of that."""
+        try:
+            self._store.check(self.lease)
+        except FileReplacedError as error:
+            return error
+        except RecoveryError:
+            pass
+        return None
 
     def _notify(self, event: Event) -> None:
         if self._observer is not None:

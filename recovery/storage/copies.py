@@ -28,8 +28,10 @@ from recovery.storage.schema import (
     has_beginning,
     has_log,
     has_states,
+    is_left_alone,
     open_partition,
     read_partition,
+    reading_mode,
     rows,
     stamp,
     translated,
@@ -61,7 +63,7 @@ class PinnedPartition:
 
     def _open(self, *, alone: bool = True) -> apsw.Connection:
         # Even a reader would make a log beside a file that has none.
-        self._alone = alone and not has_log(self.path)
+        self._alone = alone and is_left_alone(self.path)
         self._stamp = stamp(self.path)
         try:
             return self._begin()
@@ -73,7 +75,7 @@ class PinnedPartition:
         return self._begin()
 
     def _begin(self) -> apsw.Connection:
-        connection = open_partition(self.path, "unshared" if self._alone else "ro")
+        connection = open_partition(self.path, reading_mode(self.path) if self._alone else "ro")
         try:
             with translated(self.path):
                 connection.execute("BEGIN")

@@ -263,16 +263,22 @@ class Delta:
             self.close()
             raise
 
+    @property
+    def base_file(self) -> tuple[int, int] | None:
+        """Device and inode of the partition below, as they were before it was opened."""
+        return None if self._files is None else (self._files[2], self._files[3])
+
     def is_current(self) -> bool:
         """Whether the files are still in their places that this has open."""
         return self._files is not None and self._files == self._identities()
 
-    def _identities(self) -> tuple[int, ...] | None:
+    def _identities(self) -> tuple[int, int, int, int] | None:
         try:
             found = self.path.stat(), self._partition.stat()
         except OSError:
             return None
-        return tuple(number for each in found for number in (each.st_dev, each.st_ino))
+        delta, base = found
+        return delta.st_dev, delta.st_ino, base.st_dev, base.st_ino
 
     def close(self) -> None:
         """Close the connection."""

@@ -19,6 +19,7 @@ import apsw
 from recovery import faults
 from recovery.clock import Clock, SystemClock
 from recovery.errors import (
+    FileReplacedError,
     ForeignPartitionError,
     LeaseLostError,
     NoPartitionsError,
@@ -31,11 +32,14 @@ from recovery.planning.measures import ClosedPartition, Measure, StepSize
 from recovery.planning.values import Execution, FoundFile, PartitionDescription
 from recovery.storage import partition as one
 from recovery.storage.beginning import Beginning, keep_beginning, read_beginning
+from recovery.storage.deltas import CACHE_BYTES as CACHE_BYTES_OF_DELTA
 from recovery.storage.deltas import Delta, create_delta
 from recovery.storage.kept import MOST_KEPT, cache_bytes, kept
 from recovery.storage.lifeline import Lifeline
+from recovery.storage.lock import held_lock
 from recovery.storage.log import Sealed
 from recovery.storage.measures import add_measure
+from recovery.storage.places import Identity, Watch, check_opened, not_the_same, refuse_other_names
 from recovery.storage.schema import (
     beside,
     file_uri,
@@ -88,7 +92,7 @@ def scan(directory: Path) -> list[FoundFile]:
         raise StorageError(str(error), path=directory) from error
     for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
         try:
-            found.append(FoundFile(path, read_partition(path, partial(one.describe, path=path))))
+            found.append(FoundFile(path, _described(path)))
         except RecoveryError as error:
             # Another program's database may lie beside ours, unless it stands where ours should.
             if path.name.startswith("part-") or not isinstance(error, ForeignPartitionError):
@@ -96,6 +100,13 @@ def scan(directory: Path) -> list[FoundFile]:
     if not found:
         raise NoPartitionsError("it holds no recovery partition", path=directory)
     return found
+
+
+def _described(path: Path) -> PartitionDescription:
+    description = read_partition(path, partial(one.describe, path=path))
+    with translated(path):
+        refuse_other_names(path, path.stat())
+    return description
 
 
 def log_bytes(path: Path) -> int:
@@ -123,6 +134,7 @@ class FilePartitions:
         self.partition_count = len(self.paths)
         self._scratch_root = scratch
         self._clock = clock or SystemClock()
+        self._lock = held_lock(self.paths[0].parent)
         directory = self.paths[0].parent.resolve()
         self._scratch_prefix = f"ex-{hashlib.sha1(os.fsencode(directory)).hexdigest()[:12]}-"
         # In a scratch directory of its own, also what it left there before it was moved here is stale.
@@ -132,6 +144,8 @@ class FilePartitions:
         self._reader: apsw.Connection | None = None
         self._deltas: dict[StepId, list[Delta]] = {}
         self._lifeline: Lifeline | None = None
+        self._open_files = Watch(self.paths[0].parent)
+        self._scratch_files: Watch | None = None
         self._pool = ThreadPoolExecutor(min(MAX_THREADS, self.partition_count), thread_name_prefix="partition")
         allow_open_files(self.partition_count * FILES_PER_PARTITION)
         cache = max(4 << 20, min(64 << 20, CACHE_BYTES // self.partition_count))
@@ -140,8 +154,35 @@ class FilePartitions:
                 self._writers.append(open_partition(path, "rw"))
                 with translated(path):
                     prepare_writer(self._writers[-1], path, cache_bytes=cache)
+                self._watch(self._writers[-1], path)
         except BaseException:
             self.release()
+            raise
+
+    def _watch(self, writer: apsw.Connection, path: Path) -> None:
+        with translated(path):
+            # Reading opens the log, also of a file that had another journal mode.
+            writer.pragma("user_version")
+        self._open_files.add(path, grows=True)
+        self._open_files.add_log(beside(path, "-wal"), writer, partial(_logged_frames, path))
+        self._open_files.add(beside(path, "-shm"))
+        check_opened(writer, path)
+
+    def check(self, lease: Lease) -> None:
+        """See `PartitionStore.check`."""
+        self._open_files.check()
+        self._check_own(lease)
+
+    def _check_own(self, lease: Lease) -> None:
+        """Whether the lock and the scratch files are in their places."""
+        try:
+            if self._lock is not None:
+                self._lock.check()
+            if self._scratch_files is not None:
+                self._scratch_files.check()
+        except FileReplacedError:
+            # A successor removes the scratch files of those before it.
+            read_partition(self.paths[0], partial(one.check_lease, path=self.paths[0], lease=lease))
             raise
 
     def describe(self) -> list[PartitionDescription]:
@@ -204,6 +245,7 @@ class FilePartitions:
             self._scratch.mkdir(parents=True)
         except OSError as error:
             raise StorageError(str(error), path=self._scratch) from error
+        self._scratch_files = Watch(self._scratch)
         return self._scratch
 
     def _scratch_of(self, execution: Execution) -> Path:
@@ -213,6 +255,8 @@ class FilePartitions:
         """Make the deltas of the steps of an execution that began."""
         if self._deltas or self._scratch != self._scratch_of(execution):
             self.prepare(execution)
+        assert self._scratch_files is not None
+        scratch = self._scratch_files
         if steps:
             self._lifeline = Lifeline(execution.id, self._clock)
         for step in steps:
@@ -222,6 +266,9 @@ class FilePartitions:
                 create_delta(path, execution.lease)
                 # Kept open: the last connection that closes a file moves its whole log into it.
                 deltas.append(Delta(path, self.paths[index], execution.lease, step))
+                scratch.add(path)
+                scratch.add(beside(path, "-wal"))
+                scratch.add(beside(path, "-shm"))
                 # Read-only, else every transaction of the writer would lock out the tasks of the next micro-batch.
                 with translated(path):
                     writer.execute(f"ATTACH ? AS {_schema(self._deltas, step)}", (file_uri(path, "?mode=ro"),))
@@ -238,6 +285,7 @@ class FilePartitions:
             {
                 "kind": "files",
                 "partitions": [str(path.absolute()) for path in self.paths],
+                "files": self._open_files.identities(self.paths),
                 "scratch": str(self.scratch.absolute()),
                 "number": lease.number,
                 "id": lease.id,
@@ -247,10 +295,12 @@ class FilePartitions:
 
     def open(self, lease: Lease, batch: BatchId) -> None:
         """See `PartitionStore.open`."""
+        self._open_files.check()
         # A fenced run ends at the next micro-batch: without steps, or with its deltas elsewhere, no task would notice.
         if self._reader is None:
             self._reader = open_partition(self.paths[0], "ro")
         one.check_lease(self._reader, self.paths[0], lease)
+        self._check_own(lease)
         if self._lifeline is not None:
             self._lifeline.admit()
         for deltas in self._deltas.values():
@@ -276,7 +326,10 @@ class FilePartitions:
 
     def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[ClosedPartition]:
         """See `PartitionStore.close`."""
+        self.check(lease)
         written = self._each(lambda index: self.close_partition(index, lease, requests[index]))
+        # What was committed to a file that has lost its name is not in the directory: then the epoch is not closed.
+        self.check(lease)
         faults.reach("close.3")
         if not all(request.logged for request in requests):
             self._each(self._clear)
@@ -295,7 +348,9 @@ class FilePartitions:
     def fold(self, lease: Lease, epoch: Epoch) -> list[Mapping[str, StepSize]]:
         """See `PartitionStore.fold`."""
         faults.reach("fold.1")
+        self.check(lease)
         folded = self._each(lambda index: self.fold_partition(index, lease, epoch))
+        self.check(lease)
         faults.reach("fold.3")
         self._each(self._clear)
         faults.reach("fold.4")
@@ -340,7 +395,7 @@ class FilePartitions:
 
     def checkpoint(self) -> None:
         """Move what is in the logs into the files, as far as no reader is in the way. Never waits."""
-
+        self._open_files.check()
         for path in self.paths:
             # A connection of its own: the writer may be in use by another thread.
             connection = open_partition(path, "rw")
@@ -364,7 +419,17 @@ class FilePartitions:
                 writer.wal_checkpoint("main", mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             return Collected(rows, changes)
 
-        return self._each(collect_one)
+        self._check_shared()
+        collected = self._each(collect_one)
+        self._open_files.resized()
+        self._check_shared()
+        return collected
+
+    def _check_shared(self) -> None:
+        """Whether everything is in its place that does not belong to one execution."""
+        self._open_files.check()
+        if self._lock is not None:
+            self._lock.check()
 
     def counts(self, lease: Lease, batch: BatchId) -> BatchCount:
         """See `PartitionStore.counts`."""
@@ -410,6 +475,7 @@ class FilePartitions:
         """See `PartitionStore.release`. Safe to repeat."""
         self._pool.shutdown()
         self._discard_scratch()
+        self._open_files.forget()
         # The reader first: closing the last connection moves the log into the file. When that fails the log stays, and
         # nothing is lost.
         for connection in filter(None, [self._reader, *self._writers]):
@@ -431,7 +497,7 @@ class FilePartitions:
         self._deltas.clear()
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
-            self._scratch = None
+            self._scratch = self._scratch_files = None
             with contextlib.suppress(OSError):
                 self._scratch_root.rmdir()
 
@@ -449,10 +515,18 @@ class FileTaskStore:
     """A task's view: deltas, which this task has for itself, and which may be kept for later ones of its process."""
 
     def __init__(
-        self, partitions: Sequence[Path], scratch: Path, lease: Lease, clock: Clock, line: str | None = None
+        self,
+        partitions: Sequence[Path],
+        files: Sequence[Identity],
+        scratch: Path,
+        lease: Lease,
+        clock: Clock,
+        line: str | None = None,
     ) -> None:
-        """line: of the execution, if deltas are to be kept (see `recovery.storage.kept`)."""
+        """files: what the driver has open of the partitions. line: of the execution, if deltas are to be kept (see
+        `recovery.storage.kept`)."""
         self._partitions = partitions
+        self._files = files
         self._scratch = scratch
         self._lease = lease
         self._clock = clock
@@ -540,7 +614,7 @@ class FileTaskStore:
             if delta is None:
                 if len(self._deltas) == MOST_KEPT:
                     self._put_away(self._deltas.pop(next(iter(self._deltas))))
-                delta = self._deltas[place] = self._open(path, self._partitions[partition], step)
+                delta = self._deltas[place] = self._open(path, step, partition)
             yield delta
         except StorageError as error:
             self._failed = True
@@ -551,28 +625,32 @@ class FileTaskStore:
             self._failed = True
             raise
 
-    def _open(self, path: Path, partition: Path, step: StepId) -> Delta:
-        if self._line is None:
-            return Delta(path, partition, self._lease, step)
-        found = kept.take(path)
+    def _open(self, path: Path, step: StepId, index: PartitionIndex) -> Delta:
+        partition = self._partitions[index]
+        found = None if self._line is None else kept.take(path)
         if found is None:
-            found = Delta(path, partition, self._lease, step, cache_bytes=cache_bytes(len(self._partitions)))
+            size = CACHE_BYTES_OF_DELTA if self._line is None else cache_bytes(len(self._partitions))
+            found = Delta(path, partition, self._lease, step, cache_bytes=size)
+        if found.base_file != self._files[index]:
+            found.close()
+            raise not_the_same(partition)
         return found
 
 
 def connect_task(address: str, keep: bool = False) -> tuple[FileTaskStore, int]:
     """The store that `address` (see `PartitionStore.address`) leads to, and the number of partitions. keep: for a task
     that is small, and one of many."""
-    partitions, scratch, lease, line = _parsed(address)
-    return FileTaskStore(partitions, scratch, lease, SystemClock(), line if keep else None), len(partitions)
+    partitions, files, scratch, lease, line = _parsed(address)
+    return FileTaskStore(partitions, files, scratch, lease, SystemClock(), line if keep else None), len(partitions)
 
 
 @lru_cache(maxsize=4)
-def _parsed(address: str) -> tuple[list[Path], Path, Lease, str | None]:
+def _parsed(address: str) -> tuple[list[Path], list[Identity], Path, Lease, str | None]:
     """What an address says; all tasks of a run are given the same one."""
     parsed = json.loads(address)
     lease = Lease(ExecutionNumber(parsed["number"]), parsed["id"])
-    return [Path(path) for path in parsed["partitions"]], Path(parsed["scratch"]), lease, parsed["line"]
+    files = [(device, inode) for device, inode in parsed["files"]]
+    return [Path(path) for path in parsed["partitions"]], files, Path(parsed["scratch"]), lease, parsed["line"]
 
 
 def _delta_path(scratch: Path, step: StepId, index: int) -> Path:
@@ -597,6 +675,17 @@ def allow_open_files(needed: int) -> None:
             remedy=f"Raise the limit (ulimit -n {needed}), or use a recovery directory of fewer partitions.",
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _logged_frames(path: Path) -> int:
+    """How many frames the log of a partition has, of those that count."""
+    connection = open_partition(path, "rw")
+    try:
+        with translated(path):
+            frames, _ = connection.wal_checkpoint("main", mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        return frames
+    finally:
+        connection.close()
 
 
 def _schema(deltas: dict[StepId, list[Delta]], step: StepId) -> str:

@@ -27,6 +27,13 @@ def opened(connection: apsw.Connection, path: Path) -> None:
     _inodes[connection] = _inode(path)
 
 
+def is_at(connection: apsw.Connection, path: Path) -> bool:
+    """Whether `path` leads to the file that it led to when the connection was opened."""
+    with contextlib.suppress(OSError):
+        return _inode(path) == _inodes.get(connection)
+    return False
+
+
 def check_process(path: Path) -> None:
     """Raises StorageError when this process was forked while `path` was open."""
     if not _inherited:

@@ -8,47 +8,106 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 from recovery.clock import Clock
 from recovery.errors import DirectoryLockedError, StorageError
+from recovery.storage.places import Watch
 
 LOCK_NAME = "recovery.lock"
+FILE_LOCKS = "recovery-*.lock"
 ATTEMPTS = 400
 NAME_ATTEMPTS = 100
 ATTEMPT_INTERVAL_S = 0.005
+
+_held: dict[str, DirectoryLock] = {}
+"""The locks that this process holds, by the real path of their directory."""
+
+
+def held_lock(directory: Path) -> DirectoryLock | None:
+    """The lock on a directory that this process holds; None when it holds none."""
+    found = _held.get(os.path.realpath(directory))
+    return found if found is not None and found.pid == os.getpid() else None
 
 
 class DirectoryLock:
     """The lock of a recovery directory, held from `acquire` until `release` or the death of the process.
 
-    The file's text says who holds it, for people; what counts is the lock itself.
+    The file's text says who holds it, for people; what counts is the lock itself. A partition that is a symbolic link
+    is locked where it leads to as well: another link to the same file is refused, whatever directory it is in, and so
+    is a run on the directory in which that file lies.
     """
 
     def __init__(self, directory: Path, clock: Clock, purpose: str) -> None:
         self.path = directory / LOCK_NAME
+        self.pid = 0
         self._clock = clock
         self._purpose = purpose
-        self._descriptor: int | None = None
-        self._pid = 0
+        self._taken: list[tuple[int, bool]] = []
+        self._files: Watch | None = None
 
     def acquire(self) -> None:
         """Take the lock at once. Raises DirectoryLockedError naming the holder, or StorageError."""
+        self.pid = os.getpid()
+        directory = self.path.parent
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._take(self.path)
+            self._files = Watch(directory)
+            self._files.add_open(self.path, self._taken[0][0])
+            for link in _links(directory):
+                self._take(link.lock, link)
+                self._files.add_open(link.lock, self._taken[-1][0])
+                if link.other_directory is not None:
+                    self._take(link.other_directory / LOCK_NAME, link, shared=True)
+                    self._files.add_open(link.other_directory / LOCK_NAME, self._taken[-1][0])
+        except BaseException:
+            self.release()
+            raise
+        _held[os.path.realpath(directory)] = self
+
+    def check(self) -> None:
+        """Raises FileReplacedError when a file of the lock is not in its place any more: another process may hold the
+        lock of that name by now."""
+        if self._files is not None:
+            self._files.check()
+
+    def release(self) -> None:
+        """Free the lock; harmless when it is not held."""
+        for descriptor, shared in reversed(self._taken):
+            free(descriptor, self.pid, clear=not shared)
+        self._taken.clear()
+        self._files = None
+        for directory in [directory for directory, lock in _held.items() if lock is self]:
+            del _held[directory]
+
+    def _take(self, path: Path, link: _Link | None = None, *, shared: bool = False) -> None:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise StorageError(str(error), path=self.path) from error
+            raise StorageError(str(error), path=path) from error
         try:
-            _lock(descriptor)
+            _lock(descriptor, shared=shared)
         except BlockingIOError:
-            holder = _describe(_named_holder(descriptor))
+            holder = _named_holder(descriptor)
             os.close(descriptor)
-            raise DirectoryLockedError(f"the recovery directory is in use by {holder}", path=self.path.parent) from None
+            self._refuse(holder or _holder_of_files(path.parent), link)
         except OSError as error:
             os.close(descriptor)
-            raise StorageError(f"it cannot be locked: {error}", path=self.path) from error
-        self._descriptor, self._pid = descriptor, os.getpid()
+            raise StorageError(f"it cannot be locked: {error}", path=path) from error
+        self._taken.append((descriptor, shared))
+        if not shared:
+            self._sign(descriptor)
+
+    def _refuse(self, holder: dict[str, Any] | None, link: _Link | None) -> NoReturn:
+        if link is None:
+            found = f"the recovery directory is in use by {_describe(holder)}"
+        else:
+            found = f"{link.path.name} leads to {link.real}, which is in use by {_describe(holder)}"
+        raise DirectoryLockedError(found, path=self.path.parent) from None
+
+    def _sign(self, descriptor: int) -> None:
         holder_text = json.dumps(
             {
                 "pid": os.getpid(),
@@ -62,12 +121,6 @@ class DirectoryLock:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, holder_text.encode(), 0)
 
-    def release(self) -> None:
-        """Free the lock; harmless when it is not held."""
-        if self._descriptor is not None:
-            free(self._descriptor, self._pid)
-            self._descriptor = None
-
     def __enter__(self) -> DirectoryLock:
         self.acquire()
         return self
@@ -76,20 +129,62 @@ class DirectoryLock:
         self.release()
 
 
-def free(descriptor: int, holder_pid: int) -> None:
+class _Link(NamedTuple):
+    """A partition that is a symbolic link, the file that it leads to, and what locks that: a file beside it, and the
+    lock of the directory that it lies in, if that is another one."""
+
+    path: Path
+    real: Path
+    lock: Path
+    other_directory: Path | None
+
+
+def _links(directory: Path) -> list[_Link]:
+    """The partitions of a directory that are links, a file once; those that lead nowhere are left out."""
+    own = os.path.realpath(directory)
+    found: dict[Path, _Link] = {}
+    directories = {own}
+    for path in sorted(directory.glob("part-*.sqlite3")):
+        real = Path(os.path.realpath(path))
+        if path.is_symlink() and real.exists() and real not in found:
+            other = None if str(real.parent) in directories else real.parent
+            directories.add(str(real.parent))
+            found[real] = _Link(path, real, real.with_name(f"recovery-{real.name}.lock"), other)
+    return list(found.values())
+
+
+def free(descriptor: int, holder_pid: int, *, clear: bool = True) -> None:
     """Give a lock on an open file back, also where a process that was forked meanwhile has the file open still. That
-    process itself only closes it."""
+    process itself only closes it. clear: the file says who held it."""
     with contextlib.suppress(OSError):
         if os.getpid() == holder_pid:
-            os.ftruncate(descriptor, 0)
+            if clear:
+                os.ftruncate(descriptor, 0)
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
 def lock_holder(directory: Path) -> dict[str, Any] | None:
-    """Who holds the lock of `directory`, None when nobody does; changes nothing."""
+    """Who holds the lock of `directory`, or of a partition in it that is a link or that a link leads to; None when
+    nobody does. Changes nothing."""
+    links = _links(directory)
+    paths = [directory / LOCK_NAME, *(link.lock for link in links)]
+    paths += [link.other_directory / LOCK_NAME for link in links if link.other_directory is not None]
+    return _first_holder(paths) or _holder_of_files(directory)
+
+
+def _holder_of_files(directory: Path) -> dict[str, Any] | None:
+    """Who uses files of a directory by links that lead there."""
+    return _first_holder(sorted(directory.glob(FILE_LOCKS)))
+
+
+def _first_holder(paths: Iterable[Path]) -> dict[str, Any] | None:
+    return next((holder for path in paths if (holder := _holder(path)) is not None), None)
+
+
+def _holder(path: Path) -> dict[str, Any] | None:
     try:
-        descriptor = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
@@ -97,17 +192,20 @@ def lock_holder(directory: Path) -> dict[str, Any] | None:
     except BlockingIOError:
         return _named_holder(descriptor) or {"pid": None, "host": None, "purpose": "a run", "since_ms": None}
     except OSError as error:
-        raise StorageError(f"its lock cannot be asked for: {error}", path=directory / LOCK_NAME) from error
+        raise StorageError(f"its lock cannot be asked for: {error}", path=path) from error
     finally:
         os.close(descriptor)
     return None
 
 
-def _lock(descriptor: int) -> None:
+def _lock(descriptor: int, *, shared: bool) -> None:
     """Take the lock. Whoever asks for its holder shares it for some microseconds: that passes, a run's hold does not.
 
     Raises BlockingIOError.
     """
+    if shared:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return
     for _ in range(ATTEMPTS):
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

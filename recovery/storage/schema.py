@@ -42,11 +42,14 @@ from recovery.errors import (
 )
 from recovery.storage.digests import load_digests
 from recovery.storage.forked import check_process, opened
+from recovery.storage.places import missing_file, refuse_other_names
 
 APPLICATION_ID = 0x52435650  # "RCVP"
 SCHEMA_VERSION = 6
 BUSY_TIMEOUT_MS = 60_000
 SMALLEST_PAGE_BYTES = 512
+
+Mode = Literal["unshared", "aside", "ro", "rw", "rwc"]
 
 T = TypeVar("T")
 
@@ -200,24 +203,31 @@ def partition_path(directory: Path, index: int) -> Path:
     return directory / f"part-{index}.sqlite3"
 
 
-def connect(path: Path, mode: Literal["unshared", "ro", "rw", "rwc"]) -> apsw.Connection:
+def connect(path: Path, mode: Mode) -> apsw.Connection:
     """A connection to any SQLite file of ours, with the busy timeout set and nothing checked.
 
     "unshared" reads the file alone, without its log and without locks: right only while nobody writes to it.
+    "aside" reads it with its log, without locks and without the log's index in a file: right only where nobody can
+    make that file, so that nobody, least of all this process, has the database open.
     Raises StorageError when the file cannot be opened, also in a process that was forked while it was open.
     """
     flags = {
         "unshared": apsw.SQLITE_OPEN_READONLY,
+        "aside": apsw.SQLITE_OPEN_READONLY,
         "ro": apsw.SQLITE_OPEN_READONLY,
         "rw": apsw.SQLITE_OPEN_READWRITE,
         "rwc": apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE,
     }[mode]
     with translated(path):
         check_process(path)
-        uri = file_uri(path, "?immutable=1" if mode == "unshared" else "")
+        uri = file_uri(path, {"unshared": "?immutable=1", "aside": "?vfs=unix-none"}.get(mode, ""))
         connection = apsw.Connection(uri, flags=flags | apsw.SQLITE_OPEN_URI)
         opened(connection, path)
         connection.set_busy_timeout(BUSY_TIMEOUT_MS)
+        if mode == "aside":
+            # Keeps the log's index in memory.
+            connection.pragma("locking_mode", "EXCLUSIVE")
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     return connection
 
 
@@ -229,9 +239,23 @@ def file_uri(path: Path, query: str = "") -> str:
 def open_partition(path: Path, mode: Literal["unshared", "ro", "rw"]) -> apsw.Connection:
     """A connection to a recovery partition, after checking that it is one that this version can read.
 
-    Raises CorruptPartitionError, ForeignPartitionError, UnsupportedVersionError or StorageError.
+    A log without its index is read where the index cannot be made, as in a directory that may only be read.
+    Raises CorruptPartitionError, ForeignPartitionError, UnsupportedVersionError or StorageError, and, for writing,
+    LinkedPartitionError.
     """
-    _check_header(path)
+    found = _check_header(path)
+    if mode == "rw":
+        refuse_other_names(path, found)
+    try:
+        return _open_checked(path, mode)
+    except StorageError as error:
+        if mode != "ro" or not isinstance(error.__cause__, apsw.CantOpenError) or not is_left_alone(path):
+            raise
+    _check_log_readable(path)
+    return _open_checked(path, "aside")
+
+
+def _open_checked(path: Path, mode: Mode) -> apsw.Connection:
     connection = connect(path, mode)
     try:
         with translated(path):
@@ -255,6 +279,17 @@ def open_partition(path: Path, mode: Literal["unshared", "ro", "rw"]) -> apsw.Co
     return connection
 
 
+def _check_log_readable(path: Path) -> None:
+    log = beside(path, "-wal")
+    if not os.access(log, os.R_OK):
+        raise StorageError(
+            f"its log, {log.name}, may not be read, and holds its newest epochs",
+            path=path,
+            cause="The log's permissions are not those of the file.",
+            remedy=f"Let this user read {log}.",
+        )
+
+
 def migrate(connection: apsw.Connection, path: Path) -> None:
     """Bring a file of an older version to the present one, in one transaction. Whoever comes second finds it done."""
     with translated(path), transaction(connection):
@@ -267,14 +302,15 @@ def read_partition(path: Path, read: Callable[[apsw.Connection], T]) -> T:
     """What `read` finds in a partition, with nothing changed: no file is made beside it, and none needs to be.
 
     Even a reader makes a log and its index, and leaves them behind. A file without a log is whole by itself, so it is
-    read alone; when somebody has written to it by the time it was read, it is read again in the ordinary way.
+    read alone; when somebody has written to it by the time it was read, it is read again in the ordinary way. A log
+    without its index, of a copy, gets one, unless the directory may only be read.
     Raises what `open_partition` and `read` raise.
     """
-    if has_log(path):
+    if not is_left_alone(path):
         return _read(path, "ro", read)
     before = stamp(path)
     try:
-        found = _read(path, "unshared", read)
+        found = _read(path, reading_mode(path), read)
     except RecoveryError:
         if stamp(path) == before:
             raise
@@ -296,9 +332,9 @@ def reading(path: Path) -> Iterator[apsw.Connection]:
     What was read already cannot be read again: raises StorageError when somebody began to write to a file that was
     read alone. Raises what `open_partition` raises.
     """
-    alone, before = not has_log(path), stamp(path)
+    alone, before = is_left_alone(path), stamp(path)
     try:
-        with contextlib.closing(open_partition(path, "unshared" if alone else "ro")) as connection:
+        with contextlib.closing(open_partition(path, reading_mode(path))) as connection:
             yield connection
     except RecoveryError as error:
         if alone and stamp(path) != before:
@@ -320,6 +356,16 @@ def _written_meanwhile(path: Path) -> StorageError:
 def has_log(path: Path) -> bool:
     """Whether a log lies beside the file: somebody uses it, or was killed using it."""
     return any(beside(path, suffix).exists() for suffix in ("-wal", "-journal"))
+
+
+def is_left_alone(path: Path) -> bool:
+    """Whether nobody uses the file: it has no log, or one without an index, which every user has."""
+    return not has_log(path) or not any(beside(path, suffix).exists() for suffix in ("-shm", "-journal"))
+
+
+def reading_mode(path: Path) -> Literal["unshared", "ro"]:
+    """How a file is read without a change beside it: without a log it is whole by itself."""
+    return "ro" if has_log(path) else "unshared"
 
 
 def has_states(connection: apsw.Connection) -> bool:
@@ -352,7 +398,7 @@ def stamp(path: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _check_header(path: Path) -> None:
+def _check_header(path: Path) -> os.stat_result:
     """SQLite takes an empty file, or one shorter than a page, for an empty database; a partition is never that.
 
     Only the size is asked for: opening and closing a live file outside SQLite would drop its locks.
@@ -360,7 +406,7 @@ def _check_header(path: Path) -> None:
     try:
         found = path.stat()
     except FileNotFoundError:
-        raise StorageError("no such file", path=path, cause="It was deleted or moved while in use.") from None
+        raise missing_file(path) from None
     except OSError as error:
         raise StorageError(str(error), path=path) from error
     if not stat.S_ISREG(found.st_mode):
@@ -369,6 +415,7 @@ def _check_header(path: Path) -> None:
     if size < SMALLEST_PAGE_BYTES:
         what = f"it ends after {size} bytes" if size else "the file is empty"
         raise CorruptPartitionError(what, path=path, cause="It was truncated or half-copied.")
+    return found
 
 
 def use_log(connection: apsw.Connection, path: Path) -> None:

@@ -134,7 +134,13 @@ class PartitionStore(Protocol):
         ...
 
     def open(self, lease: Lease, batch: BatchId) -> None:
-        """Refuse what earlier batches still apply from now on; a later one may already be under way."""
+        """Refuse what earlier batches still apply from now on; a later one may already be under way. Raises
+        LeaseLostError, and FileReplacedError when a file is not in its place any more."""
+        ...
+
+    def check(self, lease: Lease) -> None:
+        """Whether everything that is open is in its place, where the next run will look for it. `open` and `close` ask
+        it too. Takes microseconds. Raises FileReplacedError, or LeaseLostError when a successor took it away."""
         ...
 
     def seal(self, lease: Lease, batch: BatchId, *, apart: bool = True) -> None:
@@ -152,7 +158,8 @@ class PartitionStore(Protocol):
         if that was not done. Micro-batches may go on meanwhile, on other threads.
 
         Returns what was done in each partition. A partition that this execution closed it in already is left
-        as it is. When it returns, the epoch is durable in every partition. Raises LeaseLostError.
+        as it is. When it returns, the epoch is durable in every partition, in the file that has its name. Raises
+        LeaseLostError and FileReplacedError.
         """
         ...
 

@@ -21,6 +21,7 @@ import apsw
 
 from recovery.errors import CorruptPartitionError, DuplicatePartitionError, MissingPartitionsError, NoPartitionsError
 from recovery.storage.digests import MODULUS, SUM_SQL, combine, load_digests, record_digest, row_digest_sql
+from recovery.storage.places import check_opened, missing_file
 from recovery.storage.schema import (
     beside,
     has_states,
@@ -70,11 +71,14 @@ Change = Callable[[StoredState | None], str | None]
 
 
 def home(directory: Path) -> Path:
-    """The partition that holds the operational state. Raises NoPartitionsError or MissingPartitionsError."""
+    """The partition that holds the operational state. Raises NoPartitionsError or MissingPartitionsError, and
+    StorageError for a link that leads nowhere."""
     path = partition_path(directory, 0)
     with translated(directory):
         if path.exists():
             return path
+        if path.is_symlink():
+            raise missing_file(path)
         if any(directory.glob("part-*.sqlite3")):
             raise MissingPartitionsError(f"{path.name}, which holds the operational state, is missing", path=directory)
         what = "it holds no recovery partition" if directory.is_dir() else "there is no such directory"
@@ -261,7 +265,8 @@ def _ready(connection: apsw.Connection, path: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def _writing(path: Path, busy_ms: int) -> Iterator[apsw.Connection]:
-    """One write transaction, synced to disk. Being kept waiting is told apart from every other refusal."""
+    """One write transaction, synced to disk, in the file that has this name afterwards. Being kept waiting is told
+    apart from every other refusal."""
     connection = open_partition(path, "rw")
     try:
         with _busy_is_no_error(), translated(path):
@@ -271,6 +276,7 @@ def _writing(path: Path, busy_ms: int) -> Iterator[apsw.Connection]:
             with transaction(connection):
                 _check_home(connection, path)
                 yield connection
+            check_opened(connection, path)
     finally:
         connection.close()
 

@@ -260,6 +260,116 @@ except StorageError as error:
             shutil.rmtree(public)
 
 
+AS_ANOTHER_USER = """
+import importlib.readers, importlib.resources._adapters, os, sys
+from click.testing import CliRunner
+from recovery.cli import main
+there, elsewhere, lines = sys.argv[1], sys.argv[2], sys.stdin.read().splitlines()
+for line in lines:
+    # The other user may not read Python's own files, so all that is imported on the way is imported before.
+    CliRunner().invoke(main, line.replace(there, elsewhere).split())
+os.setgid(65534); os.setuid(65534)
+for line in lines:
+    result = CliRunner().invoke(main, line.split())
+    print(line.split()[0], result.exit_code, *filter(None, [result.exception]))
+    if result.exit_code or line.startswith(("hwm", "state", "backup")):
+        print(result.output.strip())
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user, who may not write or read")
+class TestCopiesThatMayOnlyBeRead:
+    """A copy of a directory that a killed run left, in a place where no index of the log can be made."""
+
+    @pytest.fixture
+    def copied(self, store_dir):
+        """Copies of the files and their logs, without the logs' indexes; the newest epochs are in the logs alone."""
+        public = Path(tempfile.mkdtemp(prefix="recovery-read-only-", dir="/tmp"))
+        with Driver(store_dir) as run:
+            for batch in range(3):
+                run.apply(batch, {"a": str(batch), "b": "1"})
+                run.close(batch)
+            StateManager(store_dir).set_hwm("orders", 5)
+            for path in paths_of(store_dir):
+                copy_with_log(path, public / path.name)
+        (public / "empty").mkdir()
+        yield public
+        shutil.rmtree(public)
+
+    def commands(self, public: Path) -> list[str]:
+        """Those that only look."""
+        return [
+            f"plan {public}",
+            f"status {public}",
+            f"verify {public}",
+            f"runs {public}",
+            f"report {public} -o {public}.html",
+            f"state list {public} --step {STEP}",
+            f"hwm list {public}",
+            f"restore {public} {public}.restored",
+        ]
+
+    def run(self, public: Path, *commands: str):
+        """Commands of another user."""
+        elsewhere = Path(tempfile.mkdtemp(prefix="recovery-elsewhere-", dir="/tmp"))
+        try:
+            shutil.copytree(public, elsewhere / "db", dirs_exist_ok=True)
+            (elsewhere / "db").chmod(0o755)
+            return run_python(AS_ANOTHER_USER, public, elsewhere / "db", input="\n".join(commands))
+        finally:
+            shutil.rmtree(elsewhere)
+
+    def look(self, public: Path) -> str:
+        """What the commands print where they fail, and the states."""
+        before = fingerprint(public)
+        result = self.run(public, *self.commands(public))
+        assert fingerprint(public) == before
+        for made in public.parent.glob(f"{public.name}.*"):
+            shutil.rmtree(made) if made.is_dir() else made.unlink()
+        assert result.stderr == ""
+        return result.stdout
+
+    def test_they_are_read_with_their_logs(self, copied):
+        """By every command that only looks, and nothing is made beside them."""
+        copied.chmod(0o555)
+        shown = self.look(copied)
+        assert [line for line in shown.splitlines() if line.endswith(" 0")] == [
+            f"{command.split()[0]} 0" for command in self.commands(copied)
+        ], shown
+        assert "orders" in shown
+
+    def test_the_index_of_a_log_may_be_there(self, copied):
+        """A copy of everything, at whatever moment."""
+        for path in paths_of(copied):
+            with contextlib.closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as connection:
+                connection.execute("SELECT 1 FROM parts").fetchall()
+                shm = path.with_name(f"{path.name}-shm").read_bytes()
+            path.with_name(f"{path.name}-shm").write_bytes(shm)
+        assert len(list(copied.glob("*-wal"))) == 2
+        copied.chmod(0o555)
+        shown = self.look(copied)
+        assert shown.count(" 0\n") == len(self.commands(copied)), shown
+
+    def test_a_log_that_may_not_be_read_is_named(self, copied):
+        """It holds the newest epochs: without it an older moment would be shown."""
+        (copied / "part-1.sqlite3-wal").chmod(0o600)
+        copied.chmod(0o555)
+        result = self.run(copied, f"plan {copied}", f"verify {copied}")
+        assert result.stdout.startswith("plan 12 ")
+        assert "its log, part-1.sqlite3-wal, may not be read" in result.stdout
+        assert f"Let this user read {copied / 'part-1.sqlite3-wal'}" in result.stdout
+
+    def test_a_partition_is_copied_from_there(self, copied):
+        """A backup takes what the log holds, too."""
+        copied.chmod(0o555)
+        try:
+            result = self.run(copied, f"backup {copied} {copied}.backups")
+            assert "backup 0\n" in result.stdout, result.stdout
+            assert "epoch 3" in result.stdout, result.stdout
+        finally:
+            shutil.rmtree(f"{copied}.backups", ignore_errors=True)
+
+
 class TestTablesOfOthers:
     """Litestream and people may keep tables of their own in a partition."""
 

@@ -79,7 +79,7 @@ class TestClosing:
         with Driver(store_dir) as successor:
             successor.apply(0, {"a": "10"})
             before = content(store_dir)
-            with pytest.raises(LeaseLostError, match="may not close an epoch any more"):
+            with pytest.raises(LeaseLostError, match="may not go on: a later one began"):
                 late.close(0)
             assert content(store_dir) == before
             successor.close(0)
