@@ -4,6 +4,15 @@ A Structured Streaming job's keyed state and input positions, kept in SQLite fil
 consistent across all files, that a run resumes from, and that can be read, copied and rewound.
 """
 
+import sys
+
+if getattr(sys, "argv", [])[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] in ("recovery", "-mrecovery"):
+    # `python -m recovery` imports this first: a signal ends it without a traceback from here on.
+    from recovery.signals import end_now, handle
+
+    handle(end_now)
+    del end_now, handle
+
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
