@@ -39,9 +39,9 @@ def run(
     """Run a flow until its input ends, or for ever with an interval as `trigger`; returns what was done.
 
     SIGTERM, SIGINT or SIGHUP finish the running micro-batch, close the epoch and return; a second one ends the process
-    immediately, and so does one before the stream has started, unless the session is the caller's. `config` None runs without
-    recovery. `spark`: the caller's session, which stays open; None: one of our own, made with `master` and `conf`, and
-    stopped at the end. Raises RecoveryErrors.
+    immediately, and so does one before the stream has started, unless the session is the caller's. `config` None runs
+    without recovery. `spark`: the caller's session, which stays open; None: one of our own, made with `master` and
+    `conf`, and stopped at the end. Raises RecoveryErrors.
     """
     clock = clock or SystemClock()
     check_master(master)

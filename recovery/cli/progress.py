@@ -19,7 +19,7 @@ from recovery.signals import again
 
 if TYPE_CHECKING:
     from recovery.spark.closing import EpochClosed
-    from recovery.spark.events import BatchDone, Event, Resumed, RunSummary
+    from recovery.spark.events import BatchDone, Event, Resumed, RunSummary, Stopping
 
 CLEAR = "\r\x1b[K"
 """Brings a terminal to the start of the line, and empties it."""

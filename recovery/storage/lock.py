@@ -6,13 +6,13 @@ import contextlib
 import fcntl
 import json
 import os
-import socket
 import time
 from pathlib import Path
 from typing import Any
 
 from recovery.clock import Clock
 from recovery.errors import DirectoryLockedError, StorageError
+from recovery.processes import as_holder, describe_holder, has_ended
 
 LOCK_NAME = "recovery.lock"
 ATTEMPTS = 400
@@ -42,21 +42,14 @@ class DirectoryLock:
         try:
             _lock(descriptor)
         except BlockingIOError:
-            holder = _describe(_named_holder(descriptor))
+            holder = describe_holder(_named_holder(descriptor))
             os.close(descriptor)
             raise DirectoryLockedError(f"the recovery directory is in use by {holder}", path=self.path.parent) from None
         except OSError as error:
             os.close(descriptor)
             raise StorageError(f"it cannot be locked: {error}", path=self.path) from error
         self._descriptor, self._pid = descriptor, os.getpid()
-        holder_text = json.dumps(
-            {
-                "pid": os.getpid(),
-                "host": socket.gethostname(),
-                "purpose": self._purpose,
-                "since_ms": self._clock.wall_ms(),
-            }
-        )
+        holder_text = json.dumps(as_holder(self._purpose, since_ms=self._clock.wall_ms()))
         # On a full disk the text is missing; the lock is held all the same.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
@@ -129,27 +122,6 @@ def _named_holder(descriptor: int) -> dict[str, Any] | None:
             time.sleep(ATTEMPT_INTERVAL_S)
         with contextlib.suppress(ValueError, TypeError):
             holder = dict(json.loads(os.pread(descriptor, 4096, 0)))
-            if not _is_dead(holder):
+            if not has_ended(holder):
                 return holder
     return None
-
-
-def _is_dead(holder: dict[str, Any]) -> bool:
-    """Whether it is known that the process is no more: those of other hosts are not."""
-    pid = holder.get("pid")
-    if holder.get("host") != socket.gethostname() or not isinstance(pid, int) or pid <= 0:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-def _describe(holder: dict[str, Any] | None) -> str:
-    try:
-        return f"process {holder['pid']} on {holder['host']} ({holder['purpose']})" if holder else "another process"
-    except KeyError:
-        return "another process"

@@ -22,7 +22,7 @@ from pathlib import Path
 
 _ARCHIVE = re.compile(r".*[/\\](python[/\\]lib[/\\](pyspark|py4j-[\w.]+-src)\.zip|jars[/\\]spark-core_[\w.-]+\.jar)")
 _NAME = "sitecustomize"
-_DAEMON = os.path.join("pyspark", "daemon.py")
+_DAEMON = f"{os.sep}pyspark{os.sep}daemon.py"
 _CLOSED_WITHIN_MS = 1000
 
 
