@@ -6,8 +6,9 @@ consistent across all files, that a run resumes from, and that can be read, copi
 
 import sys
 
-if getattr(sys, "argv", [])[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] in ("recovery", "-mrecovery"):
-    # `python -m recovery` imports this first: a signal ends it without a traceback from here on.
+_name = (getattr(sys, "argv", []) or [""])[0]
+if _name.endswith("/recovery") or (_name == "-m" and sys.orig_argv[-len(sys.argv)] in ("recovery", "-mrecovery")):
+    # The command imports this first: from here on a signal ends it without a traceback, also as process 1.
     from recovery.signals import end_now, handle
 
     handle(end_now)
