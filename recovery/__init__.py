@@ -4,6 +4,7 @@ A Structured Streaming job's keyed state and input positions, kept in SQLite fil
 consistent across all files, that a run resumes from, and that can be read, copied and rewound.
 """
 
+# ruff: noqa: E402 - signals count before anything that takes time is imported
 import sys
 
 _name = (getattr(sys, "argv", []) or [""])[0]
