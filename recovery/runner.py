@@ -60,7 +60,7 @@ def run(
         except BaseException:
             _stop_session(ours)
             raise
-        with _signals(query, query.tell_stopping):
+        with _signals(query, query._tell_stopping):
             try:
                 query.await_termination()
             finally:

@@ -204,7 +204,7 @@ class RecoveryQuery:
         if self._error is not None:
             raise self._error
 
-    def tell_stopping(self, number: int) -> None:
+    def _tell_stopping(self, number: int) -> None:
         """Tell the observer that a signal ends the run, and which micro-batch it waits for."""
         if self._observer is not None:
             # Not one by one with the others: what the run waits for may be an observer.
