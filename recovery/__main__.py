@@ -1,11 +1,12 @@
 """`python -m recovery`, and the command `recovery`: signals count before anything that takes time is imported."""
 
-from recovery.signals import end_now, handle
+from recovery.signals import end_after_grace, end_now, handle
 
 
 def main(prog_name: str | None = None) -> None:
     """Run the command line."""
     handle(end_now)
+    end_after_grace()
     from recovery.cli import main as command
 
     command(prog_name=prog_name)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+GRACE_S = 5.0
+"""How long a command may take to clean up, or to come back from a long call that no handler interrupts."""
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 Handler = Callable[[int, FrameType | None], None]
 
@@ -43,6 +46,29 @@ def handle(handler: Handler) -> None:
     """
     for number in _handled_numbers():
         signal.signal(number, handler)
+
+
+def end_after_grace() -> None:
+    """From now on, end the process `GRACE_S` after a signal whose handler is `interrupt` or `end_now`, or at the second
+    one. For the command's own process, in its main thread.
+
+    Python calls handlers between two steps of the main thread, which may be in a query of SQLite's for minutes.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=_end_when_late, args=(reading,), name="end-late", daemon=True).start()
+
+
+def _end_when_late(reading: int) -> None:
+    number = 0
+    while select.select([reading], [], [], GRACE_S if number else None)[0]:
+        for came in os.read(reading, 64):
+            if came in STOPPING and signal.getsignal(came) in (interrupt, end_now):
+                if number:
+                    end_now(came)
+                number = came
+    end_now(number)
 
 
 @contextlib.contextmanager

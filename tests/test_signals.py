@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.signals import STOPPING
+from recovery.signals import GRACE_S, STOPPING
 from recovery.spark.session import _for_python, _Starting
 from tests.namespaces import as_process_1, process_1
 from tests.stores import ROOT, run_python
@@ -82,6 +82,40 @@ def test_a_command_cleans_up(number):
     """It ends with the signal's code, after its drafts and its processes are gone."""
     done = run_python(COMMAND, int(number))
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "cleaned up\n", "")
+
+
+BUSY = """
+import sys, apsw, click
+from recovery.__main__ import main
+from recovery.cli import main as commands
+
+@commands.command()
+def wait():
+    print("busy", flush=True)
+    apsw.Connection("").execute("WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n")
+
+sys.argv = ["recovery", "wait"]
+main()
+"""
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_long_call_does_not_keep_a_command(twice):
+    """No handler runs during it: the process ends after a while, or at the second signal."""
+    process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    try:
+        assert process.stdout.readline() == "busy\n"
+        time.sleep(0.1)
+        sent_s = time.monotonic()
+        process.terminate()
+        if twice:
+            time.sleep(0.1)
+            process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.communicate()
+    assert (time.monotonic() - sent_s < GRACE_S) == twice
 
 
 def test_under_nohup_a_closed_terminal_ends_nothing():
