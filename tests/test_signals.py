@@ -43,19 +43,21 @@ def test_while_a_flow_is_imported(number, store_dir, tmp_path):
 
 
 @pytest.mark.parametrize("number", STOPPING)
-@pytest.mark.parametrize("name", ["__init__", "errors"])
-def test_while_the_command_itself_is_imported(name, number, tmp_path):
-    """No traceback: from the package's first module on, and for every command."""
-    text = (ROOT / "recovery" / "__init__.py").read_text() if name == "__init__" else ""
-    package = tmp_path / "recovery"
+@pytest.mark.parametrize("how", ["module", "script"])
+def test_while_the_command_itself_is_imported(how, number, tmp_path):
+    """No traceback, from the first thing on that the package imports."""
+    package, script = tmp_path / "recovery", tmp_path / "bin" / "recovery"
     package.mkdir()
-    for each in ("__main__.py", "signals.py"):
-        (package / each).symlink_to(ROOT / "recovery" / each)
+    for name in ("__init__.py", "__main__.py", "signals.py"):
+        (package / name).symlink_to(ROOT / "recovery" / name)
     end = f"import os, time; os.kill(os.getpid(), {int(number)}); time.sleep(60)"
-    (package / "__init__.py").write_text(text or f"from recovery.signals import *\nhandle(end_now)\n{end}")
     (package / "errors.py").write_text(end)
+    script.parent.mkdir()
+    # As pip writes it.
+    script.write_text("import sys\nfrom recovery.__main__ import main\nsys.exit(main())\n")
+    command = [script] if how == "script" else ["-m", "recovery"]
     process = subprocess.run(
-        [sys.executable, "-m", "recovery", "verify"], capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, *command, "verify"], capture_output=True, text=True, timeout=60, check=False,
         env={**os.environ, "PYTHONPATH": str(tmp_path)}, cwd=tmp_path,
     )  # fmt: skip
     assert (process.returncode, process.stdout, process.stderr) == (128 + number, "", "")
