@@ -4,6 +4,17 @@ A Structured Streaming job's keyed state and input positions, kept in SQLite fil
 consistent across all files, that a run resumes from, and that can be read, copied and rewound.
 """
 
+# ruff: noqa: E402 - signals count before anything that takes time is imported
+import sys
+
+_name = (getattr(sys, "argv", []) or [""])[0]
+if _name.endswith("/recovery") or (_name == "-m" and sys.orig_argv[-len(sys.argv)] in ("recovery", "-mrecovery")):
+    # The command imports this first: from here on a signal ends it without a traceback, also as process 1.
+    from recovery.signals import end_now, handle
+
+    handle(end_now)
+    del end_now, handle
+
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any

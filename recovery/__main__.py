@@ -1,5 +1,16 @@
-"""`python -m recovery`."""
+"""`python -m recovery`, and the command `recovery`: signals count before anything that takes time is imported."""
 
-from recovery.cli import main
+from recovery.signals import end_after_grace, end_now, handle
 
-main(prog_name="python -m recovery")
+
+def main(prog_name: str | None = None) -> None:
+    """Run the command line."""
+    handle(end_now)
+    end_after_grace()
+    from recovery.cli import main as command
+
+    command(prog_name=prog_name)
+
+
+if __name__ == "__main__":
+    main("python -m recovery")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +13,7 @@ from py4j.protocol import Py4JError
 from recovery.clock import Clock, SystemClock
 from recovery.config import Interval, RecoveryConfig
 from recovery.flow import Flow
+from recovery.signals import acting, end_now, handled
 from recovery.spark.events import Observer, RunSummary
 from recovery.spark.launching import AVAILABLE_NOW
 from recovery.spark.preparing import Prepared
@@ -40,10 +38,10 @@ def run(
 ) -> RunSummary:
     """Run a flow until its input ends, or for ever with an interval as `trigger`; returns what was done.
 
-    SIGTERM or SIGINT finish the running micro-batch, close the epoch and return; a second one ends the process at
-    once, and so does one before the stream has started, unless the session is the caller's. `config` None runs without
-    recovery. `spark`: the caller's session, which stays open; None: one of our own, made with `master` and `conf`, and
-    stopped at the end. Raises RecoveryErrors.
+    SIGTERM, SIGINT or SIGHUP finish the running micro-batch, close the epoch and return; a second one ends the process
+    immediately, and so does one before the stream has started, unless the session is the caller's. `config` None runs
+    without recovery. `spark`: the caller's session, which stays open; None: one of our own, made with `master` and
+    `conf`, and stopped at the end. Raises RecoveryErrors.
     """
     clock = clock or SystemClock()
     check_master(master)
@@ -62,7 +60,7 @@ def run(
         except BaseException:
             _stop_session(ours)
             raise
-        with _signals(query):
+        with _signals(query, query._tell_stopping):
             try:
                 query.await_termination()
             finally:
@@ -87,62 +85,22 @@ def _ending_at_once(temporary: Path | None) -> Iterator[None]:
         abandon_launch()
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
-        _exit(number)
+        end_now(number)
 
-    with _handled(end):
+    with handled(end):
         yield
 
 
-@contextlib.contextmanager
-def _signals(query: RecoveryQuery) -> Iterator[None]:
-    """Handlers that only note it, in a pipe; a thread that waits there acts on it. In other threads signals are not
-    ours."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    # Neither a threading.Event nor a new thread: both take locks, and a handler may have interrupted who holds them.
-    reading, writing = os.pipe()
-    threading.Thread(target=_stop_when_told, args=(query, reading), name="stop", daemon=True).start()
-    asked: list[int] = []
+def _signals(
+    query: RecoveryQuery, told: Callable[[int], None] = lambda _: None
+) -> contextlib.AbstractContextManager[None]:
+    """While it lasts, a signal is told, and stops the query; a second one ends the process."""
 
-    def handle(number: int, _: Any) -> None:
-        if asked:
-            # The second signal: at once.
-            _exit(number)
-        asked.append(number)
-        os.write(writing, b"!")
-
-    try:
-        with _handled(handle):
-            yield
-    finally:
-        os.close(writing)
-
-
-@contextlib.contextmanager
-def _handled(handle: Callable[[int, Any], None]) -> Iterator[None]:
-    """A handler for both signals, while it lasts; in other threads than the main one there is none."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _exit(number: int) -> None:
-    """End the process by a signal's number. The JVM ends with its standard input."""
-    os._exit(128 + number)
-
-
-def _stop_when_told(query: RecoveryQuery, reading: int) -> None:
-    """Stop the query when something comes out of the pipe; do nothing when it is closed."""
-    told = os.read(reading, 1)
-    os.close(reading)
-    if told:
+    def stop(number: int) -> None:
+        with contextlib.suppress(Exception):
+            told(number)
         # What goes wrong is kept by the query, and raised where the run waits for it.
         with contextlib.suppress(Exception):
             query.stop()
+
+    return acting(stop)

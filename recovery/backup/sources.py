@@ -22,6 +22,7 @@ from recovery.errors import (
     StorageError,
 )
 from recovery.planning.backups import Copy
+from recovery.processes import describe_holder
 from recovery.storage.copies import copy_with_log, describe_copy
 from recovery.storage.files import SUFFIX
 from recovery.storage.lock import lock_holder
@@ -143,7 +144,7 @@ def _refuse_live(directory: Path) -> None:
     holder = lock_holder(directory)
     if holder is not None:
         raise DirectoryLockedError(
-            f"a run is going on there: process {holder['pid']} on {holder['host']}",
+            f"a run is going on there: {describe_holder(holder)}",
             path=directory,
             cause="This is the recovery directory itself, not a place of copies.",
             remedy="Take a backup of it: python -m recovery backup DIR DEST",

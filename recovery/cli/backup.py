@@ -23,7 +23,7 @@ from recovery.cli.common import (
     tell,
     tell_error,
 )
-from recovery.cli.signals import StopSignals
+from recovery.cli.signals import StopSignals, answering
 from recovery.clock import SystemClock
 from recovery.errors import BackupTargetError, ConfigurationError, NoBackupError, RecoveryError, StorageError
 from recovery.planning.backups import KeepRule, parse_keep
@@ -156,7 +156,8 @@ def _again_and_again(
     while not signals.came_within(pause_s):
         began_s = clock.elapsed_s()
         try:
-            _or_say_why(once, as_json)
+            with answering("the backup under way"):
+                _or_say_why(once, as_json)
         except OSError as error:
             if not of_output(error):
                 raise

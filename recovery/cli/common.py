@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import stat
 import sys
 import traceback
@@ -20,6 +21,7 @@ import click
 from recovery.config import parse_interval
 from recovery.errors import ConfigurationError, RecoveryError, StorageError
 from recovery.planning.health import format_bytes, parse_targets
+from recovery.signals import handled, interrupt
 
 F = TypeVar("F", bound=Any)
 
@@ -31,12 +33,12 @@ class Commands(click.Group):
         # Standard error escapes them already.
         _allow_any_character(sys.stdout)
         try:
-            with _only_text():
+            with _only_text(), handled(interrupt):
                 return super().invoke(ctx)
         except RecoveryError as error:
             _end_by(ctx, error)
-        except KeyboardInterrupt:
-            ctx.exit(130)
+        except KeyboardInterrupt as error:
+            ctx.exit(128 + getattr(error, "number", signal.SIGINT))
         except BrokenPipeError:
             # The reader of our output went away; that is its right.
             sys.stderr.close()

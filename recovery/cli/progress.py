@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 from recovery.cli.common import tell
 from recovery.config import format_interval
 from recovery.planning.health import DEFAULTS
+from recovery.signals import again
 
 if TYPE_CHECKING:
     from recovery.spark.closing import EpochClosed
-    from recovery.spark.events import BatchDone, Event, Resumed, RunSummary
+    from recovery.spark.events import BatchDone, Event, Resumed, RunSummary, Stopping
 
 CLEAR = "\r\x1b[K"
 """Brings a terminal to the start of the line, and empties it."""
@@ -61,14 +62,17 @@ class Progress:
 
     def observe(self, event: Event) -> None:
         """Take one event of the run."""
-        if self._quiet:
+        kind = type(event).__name__
+        # Whoever pressed Ctrl-C waits for an answer, also where everything else is quiet.
+        if self._quiet and not (kind == "Stopping" and self._stream.isatty()):
             return
         with self._lock:
-            kind = type(event).__name__
             if kind == "Resumed":
                 self._say(_resumed_text(event))  # type: ignore[arg-type]
                 if event.metrics_url is not None:  # type: ignore[union-attr]
                     self._say(f"metrics at {event.metrics_url}")  # type: ignore[union-attr]
+            elif kind == "Stopping":
+                self._say(stopping_text(event))  # type: ignore[arg-type]
             elif kind == "BatchDone":
                 self._batch = event  # type: ignore[assignment]
                 assert self._batch is not None
@@ -160,6 +164,16 @@ class _Above:
     def __reduce__(self) -> Any:
         # A function that is sent to a worker, and holds the standard output, gets the worker's.
         return getattr, (sys, "stdout")
+
+
+def stopping_text(event: Stopping) -> str:
+    """What a run waits for before it ends, and how to end it without."""
+    if event.batch is None:
+        return f"stopping: closing the epoch …; {again(event.signal)} ends immediately"
+    return (
+        f"stopping: waiting for micro-batch {event.batch} …; {again(event.signal)} ends immediately, "
+        "and the next run repeats it"
+    )
 
 
 def _resumed_text(event: Resumed) -> str:

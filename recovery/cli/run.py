@@ -12,6 +12,7 @@ from recovery.cli.nodes import run_nodes
 from recovery.cli.places import chosen_backend, state_options
 from recovery.cli.progress import Progress, summary_text
 from recovery.config import RecoveryConfig
+from recovery.signals import end_now, handle, is_main_thread
 
 WITH_DIRECTORY = ("resume_epoch", "drop_step", "rename_step", "keep_step", "metrics_port", "metrics_host")
 """The options without whose effect, which needs a recovery directory, the run would not be the one that was meant."""
@@ -74,8 +75,12 @@ def run(
 
     FLOW defaults to `flow`, or else `pipeline`; it is a Flow, a Pipeline, or a function that makes one, with literal
     arguments: "jobs.py:make('x')".
-    SIGTERM or Ctrl-C finish the running micro-batch and close the epoch; a second one ends at once.
+    SIGTERM, Ctrl-C or SIGHUP finish the running micro-batch and close the epoch; a second one ends immediately.
+    They end a pipeline immediately, and its node under way runs again.
     """
+    # Not an exception, which code of the flow's could catch while it is imported.
+    if is_main_thread():
+        handle(end_now)
     config = None
     if directory is not None:
         config = RecoveryConfig(

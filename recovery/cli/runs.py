@@ -7,7 +7,7 @@ import click
 from recovery.cli.common import INTERVAL, format_time, json_option, print_json, table
 from recovery.cli.places import directory_and, open_state, state_options
 from recovery.config import format_interval
-from recovery.state.runs import NODE_STATUSES
+from recovery.state.runs import DEAD, NODE_STATUSES, Run
 
 
 class ListByDefault(click.Group):
@@ -58,7 +58,7 @@ def list_(
             run.pipeline,
             run.kind,
             run.status if node is None else run.nodes[node].status,
-            "-" if run.duration_s is None else format_interval(run.duration_s),
+            _took(run),
             " ".join(f"{name}={value}" for name, value in run.details.items() if isinstance(value, int)) or "-",
             ", ".join(f"{name}: {one.status}" for name, one in run.nodes.items()) or "-",
             (run.error or "-").splitlines()[0][:80],
@@ -66,6 +66,15 @@ def list_(
         for run in found
     )
     click.echo(table(("started", "pipeline", "kind", "status", "took", "facts", "nodes", "error"), shown))
+
+
+def _took(run: Run) -> str:
+    if run.duration_s is not None:
+        return format_interval(run.duration_s)
+    seen_ms = run.last_seen_ms
+    if run.status != DEAD or seen_ms is None:
+        return "-"
+    return f"unknown, last seen after {format_interval(max(0, seen_ms - run.started_ms) / 1000)}"
 
 
 @runs.command()

@@ -24,6 +24,7 @@ from recovery.planning.health import Finding, Level, parse_targets, worst
 from recovery.planning.measures import StepSize, measure_json
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
+from recovery.processes import describe_holder
 from recovery.report.facts import Facts, gather
 from recovery.state.steps import moment
 from recovery.storage.files import log_bytes, step_names
@@ -51,7 +52,7 @@ def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
     click.echo(f"{directory}: store {facts['store_id']}, {flow}")
     holder = facts["lock"]
     if holder:
-        click.echo(f"in use by process {holder['pid']} on {holder['host']} ({holder['purpose']})")
+        click.echo(f"in use by {describe_holder(holder)}")
     click.echo()
     rows = [
         (

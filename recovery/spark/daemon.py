@@ -13,9 +13,10 @@ import os
 import socket
 from typing import Any
 
-from recovery.spark.startup.sitecustomize import leave_archives
+from recovery.spark.startup.sitecustomize import leave_archives, leave_signals_to_driver
 
 if __name__ == "__main__":
+    leave_signals_to_driver()
     leave_archives()
 
     import pyspark.daemon

@@ -1,4 +1,4 @@
-"""What a run tells: its place, each micro-batch, each closed epoch; and what it did in all."""
+"""What a run tells: its place, each micro-batch, each closed epoch, that it stops; and what it did in all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,15 @@ class BatchDone:
     duration_s: float
 
 
-Event = Resumed | BatchDone | EpochClosed
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """A signal came, by its number, and the run ends when `batch` is finished; None: no micro-batch is under way."""
+
+    signal: int
+    batch: BatchId | None
+
+
+Event = Resumed | BatchDone | EpochClosed | Stopping
 Observer = Callable[[Event], None]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -19,9 +20,10 @@ from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.pipeline import Node, Pipeline
 from recovery.planning.pipeline import LastNode, NodePlan, plan_nodes
 from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.signals import InterruptedBySignal, acting, end_now
 from recovery.spark.failures import in_short
 from recovery.spark.incremental import Load, Loading, _current, moved
-from recovery.spark.session import check_master, create_session
+from recovery.spark.session import abandon_launch, check_master, create_session
 from recovery.state.closed_marks import changes
 from recovery.state.epochs import EpochWriter
 from recovery.state.manager import StateManager
@@ -35,6 +37,7 @@ from recovery.storage.verify import PartitionCheck
 
 PIPELINE = "pipeline"
 TOLD_WITHIN_S = 2.0
+NOTED_WITHIN_S = 3.0
 Told = Callable[[str, NodeRun], None]
 
 
@@ -67,6 +70,8 @@ def run_pipeline(
     marks are set there. With `resume` a node is skipped when it succeeded in the last run, its definition is what it
     was, and nothing that it needs runs again. When a node fails, those that need it are blocked and the others go on.
     One run at a time: by the directory's lock, or by a lease of the state backend.
+    Without `spark`, SIGTERM, SIGINT or SIGHUP end the process immediately; the run history has the node under way as
+    failed.
     Raises FlowFailedError at the end when a node failed, and the RecoveryErrors of the directory before any ran.
     """
     clock = clock or SystemClock()
@@ -78,6 +83,9 @@ def run_pipeline(
         )
     elsewhere = is_uri(choose(config.directory, config.state_backend))
     with ExitStack() as held:
+        ending = _Ending()
+        if spark is None:
+            held.enter_context(acting(ending.by))
         plan = None if elsewhere else held.enter_context(_planned(pipeline, config, clock))
         state = StateManager(
             config.directory, backend=config.state_backend, environment=environment, retry=retry, clock=clock
@@ -98,6 +106,7 @@ def run_pipeline(
                 writer = EpochWriter(config.path, plan, pipeline.name, clock, backup_interval_s=backup_s)
                 held.callback(writer.release)
             run = _PipelineRun(session, state, writer, record, clock, observer or (lambda *_: None))
+            ending.note = run.note_stopped
             failed = run.all_nodes({node.name: node for node in pipeline.nodes}, plans)
         except BaseException as error:
             with contextlib.suppress(RecoveryError):
@@ -152,6 +161,16 @@ class _PipelineRun:
             told, cause="An error in the node's code, its input or its output.",
             remedy="Mend it and run the same command again with --resume: what succeeded is skipped.",
         )  # fmt: skip
+
+    def note_stopped(self, number: int) -> None:
+        """Note that a signal ends the run: the node under way failed."""
+        stopped = InterruptedBySignal(number)
+        for name, node in self._record.run.nodes.items():
+            if node.status == RUNNING:
+                failed = replace(node, status=FAILED, error=str(stopped))
+                self._record.node(name, failed)
+                self._told(name, failed)
+        self._record.end(stopped)
 
     def _run(self, node: Node, why: str) -> NodeRun:
         self._note(node, NodeRun(RUNNING, definition=node.definition, why=why))
@@ -217,6 +236,26 @@ class _PipelineRun:
     def _note(self, node: Node, done: NodeRun) -> None:
         self._record.node(node.name, done)
         self._told(node.name, done)
+
+
+class _Ending:
+    """What a signal does while a pipeline runs: it ends the process immediately, after `note`, if that takes no longer
+    than a moment. A run with the caller's session leaves signals to the caller."""
+
+    def __init__(self) -> None:
+        self.note: Callable[[int], None] = lambda _: None
+
+    def by(self, number: int) -> None:
+        """End the process by a signal."""
+        abandon_launch()
+        noting = threading.Thread(target=self._try, args=(number,), name="note-end", daemon=True)
+        noting.start()
+        noting.join(NOTED_WITHIN_S)
+        end_now(number)
+
+    def _try(self, number: int) -> None:
+        with contextlib.suppress(Exception):
+            self.note(number)
 
 
 class _MarksNotMovedError(Exception):

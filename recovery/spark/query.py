@@ -23,7 +23,7 @@ from recovery.ids import BatchId
 from recovery.metrics.meter import BatchMeasure
 from recovery.sinks.delivery import Delivery
 from recovery.spark.closing import EpochClosed, EpochCloser
-from recovery.spark.events import BatchDone, Event, Observer, Resumed, RunSummary
+from recovery.spark.events import BatchDone, Event, Observer, Resumed, RunSummary, Stopping
 from recovery.spark.failures import JVM_GONE, as_recovery_error, may_still_close
 from recovery.spark.incremental import FlowLoads
 from recovery.spark.launching import is_alive, launch, running, stop_query
@@ -72,6 +72,7 @@ class RecoveryQuery:
         self._released = threading.Event()
         self._over = threading.Event()
         self._finished = False
+        self._under_way: BatchId | None = None
         self._own_threads: set[int] = set()
         self._finish_lock = threading.Lock()
         self._telling = threading.Lock()
@@ -205,6 +206,12 @@ class RecoveryQuery:
         if self._error is not None:
             raise self._error
 
+    def _tell_stopping(self, number: int) -> None:
+        """Tell the observer that a signal ends the run, and which micro-batch it waits for."""
+        if self._observer is not None:
+            # Not one by one with the others: what the run waits for may be an observer.
+            self._observer(Stopping(number, self._under_way))
+
     # ---- the micro-batch
 
     def _launch(self, checkpoint: Path, trigger: str | Interval | None) -> None:
@@ -230,14 +237,17 @@ class RecoveryQuery:
             with self._closer.lock, self._own_thread():
                 # It may have begun to end while this waited for the lock.
                 if not self._parked.is_set():
+                    self._under_way = BatchId(batch_id)
                     try:
-                        self._process_locked(batch, BatchId(batch_id))
+                        self._process_locked(batch, self._under_way)
                     except BaseException as error:
                         self._note(error)
                         if not isinstance(error, Exception):
                             # It ends this thread, and py4j would not answer the JVM, which waits for it.
                             raise FlowFailedError(essence_of(error)) from error
                         raise
+                    finally:
+                        self._under_way = None
                     return
         # The run is ending: the epoch closes as of the batch before, and this one is left to the next run.
         self._released.wait()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from recovery.errors import ConfigurationError, SparkUnavailableError
+from recovery.signals import STOPPING
 from recovery.spark import local_files
 from recovery.spark.classes import archive_options, archive_path
 from recovery.spark.java import choose_java, java_home
@@ -56,8 +57,8 @@ DEFAULTS = {
 def create_session(name: str, *, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> Any:
     """A SparkSession of this process's own. Raises SparkUnavailableError.
 
-    The JVM gets a session of its own, so a signal to our process group does not kill it under a running
-    micro-batch; it ends when this process does, however that dies, and when this raises.
+    A signal to the process group, or to every process of a unit, does not kill the JVM under a running micro-batch;
+    it ends when this process does, however that dies, and when this raises.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
@@ -115,7 +116,15 @@ class _Starting(subprocess.Popen[bytes]):
     def __init__(self, command: Sequence[str], *, env: dict[str, str], **options: Any) -> None:
         self.told = Path(env["_PYSPARK_DRIVER_CONN_INFO_PATH"]).parent
         _Starting.launch = self
+        options["preexec_fn"] = _ignore_signals
         super().__init__(command, env={**env, **_for_python(env.get("PYTHONPATH"))}, **options)
+
+
+def _ignore_signals() -> None:
+    """In the process that becomes the JVM: a signal that a supervisor sends to all processes of a run is the driver's
+    to act on. A JVM leaves alone what was ignored when it began, and it ends with its standard input."""
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _launch(settings: SparkConf) -> Any:

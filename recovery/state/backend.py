@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 from recovery.clock import Clock
 from recovery.config import format_interval
 from recovery.errors import StateLockedError
+from recovery.processes import describe_holder
 from recovery.state.ids import StateId
 from recovery.state.retry import Busy, RetryPolicy
 from recovery.storage.lock import lock_holder
@@ -168,7 +169,7 @@ class DirectoryBackend:
     def _holder(self) -> str:
         writer, run = writer_of(home(self.directory)), lock_holder(self.directory)
         if run is not None and (writer is None or writer == run["pid"]):
-            return f"process {run['pid']} on {run['host']} ({run['purpose']})"
+            return describe_holder(run)
         return "another process" if writer is None else f"process {writer}"
 
 

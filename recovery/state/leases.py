@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
-import socket
 import threading
 import time
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from typing import Any
 from recovery.clock import Clock
 from recovery.config import format_interval
 from recovery.errors import ConfigurationError, CorruptStateError, LeaseLostError, RecoveryError, StateLockedError
+from recovery.processes import as_holder, describe_holder
 from recovery.state.objects import Conflict, Objects, Token, nonce
 from recovery.state.paths import LOCK_FILE, encode_path
 
@@ -60,7 +59,7 @@ class HeldLease:
         self._clock = clock
         self._terms = terms
         self._wait_s = wait_s
-        self._holder = {"pid": os.getpid(), "host": socket.gethostname(), "purpose": purpose, "id": nonce()}
+        self._holder = as_holder(purpose, id=nonce())
         self._token: Token = None
         self._taken_over: list[int] = []
         self._renewed_s = 0.0
@@ -130,7 +129,7 @@ class HeldLease:
             known = stirred or self._clock.elapsed_s() - since_s >= self._terms.lock_timeout_s
             if waited_s >= self._wait_s and known:
                 raise StateLockedError(
-                    f"{_shown(found['holder'])} held the lock {self.name!r:.120} for more than "
+                    f"{describe_holder(found['holder'])} held the lock {self.name!r:.120} for more than "
                     f"{format_interval(self._wait_s)}",
                     path=self._objects.location,
                 )
@@ -213,10 +212,3 @@ class HeldLease:
             raise CorruptStateError(
                 f"the lock {self.name!r:.120} cannot be read", path=f"{self._objects.location}/{self._path}"
             ) from error
-
-
-def _shown(holder: Any) -> str:
-    try:
-        return f"process {holder['pid']} on {holder['host']} ({holder['purpose']})"
-    except (TypeError, KeyError):
-        return "another process"

@@ -7,7 +7,6 @@ import fcntl
 import hashlib
 import json
 import os
-import socket
 import time
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +14,7 @@ from types import TracebackType
 from recovery.clock import Clock
 from recovery.config import format_interval
 from recovery.errors import StateLockedError, StorageError
+from recovery.processes import as_holder, describe_holder
 from recovery.storage.lock import free
 
 POLL_S = 0.005
@@ -45,7 +45,7 @@ class FileLock:
             raise StorageError(str(error), path=self.path) from error
         try:
             self._wait(descriptor)
-            text = {"name": self._name, "pid": os.getpid(), "host": socket.gethostname(), "purpose": self._purpose}
+            text = as_holder(self._purpose, name=self._name)
             # For people; on a full disk it is missing, and the lock is held all the same.
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, 0)
@@ -83,7 +83,6 @@ class FileLock:
 
 def _holder(descriptor: int) -> str:
     try:
-        holder = json.loads(os.pread(descriptor, 65536, 0))
-        return f"process {holder['pid']} on {holder['host']} ({holder['purpose']})"
-    except (OSError, ValueError, KeyError, TypeError):
+        return describe_holder(json.loads(os.pread(descriptor, 65536, 0)))
+    except (OSError, ValueError):
         return "another process"

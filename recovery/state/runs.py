@@ -12,11 +12,11 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from recovery.clock import Clock, boot_id
+from recovery.clock import Clock
 from recovery.errors import ConfigurationError, RecoveryError, shown
+from recovery.processes import identity, is_same, is_visible
 from recovery.state.backend import Backend, Document
 from recovery.state.ids import StateId, join
 
@@ -86,13 +86,22 @@ class Run:
 
     @property
     def duration_s(self) -> float | None:
-        """How long it took, None while it runs; of a dead one, until its last heartbeat."""
-        end_ms = self.heartbeat_ms if self.status == DEAD else self.ended_ms
-        return None if end_ms is None else max(0, end_ms - self.started_ms) / 1000
+        """How long it took; None while it runs, and of a dead one, of which nobody knows when it ended."""
+        return None if self.ended_ms is None else max(0, self.ended_ms - self.started_ms) / 1000
+
+    @property
+    def last_seen_ms(self) -> int | None:
+        """When a run that has not said how it ended was last known to go on: its last heartbeat."""
+        return self.heartbeat_ms if self.status in (RUNNING, DEAD) else None
 
     def as_json(self) -> dict[str, Any]:
         """The same facts for a program."""
-        return {**_content(self), "run_id": self.run_id, "duration_s": self.duration_s}
+        return {
+            **_content(self),
+            "run_id": self.run_id,
+            "duration_s": self.duration_s,
+            "last_seen_ms": self.last_seen_ms,
+        }
 
 
 class RunHistory:
@@ -156,10 +165,13 @@ class RunHistory:
 
     def _read(self, document: Document) -> Run:
         run, beat_s = read_run(document.state_id.rpartition("/")[2], document.content)
-        if run.status != RUNNING or is_alive(run, self._clock.wall_ms(), beat_s):
+        if run.status == RUNNING and is_alive(run, self._clock.wall_ms(), beat_s):
             return run
+        if run.kind == SAVED and run.status != RUNNING:
+            return run
+        # A run that a signal ended may not have had the time to write what became of its nodes.
         ended = {name: replace(n, status=DEAD) if n.status == RUNNING else n for name, n in run.nodes.items()}
-        return replace(run, status=DEAD, nodes=ended)
+        return replace(run, status=DEAD if run.status == RUNNING else run.status, nodes=ended)
 
 
 class RunRecorder:
@@ -243,24 +255,14 @@ def parse_nodes(nodes: Mapping[str, Any]) -> dict[str, NodeRun]:
     return {name: _parse_node(name, given) for name, given in nodes.items()}
 
 
-def identity(pid: int) -> str | None:
-    """What tells a process from a later one of the same number: this boot, and when it began. None: it is gone."""
-    try:
-        boot = boot_id()
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    # A zombie has ended; it is only that nobody asked how.
-    return None if fields[0] in "ZX" else f"{boot}:{fields[19]}"
-
-
 def is_alive(run: Run, now_ms: int, beat_s: float = HEARTBEAT_S) -> bool:
     """Whether the process of a run is still there.
 
-    On its own host that is known. Elsewhere its heartbeats tell: it counts as dead when it missed several.
+    Where its process can be seen that is known. Elsewhere, on another host or in another container, its heartbeats
+    tell: it counts as dead when it missed several.
     """
-    if run.host == socket.gethostname():
-        return run.process is not None and identity(run.pid) == run.process
+    if run.process is not None and is_visible(run.host, run.process):
+        return is_same(identity(run.pid), run.process)
     return now_ms - run.heartbeat_ms <= MISSED_BEATS * beat_s * 1000
 
 

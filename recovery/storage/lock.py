@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import json
 import os
-import socket
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from recovery.clock import Clock
 from recovery.errors import DirectoryLockedError, StorageError
+from recovery.processes import as_holder, describe_holder, has_ended
 from recovery.storage.places import Watch
 
 LOCK_NAME = "recovery.lock"
@@ -102,20 +102,13 @@ class DirectoryLock:
 
     def _refuse(self, holder: dict[str, Any] | None, link: _Link | None) -> NoReturn:
         if link is None:
-            found = f"the recovery directory is in use by {_describe(holder)}"
+            found = f"the recovery directory is in use by {describe_holder(holder)}"
         else:
-            found = f"{link.path.name} leads to {link.real}, which is in use by {_describe(holder)}"
+            found = f"{link.path.name} leads to {link.real}, which is in use by {describe_holder(holder)}"
         raise DirectoryLockedError(found, path=self.path.parent) from None
 
     def _sign(self, descriptor: int) -> None:
-        holder_text = json.dumps(
-            {
-                "pid": os.getpid(),
-                "host": socket.gethostname(),
-                "purpose": self._purpose,
-                "since_ms": self._clock.wall_ms(),
-            }
-        )
+        holder_text = json.dumps(as_holder(self._purpose, since_ms=self._clock.wall_ms()))
         # On a full disk the text is missing; the lock is held all the same.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
@@ -227,27 +220,6 @@ def _named_holder(descriptor: int) -> dict[str, Any] | None:
             time.sleep(ATTEMPT_INTERVAL_S)
         with contextlib.suppress(ValueError, TypeError):
             holder = dict(json.loads(os.pread(descriptor, 4096, 0)))
-            if not _is_dead(holder):
+            if not has_ended(holder):
                 return holder
     return None
-
-
-def _is_dead(holder: dict[str, Any]) -> bool:
-    """Whether it is known that the process is no more: those of other hosts are not."""
-    pid = holder.get("pid")
-    if holder.get("host") != socket.gethostname() or not isinstance(pid, int) or pid <= 0:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-def _describe(holder: dict[str, Any] | None) -> str:
-    try:
-        return f"process {holder['pid']} on {holder['host']} ({holder['purpose']})" if holder else "another process"
-    except KeyError:
-        return "another process"

@@ -177,7 +177,8 @@ def writer_of(path: Path) -> int | None:
                 # SQLite's lock for writing is byte 120 of the log's index.
                 if "WRITE" in fields and fields[-3].endswith(f":{inode}") and int(fields[-2]) <= 120 <= int(fields[-1]):
                     holder = int(fields[fields.index("WRITE") + 1])
-                    return holder if holder != os.getpid() else None
+                    # One in another PID namespace has number 0 here.
+                    return holder if holder not in (0, os.getpid()) else None
     except (OSError, ValueError):
         return None
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 import time
 
@@ -10,7 +11,7 @@ from recovery.cli.progress import Progress, summary_text
 from recovery.planning.health import DEFAULTS, of_epoch
 from recovery.planning.measures import Measure
 from recovery.spark.closing import EpochClosed
-from recovery.spark.events import BatchDone, RunSummary
+from recovery.spark.events import BatchDone, RunSummary, Stopping
 
 
 def closed(epoch, snapshot_s):
@@ -67,3 +68,21 @@ def test_the_line_on_a_terminal(monkeypatch):
     drawn = terminal.getvalue().replace("\r\x1b[K", "\n").split("\n")
     assert max(len(line) for line in drawn if line.startswith("batch")) == 39
     assert {"{'a': 1}", "half a line", "cut off", "at the end"} <= set(drawn)
+
+
+def test_a_signal_is_answered():
+    """Also where the run is quiet, by somebody at a terminal; a program gets nothing that it does not expect."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    text = "stopping: waiting for micro-batch 12 …; Ctrl-C again ends immediately, and the next run repeats it\n"
+    for stream, quiet, said in (
+        (io.StringIO(), False, text), (Terminal(), True, text), (io.StringIO(), True, ""),
+    ):  # fmt: skip
+        Progress("flow", quiet=quiet, stream=stream).observe(Stopping(signal.SIGINT, 12))
+        assert stream.getvalue() == said
+    stream = io.StringIO()
+    Progress("flow", stream=stream).observe(Stopping(signal.SIGTERM, None))
+    assert stream.getvalue() == "stopping: closing the epoch …; a second SIGTERM ends immediately\n"

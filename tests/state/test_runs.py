@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 
 import pytest
+from click.testing import CliRunner
 
-from recovery import ConfigurationError, StateManager
+from recovery import ConfigurationError, StateManager, processes
+from recovery.cli import main
 from recovery.state.runs import NodeRun, identity
+from tests.namespaces import as_process_1
 from tests.state.support import HOUR_MS, SetClock, background
+from tests.stores import ROOT
 
 BEGIN = """
 import sys
@@ -190,3 +198,65 @@ def test_pipelines_and_environments_do_not_meet(store_dir):
     assert prod.get_last_run_status("a") is None
     dev.save_pipeline_run("a/b", {"n": False})
     assert dev.get_last_run_status("a") is True
+
+
+def test_a_run_in_another_pid_namespace_lives_by_its_heartbeats(store_dir):
+    """A container's numbers mean other processes here, or none. Its end is known when heartbeats are missed."""
+    process = as_process_1(sys.executable, "-c", BEGIN, store_dir, env={**os.environ, "PYTHONPATH": str(ROOT)},
+                           stdin=subprocess.PIPE)  # fmt: skip
+    try:
+        assert process.stdout.readline() == "begun\n"
+        state = StateManager(store_dir)
+        assert [(run.status, run.pid) for run in state.list_runs()] == [("running", 1)]
+        assert state.get_last_run_status("orders") is None
+    finally:
+        process.kill()
+        process.communicate()
+    assert [run.status for run in state.list_runs()] == ["running"]
+    [run] = StateManager(store_dir, clock=SetClock(run_ms := state.list_runs()[0].heartbeat_ms + 61_000)).list_runs()
+    assert (run.status, run.last_seen_ms) == ("dead", run_ms - 61_000)
+
+
+def test_where_a_process_is_seen(monkeypatch):
+    """On the same host, since the same boot, in the same namespace, whose own /proc is mounted."""
+    noted = processes.identity(os.getpid())
+    host = socket.gethostname()
+    assert processes.is_visible(host, noted)
+    boot, _, began = noted.split(":")
+    assert processes.is_visible(host, f"{boot}:{began}"), "as earlier versions noted it"
+    assert processes.is_same(noted, f"{boot}:{began}")
+    assert not processes.is_visible("elsewhere", noted)
+    assert not processes.is_visible(host, f"another:{noted.partition(':')[2]}")
+    assert not processes.is_visible(host, f"{boot}:1:{began}")
+    assert not processes.is_visible(host, None)
+    monkeypatch.setattr(processes.os, "readlink", lambda _: "1")
+    assert not processes.is_visible(host, noted), "the numbers of /proc are those of another namespace"
+
+
+def test_of_a_dead_run_the_end_is_unknown(store_dir, clock, monkeypatch):
+    """Its last heartbeat is when it was last seen, and is named so."""
+    state = StateManager(store_dir, clock=clock)
+    run = state.history.begin("orders", "flow")
+    began_ms = clock.now_ms
+    clock.now_ms += 40_000
+    run.write()
+    monkeypatch.setattr("recovery.state.runs.identity", lambda _: None)
+    [dead] = state.list_runs()
+    assert (dead.status, dead.duration_s, dead.last_seen_ms) == ("dead", None, began_ms + 40_000)
+    facts = dead.as_json()
+    assert (facts["ended_ms"], facts["duration_s"], facts["last_seen_ms"]) == (None, None, began_ms + 40_000)
+    shown = CliRunner().invoke(main, ["runs", str(store_dir)]).output
+    assert "unknown, last seen after 40 s" in shown
+    monkeypatch.undo()
+    run.end()
+    [ended] = state.list_runs()
+    assert (ended.duration_s, ended.last_seen_ms) == (40.0, None)
+
+
+def test_no_node_runs_on_in_a_run_that_has_ended(state):
+    """A signal may end it before it has noted what became of them."""
+    run = state.history.begin("orders", "pipeline")
+    run.node("load", NodeRun("running"))
+    run.end(KeyboardInterrupt())
+    assert state.get_last_run_status("orders", "load") is False
+    assert state.list_runs()[0].nodes["load"].status == "dead"

@@ -18,6 +18,7 @@ from recovery.clock import SystemClock
 from recovery.errors import DirectoryLockedError, StorageError
 from recovery.storage import lock as module
 from recovery.storage.lock import LOCK_NAME, DirectoryLock, lock_holder
+from tests.namespaces import as_process_1
 from tests.stores import ROOT
 
 HOLD = """
@@ -193,3 +194,20 @@ def test_a_directory_that_is_not_there(tmp_path):
     assert lock_holder(missing) is None
     assert lock_holder(tmp_path) is None
     assert list(Path(tmp_path).iterdir()) == []
+
+
+def test_a_holder_in_another_container_is_named(tmp_path):
+    """Its number means nothing here, which is no reason to take it for a dead predecessor's."""
+    process = as_process_1(sys.executable, "-c", HOLD, tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+                           stdin=subprocess.PIPE)  # fmt: skip
+    try:
+        assert process.stdout.readline() == "held\n"
+        lock = DirectoryLock(tmp_path, SystemClock(), "flow here")
+        began_s = time.monotonic()
+        with pytest.raises(DirectoryLockedError, match=r"by process 1 on .*, in another container \(flow elsewhere\)"):
+            lock.acquire()
+        assert lock_holder(tmp_path)["pid"] == 1
+        assert time.monotonic() - began_s < 10
+    finally:
+        process.kill()
+        process.communicate()

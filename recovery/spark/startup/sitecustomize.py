@@ -4,18 +4,26 @@ Spark puts archives in front of the path of its Python processes, in which it ca
 Modules come from there as source, to be compiled by each process, and every task has the list of what is in each read
 again. Python imports a module of this name when it starts, before it looks for what it is to run; sessions of ours have
 its directory in the `PYTHONPATH` of their JVM. One of the same name behind it on the path has its turn.
+
+And signals that a supervisor sends to all processes of a run are left to the driver.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import importlib.util
+import os
 import re
+import select
+import signal
 import sys
 from pathlib import Path
 
 _ARCHIVE = re.compile(r".*[/\\](python[/\\]lib[/\\](pyspark|py4j-[\w.]+-src)\.zip|jars[/\\]spark-core_[\w.-]+\.jar)")
 _NAME = "sitecustomize"
+_DAEMON = f"{os.sep}pyspark{os.sep}daemon.py"
+_CLOSED_WITHIN_MS = 1000
 
 
 def leave_archives() -> None:
@@ -26,6 +34,41 @@ def leave_archives() -> None:
         sys.path[:] = path
     for each in filter(_ARCHIVE.fullmatch, set(path) - set(sys.path)):
         sys.path_importer_cache.pop(each, None)
+
+
+def leave_signals_to_driver() -> None:
+    """Have SIGTERM and Ctrl-C not end this process, nor the workers that it forks: the driver has got them too, and
+    ends the run when the micro-batch is done, for which it needs its workers.
+
+    What Spark ends still ends: a daemon when its standard input is closed, a worker by SIGKILL, or by SIGHUP when its
+    daemon ends, any other process by SIGTERM with its standard input closed. Handlers, unlike ignored signals, are not
+    inherited by the programs that users start.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end_with_input)
+    set_handler = signal.signal
+
+    @functools.wraps(set_handler)
+    def set_other_than_sparks(number: signal.Signals, handler: object) -> object:
+        sparks = sys._getframe(1).f_code.co_filename.endswith(_DAEMON)
+        if sparks and number in (signal.SIGTERM, signal.SIGINT):
+            handler = _stay
+        return set_handler(number, handler)  # type: ignore[arg-type]
+
+    signal.signal = set_other_than_sparks  # type: ignore[assignment]
+
+
+def _stay(*_: object) -> None:
+    """The handler of Spark's daemon and of its workers."""
+
+
+def _end_with_input(number: int, _: object) -> None:
+    """The handler of other processes: Spark closes their standard input just after its SIGTERM, and nobody else
+    does."""
+    watched = select.poll()
+    watched.register(0, 0)
+    if watched.poll(_CLOSED_WITHIN_MS):
+        os._exit(128 + number)
 
 
 def _go_on() -> None:
@@ -39,5 +82,6 @@ def _go_on() -> None:
 
 
 if __name__ == _NAME:
+    leave_signals_to_driver()
     leave_archives()
     _go_on()

@@ -1,0 +1,141 @@
+"""Signals that end a command: SIGTERM, Ctrl-C, and SIGHUP, which a terminal sends when it is closed.
+
+A command has handlers for them from its first moment, before it imports anything that takes time. As the first process
+of a container it would not get a signal that it has no handler for, and Python's own for Ctrl-C prints a traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+GRACE_S = 5.0
+"""How long a command may take to clean up, or to come back from a long call that no handler interrupts."""
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+Handler = Callable[[int, FrameType | None], None]
+
+
+class InterruptedBySignal(KeyboardInterrupt):
+    """A signal ends what the main thread does. `number` says which."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {name_of(number)}")
+        self.number = number
+
+
+def end_now(number: int, _: FrameType | None = None) -> None:
+    """A handler that ends the process without a word. Nothing is cleaned up; a JVM of its own ends with its standard
+    input."""
+    os._exit(128 + number)
+
+
+def interrupt(number: int, _: FrameType | None = None) -> None:
+    """A handler that raises InterruptedBySignal, so that what is half done is cleaned up."""
+    raise InterruptedBySignal(number)
+
+
+def handle(handler: Handler) -> None:
+    """Set the handler for every signal of `STOPPING`. For the main thread.
+
+    SIGHUP stays ignored where it was ignored from the start, as under nohup.
+    """
+    for number in _handled_numbers():
+        signal.signal(number, handler)
+
+
+def end_after_grace() -> None:
+    """From now on, end the process `GRACE_S` after a signal whose handler is `interrupt` or `end_now`, or at the second
+    one. For the command's own process, in its main thread.
+
+    Python calls handlers between two steps of the main thread, which may be in a query of SQLite's for minutes.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=_end_when_late, args=(reading,), name="end-late", daemon=True).start()
+
+
+def _end_when_late(reading: int) -> None:
+    number = 0
+    while select.select([reading], [], [], GRACE_S if number else None)[0]:
+        for came in os.read(reading, 64):
+            if came in STOPPING and signal.getsignal(came) in (interrupt, end_now):
+                if number:
+                    end_now(came)
+                number = came
+    end_now(number)
+
+
+@contextlib.contextmanager
+def handled(handler: Handler) -> Iterator[None]:
+    """The same for a while; afterwards the handlers are those of before. In other threads than the main one it does
+    nothing: the process that runs there has handlers of its own."""
+    if not is_main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in _handled_numbers()}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+@contextlib.contextmanager
+def acting(act: Callable[[int], None]) -> Iterator[None]:
+    """While it lasts, the first signal has `act` called with its number, in a thread of its own, and a second one ends
+    the process immediately. In other threads than the main one it does nothing.
+
+    The handlers only note a signal in a pipe, and the thread waits there. Neither a threading.Event nor a new thread
+    will do: both take locks, and a handler may have interrupted who holds them.
+    """
+    if not is_main_thread():
+        yield
+        return
+    reading, writing = os.pipe()
+    threading.Thread(target=_act_when_told, args=(act, reading), name="stop", daemon=True).start()
+    came: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        if came:
+            end_now(number)
+        came.append(number)
+        os.write(writing, bytes([number]))
+
+    try:
+        with handled(note):
+            yield
+    finally:
+        os.close(writing)
+
+
+def _act_when_told(act: Callable[[int], None], reading: int) -> None:
+    """Act on the number that comes out of the pipe; do nothing when it is closed."""
+    came = os.read(reading, 1)
+    os.close(reading)
+    if came:
+        act(came[0])
+
+
+def is_main_thread() -> bool:
+    """Whether this is the thread that may set handlers."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def name_of(number: int) -> str:
+    """SIGTERM and the like; Ctrl-C for SIGINT, which is how it comes."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+def again(number: int) -> str:
+    """How a message names the same signal when it comes a second time."""
+    return "Ctrl-C again" if number == signal.SIGINT else f"a second {name_of(number)}"
+
+
+def _handled_numbers() -> list[signal.Signals]:
+    return [each for each in STOPPING if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
