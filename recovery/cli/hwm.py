@@ -12,6 +12,7 @@ from recovery.cli.places import directory_and, open_state, state_options
 from recovery.errors import StateNotFoundError, StateValueError
 from recovery.state.marks import Mark
 from recovery.state.values import dumps, loads, to_json
+from recovery.wording import counted
 
 # A value may begin with a minus.
 VALUES = {"ignore_unknown_options": True}
@@ -86,7 +87,7 @@ def rm(words: tuple[str, ...], environment: str, as_json: bool) -> None:
     if as_json:
         print_json({"removed": count})
     else:
-        click.echo(f"removed {count} mark{'s' * (count != 1)}")
+        click.echo(f"removed {counted(count, 'mark')}")
 
 
 def parse_value(text: str) -> Any:

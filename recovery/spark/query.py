@@ -94,7 +94,7 @@ class RecoveryQuery:
             prepared.flow_id,
             clock,
             snapshot_interval_s=config.snapshot_interval_s,
-            backup_interval_s=config.backup_interval_s,
+            backup_interval_s=prepared.backup_interval_s,
         )
         self.lease = execution.lease
         self.summary = RunSummary(
@@ -132,7 +132,7 @@ class RecoveryQuery:
                 Capture(checkpoint, position.restored.held, position.restored.stale, sources=bound.sources.numbers),
                 clock=clock,
                 snapshot_interval_s=NEVER if prepared.temporary else config.snapshot_interval_s,
-                backup_interval_s=config.backup_interval_s,
+                backup_interval_s=prepared.backup_interval_s,
                 logs=not bound.keeps_native_state,
                 may_close=self._check.wait,
                 on_closed=self._on_closed,

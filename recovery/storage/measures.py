@@ -21,6 +21,7 @@ from recovery.planning.measures import Measure, StepSize, from_text, outdated, t
 from recovery.storage.digests import record_digest
 from recovery.storage.log import overlaid
 from recovery.storage.schema import ROW_BYTES, read_partition, rows, snapshot, transaction, translated, value
+from recovery.storage.seam import RESERVED_PREFIX
 
 SIZES = "SELECT step_id, live_rows, live_bytes FROM sizes"
 MEASURES = "SELECT measure_id, ex_num, epoch, measured_ms, content, digest FROM measures ORDER BY measure_id"
@@ -31,7 +32,10 @@ ON CONFLICT (step_id) DO UPDATE
 SET live_rows = live_rows + excluded.live_rows, live_bytes = live_bytes + excluded.live_bytes
 """
 FORGET_EMPTY = "DELETE FROM sizes WHERE live_rows = 0"
-LARGEST = f"SELECT step_id, state_key, {ROW_BYTES} FROM snaps ORDER BY 3 DESC, 1, 2 LIMIT ?"
+LARGEST = f"""
+SELECT step_id, state_key, {ROW_BYTES} FROM snaps
+WHERE substr(step_id, 1, {len(RESERVED_PREFIX)}) <> '{RESERVED_PREFIX}' ORDER BY 3 DESC, 1, 2 LIMIT ?
+"""
 
 
 def change_sizes(connection: apsw.Connection, changes: Mapping[str, tuple[int, int]]) -> None:
@@ -114,7 +118,8 @@ def read_measures(path: Path) -> list[Measure]:
 
 
 def largest_states(path: Path, limit: int) -> list[tuple[str, str, int]]:
-    """The states of a partition that take most bytes: step, key, bytes. Reads the whole newest snapshot."""
+    """The states of a partition that take most bytes: step, key, bytes; the run's own rows are none.
+    Reads the whole newest snapshot."""
 
     def read(connection: apsw.Connection) -> list[tuple[str, str, int]]:
         with translated(path), snapshot(connection), overlaid(connection, path):
