@@ -209,3 +209,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'recovery' has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    """The public names, those that are not imported yet too, and what the module has."""
+    return sorted({*__all__, *globals()})

@@ -11,6 +11,11 @@ def counted(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
+def were(count: int, one: str, many: str | None = None) -> str:
+    """The same as a subject of the past: 1 row was, 2 rows were."""
+    return f"{counted(count, one, many)} {'was' if count == 1 else 'were'}"
+
+
 def listed(numbers: Iterable[int]) -> str:
     """Numbers in order, those that follow each other as a span: 1 to 3, 7."""
     spans: list[list[int]] = []

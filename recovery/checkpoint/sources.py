@@ -45,7 +45,7 @@ def check_logs(restored: Restored, directory: Path, places: SourcePlaces) -> Non
         raise SparkCheckpointError(
             f"{missing} is missing in the position after micro-batch {restored.batch}",
             cause="An earlier version of recovery did not keep it where the flow reads one source in two places.",
-            remedy="Go back to an epoch that has it, by --resume-epoch, or begin anew: input could be passed over.",
+            remedy="Go back to an epoch that has it, by --resume-after, or begin anew: input could be passed over.",
         )
 
 

@@ -87,7 +87,7 @@ def drill(
         click.echo(
             f"restored {counted(done.restored.rows, 'row')}, {format_size(done.restored.size_bytes)}, of "
             f"{', '.join(done.steps) or 'no step'} in {list_s + done.total_s:.1f} s; "
-            f"a run would resume {after_text(done.began_at - 1)}"
+            f"a run would begin at epoch {done.began_at}, {after_text(done.began_at - 1)}"
         )
     if done.problem is not None:
         if not as_json:

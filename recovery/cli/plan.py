@@ -63,12 +63,12 @@ def _summary(planned: ResumePlan) -> str:
     place = "at the start of the input again"
     if snapshot is not None:
         place = (
-            f"{after_text(snapshot.epoch)} (micro-batch {snapshot.batch_id}), with the state of "
-            f"{format_time(snapshot.closed_ms)}"
+            f"at epoch {planned.resume_epoch}, {after_text(snapshot.epoch)} (micro-batch {snapshot.batch_id}), with "
+            f"the state of {format_time(snapshot.closed_ms)}"
         )
     if gone is None:
         return f"{execution} would resume {place}"
-    verb = "begin" if snapshot is None else "rewind to"
+    verb = "begin" if snapshot is None else "rewind: it would resume"
     return f"{execution} would {verb} {place}\nit would discard {gone.text(format_time)}"
 
 

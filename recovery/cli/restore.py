@@ -94,9 +94,10 @@ def restore(source: str, directory: Path, epoch: int | None, at_ms: int | None, 
         )
         return
     click.echo(
-        f"restored {counted(len(done.paths), 'partition')} to {directory}: {counted(done.rows, 'row')}, "
-        f"{format_size(done.size_bytes)} in {done.timings.total_s:.1f} s; the next run resumes "
-        f"{after_text(done.plan.resume.resume_epoch - 1)}"
+        f"restored the state {after_text(done.plan.epoch)}, {counted(len(done.paths), 'partition')}, to {directory}: "
+        f"{counted(done.rows, 'row')}, "
+        f"{format_size(done.size_bytes)} in {done.timings.total_s:.1f} s; the next run resumes at epoch "
+        f"{done.plan.resume.resume_epoch}"
     )
 
 

@@ -57,8 +57,11 @@ WITH_DIRECTORY = (
               help="Keep superseded snapshots this long, so that copies of the files taken at different "
                    "moments still fit together, and runs can go back. By default as long as the last run; 0 at "
                    "first.")  # fmt: skip
-@click.option("--discard-history", is_flag=True,
-              help="Allow a backup interval shorter than the last run's: discard what only that one keeps.")  # fmt: skip
+@click.option(
+    "--discard-history",
+    is_flag=True,
+    help="Allow a backup interval that is shorter than the last run's: discard what only that one keeps.",
+)
 @rewind_options
 @click.option("--rewind-again", type=click.IntRange(min=1), metavar="EXECUTION",
               help="Go back although this execution went back to the same snapshot.")  # fmt: skip

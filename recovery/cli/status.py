@@ -71,8 +71,8 @@ def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
         click.echo(f"It cannot be resumed: {with_path(facts['problem']['found'], facts['problem']['path'])}")
     else:
         click.echo(
-            f"a run resumes {after_text(facts['resume_after'])}; it can go back: --resume-after "
-            f"{listed(facts['window'])}"
+            f"a run resumes at epoch {facts['resume_epoch']}, {after_text(facts['resume_after'])}; "
+            f"--resume-after {listed(facts['window'])}"
         )
         if facts["executions"]:
             kept_s = facts["executions"][-1]["backup_interval_s"]

@@ -145,7 +145,7 @@ def check_again(rewind_to: int | None, again: int | None) -> None:
 
 def after_text(epoch: int) -> str:
     """A snapshot by the one numbering of all outputs."""
-    return f"after epoch {epoch}" if epoch != NO_EPOCH else "before epoch 1 (--resume-after 0)"
+    return f"after epoch {epoch}" if epoch != NO_EPOCH else "before epoch 1"
 
 
 def _first_closed_ms(plan: ResumePlan, closed: ClosedEpoch) -> int:

@@ -187,8 +187,8 @@ def _requested(cuts: set[Cut], resume_epoch: int, directory: Path) -> Cut:
         if cut[0] == resume_epoch - 1:
             return cut
     raise EpochNotHeldError(
-        f"the partitions do not share the snapshot after epoch {resume_epoch - 1}, from which epoch {resume_epoch} "
-        f"begins: they share those after epoch {listed(cut[0] for cut in cuts)}",
+        f"epoch {resume_epoch} cannot be resumed: the partitions do not share the snapshot after epoch "
+        f"{resume_epoch - 1}; they share those after epoch {listed(cut[0] for cut in cuts)}",
         path=directory,
     )
 

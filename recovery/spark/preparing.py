@@ -17,7 +17,7 @@ from recovery import faults
 from recovery.clock import Clock
 from recovery.config import RecoveryConfig
 from recovery.metrics.endpoint import MetricsEndpoint
-from recovery.planning.going_back import kept_interval_s
+from recovery.planning.going_back import discarded, kept_interval_s
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import Execution
 from recovery.state.flows import FlowRecord
@@ -69,6 +69,7 @@ class Prepared:
             began_s = clock.elapsed_s()
             self.plan = plan_resume(scan(config.path), flow_id=flow_id, resume_epoch=config.rewind_to)
             check_start(self.plan, config, clock)
+            self.discarded = discarded(self.plan)
             self.backup_interval_s = kept_interval_s(self.plan.partitions, config.backup_interval_s)
             self.planned_s = clock.elapsed_s() - began_s
             faults.reach("start.2")

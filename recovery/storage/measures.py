@@ -18,7 +18,7 @@ import apsw
 
 from recovery.errors import CorruptPartitionError
 from recovery.planning.measures import Measure, StepSize, from_text, outdated, to_text
-from recovery.storage.digests import record_digest
+from recovery.storage.digests import mismatch_text, record_digest
 from recovery.storage.log import overlaid
 from recovery.storage.schema import ROW_BYTES, read_partition, rows, snapshot, transaction, translated, value
 from recovery.storage.seam import RESERVED_PREFIX
@@ -80,7 +80,7 @@ def check_measures(connection: apsw.Connection) -> list[str]:
     if not _exists(connection):
         return []
     damaged = _damaged(rows(connection, MEASURES))
-    return [f"{damaged} rows of measures do not match their digest"] if damaged else []
+    return [mismatch_text(damaged, "measures")] if damaged else []
 
 
 def add_measure(connection: apsw.Connection, path: Path, measure: Measure) -> None:
