@@ -77,7 +77,7 @@ def parse_trigger(value: str | Interval | None) -> str | float | None:
         return None if value is None else parse_interval(value)
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"{value!r:.80} is no trigger",
+            f"{value!r:.80} is no trigger: {error.found}",
             cause="A trigger is available-now, once, or an interval between micro-batches.",
             remedy="Write available-now, or an interval like 0.5, 10s, 5m or 1h.",
         ) from error

@@ -19,7 +19,6 @@ from recovery.appended.files import display
 from recovery.appended.plan import Slice
 from recovery.appended.position import Read
 from recovery.errors import FlowFailedError
-from recovery.wording import counted
 
 WINDOW_BYTES = 2 << 20
 ROWS_PER_BATCH = 1 << 16
@@ -207,7 +206,7 @@ def _decoded(path: str, offset: int, data: bytes, shape: Shape) -> bytes:
 
 def _too_long(path: str, place: int, length: int) -> FlowFailedError:
     return FlowFailedError(
-        f"The line at byte {place} has {counted(length, 'byte')}; the longest possible is {MAX_LINE_BYTES:,}.",
+        f"The line at byte {place} has {length} bytes; the longest possible is {MAX_LINE_BYTES}.",
         path=path,
         cause="The file is binary, or its lines do not end with a newline.",
         remedy="Write shorter lines: a value of a row cannot be longer.",

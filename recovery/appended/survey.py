@@ -145,11 +145,11 @@ def _between_generations(
 
 def rewritten(position: FilePosition, here: FileStat) -> InputRewrittenError:
     """The error for a file whose content is not what was read from it."""
+    read = f"{'was' if position.offset == 1 else 'were'} read from it before"
     if here.size < position.offset:
-        found = f"The file has {counted(here.size, 'byte')}, but {were(position.offset, 'byte')} read from it before."
+        found = f"The file has {counted(here.size, 'byte')}, but {position.offset} {read}."
     else:
-        length = f"{counted(position.offset, 'byte')} that {'was' if position.offset == 1 else 'were'}"
-        found = f"The file no longer begins with the {length} read from it before."
+        found = f"The file no longer begins with the {counted(position.offset, 'byte')} that {read}."
     return InputRewrittenError(found, path=display(position.path))
 
 

@@ -146,7 +146,7 @@ def _move(restored: Restored, sources: Path, came: Mapping[int, int], before: It
     stays = came.keys() - moves.keys()
     with_logs = {new: old for new, old in moves.items() if (sources / str(old)).exists()}
     for new, old in with_logs.items():
-        shutil.copytree(sources / str(old), sources / f"{new}.moved")
+        shutil.copytree(sources / str(old), sources / f"{new}.moved", symlinks=True)
     vacated = {*before, *moves} - stays
     for place in vacated:
         shutil.rmtree(sources / str(place), ignore_errors=True)

@@ -186,9 +186,10 @@ def _requested(cuts: set[Cut], resume_epoch: int, directory: Path) -> Cut:
     for cut in cuts:
         if cut[0] == resume_epoch - 1:
             return cut
+    held = sorted(cut[0] for cut in cuts)
     raise EpochNotHeldError(
-        f"epoch {resume_epoch} cannot be resumed: the partitions do not share the snapshot after epoch "
-        f"{resume_epoch - 1}; they share those after epoch {listed(cut[0] for cut in cuts)}",
+        f"epoch {resume_epoch} cannot be resumed, since the partitions do not share the snapshot after epoch "
+        f"{resume_epoch - 1}: they share those after epoch {listed(held)}, so epochs {listed(e + 1 for e in held)} can",
         path=directory,
     )
 

@@ -122,9 +122,11 @@ def _alarm(facts: Facts) -> str:
 
 def _tiles(facts: Facts, drawn: Sequence[Lane]) -> str:
     plan, epochs = facts.plan, facts.epochs
-    resume = "–" if plan is None else f"after epoch {plan.resume_epoch - 1:,}" if plan.snapshot else "the beginning"
+    resume = f"epoch {plan.resume_epoch:,}" if plan else "–"
     snapshot = plan.snapshot if plan else None
-    age = f"closed {_ago(facts.now_ms - snapshot.closed_ms)}" if snapshot else "" if plan else "not possible"
+    age = "the beginning" if plan else "not possible"
+    if snapshot:
+        age = f"{after_text(snapshot.epoch)}, closed {_ago(facts.now_ms - snapshot.closed_ms)}"
     held = plan.window if plan else ()
     window = f"after epoch {held[0]:,} – {held[-1]:,}" if len(held) > 1 else "–"
     back = f"{counted(len(held), 'snapshot')} held by all" if len(held) > 1 else "no more than one is held"

@@ -63,5 +63,5 @@ def record_digest(*fields: Any) -> int:
 
 def mismatch_text(count: int, table: str) -> str:
     """What is wrong with rows whose digest is not that of their content."""
-    verb = "does not match its" if count == 1 else "do not match their"
-    return f"{counted(count, 'row')} of {table} {verb} digest"
+    verb = "has" if count == 1 else "have"
+    return f"{counted(count, 'row')} of {table} {verb} values that do not match their digest"
