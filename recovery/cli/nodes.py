@@ -60,7 +60,10 @@ def _line(name: str, node: NodeRun) -> str:
         text += f"{rows} in {format_interval(node.duration_s)}"
     nulls = {key: count for key, count in node.details.get("nulls", {}).items() if count}
     if nulls:
-        text += "; NULL in the column: " + ", ".join(
+        text += "; NULL or NaN in the column: " + ", ".join(
             f"{counted(count, 'row')} of {key}" for key, count in nulls.items()
         )
+    future = node.details.get("future_marks")
+    if future:
+        text += f"; the mark of {', '.join(future)} is in the future: until then, what comes is passed over"
     return f"{text}: {node.error}" if node.error else f"{text} ({node.why})"

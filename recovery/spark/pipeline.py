@@ -76,7 +76,7 @@ def run_pipeline(
     check_master(master)
     if resume and config.rewind_to is not None:
         raise ConfigurationError(
-            "resume would skip nodes whose marks the rewind puts back",
+            "resume would skip nodes whose marks resume_after or resume_epoch puts back",
             remedy="Run it with one of them: what was loaded since that epoch is loaded again without --resume.",
         )
     elsewhere = is_uri(choose(config.directory, config.state_backend))
@@ -203,6 +203,9 @@ class _PipelineRun:
         """Move the marks: the data are written. Raises _MarksNotMovedError."""
         marks = moved(loads)
         details: dict[str, Any] = {"nulls": {load.key: load.nulls for load in loads}} if loads else {}
+        future = [load.key for load in loads if load.future]
+        if future:
+            details["future_marks"] = future
         if marks:
             try:
                 if self._writer is None:
