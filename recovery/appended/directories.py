@@ -79,10 +79,20 @@ def _directories(path: str) -> list[os.DirEntry[str]]:
     """The directories in one, and links to directories."""
     try:
         with os.scandir(path) as entries:
-            return [entry for entry in entries if entry.is_dir()]
+            return [entry for entry in entries if _is_directory(entry)]
     except OSError as error:
         if error.errno in GONE:
             return []
+        raise
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        # Links may lead to each other.
+        if error.errno in GONE:
+            return False
         raise
 
 
