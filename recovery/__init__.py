@@ -36,6 +36,7 @@ from recovery.errors import (
     FlowMismatchError,
     ForeignPartitionError,
     HighWaterMarkError,
+    HistoryLossError,
     InconsistentPartitionsError,
     InputRewrittenError,
     LeaseLostError,
@@ -45,6 +46,7 @@ from recovery.errors import (
     NoPartitionsError,
     OutputMismatchError,
     RecoveryError,
+    RewindRepeatedError,
     SinkFailedError,
     SparkCheckpointError,
     SparkUnavailableError,
@@ -119,6 +121,7 @@ __all__ = [
     "ForeignPartitionError",
     "GroupState",
     "HighWaterMarkError",
+    "HistoryLossError",
     "InconsistentPartitionsError",
     "InputRewrittenError",
     "LeaseLostError",
@@ -136,6 +139,7 @@ __all__ = [
     "RecoveryQuery",
     "Resume",
     "RetryPolicy",
+    "RewindRepeatedError",
     "RunSummary",
     "ScopedState",
     "SinkFailedError",
@@ -224,3 +228,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'recovery' has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    """The public names, those that are not imported yet too, and what the module has."""
+    return sorted({*__all__, *globals()})

@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from recovery.errors import ConfigurationError
+from recovery.wording import counted
 
 Interval = int | float | str | timedelta
 
+AVAILABLE_NOW = "available-now"
+"""The trigger of a run that ends with its input."""
+_LETTERS = re.compile(r"[\s_-]+")
 LONGEST_S = 1000 * 366 * 86400.0
 _INTERVAL = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>ms|s|m|h|d)?", re.ASCII)
 _SHOWN = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
@@ -61,6 +65,24 @@ def _unreadable(value: object) -> ConfigurationError:
     )
 
 
+def parse_trigger(value: str | Interval | None) -> str | float | None:
+    """AVAILABLE_NOW, or the seconds between micro-batches; None: as fast as they come.
+
+    Spark's own names for a run to the end of the input are understood, in any case: availableNow, once. Raises
+    ConfigurationError.
+    """
+    if isinstance(value, str) and _LETTERS.sub("", value).lower() in ("availablenow", "once"):
+        return AVAILABLE_NOW
+    try:
+        return None if value is None else parse_interval(value)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{value!r:.80} is no trigger: {error.found}",
+            cause="A trigger is available-now, once, or an interval between micro-batches.",
+            remedy="Write available-now, or an interval like 0.5, 10s, 5m or 1h.",
+        ) from error
+
+
 def format_interval(seconds: float) -> str:
     """`seconds` for people: 0.5 s, 10 s, 5 min, 1.5 h, 2 d."""
     size, unit = next((each for each in _SHOWN if seconds >= each[0]), (1.0, "s"))
@@ -76,8 +98,14 @@ class RecoveryConfig:
     snapshot_interval: wall time after which an epoch is closed at the next micro-batch boundary; 0 closes one
         after every micro-batch.
     backup_interval: wall time for which superseded snapshots are kept, so that copies of the partitions
-        taken at different moments still share an epoch.
-    resume_epoch: rewind: start at this epoch, that is from the snapshot of the one before. None: the latest.
+        taken at different moments still share an epoch, and runs can go back. None: as long as the last run on the
+        directory kept them; 0 if there was none.
+    discard_history: allow a backup_interval that is shorter than the last run's: what only that one kept is
+        discarded.
+    resume_after: rewind: start from the snapshot after this epoch; 0: from the beginning. None: from the latest.
+        What was closed since is discarded.
+    resume_epoch: the same, named by the epoch that follows the snapshot: resume_epoch=3 is resume_after=2.
+    rewind_again: the number of an execution that went back to the same snapshot before: go back once more.
     drop_steps: steps whose state is discarded at the start, because the flow lacks them, declares them in a way that
         does not fit it, or cannot read it.
     rename_steps: steps that the flow calls by another name now: {old: new}.
@@ -97,7 +125,7 @@ class RecoveryConfig:
 
     directory: str | os.PathLike[str]
     snapshot_interval: Interval = 10
-    backup_interval: Interval = 0
+    backup_interval: Interval | None = None
     resume_epoch: int | None = None
     drop_steps: tuple[str, ...] = ()
     rename_steps: Mapping[str, str] = field(default_factory=dict)
@@ -107,6 +135,9 @@ class RecoveryConfig:
     thresholds: Mapping[str, Any] = field(default_factory=dict)
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
+    discard_history: bool = False
+    resume_after: int | None = None
+    rewind_again: int | None = None
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -128,12 +159,13 @@ class RecoveryConfig:
         # The flow may go elsewhere while it runs.
         set_field(self, "directory", Path(self.directory).absolute())
         set_field(self, "snapshot_interval", parse_interval(self.snapshot_interval))
-        set_field(self, "backup_interval", parse_interval(self.backup_interval))
+        if self.backup_interval is not None:
+            set_field(self, "backup_interval", parse_interval(self.backup_interval))
         set_field(self, "rename_steps", dict(self.rename_steps))
         for new, count in Counter(self.rename_steps.values()).items():
             if count > 1:
                 raise ConfigurationError(
-                    f"{count} steps are to be renamed to {new!r}",
+                    f"{counted(count, 'step')} are to be renamed to {new!r}",
                     cause="The state of two steps cannot be merged.",
                     remedy="Give each its own new name, or drop one of them.",
                 )
@@ -148,12 +180,30 @@ class RecoveryConfig:
             )
         if self.scratch_directory is not None:
             set_field(self, "scratch_directory", Path(self.scratch_directory).absolute())
-        if self.resume_epoch is not None and (type(self.resume_epoch) is not int or self.resume_epoch < 1):
+        self._check_rewind()
+
+    def _check_rewind(self) -> None:
+        for setting, least in (("resume_epoch", 1), ("resume_after", 0), ("rewind_again", 1)):
+            given = getattr(self, setting)
+            if given is not None and (type(given) is not int or given < least):
+                raise ConfigurationError(
+                    f"{setting.replace('_', ' ')} {given!r:.80} does not exist",
+                    cause="Epochs and executions are numbered 1, 2, 3 …; resume_after=0 is the beginning.",
+                    remedy="See which there are: python -m recovery status DIR",
+                )
+        both = None not in (self.resume_epoch, self.resume_after)
+        if both and self.resume_epoch != self.rewind_to:
             raise ConfigurationError(
-                f"resume epoch {self.resume_epoch!r} does not exist",
-                cause="Epochs are numbered 1, 2, 3 …",
-                remedy="See which can be resumed: python -m recovery status DIR",
+                f"resume_after={self.resume_after} and resume_epoch={self.resume_epoch} are two snapshots",
+                cause="resume_epoch=3 is resume_after=2: the one names the epoch after the snapshot, the other the one "
+                "before.",
+                remedy="Give one of them.",
             )
+
+    @property
+    def rewind_to(self) -> int | None:
+        """The epoch that a rewind starts at; None: no rewind was asked for."""
+        return self.resume_epoch if self.resume_after is None else self.resume_after + 1
 
     @property
     def path(self) -> Path:
@@ -166,6 +216,6 @@ class RecoveryConfig:
         return parse_interval(self.snapshot_interval)
 
     @property
-    def backup_interval_s(self) -> float:
-        """The backup interval in seconds."""
-        return parse_interval(self.backup_interval)
+    def backup_interval_s(self) -> float | None:
+        """The backup interval in seconds; None: that of the last run."""
+        return None if self.backup_interval is None else parse_interval(self.backup_interval)

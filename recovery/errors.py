@@ -32,6 +32,8 @@ RecoveryError                     10
 ├── StateNotFoundError            44
 ├── CorruptStateError             45
 ├── StateBackendError             46
+├── HistoryLossError              48
+├── RewindRepeatedError           49
 ├── SparkUnavailableError         50
 ├── BackupTargetError             60  unreachable, refused, or not a place for backups
 ├── NoBackupError                 61
@@ -394,6 +396,22 @@ class StateBackendError(RecoveryError):
     exit_code = 46
     default_cause = "The address, the network, the credentials or the bucket."
     default_remedy = "Check them, then run the same command again: nothing was half-written."
+
+
+class HistoryLossError(RecoveryError):
+    """A shorter backup interval than the last run's would discard snapshots that runs can still go back to."""
+
+    exit_code = 48
+    default_cause = "The backup interval was given, and is shorter than the one of the last run."
+    default_remedy = "Leave it out to keep as much as before, or give --discard-history."
+
+
+class RewindRepeatedError(RecoveryError):
+    """An execution went back to this snapshot before; going back again would discard what was closed since."""
+
+    exit_code = 49
+    default_cause = "A command line that is run again and again, as a service's, holds the option of a rewind."
+    default_remedy = "Remove the option to continue from the latest snapshot."
 
 
 class SparkUnavailableError(RecoveryError):

@@ -19,6 +19,7 @@ from uuid import UUID
 from recovery.errors import ConfigurationError
 from recovery.planning.pipeline import order
 from recovery.state.ids import check
+from recovery.wording import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,13 +76,16 @@ class Pipeline:
         names = [node.name for node in self.nodes]
         for name in names:
             if names.count(name) > 1:
-                raise ConfigurationError(f"pipeline {self.name!r} has {names.count(name)} nodes called {name!r}")
+                raise ConfigurationError(
+                    f"pipeline {self.name!r} has {counted(names.count(name), 'node')} called {name!r}"
+                )
         order({node.name: node.needs for node in self.nodes})
         marks = [key for node in self.nodes if (key := getattr(node.read, "mark_key", None)) is not None]
         for key in marks:
             if marks.count(key) > 1:
                 raise ConfigurationError(
-                    f"pipeline {self.name!r} has {marks.count(key)} loads with the high-water mark {key!r:.80}",
+                    f"pipeline {self.name!r} has {counted(marks.count(key), 'load')} with the high-water mark "
+                    f"{key!r:.80}",
                     cause="What one of them has loaded, the others would pass over.",
                     remedy="Give each load a key of its own.",
                 )

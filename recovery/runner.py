@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JError
 
 from recovery.clock import Clock, SystemClock
-from recovery.config import Interval, RecoveryConfig
+from recovery.config import AVAILABLE_NOW, Interval, RecoveryConfig
 from recovery.flow import Flow
 from recovery.signals import acting, end_now, handled
 from recovery.spark.events import Observer, RunSummary
-from recovery.spark.launching import AVAILABLE_NOW
 from recovery.spark.preparing import Prepared
 from recovery.spark.query import RecoveryQuery
 from recovery.spark.session import abandon_launch, check_master, create_session

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from recovery.errors import StateValueError
+from recovery.wording import counted
 
 BLOCK_BYTES = 1 << 30
 """What the JSON reader is given at a time: it counts in 32 bits."""
@@ -75,7 +76,7 @@ class StateTable:
             ),
         )
         if len(found) != len(texts) + 1 or _NULL in texts:
-            raise ValueError(f"{len(texts)} states are not as many JSON objects")
+            raise ValueError(f"the texts of {counted(len(texts), 'state')} are not as many JSON objects")
         columns = zip(found.columns, self.schema, strict=True)
         return [_restore(column.combine_chunks(), field.type).slice(1) for column, field in columns]
 

@@ -5,11 +5,10 @@ the host that has them) is another class with the methods of `Files`.
 """
 
 # Paths are plain strings: they are saved and compared, and may hold any bytes.
-# ruff: noqa: PTH100, PTH110, PTH112, PTH113, PTH116, PTH118, PTH120, PTH207, PTH208
+# ruff: noqa: PTH100, PTH110, PTH112, PTH113, PTH116, PTH120, PTH208
 
 from __future__ import annotations
 
-import errno
 import fnmatch
 import glob
 import os
@@ -19,12 +18,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+from recovery.appended.directories import GONE, matching_directories
 from recovery.errors import ConfigurationError, StorageError
 
 COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".lzma", ".br", ".snappy", ".Z")
 """Files with these names are no growing text; a directory or a glob leaves them out."""
-
-_GONE = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ELOOP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +159,16 @@ class LocalFiles:
             )
         if fixed == pattern.directories:
             return [fixed]
-        found = glob.glob(os.path.join(pattern.directories, ""), recursive=True)
-        return sorted({os.path.normpath(directory) for directory in found})
+        try:
+            return matching_directories(pattern.directories)
+        except OSError as error:
+            raise StorageError(str(error), path=display(str(error.filename or fixed))) from error
 
     def names(self, directory: str) -> Sequence[str]:
         try:
             return sorted(os.listdir(directory))
         except OSError as error:
-            if error.errno in _GONE:
+            if error.errno in GONE:
                 return []
             raise StorageError(str(error), path=display(directory)) from error
 
@@ -176,7 +176,7 @@ class LocalFiles:
         try:
             found = os.stat(path)
         except OSError as error:
-            if error.errno in _GONE:
+            if error.errno in GONE:
                 return None
             raise StorageError(str(error), path=display(path)) from error
         return _file_stat(path, found) if stat_module.S_ISREG(found.st_mode) else None
@@ -186,7 +186,7 @@ class LocalFiles:
             # Without O_NONBLOCK, a pipe that took the name would block for ever.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
-            if error.errno in _GONE:
+            if error.errno in GONE:
                 return None
             raise
         if not stat_module.S_ISREG(os.fstat(descriptor).st_mode):

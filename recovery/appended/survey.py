@@ -11,6 +11,7 @@ from recovery.appended.options import Options
 from recovery.appended.position import FilePosition
 from recovery.appended.rotation import bases
 from recovery.errors import InputRewrittenError
+from recovery.wording import counted, were
 
 BeginsWith = Callable[[FileStat, FileStat], bool]
 """Whether the first file begins with the whole content of the second."""
@@ -144,19 +145,22 @@ def _between_generations(
 
 def rewritten(position: FilePosition, here: FileStat) -> InputRewrittenError:
     """The error for a file whose content is not what was read from it."""
+    read = f"{'was' if position.offset == 1 else 'were'} read from it before"
     if here.size < position.offset:
-        found = f"The file has {here.size} bytes, but {position.offset} were read from it before."
+        found = f"The file has {counted(here.size, 'byte')}, but {position.offset} {read}."
     else:
-        found = f"The file no longer begins with the {position.offset} bytes that were read from it before."
+        found = f"The file no longer begins with the {counted(position.offset, 'byte')} that {read}."
     return InputRewrittenError(found, path=display(position.path))
 
 
 def vanished(position: FilePosition) -> InputRewrittenError:
     """The error for a file that is nowhere to be found."""
     unread = position.seen - position.offset
+    rest = "whether it had more by then is unknown."
+    if unread:
+        rest = f"{unread:,} more {'was' if unread == 1 else 'were'} seen but not read."
     return InputRewrittenError(
-        f"The file is gone. {position.offset} bytes were read from it; "
-        + (f"{unread} more were seen but not read." if unread else "whether it had more by then is unknown."),
+        f"The file is gone. {were(position.offset, 'byte')} read from it; {rest}",
         path=display(position.path),
         cause="It was deleted, compressed or moved to another directory before its end was read.",
         remedy='Put it back under this name, or go on without it with .option("onMissing", "ignore").',

@@ -28,6 +28,7 @@ from recovery.planning.values import FoundFile
 from recovery.storage.copies import PinnedPartition, pin
 from recovery.storage.files import allow_open_files, scan
 from recovery.storage.verify import PartitionCheck
+from recovery.wording import counted
 
 AT_ONCE = 4
 ATTEMPTS = 3
@@ -217,7 +218,7 @@ def _store(
     observe(tell(step="stored", bytes_done=content.size_bytes))
     if stored_bytes != content.stored_bytes:
         raise BackupDamagedError(
-            f"{name}: {stored_bytes} bytes of {content.stored_bytes} were written", path=target.shown
+            f"{name}: {stored_bytes:,} of {counted(content.stored_bytes, 'byte')} written", path=target.shown
         )
     return StoredCopy(
         description=description,

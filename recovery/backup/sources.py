@@ -27,6 +27,7 @@ from recovery.storage.copies import copy_with_log, describe_copy
 from recovery.storage.files import SUFFIX
 from recovery.storage.lock import lock_holder
 from recovery.storage.schema import translated
+from recovery.wording import counted
 
 
 class Source(Protocol):
@@ -89,7 +90,11 @@ class BackupSource:
                 if size > stored.size_bytes:
                     break
         if (size, digest.hexdigest()) != (stored.size_bytes, stored.sha256):
-            what = f"{size} bytes of {stored.size_bytes}" if size != stored.size_bytes else "its bytes were changed"
+            what = (
+                f"{size:,} of {counted(stored.size_bytes, 'byte')}"
+                if size != stored.size_bytes
+                else "its bytes were changed"
+            )
             raise BackupDamagedError(f"{stored.object_name} is not what was stored: {what}", path=self.shown)
 
     def _read(self, name: str) -> Iterator[bytes]:

@@ -44,7 +44,7 @@ def check_logs(restored: Restored, directory: Path, places: SourcePlaces) -> Non
         raise SparkCheckpointError(
             f"{missing} is missing in the position after micro-batch {restored.batch}",
             cause="An earlier version of recovery did not keep it where the flow reads one source in two places.",
-            remedy="Go back to an epoch that has it, by --resume-epoch, or begin anew: input could be passed over.",
+            remedy="Go back to an epoch that has it, by --resume-after, or begin anew: input could be passed over.",
         )
 
 
@@ -146,7 +146,7 @@ def _move(restored: Restored, sources: Path, came: Mapping[int, int], before: It
     stays = came.keys() - moves.keys()
     with_logs = {new: old for new, old in moves.items() if (sources / str(old)).exists()}
     for new, old in with_logs.items():
-        shutil.copytree(sources / str(old), sources / f"{new}.moved")
+        shutil.copytree(sources / str(old), sources / f"{new}.moved", symlinks=True)
     vacated = {*before, *moves} - stays
     for place in vacated:
         shutil.rmtree(sources / str(place), ignore_errors=True)

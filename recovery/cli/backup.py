@@ -27,6 +27,7 @@ from recovery.cli.signals import StopSignals, answering
 from recovery.clock import SystemClock
 from recovery.errors import BackupTargetError, ConfigurationError, NoBackupError, RecoveryError, StorageError
 from recovery.planning.backups import KeepRule, parse_keep
+from recovery.wording import counted
 
 if TYPE_CHECKING:
     # With them comes Arrow, which other commands need not wait for.
@@ -198,7 +199,7 @@ def _made_facts(target: Target, made: Made, removed: Pruned | None, unpruned: Re
 
 def _say_made(made: Made) -> None:
     unchanged = f", {made.reused} unchanged" if made.reused else ""
-    stored = f"{made.stored} partition{'s' * (made.stored != 1)} stored{unchanged}"
+    stored = f"{counted(made.stored, 'partition')} stored{unchanged}"
     size = f"{format_size(made.read_bytes)} as {format_size(made.stored_bytes)}"
     click.echo(
         f"backup {made.manifest.id} of epoch {_shared_epoch(made.manifest)}: {stored}, {size} in {made.elapsed_s:.1f} s"
@@ -218,8 +219,8 @@ def _say_pruned(target: Target, done: Pruned, as_json: bool) -> None:
         )
         return
     click.echo(
-        f"removed {len(done.removed)} backups and {done.objects} objects, {format_size(done.stored_bytes)}; "
-        f"{len(done.kept)} backups left"
+        f"removed {counted(len(done.removed), 'backup')} and {counted(done.objects, 'object')}, "
+        f"{format_size(done.stored_bytes)}; {counted(len(done.kept), 'backup')} left"
     )
 
 

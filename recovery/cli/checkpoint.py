@@ -29,6 +29,7 @@ from recovery.native.exporting import Exported, export
 from recovery.native.held import held_files
 from recovery.native.importing import Imported, import_checkpoint
 from recovery.state.steps import moment
+from recovery.wording import counted
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -131,7 +132,7 @@ def show(
         )
         return
     when = f"after micro-batch {at.cut[2]}" if at.epoch else "before the first micro-batch"
-    click.echo(f"epoch {at.epoch}, {when}: {len(files):,} files, {format_size(sum(files.values()))}")
+    click.echo(f"epoch {at.epoch}, {when}: {counted(len(files), 'file')}, {format_size(sum(files.values()))}")
     click.echo(operators_text(operators) if operators else "no operator of Spark's own has state")
 
 
@@ -150,7 +151,7 @@ def opened(name: str, conf: tuple[str, ...]) -> Iterator[CheckpointPlace]:
 def _export_text(done: Exported, target: str) -> str:
     lines = [
         f"exported epoch {done.epoch} to {target}: Spark goes on there after micro-batch {done.batch}; "
-        f"{done.files:,} files, {format_size(done.size_bytes)}"
+        f"{counted(done.files, 'file')}, {format_size(done.size_bytes)}"
     ]
     if done.operators:
         lines.append(operators_text([each.as_json() for each in done.operators]))
@@ -175,7 +176,8 @@ def _export_facts(done: Exported) -> dict[str, Any]:
 
 def _import_text(done: Imported, directory: Path) -> str:
     lines = [
-        f"imported as epoch {done.epoch} of flow {done.flow_id}: {done.files:,} files, {format_size(done.size_bytes)}; "
+        f"imported as epoch {done.epoch} of flow {done.flow_id}: {counted(done.files, 'file')}, "
+        f"{format_size(done.size_bytes)}; "
         f"a run goes on after micro-batch {done.batch}"
     ]
     if done.begun is not None:

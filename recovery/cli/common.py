@@ -12,16 +12,16 @@ import stat
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
 import click
 
-from recovery.config import parse_interval
+from recovery.config import parse_interval, parse_trigger
 from recovery.errors import ConfigurationError, RecoveryError, StorageError
 from recovery.planning.health import format_bytes, parse_targets
 from recovery.signals import handled, interrupt
+from recovery.wording import moment_text
 
 F = TypeVar("F", bound=Any)
 
@@ -140,6 +140,21 @@ class IntervalType(click.ParamType[float]):
 INTERVAL = IntervalType()
 
 
+class TriggerType(click.ParamType[str | float]):
+    """available-now, once, or an interval."""
+
+    name = "trigger"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | float:
+        try:
+            return parse_trigger(value) or 0.0
+        except ConfigurationError as error:
+            self.fail(f"{error.found}. {error.remedy}", param, ctx)
+
+
+TRIGGER = TriggerType()
+
+
 class DirectoryType(click.Path):
     """A path; an empty text is none, though the operating system takes it for the current directory."""
 
@@ -167,6 +182,19 @@ def json_option(function: F) -> F:
 
     option = click.option("--json", "as_json", is_flag=True, callback=remember, help="Print JSON for programs.")
     return option(function)
+
+
+def rewind_options(function: F) -> F:
+    """--resume-after E, and --resume-epoch E + 1 for the same snapshot."""
+    after = click.option(
+        "--resume-after", type=click.IntRange(min=0), metavar="E",
+        help="Rewind: start from the snapshot after epoch E; 0: from the beginning.",
+    )  # fmt: skip
+    at = click.option(
+        "--resume-epoch", type=click.IntRange(min=1), metavar="E",
+        help="The same, named by the epoch after the snapshot: 3 is --resume-after 2.",
+    )  # fmt: skip
+    return after(at(function))
 
 
 def threshold_option(function: F) -> F:
@@ -239,10 +267,8 @@ def format_size(size_bytes: int) -> str:
 
 
 def format_time(wall_ms: int | None) -> str:
-    """Local time to the second."""
-    if wall_ms is None:
-        return "-"
-    return datetime.fromtimestamp(wall_ms / 1000, tz=UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    """Local time to the second, with its offset from UTC."""
+    return "-" if wall_ms is None else moment_text(wall_ms)
 
 
 def _cell(value: Any) -> str:

@@ -5,25 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from recovery.cli.common import INTERVAL, directory_argument, format_size, json_option, print_json
 from recovery.clock import CLOCK_STEP, RecoveryClock, SystemClock
 from recovery.errors import RecoveryError
-from recovery.planning.resume import plan_resume
+from recovery.planning.going_back import check_history, kept_interval_s
+from recovery.planning.resume import common_cuts, plan_resume
 from recovery.planning.retention import collection_floor, shared_history
 from recovery.state.open import open_backend
 from recovery.state.retry import RetryPolicy
 from recovery.state.scopes import remove_expired
 from recovery.storage.files import SCRATCH_NAME, FilePartitions, scan
 from recovery.storage.lock import DirectoryLock
+from recovery.wording import counted, listed, moment_text
 
 
 @click.command()
 @directory_argument
 @click.option("-b", "--backup-interval", type=INTERVAL, envvar="RECOVERY_BACKUP_INTERVAL",
-              help="Keep what is younger than this; by default what the last run was told.")  # fmt: skip
+              help="Keep what is younger than this; by default as much as the last run.")  # fmt: skip
+@click.option("--discard-history", is_flag=True,
+              help="Allow RECOVERY_BACKUP_INTERVAL to be shorter than the last run's backup interval.")  # fmt: skip
 @json_option
-def gc(directory: Path, backup_interval: float | None, as_json: bool) -> None:
+def gc(directory: Path, backup_interval: float | None, discard_history: bool, as_json: bool) -> None:
     """Collect what the backup interval no longer needs, fold what a killed run left logged, remove scoped state whose
     retention has passed, and give the space back. Not while a run is going on."""
     clock = SystemClock()
@@ -31,10 +36,10 @@ def gc(directory: Path, backup_interval: float | None, as_json: bool) -> None:
     with DirectoryLock(directory, clock, "gc"):
         plan = plan_resume(scan(directory))
         before = sum(d.size_bytes for d in plan.partitions)
-        interval_s = backup_interval
-        if interval_s is None:
-            runs = [e for d in plan.partitions for e in d.executions]
-            interval_s = max(runs, key=lambda e: e.number).backup_interval_s if runs else 0.0
+        if not discard_history and not _on_command_line("backup_interval"):
+            # -b 0 says what is meant; a variable may have been set for other directories.
+            check_history(plan, backup_interval, moment_text)
+        interval_s = kept_interval_s(plan.partitions, backup_interval)
         expired, damage = 0, None
         try:
             # Before the space is given back.
@@ -46,7 +51,9 @@ def gc(directory: Path, backup_interval: float | None, as_json: bool) -> None:
             now_ms = RecoveryClock(clock, *plan.last_clock, store.driver_values(CLOCK_STEP)).now_ms()
             floor = collection_floor(shared_history(plan.partitions, plan.window), now_ms, interval_s * 1000)
             collected = store.collect(floor)
-            after = sum(d.size_bytes for d in store.describe())
+            described = store.describe()
+            after = sum(d.size_bytes for d in described)
+            window = sorted(cut[0] for cut in common_cuts(described))
         finally:
             store.release()
     if damage is not None:
@@ -54,12 +61,19 @@ def gc(directory: Path, backup_interval: float | None, as_json: bool) -> None:
     rows, changes = sum(each.rows for each in collected), sum(each.changes for each in collected)
     if as_json:
         print_json({
-            "directory": str(directory), "floor": floor, "rows": rows, "changes": changes,
+            "directory": str(directory), "floor": floor, "window": window, "rows": rows, "changes": changes,
             "expired": expired, "bytes_before": before, "bytes_after": after,
         })  # fmt: skip
         return
-    also = f", and folded {changes:,} logged changes" if changes else ""
+    also = f", and folded {counted(changes, 'logged change')}" if changes else ""
     if expired:
-        also += f", and removed {expired:,} expired state{'s' * (expired != 1)}"
+        also += f", and removed {counted(expired, 'expired state')}"
     sizes = f"{format_size(before)} → {format_size(after)}"
-    click.echo(f"collected {rows:,} superseded rows up to epoch {floor}{also}: {sizes}")
+    click.echo(f"collected {counted(rows, 'superseded row')} up to epoch {floor}{also}: {sizes}")
+    given_up = [epoch for epoch in plan.window if epoch not in window]
+    if given_up:
+        click.echo(f"no run can go back any more to after epoch {listed(given_up)}")
+
+
+def _on_command_line(option: str) -> bool:
+    return click.get_current_context().get_parameter_source(option) == ParameterSource.COMMANDLINE

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 from typing import Any
 
 import click
 
-from recovery.cli.common import echo_json, format_time, json_option, print_json, table
+from recovery.cli.common import echo_json, format_time, json_option, print_json, table, tell
 from recovery.cli.places import directory_and, open_state, state_options
 from recovery.errors import StateNotFoundError, StateValueError
-from recovery.state.marks import Mark
+from recovery.state.marks import Mark, is_future
 from recovery.state.values import dumps, loads, to_json
+from recovery.wording import counted
 
 # A value may begin with a minus.
 VALUES = {"ignore_unknown_options": True}
@@ -34,7 +36,10 @@ def list_(words: tuple[str, ...], pattern: str | None, environment: str, as_json
     if as_json:
         print_json([_facts(mark) for mark in found])
         return
-    rows = ((m.key, type(m.value).__name__, _plain(m.value), format_time(m.changed_ms)) for m in found)
+    now = datetime.now(tz=UTC)
+    rows = (
+        (m.key, type(m.value).__name__, _plain(m.value) + _note(m.value, now), format_time(m.changed_ms)) for m in found
+    )
     click.echo(table(("key", "type", "mark", "changed"), rows))
 
 
@@ -70,7 +75,10 @@ def set_(words: tuple[str, ...], force: bool, environment: str, as_json: bool) -
     """
     directory, [key, text] = directory_and(words, ("KEY", "VALUE"))
     state = open_state(directory, environment)
-    state.set_hwm(key, parse_value(text), force=force)
+    value = parse_value(text)
+    state.set_hwm(key, value, force=force)
+    if is_future(value, datetime.now(tz=UTC)):
+        tell(f"the mark {key} is in the future: until then loads pass over what comes")
     if as_json:
         print_json(next(_facts(mark) for mark in state.list_hwms() if mark.key == key))
 
@@ -86,11 +94,17 @@ def rm(words: tuple[str, ...], environment: str, as_json: bool) -> None:
     if as_json:
         print_json({"removed": count})
     else:
-        click.echo(f"removed {count} mark{'s' * (count != 1)}")
+        click.echo(f"removed {counted(count, 'mark')}")
 
 
 def parse_value(text: str) -> Any:
     """The value that a word of the command line stands for: JSON where it is JSON, else the text itself."""
+    if text.lstrip("+-").lower() in ("nan", "inf", "infinity"):
+        raise StateValueError(
+            f"{text!r} cannot be a high-water mark",
+            cause="It has no place among numbers.",
+            remedy="Give a number; if the text is meant, write it in quotes: '\"nan\"'.",
+        )
     try:
         return loads(text)
     except StateValueError:
@@ -115,6 +129,10 @@ def _facts(mark: Mark) -> dict[str, Any]:
         "changed_ms": mark.changed_ms,
         "version": mark.version,
     }
+
+
+def _note(value: Any, now: datetime) -> str:
+    return " (in the future)" if is_future(value, now) else ""
 
 
 def _plain(value: Any) -> str:

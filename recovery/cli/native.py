@@ -59,7 +59,7 @@ def refused_operator_option(function: F) -> F:
             raise ConfigurationError(
                 "the state of Spark's own operators cannot be changed",
                 cause="Its files are Spark's: recovery keeps them as they are.",
-                remedy="Go back to an epoch before the mistake: python -m recovery run … --resume-epoch E",
+                remedy="Go back to an epoch before the mistake: python -m recovery run … --resume-after E",
             )
 
     option = click.option("--operator", metavar="N", expose_value=False, callback=refuse, is_eager=True,

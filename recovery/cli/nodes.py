@@ -11,6 +11,7 @@ from recovery.cli.common import print_json, tell
 from recovery.cli.places import chosen_backend
 from recovery.config import RecoveryConfig, format_interval
 from recovery.state.runs import RUNNING, NodeRun
+from recovery.wording import counted
 
 if TYPE_CHECKING:
     from recovery.pipeline import Pipeline
@@ -49,15 +50,20 @@ def run_nodes(
             name: {**node.facts(), **node.details} for name, node in summary.nodes.items()
         }})  # fmt: skip
     else:
-        tell(f"{pipeline.name}: {len(summary.nodes)} nodes done")
+        tell(f"{pipeline.name}: {counted(len(summary.nodes), 'node')} done")
 
 
 def _line(name: str, node: NodeRun) -> str:
     text = f"{name}: {node.status}"
     if node.status != RUNNING and node.duration_s is not None:
-        rows = "" if node.rows is None else f", {node.rows:,} rows"
+        rows = "" if node.rows is None else f", {counted(node.rows, 'row')}"
         text += f"{rows} in {format_interval(node.duration_s)}"
     nulls = {key: count for key, count in node.details.get("nulls", {}).items() if count}
     if nulls:
-        text += "; NULL in the column: " + ", ".join(f"{count:,} rows of {key}" for key, count in nulls.items())
+        text += "; NULL or NaN in the column: " + ", ".join(
+            f"{counted(count, 'row')} of {key}" for key, count in nulls.items()
+        )
+    future = node.details.get("future_marks")
+    if future:
+        text += f"; the mark of {', '.join(future)} is in the future: until then, what comes is passed over"
     return f"{text}: {node.error}" if node.error else f"{text} ({node.why})"

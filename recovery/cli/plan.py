@@ -8,26 +8,37 @@ from typing import Any
 
 import click
 
-from recovery.cli.common import directory_argument, format_time, json_option, print_json, table, tell_error
+from recovery.cli.common import (
+    directory_argument,
+    format_time,
+    json_option,
+    print_json,
+    rewind_options,
+    table,
+    tell_error,
+)
+from recovery.config import RecoveryConfig
 from recovery.errors import RecoveryError
 from recovery.planning.explain import Explanation, explain
+from recovery.planning.going_back import after_text, discarded
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.storage.files import scan
 
 
 @click.command()
 @directory_argument
-@click.option("--resume-epoch", type=click.IntRange(min=1), help="Plan a rewind to this epoch.")
+@rewind_options
 @json_option
-def plan(directory: Path, resume_epoch: int | None, as_json: bool) -> None:
-    """Dry run: say which epoch a run would resume from, which file limits it, and what would mend it.
+def plan(directory: Path, resume_after: int | None, resume_epoch: int | None, as_json: bool) -> None:
+    """Dry run: say which snapshot a run would resume from, what it would discard, and which file limits it and why.
 
     Changes nothing. When the files do not fit together, it says so of each of them, and ends with the error's code.
     """
     found = scan(directory)
     files = explain(found, format_time)
+    rewind_to = RecoveryConfig(directory, resume_after=resume_after, resume_epoch=resume_epoch).rewind_to
     try:
-        planned = plan_resume(found, resume_epoch=resume_epoch)
+        planned = plan_resume(found, resume_epoch=rewind_to)
     except RecoveryError as error:
         if as_json:
             print_json({**error.as_json(), "directory": str(directory), "files": [_facts(each) for each in files]})
@@ -41,19 +52,24 @@ def plan(directory: Path, resume_epoch: int | None, as_json: bool) -> None:
     click.echo(_summary(planned))
     click.echo()
     notes = {v.path: v.note for v in planned.verdicts}
-    click.echo(_files_text(files, notes if resume_epoch is not None else {}))
+    click.echo(_files_text(files, notes if rewind_to is not None else {}))
 
 
 def _summary(planned: ResumePlan) -> str:
-    snapshot = planned.snapshot
-    if snapshot is None and planned.window[-1]:
-        return f"execution {planned.execution_number} would begin at the start of the input again"
-    if snapshot is None:
-        return f"execution {planned.execution_number} would begin at the start of the input: no epoch is shared yet"
-    return (
-        f"execution {planned.execution_number} would resume at epoch {planned.resume_epoch}, after micro-batch "
-        f"{snapshot.batch_id}, with the state of {format_time(snapshot.closed_ms)}"
-    )
+    snapshot, gone = planned.snapshot, discarded(planned)
+    execution = f"execution {planned.execution_number}"
+    if snapshot is None and gone is None:
+        return f"{execution} would begin at the start of the input: no epoch is shared yet"
+    place = "at the start of the input again"
+    if snapshot is not None:
+        place = (
+            f"at epoch {planned.resume_epoch}, {after_text(snapshot.epoch)} (micro-batch {snapshot.batch_id}), with "
+            f"the state of {format_time(snapshot.closed_ms)}"
+        )
+    if gone is None:
+        return f"{execution} would resume {place}"
+    verb = "begin" if snapshot is None else "rewind: it would resume"
+    return f"{execution} would {verb} {place}\nit would discard {gone.text(format_time)}"
 
 
 def _files_text(files: Sequence[Explanation], notes: dict[Path, str] | None = None) -> str:
@@ -74,13 +90,15 @@ def _files_text(files: Sequence[Explanation], notes: dict[Path, str] | None = No
 
 
 def _plan_facts(directory: Path, planned: ResumePlan, files: Sequence[Explanation]) -> dict[str, Any]:
-    snapshot = planned.snapshot
+    snapshot, gone = planned.snapshot, discarded(planned)
     verdicts = {v.path: v for v in planned.verdicts}
     return {
         "directory": str(directory),
         "store_id": planned.store_id,
         "flow": planned.flow_id,
         "resume_epoch": planned.resume_epoch,
+        "resume_after": planned.resume_epoch - 1,
+        "discards": None if gone is None else gone.as_json(),
         "after_batch": snapshot.batch_id if snapshot else None,
         "closed_ms": snapshot.closed_ms if snapshot else None,
         "execution": planned.execution_number,

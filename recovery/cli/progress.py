@@ -12,14 +12,17 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from recovery.cli.common import tell
+from recovery.cli.common import format_time, tell
 from recovery.config import format_interval
+from recovery.planning.going_back import after_text
 from recovery.planning.health import DEFAULTS
 from recovery.signals import again
+from recovery.wording import counted
 
 if TYPE_CHECKING:
+    from recovery.planning.resume import ResumePlan
     from recovery.spark.closing import EpochClosed
-    from recovery.spark.events import BatchDone, Event, Resumed, RunSummary, Stopping
+    from recovery.spark.events import BatchDone, Event, InputCounted, Resumed, RunSummary, Stopping
 
 CLEAR = "\r\x1b[K"
 """Brings a terminal to the start of the line, and empties it."""
@@ -38,7 +41,9 @@ class Progress:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._redraw, name="progress", daemon=True)
         self._rows = 0
+        self._rate = 0.0
         self._batch: BatchDone | None = None
+        self._waiting: list[BatchDone | str] = []
         self._closed: EpochClosed | None = None
         self._closed_at = 0.0
         self._warned: dict[str, int] = {}
@@ -55,6 +60,7 @@ class Progress:
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         self._over.set()
+        self._say_waiting()
         if self._live:
             self._thread.join()
             tell(CLEAR if _at_start() else "\n", self._stream, end="")
@@ -74,20 +80,40 @@ class Progress:
             elif kind == "Stopping":
                 self._say(stopping_text(event))  # type: ignore[arg-type]
             elif kind == "BatchDone":
+                # Spark reports the rows of one before the next is done, or not at all.
+                self._say_waiting()
+                self._waiting.append(event)  # type: ignore[arg-type]
                 self._batch = event  # type: ignore[assignment]
-                assert self._batch is not None
-                self._rows += self._batch.rows
-                if not self._live:
-                    self._say(self._line())
+            elif kind == "InputCounted":
+                self._count(event)  # type: ignore[arg-type]
             else:
-                self._closed, self._closed_at = event, time.monotonic()  # type: ignore[assignment]
-                assert self._closed is not None
-                self._warn(self._closed)
-                if not self._live:
-                    self._say(
-                        f"epoch {self._closed.epoch} closed after batch {self._closed.batch}: "
-                        f"{self._closed.states:,} states in {self._closed.duration_s:.2f} s"
-                    )
+                self._close(event)  # type: ignore[arg-type]
+
+    def _count(self, event: InputCounted) -> None:
+        batch = self._batch
+        self._rows += event.rows
+        if batch is not None and batch.batch == event.batch:
+            self._rate = event.rows / batch.duration_s if batch.duration_s else 0.0
+            self._say_waiting()
+
+    def _close(self, event: EpochClosed) -> None:
+        self._warn(event)
+        text = (
+            f"epoch {event.epoch} closed after batch {event.batch}: {counted(event.states, 'state')} in "
+            f"{event.duration_s:.2f} s"
+        )
+        if self._waiting:
+            self._waiting.append(text)
+        elif not self._live:
+            self._say(text)
+        self._closed, self._closed_at = event, time.monotonic()
+
+    def _say_waiting(self) -> None:
+        """Say what waits for the rows of a micro-batch, in order."""
+        for each in self._waiting:
+            if not self._live:
+                self._say(each if isinstance(each, str) else self._line(each))
+        self._waiting.clear()
 
     def _warn(self, closed: EpochClosed) -> None:
         """Say of each target once at each level that it is not met."""
@@ -101,15 +127,13 @@ class Progress:
             with self._lock:
                 if self._batch is not None and _at_start():
                     # A line that wraps could not be taken back.
-                    tell(f"{CLEAR}{self._line()[: _width(self._stream) - 1]}", self._stream, end="")
+                    tell(f"{CLEAR}{self._line(self._batch)[: _width(self._stream) - 1]}", self._stream, end="")
 
-    def _line(self) -> str:
-        batch = self._batch
-        assert batch is not None
-        rate = batch.rows / batch.duration_s if batch.duration_s else 0.0
+    def _line(self, batch: BatchDone) -> str:
+        """Rows are those that the sources read since the run began, as in its summary."""
         text = (
-            f"batch {batch.batch} · epoch {batch.epoch} · {self._rows:,} rows · {rate:,.0f} rows/s · "
-            f"{batch.keys:,} keys touched"
+            f"batch {batch.batch} · epoch {batch.epoch} · {counted(self._rows, 'row')} · {self._rate:,.0f} rows/s · "
+            f"{counted(batch.keys, 'key')} touched"
         )
         if self._closed is not None:
             age = format_interval(round(time.monotonic() - self._closed_at))
@@ -177,32 +201,47 @@ def stopping_text(event: Stopping) -> str:
 
 
 def _resumed_text(event: Resumed) -> str:
-    snapshot = event.plan.snapshot
-    if snapshot is None and event.plan.window[-1]:
-        return f"execution {event.execution} begins at epoch {event.resume_epoch} again, at the start of the input"
-    if snapshot is None:
-        return f"execution {event.execution} begins at epoch {event.resume_epoch}: nothing was closed before"
-    limiting = [v.path.name for v in event.plan.verdicts if v.limits]
-    held = f"; held back by {', '.join(limiting)}" if limiting else ""
-    return (
-        f"execution {event.execution} resumes at epoch {event.resume_epoch}, "
-        f"after micro-batch {snapshot.batch_id}{held}"
-    )
+    plan, execution = event.plan, f"execution {event.execution}"
+    if event.discarded is not None:
+        place = f"it resumes at epoch {event.resume_epoch}, {_snapshot_text(plan)}"
+        if plan.snapshot is None:
+            place = f"it begins at epoch {event.resume_epoch} again, at the start of the input"
+        return f"{execution} rewinds: {place}, and has discarded {event.discarded.text(format_time)}"
+    if plan.snapshot is None:
+        return f"{execution} begins at epoch {event.resume_epoch}: nothing was closed before"
+    limiting = [v.path.name for v in plan.verdicts if v.limits]
+    held = ""
+    if limiting:
+        last = max(d.newest_epoch for d in plan.partitions)
+        epochs = f"epoch {last} of the others is" if last == event.resume_epoch else (
+            f"epochs {event.resume_epoch} to {last} of the others are"
+        )  # fmt: skip
+        held = f"; held back by {', '.join(limiting)}, so {epochs} discarded"
+    return f"{execution} resumes at epoch {event.resume_epoch}, {_snapshot_text(plan)}{held}"
+
+
+def _snapshot_text(plan: ResumePlan) -> str:
+    assert plan.snapshot is not None
+    return f"after epoch {plan.snapshot.epoch} (micro-batch {plan.snapshot.batch_id})"
 
 
 def summary_text(summary: RunSummary) -> str:
     """What a run did, in a few lines."""
     rate = f" ({summary.rows / summary.elapsed_s:,.0f} rows/s)" if summary.elapsed_s and summary.rows else ""
     lines = [
-        f"{summary.flow}: {summary.batches:,} micro-batch{'es' * (summary.batches != 1)}, "
-        f"{summary.rows:,} rows{rate}, {summary.states:,} states touched in {summary.elapsed_s:.1f} s"
+        f"{summary.flow}: {counted(summary.batches, 'micro-batch', 'micro-batches')}, "
+        f"{counted(summary.rows, 'row')}{rate}, {counted(summary.states, 'state')} touched in "
+        f"{summary.elapsed_s:.1f} s"
     ]
     if summary.directory is not None:
         if summary.epochs:
-            closed = f"closed {summary.epochs} epoch{'s' * (summary.epochs > 1)} in {summary.snapshot_s:.2f} s"
+            closed = f"closed {counted(summary.epochs, 'epoch')} in {summary.snapshot_s:.2f} s"
         else:
             closed = "nothing new, so no epoch was closed"
-        lines.append(f"execution {summary.execution}: {closed}; the next run resumes at epoch {summary.last_epoch + 1}")
+        lines.append(
+            f"execution {summary.execution}: {closed}; the next run resumes at epoch {summary.last_epoch + 1}, "
+            f"{after_text(summary.last_epoch)}"
+        )
     for each in summary.exceeded:
         target = next(target for target in DEFAULTS if target.name == each["target"])
         lines.append(

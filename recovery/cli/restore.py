@@ -15,6 +15,8 @@ from recovery.cli.common import DIRECTORY, format_size, format_time, json_option
 from recovery.clock import Clock, SystemClock
 from recovery.config import format_interval
 from recovery.planning.backups import RestorePlan
+from recovery.planning.going_back import after_text
+from recovery.wording import counted
 
 if TYPE_CHECKING:
     # With it comes Arrow, which other commands need not wait for.
@@ -92,8 +94,10 @@ def restore(source: str, directory: Path, epoch: int | None, at_ms: int | None, 
         )
         return
     click.echo(
-        f"restored {len(done.paths)} partitions to {directory}: {done.rows:,} rows, {format_size(done.size_bytes)} "
-        f"in {done.timings.total_s:.1f} s; the next run resumes at epoch {done.plan.resume.resume_epoch}"
+        f"restored the state {after_text(done.plan.epoch)}, {counted(len(done.paths), 'partition')}, to {directory}: "
+        f"{counted(done.rows, 'row')}, "
+        f"{format_size(done.size_bytes)} in {done.timings.total_s:.1f} s; the next run resumes at epoch "
+        f"{done.plan.resume.resume_epoch}"
     )
 
 
@@ -115,7 +119,7 @@ def plan_text(plan: RestorePlan, source: Source, now_ms: int) -> str:
         lines.append("will restore the beginning: no epoch was closed in what is restored")
     else:
         lines.append(
-            f"will restore epoch {plan.epoch}, closed {format_time(plan.snapshot.closed_ms)}, "
+            f"will restore the state after epoch {plan.epoch}, closed {format_time(plan.snapshot.closed_ms)}, "
             f"{_ago(now_ms - plan.snapshot.closed_ms)}"
         )
     lines.append(_loss_text(plan))
@@ -143,6 +147,7 @@ def plan_facts(plan: RestorePlan, source: Source, now_ms: int) -> dict[str, Any]
         "flow": plan.resume.flow_id,
         "epoch": plan.epoch,
         "resume_epoch": plan.resume.resume_epoch,
+        "resume_after": plan.resume.resume_epoch - 1,
         "closed_ms": plan.snapshot.closed_ms if plan.snapshot else None,
         "age_ms": now_ms - plan.snapshot.closed_ms if plan.snapshot else None,
         "newest_epoch": plan.newest.epoch if plan.newest else 0,
@@ -169,7 +174,7 @@ def _loss_text(plan: RestorePlan) -> str:
     if plan.newest is None or (not plan.lost_epochs and not plan.lost_ms):
         return "nothing that any copy holds will be lost; what came after the newest copy is computed again"
     span = "everything" if plan.lost_ms is None else format_interval(plan.lost_ms / 1000)
-    epochs = f"{plan.lost_epochs} epoch{'s' * (plan.lost_epochs != 1)}"
+    epochs = counted(plan.lost_epochs, "epoch")
     limits = ", ".join(f"part-{index}" for index in plan.limiting)
     why = f"; no newer copy of {limits} is there" if limits else ""
     return (

@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from recovery.cli.common import DIRECTORY, INTERVAL, json_option, print_json, tell, threshold_option
+from recovery.cli.common import (
+    DIRECTORY,
+    INTERVAL,
+    TRIGGER,
+    json_option,
+    print_json,
+    rewind_options,
+    tell,
+    tell_error,
+    threshold_option,
+)
 from recovery.cli.nodes import run_nodes
 from recovery.cli.places import chosen_backend, state_options
 from recovery.cli.progress import Progress, summary_text
-from recovery.config import RecoveryConfig
+from recovery.config import AVAILABLE_NOW, RecoveryConfig
+from recovery.errors import HistoryLossError
 from recovery.signals import end_now, handle, is_main_thread
 
-WITH_DIRECTORY = ("resume_epoch", "drop_step", "rename_step", "keep_step", "metrics_port", "metrics_host")
+if TYPE_CHECKING:
+    from recovery.spark.events import RunSummary
+
+T = TypeVar("T")
+WITH_DIRECTORY = (
+    "resume_epoch",
+    "resume_after",
+    "rewind_again",
+    "discard_history",
+    "drop_step",
+    "rename_step",
+    "keep_step",
+    "metrics_port",
+    "metrics_host",
+)
 """The options without whose effect, which needs a recovery directory, the run would not be the one that was meant."""
 
 
@@ -25,11 +54,18 @@ WITH_DIRECTORY = ("resume_epoch", "drop_step", "rename_step", "keep_step", "metr
 @click.option("-s", "--snapshot-interval", type=INTERVAL, default="10s", show_default=True,
               envvar="RECOVERY_SNAPSHOT_INTERVAL",
               help="Close an epoch after this time, at the next micro-batch; 0: after every one.")  # fmt: skip
-@click.option("-b", "--backup-interval", type=INTERVAL, default="0", show_default=True,
-              envvar="RECOVERY_BACKUP_INTERVAL",
+@click.option("-b", "--backup-interval", type=INTERVAL, envvar="RECOVERY_BACKUP_INTERVAL",
               help="Keep superseded snapshots this long, so that copies of the files taken at different "
-                   "moments still fit together.")  # fmt: skip
-@click.option("--resume-epoch", type=click.IntRange(min=1), help="Rewind: start at this epoch again.")
+                   "moments still fit together, and runs can go back. By default as long as the last run; 0 at "
+                   "first.")  # fmt: skip
+@click.option(
+    "--discard-history",
+    is_flag=True,
+    help="Allow a backup interval that is shorter than the last run's: discard what only that one keeps.",
+)
+@rewind_options
+@click.option("--rewind-again", type=click.IntRange(min=1), metavar="EXECUTION",
+              help="Go back although this execution went back to the same snapshot.")  # fmt: skip
 @click.option(
     "--drop-step",
     multiple=True,
@@ -40,8 +76,10 @@ WITH_DIRECTORY = ("resume_epoch", "drop_step", "rename_step", "keep_step", "metr
 @click.option("--rename-step", multiple=True, metavar="OLD=NEW", help="Keep a step's state under its new id.")
 @click.option("--keep-step", multiple=True, metavar="STEP",
               help="Keep a step's state as it is although its key or state type was changed.")  # fmt: skip
-@click.option("--trigger", default="available-now", show_default=True, metavar="available-now|INTERVAL",
-              help="Run to the end of the input, or for ever with this time between micro-batches.")  # fmt: skip
+@click.option("--trigger", type=TRIGGER, default=AVAILABLE_NOW, show_default=True,
+              metavar="available-now|once|INTERVAL",
+              help="Run to the end of the input, or for ever with this time between micro-batches. once is "
+                   "available-now.")  # fmt: skip
 @click.option("--master", default="local[*]", show_default=True, help="Spark's master.")
 @click.option("--conf", multiple=True, metavar="K=V", help="A setting of Spark.")
 @threshold_option
@@ -56,12 +94,15 @@ def run(
     target: str,
     directory: Path | None,
     snapshot_interval: float,
-    backup_interval: float,
+    backup_interval: float | None,
+    discard_history: bool,
+    resume_after: int | None,
     resume_epoch: int | None,
+    rewind_again: int | None,
     drop_step: tuple[str, ...],
     rename_step: tuple[str, ...],
     keep_step: tuple[str, ...],
-    trigger: str,
+    trigger: str | float,
     master: str,
     conf: tuple[str, ...],
     thresholds: dict[str, str],
@@ -87,7 +128,10 @@ def run(
             directory,
             snapshot_interval=snapshot_interval,
             backup_interval=backup_interval,
+            discard_history=discard_history,
+            resume_after=resume_after,
             resume_epoch=resume_epoch,
+            rewind_again=rewind_again,
             drop_steps=drop_step,
             rename_steps=_pairs(rename_step, "--rename-step", "OLD=NEW"),
             keep_steps=keep_step,
@@ -99,7 +143,6 @@ def run(
     else:
         _refuse_directory_options(click.get_current_context())
     settings = _pairs(conf, "--conf", "K=V")
-    pause = trigger if trigger == "available-now" else INTERVAL.convert(trigger, None, None)
     from recovery.loader import import_paths, load
     from recovery.pipeline import Pipeline
     from recovery.runner import run as run_flow
@@ -110,20 +153,43 @@ def run(
     if isinstance(flow, Pipeline):
         if metrics_port is not None:
             raise click.UsageError("--metrics-port is for flows; `recovery runs` shows what a pipeline did.")
-        run_nodes(flow, config, resume=resume, environment=environment, master=master, conf=settings, as_json=as_json)
+        asking(
+            lambda config: run_nodes(
+                flow, config, resume=resume, environment=environment, master=master, conf=settings, as_json=as_json
+            ),
+            config,
+        )
         return
     if resume:
         raise click.UsageError("--resume is for pipelines; a flow resumes by itself.")
     if config is None and not as_json:
         tell("No -r given: running without recovery, state is lost at the end.")
-    with Progress(flow.name, quiet=as_json) as progress:
-        summary = run_flow(flow, config, trigger=pause, master=master, conf=settings, observer=progress.observe)
+
+    def run_once(config: RecoveryConfig | None) -> RunSummary:
+        with Progress(flow.name, quiet=as_json) as progress:
+            return run_flow(flow, config, trigger=trigger, master=master, conf=settings, observer=progress.observe)
+
+    summary = asking(run_once, config)
     if as_json:
         from dataclasses import asdict
 
         print_json(asdict(summary))
     else:
         tell(summary_text(summary))
+
+
+def asking(run_with: Callable[[RecoveryConfig | None], T], config: RecoveryConfig | None) -> T:
+    """Run; when that would discard history, ask whether it may, where somebody is there who can answer."""
+    try:
+        return run_with(config)
+    except HistoryLossError as error:
+        # It is raised before anything was written, and before Spark starts.
+        if config is None or not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
+            raise
+        tell_error(error)
+        if not click.confirm("Discard them?", err=True):
+            raise
+    return run_with(replace(config, discard_history=True))
 
 
 def _refuse_directory_options(ctx: click.Context) -> None:

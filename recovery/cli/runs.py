@@ -8,6 +8,7 @@ from recovery.cli.common import INTERVAL, format_time, json_option, print_json, 
 from recovery.cli.places import directory_and, open_state, state_options
 from recovery.config import format_interval
 from recovery.state.runs import DEAD, NODE_STATUSES, Run
+from recovery.wording import counted
 
 
 class ListByDefault(click.Group):
@@ -90,4 +91,4 @@ def clean(words: tuple[str, ...], older_than: float, dry_run: bool, environment:
     if as_json:
         print_json({"dry_run": dry_run, "runs": [{"pipeline": run.pipeline, "run_id": run.run_id} for run in gone]})
         return
-    click.echo(f"{'would forget' if dry_run else 'forgot'} {len(gone)} run{'s' * (len(gone) != 1)}")
+    click.echo(f"{'would forget' if dry_run else 'forgot'} {counted(len(gone), 'run')}")

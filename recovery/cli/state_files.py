@@ -33,6 +33,7 @@ from recovery.state.migrate import migrate
 from recovery.state.open import open_backend
 from recovery.state.retry import RetryPolicy
 from recovery.state.targets import Documents, Name, Steps, Target, Timed, check_content, unknown_step
+from recovery.wording import counted
 
 
 @click.command()
@@ -102,7 +103,7 @@ def migrate_(source: str, target: str, force: bool, as_json: bool) -> None:
     """Copy all operational state from one place to another, and verify the copy. A place is a DIR or a URI."""
     clock, retry = SystemClock(), RetryPolicy()
     count = migrate(open_backend(source, clock, retry), open_backend(target, clock, retry), force=force)
-    done(f"{count} states copied and verified", as_json)
+    done(f"{counted(count, 'state')} copied and verified", as_json)
 
 
 def _import_documents(target: Documents, found: list[Exported], yes: bool, force: bool) -> Callable[[], str]:
@@ -130,7 +131,7 @@ def _import_documents(target: Documents, found: list[Exported], yes: bool, force
     def write() -> str:
         if changes:
             target.write("import", changes, {name: seen[str(name)] for name in changes})
-        return f"{len(changes)} states written"
+        return f"{counted(len(changes), 'state')} written"
 
     return write
 
@@ -159,7 +160,7 @@ def _import_keys(target: Target, found: list[Exported], sure: bool) -> Callable[
         and (json_text(s.content), s.timeout_ms) != (json_text(changes[name].content), changes[name].timeout_ms)
     )
     if replaced:
-        listed = ", ".join(f"{count} keys of step {step}" for step, count in replaced.items())
+        listed = ", ".join(f"{counted(count, 'key')} of step {step}" for step, count in replaced.items())
         ask(f"Overwrite {listed}?", sure)
     ask_of_new_steps(target, names, sure)
     return lambda: target.write("import", changes, seen)

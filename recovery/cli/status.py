@@ -19,7 +19,9 @@ from recovery.cli.common import (
 )
 from recovery.cli.native import operators_at, operators_text
 from recovery.clock import SystemClock
+from recovery.config import format_interval
 from recovery.errors import EpochNotHeldError, RecoveryError, StorageError, with_path
+from recovery.planning.going_back import after_text
 from recovery.planning.health import Finding, Level, parse_targets, worst
 from recovery.planning.measures import StepSize, measure_json
 from recovery.planning.resume import plan_resume
@@ -30,6 +32,7 @@ from recovery.state.steps import moment
 from recovery.storage.files import log_bytes, step_names
 from recovery.storage.lock import lock_holder
 from recovery.storage.seam import RESERVED_PREFIX
+from recovery.wording import listed
 
 READ_ATTEMPTS = 5
 
@@ -68,10 +71,14 @@ def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
     if facts["problem"]:
         click.echo(f"It cannot be resumed: {with_path(facts['problem']['found'], facts['problem']['path'])}")
     else:
-        window = facts["window"]
         click.echo(
-            f"a run resumes at epoch {facts['resume_epoch']}; --resume-epoch {window[0] + 1} to {window[-1] + 1}"
+            f"a run resumes at epoch {facts['resume_epoch']}, {after_text(facts['resume_after'])}; "
+            f"--resume-after {listed(facts['window'])}"
         )
+        if facts["executions"]:
+            kept_s = facts["executions"][-1]["backup_interval_s"]
+            kept = f"for {format_interval(kept_s)}" if kept_s else "no longer than needed"
+            click.echo(f"superseded snapshots are kept {kept}, unless a run is given another -b")
     behind = [p for p in facts["partitions"] if p["error"] is None and p["folded_epoch"] < p["newest_epoch"]]
     if behind:
         oldest = min(p["folded_epoch"] for p in behind)
@@ -85,12 +92,12 @@ def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
         click.echo()
         click.echo(
             table(
-                ("execution", "started", "from epoch", "epochs held", "host", "pid"),
+                ("execution", "started", "after epoch", "epochs held", "host", "pid"),
                 (
                     (
                         e["number"],
                         format_time(e["started_ms"]),
-                        e["resume_epoch"],
+                        e["resume_epoch"] - 1,
                         e["epochs"],
                         e["host"],
                         str(e["pid"]),
@@ -113,6 +120,7 @@ def collect_status(
         "lock": lock_holder(directory),
         "partitions": [_partition(file, sizes.get(file.path.name)) for file in found],
         "resume_epoch": None,
+        "resume_after": None,
         "window": [],
         "steps": [],
         "operators": [],
@@ -122,6 +130,7 @@ def collect_status(
     try:
         plan = plan_resume(found)
         facts["resume_epoch"], facts["window"] = plan.resume_epoch, list(plan.window)
+        facts["resume_after"] = plan.resume_epoch - 1
         facts["operators"] = _operators(directory)
     except RecoveryError as error:
         facts["problem"] = error.as_json()

@@ -30,6 +30,7 @@ from recovery.checkpoint.state_files import StateFiles
 from recovery.clock import Clock
 from recovery.errors import AlreadyInitializedError, ConfigurationError, SparkCheckpointError, StorageError
 from recovery.ids import BatchId, Epoch
+from recovery.planning.going_back import kept_interval_s
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.state.steps import check_whole, close_audited
 from recovery.storage.files import SCRATCH_NAME, scan
@@ -85,7 +86,7 @@ def import_checkpoint(
                 {"what": "checkpoint import", "from": place.shown, "batch": batch, "files": len(sizes)},
                 lambda writer: writer.close({}, batches=batch + 1, driver_rows={CHECKPOINT_STEP: observed}),
                 clock=clock,
-                backup_interval_s=0.0,
+                backup_interval_s=kept_interval_s(plan.partitions, None),
             )
     later = max((int(path.removeprefix("offsets/")) for path in paths if _is_offset(path)), default=batch)
     return Imported(

@@ -18,6 +18,7 @@ from typing import Any
 from recovery.config import format_interval
 from recovery.planning.health import format_bytes, format_seconds
 from recovery.planning.measures import Measure
+from recovery.wording import counted
 
 NEEDED_EPOCHS = 3
 RECENT = 100
@@ -120,7 +121,7 @@ def advise(known: Known, tolerate_s: float) -> Advice:
     missing = []
     interval = None
     if len(usable) < NEEDED_EPOCHS:
-        count = f"{len(usable)} epoch{'s' * (len(usable) != 1)}"
+        count = counted(len(usable), "epoch")
         missing.append(
             f"not enough is measured yet for a snapshot interval: {count} with micro-batches of {NEEDED_EPOCHS} needed"
         )
@@ -217,7 +218,7 @@ def _partitions(known: Known) -> PartitionAdvice:
     by_size = math.ceil(sum(known.partition_bytes) / LARGE_PARTITION_BYTES)
     proposed = max(known.cores, by_size)
     if known.cores <= known.partitions <= 4 * known.cores and known.partitions >= by_size:
-        cores = f"{known.cores} core{'s' * (known.cores != 1)}"
+        cores = counted(known.cores, "core")
         partitions = "1 partition suits" if known.partitions == 1 else f"{known.partitions} partitions suit"
         why = f"{partitions} {cores}: about one task a core per step."
         proposed = known.partitions
@@ -229,7 +230,8 @@ def _partitions(known: Known) -> PartitionAdvice:
         )
     else:
         why = (
-            f"More than {4 * known.cores} partitions on {known.cores} cores cost time in every micro-batch and epoch, "
+            f"More than {counted(4 * known.cores, 'partition')} on {counted(known.cores, 'core')} cost time in every "
+            "micro-batch and epoch, "
             "for files that hold little. The number is fixed when a store is made, so this is for the next one."
         )
     if skew > 2 and known.live_rows >= 100 * known.partitions:
@@ -252,19 +254,25 @@ def _size(known: Known, usable: Sequence[Measure], interval: IntervalAdvice | No
         proposed = 1 + written * held / known.live_rows
     estimate = known.live_rows * row_bytes * versions
     why = (
-        f"{known.live_rows:,} rows, the run's own too, × {row_bytes:.0f} bytes of key and value × {versions:.2f} "
-        "versions held = "
+        f"{counted(known.live_rows, 'row')}, the run's own too, × {counted(round(row_bytes), 'byte')} of key and "
+        f"value × "
+        f"{_versions(versions)} held = "
         f"{format_bytes(estimate)}; the files take {format_bytes(known.file_bytes)}, with digests and free space"
     )
     if proposed is not None:
         why += (
             f". With the proposed interval and a backup interval of {format_interval(known.backup_interval_s or 0)}: "
-            f"up to {proposed:.2f} versions, {format_bytes(known.live_bytes * proposed)}"
+            f"up to {_versions(proposed)}, {format_bytes(known.live_bytes * proposed)}"
         )
     return SizeEstimate(
         known.live_rows, row_bytes, versions, estimate, known.file_bytes,
         proposed, None if proposed is None else known.live_bytes * proposed, why + ".",
     )  # fmt: skip
+
+
+def _versions(factor: float) -> str:
+    """How often the state is held, with what is kept to go back: 1 version, 1.25 versions, 7,358 versions."""
+    return f"{factor:.3g} version{'s' * (f'{factor:.3g}' != '1')}" if factor < 10 else counted(round(factor), "version")
 
 
 def _rounded_up(seconds: float) -> float:

@@ -17,6 +17,7 @@ from recovery.errors import LinkedPartitionError
 from recovery.ids import NO_EPOCH, Epoch
 from recovery.planning.resume import Cut, common_cuts, cut_off
 from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
+from recovery.wording import counted
 
 ShowTime = Callable[[int], str]
 """How a moment, in milliseconds since 1970, is written for people."""
@@ -128,7 +129,7 @@ class _Directory:
             count = d.newest_epoch - begun.resume_epoch + 1
             note = (
                 f"execution {begun.number} began at epoch {begun.resume_epoch} and was cut off: the next one abandons "
-                f"{count} epoch{'s' * (count > 1)} here too"
+                f"{counted(count, 'epoch')} here too"
             )
             return Role.AHEAD, note, ""
         rewind = self._rewind_unknown_to(d)
@@ -147,7 +148,7 @@ class _Directory:
             return Role.HOLDS_BACK, *self._holds_back(d)
         if self._shared and d.newest_epoch > shared:
             ahead = d.newest_epoch - shared
-            return Role.AHEAD, f"{ahead} epoch{'s' * (ahead > 1)} beyond what all share will be abandoned", ""
+            return Role.AHEAD, f"{counted(ahead, 'epoch')} beyond what all share will be abandoned", ""
         return Role.CURRENT, "current", ""
 
     def _too_old(self, d: PartitionDescription) -> tuple[str, str]:
@@ -205,7 +206,7 @@ def _stray(d: PartitionDescription, store_id: str, count: int) -> Explanation:
         role, note = Role.FOREIGN, f"it belongs to store {d.store_id}, the others to store {store_id}"
         fix = "move it away, and put this store's own file there"
     elif store_id and d.count != count:
-        role, note = Role.FOREIGN, f"it is one of {d.count} partitions, the others are of {count}"
+        role, note = Role.FOREIGN, f"it is one of {counted(d.count, 'partition')}, the others are of {count}"
         fix = "move it away, and put this store's own file there"
     else:
         role, note = Role.DUPLICATE, f"by its content this file is {own_name}"

@@ -25,6 +25,7 @@ from recovery.errors import (
 )
 from recovery.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, ExecutionNumber
 from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
+from recovery.wording import counted, listed
 
 Cut = tuple[Epoch, str, BatchId]
 BEGINNING: Cut = (NO_EPOCH, "", NO_BATCH)
@@ -136,7 +137,9 @@ def check_set(found: Sequence[FoundFile]) -> tuple[PartitionDescription, ...]:
     missing = sorted(set(range(count)) - {d.index for d in descriptions})
     if missing:
         names = ", ".join(f"part-{index}.sqlite3" for index in missing)
-        raise MissingPartitionsError(f"{names} of {count} partitions missing", path=descriptions[0].path.parent)
+        raise MissingPartitionsError(
+            f"{names} of {counted(count, 'partition')} missing", path=descriptions[0].path.parent
+        )
     return tuple(sorted(descriptions, key=lambda d: d.index))
 
 
@@ -183,9 +186,10 @@ def _requested(cuts: set[Cut], resume_epoch: int, directory: Path) -> Cut:
     for cut in cuts:
         if cut[0] == resume_epoch - 1:
             return cut
-    first, last = min(cuts)[0] + 1, max(cuts)[0] + 1
+    held = sorted(cut[0] for cut in cuts)
     raise EpochNotHeldError(
-        f"epoch {resume_epoch} cannot be resumed: the partitions share the snapshots before epochs {first} to {last}",
+        f"epoch {resume_epoch} cannot be resumed, since the partitions do not share the snapshot after epoch "
+        f"{resume_epoch - 1}: they share those after epoch {listed(held)}, so epochs {listed(e + 1 for e in held)} can",
         path=directory,
     )
 
@@ -232,7 +236,7 @@ def _verdict(description: PartitionDescription, chosen: Epoch, shared: Epoch, ne
         note = "holds back the others: its newest epoch is the newest that all share"
     elif ahead > 0:
         why = "beyond what all share" if chosen == shared else "from there on"
-        note = f"{ahead} epoch{'s' * (ahead > 1)} {why} will be abandoned"
+        note = f"{counted(ahead, 'epoch')} {why} will be abandoned"
     else:
         note = "current"
     return FileVerdict(description.path, description.newest_epoch, description.oldest_epoch, behind, limits, note)

@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from recovery.backup.note import LastBackup, last_backup
+from recovery.checkpoint.rows import CHECKPOINT_STEP
 from recovery.errors import RecoveryError
+from recovery.native.held import held_operators, held_rows
 from recovery.planning.advice import Known
 from recovery.planning.health import Finding, Target, findings, unsaved_s
 from recovery.planning.measures import Measure, StepSize, summed
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
+from recovery.state.steps import moment
 from recovery.storage.files import scan
 from recovery.storage.lock import lock_holder
 from recovery.storage.measures import largest_states, read_measures, sizes_in
+from recovery.storage.seam import RESERVED_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class Facts:
 
     plan: None when the files cannot be resumed from, which `problem` explains.
     sizes: per file name, the steps in its newest snapshot; None: of a file that does not know.
+    operator_count, operator_rows: Spark's own operators that have state, and the rows in it; None: not known of all.
     """
 
     directory: Path
@@ -38,6 +43,8 @@ class Facts:
     holder: Mapping[str, Any] | None
     health: tuple[Finding, ...]
     problems: tuple[str, ...]
+    operator_count: int = 0
+    operator_rows: int | None = None
 
     @property
     def described(self) -> list[PartitionDescription]:
@@ -84,6 +91,7 @@ def gather(directory: Path, targets: Sequence[Target], now_ms: int) -> Facts:
         except (RecoveryError, ValueError) as error:
             sizes.setdefault(file.path.name, None)
             problems.append(f"{file.path.name}: {error.found if isinstance(error, RecoveryError) else error}")
+    operators, operator_rows = _operators(directory, sizes, measures) if problem is None else (0, None)
     backup = last_backup(directory)
     state_bytes = _state_bytes(sizes, max((file.description.count for file in found if file.description), default=0))
     lag_s = None if backup is None else max(0, now_ms - backup.finished_ms) / 1000
@@ -101,7 +109,26 @@ def gather(directory: Path, targets: Sequence[Target], now_ms: int) -> Facts:
         holder=lock_holder(directory),
         health=findings(measures, targets, state_bytes=state_bytes, backup_lag_s=lag_s, unsaved_s=waiting_s),
         problems=tuple(problems),
+        operator_count=operators,
+        operator_rows=operator_rows,
     )
+
+
+def _operators(
+    directory: Path, sizes: Mapping[str, Mapping[str, StepSize] | None], measures: Sequence[Measure]
+) -> tuple[int, int | None]:
+    """Spark's own operators that have state, and the rows in all of them, if known. Looked for where no step has."""
+    steps = summed(each for each in sizes.values() if each is not None)
+    if CHECKPOINT_STEP not in steps or any(not step.startswith(RESERVED_PREFIX) for step in steps):
+        return 0, None
+    try:
+        at = moment(directory)
+        operators = held_operators(at)
+        rows = held_rows(at, measures)
+    except (RecoveryError, ValueError):
+        return 0, None
+    counts = [rows.get(each.number) for each in operators]
+    return len(operators), None if None in counts else sum(count or 0 for count in counts)
 
 
 def _state_bytes(sizes: Mapping[str, Mapping[str, StepSize] | None], partitions: int) -> int | None:
@@ -112,7 +139,7 @@ def _state_bytes(sizes: Mapping[str, Mapping[str, StepSize] | None], partitions:
 
 
 def largest(facts: Facts, limit: int) -> list[tuple[str, str, int]]:
-    """The states that take most bytes, of all partitions: step, key, bytes; those of the run itself too.
+    """The states that take most bytes, of all partitions: step, key, bytes; the rows of the run itself are none.
 
     Reads every key of the newest snapshot. What cannot be read is left out.
     """

@@ -12,13 +12,15 @@ from recovery.errors import with_path
 from recovery.ids import Epoch
 from recovery.planning.advice import Advice
 from recovery.planning.explain import Role, explain
+from recovery.planning.going_back import after_text
 from recovery.planning.health import Finding, Level, format_bytes, format_seconds, worst
 from recovery.planning.lanes import Lane, lanes
 from recovery.planning.measures import Measure
 from recovery.planning.values import ClosedEpoch
 from recovery.report.charts import Bar, Limit, Link, Point, lane_chart, line_chart, meter, share_bar
 from recovery.report.facts import Facts
-from recovery.report.text import escaped, format_count, format_moment, format_when, shortened
+from recovery.report.text import escaped, format_count, shortened
+from recovery.wording import counted, moment_text, short_moment_text
 
 RESERVED = "$"
 SHOWN_PARTITIONS = 64
@@ -65,8 +67,9 @@ def page(facts: Facts, advice: Advice, largest: Sequence[tuple[str, str, int]]) 
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         f"<title>{escaped(title)} · recovery</title>\n<style>\n{style}</style>\n</head>\n<body>\n{HATCH}\n"
         f"{_header(facts, title)}\n<main>\n{_joined(parts)}\n</main>\n"
-        f"<footer>Made {escaped(format_when(facts.now_ms))} by recovery {escaped(version('recovery'))} from "
-        f"<code>{escaped(facts.directory)}</code>. Times are local to the machine that made it.</footer>\n"
+        f"<footer>Made {escaped(moment_text(facts.now_ms))} by recovery {escaped(version('recovery'))} from "
+        f"<code>{escaped(facts.directory)}</code>. Times are local to the machine that made it, "
+        "with their offset from UTC.</footer>\n"
         f'<div id="tip" role="status"></div>\n<script>\n{script}</script>\n</body>\n</html>\n'
     )
 
@@ -95,7 +98,7 @@ def _header(facts: Facts, title: str) -> str:
     if facts.holder:
         holder = facts.holder
         running = f" · in use by process {escaped(holder['pid'])} on {escaped(holder['host'])}"
-    partitions = f"{count} partition{'s' * (count != 1)}"
+    partitions = counted(count, "partition")
     return (
         f'<header><div class="brand">{MARK}recovery</div><div class="head"><div><h1><bdi>{escaped(shortened(title))}'
         f'</bdi></h1><p class="sub">store {escaped(", ".join(stores) or "not known")} · {partitions}{running}</p></div>'
@@ -121,12 +124,12 @@ def _tiles(facts: Facts, drawn: Sequence[Lane]) -> str:
     plan, epochs = facts.plan, facts.epochs
     resume = f"epoch {plan.resume_epoch:,}" if plan else "–"
     snapshot = plan.snapshot if plan else None
-    age = (
-        f"closed {_ago(facts.now_ms - snapshot.closed_ms)}" if snapshot else "the beginning" if plan else "not possible"
-    )
+    age = "the beginning" if plan else "not possible"
+    if snapshot:
+        age = f"{after_text(snapshot.epoch)}, closed {_ago(facts.now_ms - snapshot.closed_ms)}"
     held = plan.window if plan else ()
-    window = f"{held[0]:,} – {held[-1]:,}" if len(held) > 1 else "–"
-    back = f"{len(held):,} epochs held by all" if len(held) > 1 else "no more than one is held"
+    window = f"after epoch {held[0]:,} – {held[-1]:,}" if len(held) > 1 else "–"
+    back = f"{counted(len(held), 'snapshot')} held by all" if len(held) > 1 else "no more than one is held"
     size = facts.state_bytes
     recent = [measure.snapshot_s for measure in epochs[-10:]]
     rewinds = sum(lane.rewound > 0 for lane in drawn)
@@ -135,14 +138,12 @@ def _tiles(facts: Facts, drawn: Sequence[Lane]) -> str:
     tiles = [
         ("A run resumes at", resume, age),
         ("Can go back to", window, back),
-        ("State", format_bytes(size) if size is not None else "not known", f"{format_count(_keys(facts))} keys"),
+        ("State", format_bytes(size) if size is not None else "not known", _keys_text(facts)),
         ("A snapshot takes", format_seconds(statistics.median(recent)) if recent else "–", "median of the newest ten"),
         (
             "Executions",
             f"{len(drawn):,}",
-            f"{rewinds} rewind{'s' * (rewinds != 1)}, {abandoned:,} epoch{'s' * (abandoned != 1)} abandoned"
-            if rewinds
-            else "no rewinds",
+            f"{counted(rewinds, 'rewind')}, {counted(abandoned, 'epoch')} abandoned" if rewinds else "no rewinds",
         ),
         (
             "Last backup",
@@ -175,10 +176,12 @@ def _timeline(facts: Facts, drawn: Sequence[Lane]) -> str:
     place: dict[int, int] = {lane.execution.number: index for index, lane in enumerate(newest_first)}
     for index, lane in enumerate(newest_first):
         rows.append(_lane_bars(lane, at))
-        if lane.parent is not None:
+        # Back to the beginning, it comes from the execution that it abandons.
+        origin = newest_first[index + 1].execution.number if lane.rewound and lane.parent is None else lane.parent
+        if origin is not None:
             kind = "rewind" if lane.rewound else "onward"
-            links.append(Link(at(lane.first), place[lane.parent], index, kind))
-        when = escaped(format_moment(lane.execution.started_ms))
+            links.append(Link(at(lane.first), place[origin], index, kind))
+        when = escaped(short_moment_text(lane.execution.started_ms))
         names.append(f'<span class="when">{when}</span><b>#{lane.execution.number}</b>')
     window = facts.plan.window if facts.plan else ()
     band = (at(window[0]), at(window[-1] + 1)) if window else None
@@ -201,11 +204,11 @@ def _timeline(facts: Facts, drawn: Sequence[Lane]) -> str:
 
 def _lane_bars(lane: Lane, at: Callable[[int], float]) -> list[Bar]:
     run = lane.execution
-    said = f"execution {run.number} · {format_when(run.started_ms)}"
+    said = f"execution {run.number} · {moment_text(run.started_ms)}"
     if lane.rewound:
-        said += f"\nwent back over {lane.rewound:,} epoch{'s' * (lane.rewound > 1)} to epoch {lane.first:,}"
+        said += f"\nwent back over {counted(lane.rewound, 'epoch')} to {after_text(lane.first - 1)}"
     if lane.last < lane.first:
-        return [Bar(at(lane.first), at(lane.first), "idle", f"{said}\nbegan at epoch {lane.first:,}, closed none")]
+        return [Bar(at(lane.first), at(lane.first), "idle", f"{said}\nbegan {after_text(lane.first - 1)}, closed none")]
     bars = []
     if lane.lived >= lane.first:
         label = f"{said}\n{_epochs(lane.first, lane.lived)} count"
@@ -221,8 +224,8 @@ def _executions_table(drawn: Sequence[Lane]) -> str:
     rows: list[list[Cell]] = [
         [
             lane.execution.number,
-            format_when(lane.execution.started_ms),
-            lane.first,
+            moment_text(lane.execution.started_ms),
+            lane.first - 1,
             f"{lane.first:,} – {lane.last:,}" if lane.last >= lane.first else "none",
             lane.abandoned,
             format_interval(lane.execution.snapshot_interval_s),
@@ -231,7 +234,7 @@ def _executions_table(drawn: Sequence[Lane]) -> str:
         ]
         for lane in reversed(drawn)
     ]
-    header = ("execution", "started", "from epoch", "closed", "abandoned", "-s", "-b", "host")
+    header = ("execution", "started", "after epoch", "closed", "abandoned", "-s", "-b", "host")
     return _details("Executions as a table", _table(header, rows))
 
 
@@ -240,7 +243,7 @@ def _frontiers(facts: Facts) -> str:
         "A run resumes from the newest epoch that every partition holds. A bar is what one file can go back to; the "
         "shaded part is what all share."
     )
-    verdicts = explain(list(facts.found), lambda ms: format_when(ms) if ms is not None else "-")
+    verdicts = explain(list(facts.found), lambda ms: moment_text(ms) if ms is not None else "-")
     held = [each for each in verdicts if each.oldest is not None]
     if not verdicts:
         return ""
@@ -273,7 +276,7 @@ def _frontiers(facts: Facts) -> str:
             each.path.name,
             each.oldest,
             each.newest_epoch,
-            format_when(each.newest.closed_ms) if each.newest else None,
+            moment_text(each.newest.closed_ms) if each.newest else None,
             format_bytes(sizes[each.path]) if each.path in sizes else None,
             each.note,
         ]
@@ -311,11 +314,11 @@ def _trends(facts: Facts) -> str:
         ("State update latency, per key", "update-latency", lambda m: m.update_latency_s, format_seconds),
         ("Memory of Python processes", "memory", lambda m: m.memory_bytes, format_bytes),
     ]
-    since, until = (escaped(format_moment(m.measured_ms)) for m in (epochs[0], epochs[-1]))
+    since, until = (escaped(short_moment_text(m.measured_ms)) for m in (epochs[0], epochs[-1]))
     charts = []
     for name, target_name, value, shown in pictures:
         points = [
-            Point(v, f"epoch {m.epoch:,}, execution {m.execution}\n{format_when(m.measured_ms)}\n{shown(v)}")
+            Point(v, f"epoch {m.epoch:,}, execution {m.execution}\n{moment_text(m.measured_ms)}\n{shown(v)}")
             for m in epochs
             if (v := value(m)) is not None
         ]
@@ -334,7 +337,7 @@ def _trends(facts: Facts) -> str:
         )
     rows: list[list[Cell]] = [
         [
-            m.epoch, m.execution, format_when(m.measured_ms), m.batches, m.input_rows, m.touched,
+            m.epoch, m.execution, moment_text(m.measured_ms), m.batches, m.input_rows, m.touched,
             format_seconds(m.batch_s), format_seconds(m.snapshot_s), format_bytes(m.written_bytes),
             format_bytes(m.state_bytes), format_seconds(m.collect_s),
         ]
@@ -348,7 +351,7 @@ def _trends(facts: Facts) -> str:
         "State and snapshots over time",
         lead,
         f'<div class="charts">{"".join(charts)}</div>',
-        _details(f"The newest {len(rows):,} epochs as a table", _table(header, rows)),
+        _details(f"The newest {counted(len(rows), 'epoch')} as a table", _table(header, rows)),
     )
 
 
@@ -463,6 +466,17 @@ def _joined(parts: Iterable[str]) -> str:
 
 def _keys(facts: Facts) -> int:
     return sum(size.rows for step, size in facts.steps.items() if not step.startswith(RESERVED))
+
+
+def _keys_text(facts: Facts) -> str:
+    """How many keys the state has: those of steps, or, where there are none, rows of Spark's own operators."""
+    keys = _keys(facts)
+    if keys or not facts.operator_count:
+        return f"{format_count(keys)} key{'s' * (keys != 1)}"
+    operators = counted(facts.operator_count, "operator")
+    if facts.operator_rows is None:
+        return f"of {operators} of Spark; rows not counted yet"
+    return f"{format_count(facts.operator_rows)} row{'s' * (facts.operator_rows != 1)} of {operators} of Spark"
 
 
 def _epochs(first: Epoch | int, last: Epoch | int) -> str:

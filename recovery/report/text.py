@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import unicodedata
-from datetime import UTC, datetime
 
 LONGEST = 120
 
@@ -24,26 +23,12 @@ def shortened(text: str, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-def format_when(wall_ms: int) -> str:
-    """Local time to the second."""
-    return _local(wall_ms).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def format_moment(wall_ms: int) -> str:
-    """Local time to the minute, without the year."""
-    return _local(wall_ms).strftime("%b %d, %H:%M")
-
-
 def format_count(count: int) -> str:
     """1,234, or 1.2 M and the like."""
     for size, unit in ((1e9, "G"), (1e6, "M")):
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count:,}"
-
-
-def _local(wall_ms: int) -> datetime:
-    return datetime.fromtimestamp(wall_ms / 1000, tz=UTC).astimezone()
 
 
 def _visible(character: str) -> str:

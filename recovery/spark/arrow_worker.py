@@ -21,6 +21,7 @@ from recovery.spark.worker import Runs, StepTask, common_length, is_text, not_te
 from recovery.state_table import StateTable
 from recovery.storage.seam import FIELD_SEPARATOR, Changes
 from recovery.tables import as_table, columns_of
+from recovery.wording import counted
 
 FLAG = pa.schema([(DISCARD, pa.bool_())])
 
@@ -72,7 +73,7 @@ class ArrowStepTask(StepTask):
         except StateValueError as error:
             raise self._of_step(error) from error
         except Exception as error:
-            error.add_note(f"in step {definition.step_id!r}, {len(states)} keys, micro-batch {self._batch}")
+            error.add_note(f"in step {definition.step_id!r}, {counted(len(states), 'key')}, micro-batch {self._batch}")
             raise
         if not isinstance(result, tuple) or len(result) != 2:
             raise StateValueError(

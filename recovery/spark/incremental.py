@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,12 +19,12 @@ from pyspark.sql import types as T
 
 from recovery.clock import Clock
 from recovery.config import Interval, parse_interval
-from recovery.errors import ConfigurationError
 from recovery.ids import BatchId, StepId
+from recovery.spark.cursor import EPOCH, Cursor, bad, check_text, collected, cursor, python_value
 from recovery.state.closed_marks import changes
 from recovery.state.ids import check
 from recovery.state.manager import StateManager
-from recovery.state.marks import EPOCH_STEP, check_comparable, check_forward, check_value
+from recovery.state.marks import EPOCH_STEP, check_comparable, check_forward, check_value, is_future
 from recovery.state.open import DIRECTORY
 
 STATEFUL, ROLLING_WINDOW = "stateful", "rolling_window"
@@ -36,13 +37,15 @@ Reader: TypeAlias = DataFrame | Callable[[SparkSession], DataFrame]
 class Load:
     """One incremental load of a node: which mark it moves, and to what once the write succeeded.
 
-    mark: None when nothing newer was found, or in a rolling window. nulls: rows whose column is NULL in all the input.
+    mark: None when nothing newer was found, or in a rolling window. nulls: rows whose column is NULL, NaN or infinite,
+    in all the input. future: whether the mark is a time to come.
     """
 
     key: str
     before: Any
     mark: Any
     nulls: int
+    future: bool = False
 
 
 @dataclass
@@ -80,6 +83,8 @@ class FlowLoads:
             yield
         finally:
             _current.reset(token)
+        for key in (load.key for load in loading.loads if load.future):
+            warnings.warn(f"the mark of {key} is in the future: until then, what comes is passed over", stacklevel=1)
         with self._lock:
             self._moved[batch] = moved(loading.loads)
 
@@ -127,19 +132,18 @@ class Incremental:
         lookback: Interval | None,
         watermark_lag: Interval | None,
         fallback_column: str | None,
+        date_format: str | None = None,
     ) -> None:
         check(key, "key of a mark")
         if mode not in MODES:
-            raise _bad(key, f"there is no mode {mode!r}", f"Use one of {', '.join(MODES)}.")
+            raise bad(key, f"there is no mode {mode!r}", f"Use one of {', '.join(MODES)}.")
         if (mode == ROLLING_WINDOW) != (lookback is not None):
-            raise _bad(
-                key, f"mode {mode!r} with lookback={lookback!r}", "A rolling window has a lookback; others none."
-            )
+            raise bad(key, f"mode {mode!r} with lookback={lookback!r}", "A rolling window has a lookback; others none.")
         if mode == ROLLING_WINDOW and watermark_lag is not None:
-            raise _bad(key, "a rolling window has no mark to lag behind", "Leave watermark_lag out.")
+            raise bad(key, "a rolling window has no mark to lag behind", "Leave watermark_lag out.")
         if isinstance(watermark_lag, int | float):
             if not 0 <= watermark_lag < math.inf:
-                raise _bad(key, f"watermark_lag={watermark_lag!r} leads away from the mark", "Give 0 or more.")
+                raise bad(key, f"watermark_lag={watermark_lag!r} leads away from the mark", "Give 0 or more.")
         elif watermark_lag is not None:
             parse_interval(watermark_lag)
         self.reader = reader
@@ -149,23 +153,22 @@ class Incremental:
         self.lookback = lookback
         self.watermark_lag = watermark_lag
         self.fallback_column = fallback_column
+        self.date_format = date_format
 
     def __call__(self, spark: SparkSession) -> DataFrame:
         """The rows to load now. Raises ConfigurationError outside a run of a pipeline."""
         loading = _current.get()
         if loading is None:
-            raise _bad(
+            raise bad(
                 self.key,
                 "it was called outside a run",
                 "Give it to a Node as read, or call it in read, or in a flow's sink.",
             )
         source = self.reader if isinstance(self.reader, DataFrame) else self.reader(spark)
-        value = F.col(self.column)
-        if self.fallback_column is not None:
-            value = F.coalesce(value, F.col(self.fallback_column))
+        found = cursor(source, self.key, self.column, self.fallback_column, self.date_format)
         if self.mode == ROLLING_WINDOW:
-            return self._window(source, value, loading)
-        return self._newer(source, value, loading)
+            return self._window(source, found, loading)
+        return self._newer(source, found, loading)
 
     @property
     def mark_key(self) -> str | None:
@@ -176,24 +179,26 @@ class Incremental:
         """What makes this load another one."""
         reader = None if isinstance(self.reader, DataFrame) else self.reader
         return [reader, self.column, self.key, self.mode, str(self.lookback), str(self.watermark_lag),
-                self.fallback_column]  # fmt: skip
+                self.fallback_column, *([] if self.date_format is None else [self.date_format])]  # fmt: skip
 
-    def _newer(self, source: DataFrame, value: Column, loading: Loading) -> DataFrame:
+    def _newer(self, source: DataFrame, found: Cursor, loading: Loading) -> DataFrame:
         """All rows the first time; then those above the mark, and not above the highest that is there now.
 
         Rows that are added while this load goes on are left to the next one, for the mark has to fit what was written.
         """
-        kind = source.select(value.alias("value")).schema[0].dataType
+        value, kind = found.value, found.kind
         before = loading.mark_of(self.key)
         if before is not None:
             # Spark would compare them all the same, and find nothing above the mark.
             check_comparable(
                 self.key, before, _example(kind, before), f"column {self.column!r} of {kind.simpleString()}"
             )
+        check_text(found, source, before)
         newer = F.lit(True) if before is None else value > _literal(self._lagged(before), kind)
         nulls = F.count_if(value.isNull())
-        [row] = source.agg(_exact(F.max(F.when(newer, value)), kind).alias("top"), nulls.alias("nulls")).collect()
-        top = _python(row.top, kind)
+        top_column = collected(found, F.max(F.when(newer, value))).alias("top")
+        [row] = source.agg(top_column, nulls.alias("nulls")).collect()
+        top = python_value(found, row.top)
         mark = top
         if top is not None:
             check_value(top)
@@ -202,10 +207,10 @@ class Incremental:
                 # With a lag what is loaded again may all lie below the mark, which stays then.
                 mark = top if not self._behind(before, top) else before
         if any(load.key == self.key and load.mark != mark for load in loading.loads):
-            raise _bad(
+            raise bad(
                 self.key, "it was loaded here already, and up to another mark", "Give each load a key of its own."
             )
-        loading.loads.append(Load(self.key, before, mark, row.nulls))
+        loading.loads.append(Load(self.key, before, mark, row.nulls, self._future(mark, before, loading)))
         if top is None:
             # What comes in while this load goes on is for the next one, also when nothing was there.
             return source.where(value.isNull() if before is None else F.lit(False))
@@ -218,11 +223,16 @@ class Incremental:
             return False
         return bool(top < before)
 
-    def _window(self, source: DataFrame, value: Column, loading: Loading) -> DataFrame:
-        kind = source.select(value.alias("value")).schema[0].dataType
+    def _future(self, mark: Any, before: Any, loading: Loading) -> bool:
+        """Whether the mark, moved or not, lies in the future: said with every load, for it passes over what is true."""
+        now = datetime.fromtimestamp(loading.clock.wall_ms() / 1000, tz=UTC)
+        return is_future(before if mark is None else mark, now)
+
+    def _window(self, source: DataFrame, found: Cursor, loading: Loading) -> DataFrame:
+        value, kind = found.value, found.kind
         assert self.lookback is not None
         if not isinstance(kind, T.TimestampType | T.TimestampNTZType | T.DateType):
-            raise _bad(self.key, f"column {self.column!r} is no time", "A rolling window needs a timestamp or a date.")
+            raise bad(self.key, f"column {self.column!r} is no time", "A rolling window needs a timestamp or a date.")
         now = datetime.fromtimestamp(loading.clock.wall_ms() / 1000, tz=UTC)
         since: Any = now - timedelta(seconds=parse_interval(self.lookback))
         if isinstance(kind, T.TimestampNTZType):
@@ -245,7 +255,7 @@ class Incremental:
             return before - type(before)(
                 math.ceil(self.watermark_lag) if isinstance(before, int) else self.watermark_lag
             )
-        raise _bad(self.key, f"watermark_lag={self.watermark_lag!r} cannot be taken from {before!r:.40}",
+        raise bad(self.key, f"watermark_lag={self.watermark_lag!r} cannot be taken from {before!r:.40}",
                    "Give an interval for times, a number for numbers.")  # fmt: skip
 
 
@@ -258,6 +268,7 @@ def incremental(
     lookback: Interval | None = None,
     watermark_lag: Interval | None = None,
     fallback_column: str | None = None,
+    date_format: str | None = None,
 ) -> Any:
     """The rows of a batch source that are newer than the high-water mark of `key`.
 
@@ -266,8 +277,10 @@ def incremental(
     micro-batch.
 
     reader: a DataFrame, or a function that makes one from the SparkSession.
-    column: what "newer" is about: a number, text, date or timestamp. Rows where it is NULL are loaded the first time
-        only; how many there are is reported with each run. fallback_column stands in where it is NULL.
+    column: what "newer" is about: a number, text, date or timestamp. Rows where it is NULL, NaN or infinite are loaded
+        the first time only; how many there are is reported with each run. fallback_column stands in for them. Texts
+        are refused when they are dates or numbers whose order as text is another one.
+    date_format: how dates or times are written in a column of text, by Spark's patterns: "dd-MMM-yy".
     mode: "stateful": all rows the first time, then those above the mark; the mark becomes the highest value once the
         node's write succeeded, with the epoch that the run closes for it. "rolling_window": the rows of the last
         `lookback`, without a mark.
@@ -275,25 +288,14 @@ def incremental(
 
     Raises ConfigurationError, and StateValueError or HighWaterMarkError before anything is written.
     """
-    load = Incremental(reader, column, key, mode, lookback, watermark_lag, fallback_column)
+    load = Incremental(reader, column, key, mode, lookback, watermark_lag, fallback_column, date_format)
     loading = _current.get()
     return load if loading is None else load(loading.spark)
 
 
-def _exact(value: Column, kind: T.DataType) -> Column:
-    """A timestamp as microseconds since 1970: what is collected must not depend on any time zone."""
-    return F.unix_micros(value) if isinstance(kind, T.TimestampType) else value
-
-
-def _python(value: Any, kind: T.DataType) -> Any:
-    if value is None or not isinstance(kind, T.TimestampType):
-        return value
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=value)
-
-
 def _literal(value: Any, kind: T.DataType) -> Column:
     if isinstance(value, datetime) and value.tzinfo is not None:
-        micros = (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+        micros = (value - EPOCH) // timedelta(microseconds=1)
         return F.timestamp_micros(F.lit(micros))
     if isinstance(value, date):
         # As text: handed over as such, a time without a zone would be taken for one of this process's zone.
@@ -311,12 +313,7 @@ _EXAMPLES: tuple[tuple[Any, Any], ...] = (
     (T.NumericType, 0),
     (T.StringType, ""),
     (T.BinaryType, b""),
-    (T.BooleanType, False),
-    (T.TimestampType, datetime(1970, 1, 1, tzinfo=UTC)),
+    (T.TimestampType, EPOCH),
     (T.TimestampNTZType, datetime(1970, 1, 1)),  # noqa: DTZ001 - it has no zone
     (T.DateType, date(1970, 1, 1)),
 )
-
-
-def _bad(key: str, what: str, remedy: str) -> ConfigurationError:
-    return ConfigurationError(f"the load of {key!r:.80} cannot be done: {what}", cause="", remedy=remedy)

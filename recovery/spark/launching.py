@@ -12,13 +12,12 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
-from recovery.config import Interval, parse_interval
+from recovery.config import AVAILABLE_NOW, Interval, parse_trigger
 from recovery.spark.failures import JVM_GONE
 from recovery.spark.plan import BoundPlan
 from recovery.spark.session import DEFAULTS, FILE_MANAGER
 from recovery.spark.worker import ADDRESS_PROPERTY, TASKS_PROPERTY
 
-AVAILABLE_NOW = "available-now"
 SETTINGS = {
     # With it, stages of a micro-batch run before foreachBatch is called, and empty partitions lose their tasks.
     "spark.sql.adaptive.streaming.stateless.enabled": "false",
@@ -120,11 +119,12 @@ def _session_settings(spark: SparkSession, settings: dict[str, str]) -> Iterator
 
 
 def _triggered(writer: Any, trigger: str | Interval | None) -> Any:
-    if trigger is None:
+    pause = parse_trigger(trigger)
+    if pause is None:
         return writer
-    if trigger == AVAILABLE_NOW:
+    if pause == AVAILABLE_NOW:
         return writer.trigger(availableNow=True)
-    return writer.trigger(processingTime=f"{round(parse_interval(trigger) * 1000)} milliseconds")
+    return writer.trigger(processingTime=f"{round(float(pause) * 1000)} milliseconds")
 
 
 def _free_name(spark: SparkSession, name: str) -> str:

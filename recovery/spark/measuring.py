@@ -31,12 +31,21 @@ PROGRESS_PERIOD_S = 0.01
 class InputCount:
     """Counts the input of finished micro-batches when Spark reports them, each once. Asked by several threads."""
 
-    def __init__(self, meter: Meter, summary: RunSummary, native_state: Path, batch: BatchId) -> None:
-        """native_state: the directory in which Spark's own operators keep theirs. batch: the newest that is counted."""
+    def __init__(
+        self,
+        meter: Meter,
+        summary: RunSummary,
+        native_state: Path,
+        batch: BatchId,
+        on_counted: Callable[[BatchId, int], None],
+    ) -> None:
+        """native_state: the directory in which Spark's own operators keep theirs. batch: the newest that is counted.
+        on_counted: is told each micro-batch and its rows, once, in their order."""
         self.batch = batch
         self._meter = meter
         self._summary = summary
         self._native_state = native_state
+        self._on_counted = on_counted
         self._operator_rows = OperatorRows()
         self._reports = True
         self._lock = threading.Lock()
@@ -55,10 +64,14 @@ class InputCount:
                     operators = self._operator_rows.of(query._jsq, progress)
                     found.append((batch, progress["numInputRows"], operators))
             # Counted when all of them could be read: otherwise the next look would count some again.
+            found.reverse()
             for batch, rows, operators in found:
                 self.batch = max(self.batch, batch)
                 self._summary.rows += rows
                 self._meter.progress(batch, rows, operators)
+        # Without the lock: an observer may end the run, which looks once more.
+        for batch, rows, _ in found:
+            self._on_counted(batch, rows)
 
     def wait(self, query: Any, batch: BatchId, over: Callable[[float], bool]) -> None:
         """Spark reports a micro-batch some milliseconds after it has logged it as done, and before the next one begins:

@@ -18,6 +18,7 @@ from recovery.clock import Clock, SystemClock
 from recovery.config import RecoveryConfig
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.pipeline import Node, Pipeline
+from recovery.planning.going_back import kept_interval_s
 from recovery.planning.pipeline import LastNode, NodePlan, plan_nodes
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.signals import InterruptedBySignal, acting, end_now
@@ -30,6 +31,7 @@ from recovery.state.manager import StateManager
 from recovery.state.objects import is_uri
 from recovery.state.open import choose
 from recovery.state.retry import RetryPolicy
+from recovery.state.rewinds import check_start, note_start
 from recovery.state.runs import BLOCKED, EDIT, FAILED, RUNNING, SKIPPED, SUCCEEDED, NodeRun, Run, RunRecorder
 from recovery.storage.files import scan
 from recovery.storage.lock import DirectoryLock
@@ -65,7 +67,8 @@ def run_pipeline(
 ) -> PipelineSummary:
     """Run the nodes of a pipeline in the order of what they need; returns what each did.
 
-    Of `config` counts: directory, backup_interval, resume_epoch (go back: marks as before that epoch), state_backend.
+    Of `config` counts: directory, backup_interval, discard_history, resume_after or resume_epoch (go back: marks as
+    after that epoch), rewind_again, state_backend.
     Each node that moved marks closes an epoch of the directory after its write; with a state backend elsewhere the
     marks are set there. With `resume` a node is skipped when it succeeded in the last run, its definition is what it
     was, and nothing that it needs runs again. When a node fails, those that need it are blocked and the others go on.
@@ -76,9 +79,9 @@ def run_pipeline(
     """
     clock = clock or SystemClock()
     check_master(master)
-    if resume and config.resume_epoch is not None:
+    if resume and config.rewind_to is not None:
         raise ConfigurationError(
-            "resume would skip nodes whose marks resume_epoch puts back",
+            "resume would skip nodes whose marks resume_after or resume_epoch puts back",
             remedy="Run it with one of them: what was loaded since that epoch is loaded again without --resume.",
         )
     elsewhere = is_uri(choose(config.directory, config.state_backend))
@@ -102,9 +105,10 @@ def run_pipeline(
             record.beat()
             writer = None
             if plan is not None:
-                backup_s = config.backup_interval_s
+                backup_s = kept_interval_s(plan.partitions, config.backup_interval_s)
                 writer = EpochWriter(config.path, plan, pipeline.name, clock, backup_interval_s=backup_s)
                 held.callback(writer.release)
+                note_start(plan, config, clock)
             run = _PipelineRun(session, state, writer, record, clock, observer or (lambda *_: None))
             ending.note = run.note_stopped
             failed = run.all_nodes({node.name: node for node in pipeline.nodes}, plans)
@@ -218,6 +222,9 @@ class _PipelineRun:
         """Move the marks: the data are written. Raises _MarksNotMovedError."""
         marks = moved(loads)
         details: dict[str, Any] = {"nulls": {load.key: load.nulls for load in loads}} if loads else {}
+        future = [load.key for load in loads if load.future]
+        if future:
+            details["future_marks"] = future
         if marks:
             try:
                 if self._writer is None:
@@ -267,7 +274,8 @@ def _planned(pipeline: Pipeline, config: RecoveryConfig, clock: Clock) -> Iterat
     """The recovery directory, locked and checked."""
     scan(config.path)
     with DirectoryLock(config.path, clock, f"pipeline {pipeline.name}"):
-        plan = plan_resume(scan(config.path), flow_id=pipeline.name, resume_epoch=config.resume_epoch)
+        plan = plan_resume(scan(config.path), flow_id=pipeline.name, resume_epoch=config.rewind_to)
+        check_start(plan, config, clock)
         with ThreadPoolExecutor(4) as pool:
             for verdict in pool.map(lambda d: PartitionCheck(d.path).run(), plan.partitions):
                 verdict.raise_if_damaged()

@@ -17,9 +17,11 @@ from recovery import faults
 from recovery.clock import Clock
 from recovery.config import RecoveryConfig
 from recovery.metrics.endpoint import MetricsEndpoint
+from recovery.planning.going_back import discarded, kept_interval_s
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import Execution
 from recovery.state.flows import FlowRecord
+from recovery.state.rewinds import check_start, note_start
 from recovery.storage.files import SCRATCH_NAME, FilePartitions, log_bytes, scan
 from recovery.storage.initialize import init_partitions
 from recovery.storage.lock import DirectoryLock
@@ -66,7 +68,10 @@ class Prepared:
                 self.endpoint = MetricsEndpoint(config.metrics_host, config.metrics_port)
             faults.reach("start.1")
             began_s = clock.elapsed_s()
-            self.plan = plan_resume(scan(config.path), flow_id=flow_id, resume_epoch=config.resume_epoch)
+            self.plan = plan_resume(scan(config.path), flow_id=flow_id, resume_epoch=config.rewind_to)
+            check_start(self.plan, config, clock)
+            self.discarded = discarded(self.plan)
+            self.backup_interval_s = kept_interval_s(self.plan.partitions, config.backup_interval_s)
             self.planned_s = clock.elapsed_s() - began_s
             faults.reach("start.2")
             self.check = BackgroundCheck([d.path for d in self.plan.partitions])
@@ -81,8 +86,10 @@ class Prepared:
         return self.store
 
     def record_run(self, execution: Execution, clock: Clock) -> None:
-        """Note in the run history that the execution began; `release` notes how it ended."""
+        """Note that the execution began, in the run history and, if it was told to go back, among the rewinds;
+        `release` notes how it ended. Before the execution can close an epoch."""
         if self.temporary is None:
+            note_start(self.plan, self.config, clock)
             self.record = FlowRecord(self.config.path, self.config.state_backend, execution, clock)
 
     def release(self, error: BaseException | None = None) -> None:

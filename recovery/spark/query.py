@@ -23,7 +23,7 @@ from recovery.ids import BatchId
 from recovery.metrics.meter import BatchMeasure
 from recovery.sinks.delivery import Delivery
 from recovery.spark.closing import EpochClosed, EpochCloser
-from recovery.spark.events import BatchDone, Event, Observer, Resumed, RunSummary, Stopping
+from recovery.spark.events import BatchDone, Event, InputCounted, Observer, Resumed, RunSummary, Stopping
 from recovery.spark.failures import JVM_GONE, as_recovery_error, may_still_close
 from recovery.spark.incremental import FlowLoads
 from recovery.spark.launching import is_alive, launch, running, stop_query
@@ -96,7 +96,7 @@ class RecoveryQuery:
             prepared.flow_id,
             clock,
             snapshot_interval_s=config.snapshot_interval_s,
-            backup_interval_s=config.backup_interval_s,
+            backup_interval_s=prepared.backup_interval_s,
         )
         self.lease = execution.lease
         self.summary = RunSummary(
@@ -104,7 +104,9 @@ class RecoveryQuery:
             directory=None if prepared.temporary else str(config.path),
             execution=execution.number,
             resume_epoch=execution.resume_epoch,
+            resume_after=execution.resume_epoch - 1,
             last_epoch=execution.resume_epoch - 1,
+            discarded=None if prepared.discarded is None else prepared.discarded.as_json(),
         )
         self._measures = RunMeasures(prepared, self._store, execution, plan.partitions[0].executions, clock)
         self.meter = self._measures.meter
@@ -134,7 +136,7 @@ class RecoveryQuery:
                 Capture(checkpoint, position.restored.held, position.restored.stale, sources=bound.sources.numbers),
                 clock=clock,
                 snapshot_interval_s=NEVER if prepared.temporary else config.snapshot_interval_s,
-                backup_interval_s=config.backup_interval_s,
+                backup_interval_s=prepared.backup_interval_s,
                 logs=not bound.keeps_native_state,
                 may_close=self._check.wait,
                 on_closed=self._on_closed,
@@ -142,12 +144,14 @@ class RecoveryQuery:
             )
             failed.callback(self._closer.finish)
             self._starts = SourceStarts(self._store, self.lease, checkpoint, bound.sources, self._closer, position)
-            self._input = InputCount(self.meter, self.summary, checkpoint / "state", self._closer.finished)
+            self._input = InputCount(
+                self.meter, self.summary, checkpoint / "state", self._closer.finished, self._on_counted
+            )
             self._closer.begin(steps, position.new_rows, laid_out=position.laid_out)
             faults.reach("start.4")
             # Before the stream: afterwards the partitions belong to the thread that closes epochs.
             self._measures.started(prepared.planned_s + clock.elapsed_s() - self._started_s)
-            self._notify(Resumed(execution.number, plan.resume_epoch, plan, self.metrics_url))
+            self._notify(Resumed(execution.number, plan.resume_epoch, plan, self.metrics_url, prepared.discarded))
             failed.callback(self._remove_mailboxes)
             _TICKING.update(self._mailboxes)
             self._update_mailboxes()
@@ -325,6 +329,16 @@ class RecoveryQuery:
     def _count_input(self) -> None:
         if self._query is not None:
             self._input.look(self._query)
+
+    def _on_counted(self, batch: BatchId, rows: int) -> None:
+        """Whoever looks at Spark's reports tells the observer, whose errors end the run."""
+        try:
+            with self._own_thread():
+                self._notify(InputCounted(batch, rows))
+        except BaseException as error:
+            self._note(error)
+            self._over.set()
+            raise
 
     # ---- epochs
 

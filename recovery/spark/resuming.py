@@ -26,6 +26,7 @@ from recovery.spark.closing import DECLARATIONS_STEP
 from recovery.spark.plan import BoundPlan
 from recovery.storage.files import FilePartitions
 from recovery.storage.seam import RESERVED_PREFIX
+from recovery.wording import counted
 
 
 class Position(NamedTuple):
@@ -124,12 +125,13 @@ def resume_of_sink(plan: ResumePlan, execution: Execution, store: FilePartitions
 
 def _check_counted(restored: Restored, plan: ResumePlan, directory: Path) -> None:
     """The position must be that of the snapshot: else its micro-batches would be taken for closed ones."""
-    counted = plan.snapshot.batch_id if plan.snapshot is not None else NO_BATCH
+    batches = plan.snapshot.batch_id if plan.snapshot is not None else NO_BATCH
     held = NO_BATCH if restored.batch is None else restored.batch
-    if held != counted:
+    if held != batches:
+        known = counted(batches + 1, "micro-batch", "micro-batches")
         raise FlowMismatchError(
-            f"its newest snapshot counts {counted + 1} micro-batches, and it holds the position after {held + 1}",
+            f"its newest snapshot counts {known}, and it holds the position after {held + 1}",
             path=directory,
             cause="A pipeline of the same name ran on it, which has no position in a stream.",
-            remedy="Give the flow a directory of its own, or go back before the pipeline by --resume-epoch.",
+            remedy="Give the flow a directory of its own, or go back before the pipeline by --resume-after.",
         )

@@ -8,13 +8,12 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from recovery.clock import Clock, SystemClock
-from recovery.config import Interval, RecoveryConfig, parse_interval
+from recovery.config import Interval, RecoveryConfig, parse_trigger
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.flow import Flow, check_output_mode
 from recovery.sinks import DiscardSink
 from recovery.spark.events import Observer
 from recovery.spark.failures import as_recovery_error
-from recovery.spark.launching import AVAILABLE_NOW
 from recovery.spark.plan import bind
 from recovery.spark.preparing import Prepared
 from recovery.spark.query import RecoveryQuery
@@ -43,7 +42,8 @@ def start(
     spark: the session to build the flow on; None: the active one, or a new local one.
     output_mode: "append", "update" or "complete", as Spark's own stateful operators allow it; None: that of the flow,
     "append" for a frame.
-    trigger: "available-now", an interval between micro-batches, or None for as fast as they come.
+    trigger: "available-now" (also "availableNow" and "once"), an interval between micro-batches, or None for as fast
+    as they come.
     Raises the RecoveryErrors of planning; nothing was written then.
     """
     clock = clock or SystemClock()
@@ -76,8 +76,7 @@ def start_prepared(
     try:
         frame = build_flow(flow, spark or _active_session(flow_id)) if isinstance(flow, Flow) else flow
         check_master(frame.sparkSession.sparkContext.master)
-        if trigger not in (None, AVAILABLE_NOW):
-            parse_interval(trigger)
+        parse_trigger(trigger)
         bound = bind(frame, prepared.plan.partitions[0].count, output_mode)
         prepared.open_store()
         return RecoveryQuery(prepared, bound, sink or DiscardSink(), trigger, observer, clock)

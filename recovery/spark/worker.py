@@ -36,6 +36,7 @@ from recovery.spark.step import EVERYWHERE, HASH_BITS, NOW, PLACE, UNHASHED, Ste
 from recovery.storage.files import connect_task
 from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, TaskStore
 from recovery.tables import refuse_null
+from recovery.wording import counted
 
 ADDRESS_PROPERTY = "recovery.address"
 TASKS_PROPERTY = "recovery.tasks"
@@ -468,7 +469,7 @@ class StepTask:
         for row in () if fit else output:
             if not isinstance(row, tuple | list) or len(row) != width:
                 raise StateValueError(
-                    f"step {self._definition.step_id!r} gave {row!r} where its output has {width} columns",
+                    f"step {self._definition.step_id!r} gave {row!r} where its output has {counted(width, 'column')}",
                     cause="update yields or returns single values, or tuples of another length.",
                     remedy=f"Yield tuples of ({', '.join(self._schema.names)}).",
                 )

@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -23,6 +23,7 @@ from recovery.errors import ConfigurationError, HighWaterMarkError, StateValueEr
 from recovery.ids import PartitionIndex
 from recovery.keys import partition_of
 from recovery.state.ids import check
+from recovery.state.text_order import disagreement, is_unordered
 from recovery.state.values import from_json, to_json
 
 DOCUMENT = "hwm"
@@ -78,6 +79,14 @@ def advance(
                 continue
             if not force:
                 check_forward(key, before, value)
+        elif isinstance(value, str) and not force:
+            check_order(key, value)
+        if isinstance(value, float) and math.isinf(value):
+            raise StateValueError(
+                f"{value!r} cannot be a high-water mark",
+                cause="Nothing lies above it, or everything does.",
+                remedy="Give a number. To take a mark away, remove it.",
+            )
         marks[key] = {"value": encoded, "changed_ms": now_ms, "version": _version(marks, key) + 1}
     return {"marks": marks}
 
@@ -176,6 +185,19 @@ def check_value(value: Any) -> Any:
     return encoded
 
 
+def is_future(value: Any, now: datetime) -> bool:
+    """Whether a mark is a time to come, a date after today's anywhere; what is loaded until then is passed over."""
+    if isinstance(value, str):
+        try:
+            value = date.fromisoformat(value[:10])
+        except ValueError:
+            return False
+    if isinstance(value, datetime):
+        # Without a zone it may be of any: the most that one can be ahead of UTC is fourteen hours.
+        return value > (now if value.tzinfo else now.replace(tzinfo=None) + timedelta(hours=14))
+    return isinstance(value, date) and value > (now + timedelta(hours=14)).date()
+
+
 def check_comparable(key: str, before: Any, after: Any, what: str) -> None:
     """Raises HighWaterMarkError when the mark `before` is of another kind than `after`, which is called `what`."""
     if not _comparable(before, after):
@@ -189,8 +211,24 @@ def check_comparable(key: str, before: Any, after: Any, what: str) -> None:
 def check_forward(key: str, before: Any, after: Any) -> None:
     """Raises HighWaterMarkError when the mark would go from `before` to something lower, or of another kind."""
     check_comparable(key, before, after, f"the {type(after).__name__} {after!r:.80}")
+    if isinstance(after, str):
+        check_order(key, after, before)
     if after < before:
         raise HighWaterMarkError(f"the mark {key!r:.120} would move back from {before!r:.80} to {after!r:.80}")
+
+
+def check_order(key: str, after: str, before: str | None = None) -> None:
+    """Raises HighWaterMarkError for a text whose order, alone or beside the mark `before`, is not that of what it
+    says."""
+    if is_unordered(after) or (before is not None and disagreement(before, after)):
+        beside = "" if before is None else f" beside {before!r:.80}"
+        raise HighWaterMarkError(
+            f"the mark {key!r:.120} cannot be the text {after!r:.80}{beside}: the order of such texts is not that of "
+            "what they say",
+            cause="Dates that do not begin with the year, or numbers of different lengths, are not in order as text.",
+            remedy='Give a date or a number: {"$date": "2024-04-20"}, 20; or set the text on purpose: --force, '
+            "or set_hwm(..., force=True).",
+        )
 
 
 def _comparable(before: Any, after: Any) -> bool:

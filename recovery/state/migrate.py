@@ -8,6 +8,7 @@ from recovery.errors import ConfigurationError, CorruptStateError, StateLockedEr
 from recovery.state.backend import Backend, Document
 from recovery.state.closed_marks import above_closed, settled_marks
 from recovery.state.ids import StateId
+from recovery.wording import counted
 
 
 def migrate(source: Backend, target: Backend, *, force: bool = False) -> int:
@@ -52,7 +53,8 @@ def _verify(target: Backend, documents: dict[str, Document]) -> None:
     if found != documents:
         lost = [each for each, document in documents.items() if found.get(each) != document]
         raise CorruptStateError(
-            f"{target.location} does not hold {len(lost)} of {len(documents)} states as written: {lost[0]!r:.80}",
+            f"{target.location} does not hold {len(lost)} of {counted(len(documents), 'state')} as written: "
+            f"{lost[0]!r:.80}",
             cause="Somebody else writes there, or the store does not keep its promises.",
             remedy="Run the same command again; do not use the copy before it succeeded.",
         )

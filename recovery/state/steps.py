@@ -14,6 +14,7 @@ from typing import TypeVar
 from recovery.clock import Clock
 from recovery.errors import ConfigurationError, EpochNotHeldError, FlowMismatchError, RecoveryError
 from recovery.ids import Epoch
+from recovery.planning.going_back import kept_interval_s
 from recovery.planning.resume import Cut, ResumePlan, common_cuts, plan_resume
 from recovery.state.epochs import Edited, EpochWriter, StepKey
 from recovery.state.marks import home_of
@@ -238,8 +239,6 @@ def _audited(
     fence: Callable[[ResumePlan], None] | None = None,
 ) -> E:
     assert plan.flow_id is not None
-    # An edit keeps what the last run was told to keep.
-    last = max((e for d in plan.partitions for e in d.executions), key=lambda execution: execution.number)
     return close_audited(
         directory,
         plan,
@@ -247,7 +246,8 @@ def _audited(
         facts,
         close,
         clock=clock,
-        backup_interval_s=last.backup_interval_s,
+        # An edit keeps as much as the last run.
+        backup_interval_s=kept_interval_s(plan.partitions, None),
         fence=fence,
     )
 
@@ -264,7 +264,7 @@ def _check_step(step: str) -> None:
         raise ConfigurationError(
             f"step {step!r:.80} cannot be edited",
             cause="Steps that begin with $ are the run's own: the input position must fit the state.",
-            remedy="To go back in the input, run with --resume-epoch.",
+            remedy="To go back in the input, run with --resume-after.",
         )
 
 

@@ -22,6 +22,7 @@ from recovery.state.steps import Moment, edit_states, moment
 from recovery.state.values import from_json
 from recovery.storage.history import KeyState
 from recovery.storage.seam import RESERVED_PREFIX
+from recovery.wording import counted
 
 Name = str | StepKey
 """The id of a document, or step and key."""
@@ -222,13 +223,13 @@ class Steps:
 
         edited: Mapping[StepKey, Edited] = {}
 
-        def counted(newest: Moment) -> Mapping[StepKey, Edited]:
+        def computed(newest: Moment) -> Mapping[StepKey, Edited]:
             nonlocal edited
             edited = compute(newest)
             return edited
 
-        epoch = edit_states(self._directory, verb, counted, clock=self._clock, force=self._force)
-        count = f"{len(edited)} key{'s' * (len(edited) != 1)}"
+        epoch = edit_states(self._directory, verb, computed, clock=self._clock, force=self._force)
+        count = counted(len(edited), "key")
         return "nothing to change" if epoch is None else f"epoch {epoch} closed: {count} edited"
 
 

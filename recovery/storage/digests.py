@@ -15,6 +15,8 @@ import apsw
 import apsw.sqlite_extra
 import msgspec
 
+from recovery.wording import counted
+
 _HALF_BITS = 30
 _HALF = (1 << _HALF_BITS) - 1
 MODULUS = 1 << (2 * _HALF_BITS)
@@ -57,3 +59,9 @@ def combine(high: int, low: int) -> int:
 def record_digest(*fields: Any) -> int:
     """The digest of a row of one of the small tables."""
     return int.from_bytes(hashlib.blake2b(msgspec.json.encode(fields), digest_size=7).digest(), "big")
+
+
+def mismatch_text(count: int, table: str) -> str:
+    """What is wrong with rows whose digest is not that of their content."""
+    verb = "has" if count == 1 else "have"
+    return f"{counted(count, 'row')} of {table} {verb} values that do not match their digest"

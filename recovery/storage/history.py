@@ -16,6 +16,7 @@ from recovery.storage.digests import SNAPS_DIGEST, load_digests
 from recovery.storage.log import overlaid
 from recovery.storage.measures import counted_rows
 from recovery.storage.schema import read_partition, reading, rows, snapshot, translated
+from recovery.wording import counted, were
 
 # A row that was written by then, or what the first successor after it replaced, if that was written by then. When that
 # was is only known of rows that match their digest.
@@ -193,9 +194,11 @@ def _check_held(connection: apsw.Connection, path: Path, cut: Cut) -> None:
 def _check_all_there(connection: apsw.Connection, path: Path, step: str, cut: Cut) -> None:
     """What the file itself counts, beneath what lies over it."""
     [(there,)] = rows(connection, "SELECT count(*) FROM main.snaps WHERE step_id = ?", (step,))
-    counted = counted_rows(connection, step)
-    if counted is not None and there != counted:
-        raise CorruptPartitionError(f"it holds {there} rows of step {step!r} where {counted} were counted", path=path)
+    expected = counted_rows(connection, step)
+    if expected is not None and there != expected:
+        raise CorruptPartitionError(
+            f"it holds {counted(there, 'row')} of step {step!r} where {were(expected, 'row')} counted", path=path
+        )
     bindings = {"epoch": cut[0]}
     if rows(connection, SUPERSEDED_THERE, bindings) != rows(connection, SUPERSEDED_COUNTED, bindings):
         raise CorruptPartitionError("rows that were superseded after that epoch are missing", path=path)

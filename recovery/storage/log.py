@@ -21,7 +21,7 @@ import msgspec
 
 from recovery.errors import CorruptPartitionError
 from recovery.ids import BatchId, Epoch, StepId
-from recovery.storage.digests import MODULUS, load_digests, record_digest, row_digest_sql
+from recovery.storage.digests import MODULUS, load_digests, mismatch_text, record_digest, row_digest_sql
 from recovery.storage.schema import has_changes, rows, value
 
 CHUNK_ROWS = 4096
@@ -221,7 +221,7 @@ def check_log(connection: apsw.Connection, unread: Collection[StepId] = ()) -> l
         found[epoch] = before[0] + row_count, (before[1] + digest) % MODULUS
     looked_at = f"{CHUNKS} WHERE step_id NOT IN ({', '.join('?' * len(unread))})"
     damaged = sum(_chunk_digest(*chunk[:-1]) != chunk[-1] for chunk in connection.execute(looked_at, tuple(unread)))
-    problems = [f"{damaged} rows of changes do not match their digest"] if damaged else []
+    problems = [mismatch_text(damaged, "changes")] if damaged else []
     told = rows(connection, "SELECT epoch, row_count, changes_digest FROM logged")
     for epoch, *sums in told:
         if found.pop(epoch, (0, 0)) != tuple(sums):

@@ -18,9 +18,10 @@ import apsw
 
 from recovery.errors import CorruptPartitionError
 from recovery.planning.measures import Measure, StepSize, from_text, outdated, to_text
-from recovery.storage.digests import record_digest
+from recovery.storage.digests import mismatch_text, record_digest
 from recovery.storage.log import overlaid
 from recovery.storage.schema import ROW_BYTES, read_partition, rows, snapshot, transaction, translated, value
+from recovery.storage.seam import RESERVED_PREFIX
 
 SIZES = "SELECT step_id, live_rows, live_bytes FROM sizes"
 MEASURES = "SELECT measure_id, ex_num, epoch, measured_ms, content, digest FROM measures ORDER BY measure_id"
@@ -31,7 +32,10 @@ ON CONFLICT (step_id) DO UPDATE
 SET live_rows = live_rows + excluded.live_rows, live_bytes = live_bytes + excluded.live_bytes
 """
 FORGET_EMPTY = "DELETE FROM sizes WHERE live_rows = 0"
-LARGEST = f"SELECT step_id, state_key, {ROW_BYTES} FROM snaps ORDER BY 3 DESC, 1, 2 LIMIT ?"
+LARGEST = f"""
+SELECT step_id, state_key, {ROW_BYTES} FROM snaps
+WHERE substr(step_id, 1, {len(RESERVED_PREFIX)}) <> '{RESERVED_PREFIX}' ORDER BY 3 DESC, 1, 2 LIMIT ?
+"""
 
 
 def change_sizes(connection: apsw.Connection, changes: Mapping[str, tuple[int, int]]) -> None:
@@ -76,7 +80,7 @@ def check_measures(connection: apsw.Connection) -> list[str]:
     if not _exists(connection):
         return []
     damaged = _damaged(rows(connection, MEASURES))
-    return [f"{damaged} rows of measures do not match their digest"] if damaged else []
+    return [mismatch_text(damaged, "measures")] if damaged else []
 
 
 def add_measure(connection: apsw.Connection, path: Path, measure: Measure) -> None:
@@ -114,7 +118,8 @@ def read_measures(path: Path) -> list[Measure]:
 
 
 def largest_states(path: Path, limit: int) -> list[tuple[str, str, int]]:
-    """The states of a partition that take most bytes: step, key, bytes. Reads the whole newest snapshot."""
+    """The states of a partition that take most bytes: step, key, bytes; the run's own rows are none.
+    Reads the whole newest snapshot."""
 
     def read(connection: apsw.Connection) -> list[tuple[str, str, int]]:
         with translated(path), snapshot(connection), overlaid(connection, path):

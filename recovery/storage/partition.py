@@ -32,6 +32,7 @@ from recovery.storage.log import (
 from recovery.storage.measures import change_sizes, read_sizes
 from recovery.storage.schema import ROW_BYTES, has_changes, rows, snapshot, transaction, translated, value
 from recovery.storage.seam import RESERVED_PREFIX, CloseRequest
+from recovery.wording import counted
 
 PARTS = "SELECT part_index, part_count, store_id, flow_id, created_ms, digest FROM parts"
 COMMITS = "SELECT part_index, commit_epoch, digest FROM commits"
@@ -635,9 +636,10 @@ def _abandon(connection: apsw.Connection, path: Path, resume_epoch: Epoch) -> No
         left = _counted(connection, MADE_SINCE, resume_epoch, left, -1)
         connection.execute("DELETE FROM snaps WHERE snap_epoch >= ?", (resume_epoch,))
         if left != expected:
-            count = "other" if left[0] == expected[0] else f"{left[0]}"
+            rows_left = "other rows" if left[0] == expected[0] else counted(left[0], "row")
             raise CorruptPartitionError(
-                f"going back to epoch {resume_epoch - 1} leaves {count} rows where it had {expected[0]}", path=path
+                f"going back to epoch {resume_epoch - 1} leaves {rows_left} where it had {expected[0]}",
+                path=path,
             )
 
 

@@ -43,6 +43,7 @@ from recovery.errors import (
 from recovery.storage.digests import load_digests
 from recovery.storage.forked import check_process, opened
 from recovery.storage.places import missing_file, refuse_other_names
+from recovery.wording import counted
 
 APPLICATION_ID = 0x52435650  # "RCVP"
 SCHEMA_VERSION = 6
@@ -413,7 +414,7 @@ def _check_header(path: Path) -> os.stat_result:
         raise StorageError("it is not a file", path=path, cause="Something else has a partition's name.", remedy="")
     size = found.st_size
     if size < SMALLEST_PAGE_BYTES:
-        what = f"it ends after {size} bytes" if size else "the file is empty"
+        what = f"it ends after {counted(size, 'byte')}" if size else "the file is empty"
         raise CorruptPartitionError(what, path=path, cause="It was truncated or half-copied.")
     return found
 

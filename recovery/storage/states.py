@@ -20,7 +20,15 @@ from typing import Any
 import apsw
 
 from recovery.errors import CorruptPartitionError, DuplicatePartitionError, MissingPartitionsError, NoPartitionsError
-from recovery.storage.digests import MODULUS, SUM_SQL, combine, load_digests, record_digest, row_digest_sql
+from recovery.storage.digests import (
+    MODULUS,
+    SUM_SQL,
+    combine,
+    load_digests,
+    mismatch_text,
+    record_digest,
+    row_digest_sql,
+)
 from recovery.storage.places import check_opened, missing_file
 from recovery.storage.schema import (
     beside,
@@ -34,6 +42,7 @@ from recovery.storage.schema import (
     translated,
     value,
 )
+from recovery.wording import counted
 
 DIGEST = row_digest_sql("'$state'", "state_id", "generation", "content", "changed_ms")
 SELECT = f"SELECT state_id, generation, content, changed_ms, digest IS {DIGEST} FROM states"
@@ -156,14 +165,14 @@ def check_states(connection: apsw.Connection) -> list[str]:
     problems = []
     damaged = value(connection, DAMAGED)
     if damaged:
-        problems.append(f"{damaged} rows of states do not match their digest")
+        problems.append(mismatch_text(damaged, "states"))
     expected = _totals(connection)
     if expected is None:
         problems.append(NO_TOTALS)
     else:
         count, high, low = rows(connection, SUM)[0]
         if (count, combine(high, low)) != expected:
-            problems.append(f"states holds {count} rows where {expected[0]} were written, or not those")
+            problems.append(f"states holds {counted(count, 'row')} where {expected[0]} were written, or not those")
     return problems
 
 

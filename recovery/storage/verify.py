@@ -13,12 +13,13 @@ from recovery.ids import FIRST_EPOCH
 from recovery.planning.measures import StepSize
 from recovery.planning.values import PartitionDescription
 from recovery.storage.beginning import check_beginning
-from recovery.storage.digests import SNAPS_DIGEST, SUM_SQL, combine, load_digests
+from recovery.storage.digests import SNAPS_DIGEST, SUM_SQL, combine, load_digests, mismatch_text
 from recovery.storage.log import check_log
 from recovery.storage.measures import check_measures, check_sizes
 from recovery.storage.partition import describe
 from recovery.storage.schema import ROW_BYTES, read_partition, rows, snapshot, translated
 from recovery.storage.states import check_states
+from recovery.wording import counted
 
 SNAPS = f"""
 SELECT CAST(step_id AS BLOB), {SUM_SQL}, sum(digest IS NOT {SNAPS_DIGEST}), sum({ROW_BYTES}) FROM snaps GROUP BY step_id
@@ -90,7 +91,7 @@ class PartitionCheck:
         if damaged:
             problems.append(_damaged(connection, "snaps", damaged))
         if live_rows != expected[0]:
-            problems.append(f"snaps holds {live_rows} rows where epoch {folded} left {expected[0]}")
+            problems.append(f"snaps holds {counted(live_rows, 'row')} where epoch {folded} left {expected[0]}")
         elif combine(high, low) != expected[1]:
             problems.append(f"the rows of snaps are not those that epoch {folded} left")
         elif not damaged:
@@ -105,7 +106,8 @@ class PartitionCheck:
                 problems.append(f"the rows that epoch {until} superseded are not all there")
         for epoch, (count, _) in held.items():
             if count and epoch > description.collected:
-                problems.append(f"the {count} rows that epoch {epoch} superseded are missing")
+                verb = "is" if count == 1 else "are"
+                problems.append(f"the {counted(count, 'row')} that epoch {epoch} superseded {verb} missing")
         total += sum(closed.logged_rows or 0 for closed in description.epochs)
         problems += check_log(connection)
         problems += [*check_measures(connection), *check_states(connection), *check_beginning(connection)]
@@ -116,7 +118,7 @@ class PartitionCheck:
 def _damaged(connection: apsw.Connection, table: str, count: int) -> str:
     found = rows(connection, DAMAGED.format(table=table))
     named = ", ".join(f"step {_text(step)!r} key {_text(key)!r}" for step, key in found)
-    return f"{count} rows of {table} do not match their digest ({named})"
+    return f"{mismatch_text(count, table)} ({named})"
 
 
 def _gaps(description: PartitionDescription) -> list[str]:

@@ -75,7 +75,9 @@ def totals_step(step_id="totals", update=add_up, **options):
     return stateful(step_id, key="key", update=update, output="key string, n long, total long", **options)
 
 
-def run_to_end(frame, directory: Path, sink=None, *, name="test", partitions=3, output_mode=None, **config):
+def run_to_end(
+    frame, directory: Path, sink=None, *, name="test", partitions=3, output_mode=None, observer=None, **config
+):
     """Run a stream on recovery partitions until its input ends; returns the summary."""
     if not directory.exists():
         init_partitions(directory, partitions)
@@ -87,6 +89,7 @@ def run_to_end(frame, directory: Path, sink=None, *, name="test", partitions=3, 
         name=name,
         output_mode=output_mode,
         trigger="available-now",
+        observer=observer,
     )
     query.await_termination()
     return query.summary

@@ -319,7 +319,7 @@ def test_an_import_is_all_or_nothing(recovery, ran, tmp_path):
     lines[-1:] = ['{"id":"doc","content":7,"generation":1}', f'{{"end":{len(lines) - 1}}}']
     file.write_text("\n".join(lines) + "\n")
     before = json.loads(recovery("plan", ran, "--json"))["resume_epoch"]
-    assert "keys of step" in recovery("state", "import", ran, file, answer="n\n", code=1)
+    assert "1 key of step count" in recovery("state", "import", ran, file, answer="n\n", code=1)
     recovery("state", "get", ran, "doc", code=44)
     assert json.loads(recovery("plan", ran, "--json"))["resume_epoch"] == before
     recovery("state", "import", ran, file, answer="y\n")

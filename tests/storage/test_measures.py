@@ -160,7 +160,7 @@ def test_a_damaged_measure_is_noticed(store_dir):
     alter(path, "UPDATE measures SET content = replace(content, '0.1', '0.2')")
     with pytest.raises(CorruptPartitionError, match="measures"):
         read_measures(path)
-    assert problems(store_dir) == ["1 rows of measures do not match their digest"]
+    assert problems(store_dir) == ["1 row of measures has values that do not match their digest"]
 
 
 def test_the_largest_states(store_dir):

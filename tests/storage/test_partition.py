@@ -444,7 +444,7 @@ class TestGoingBack:
             run.close(2)
         alter(paths_of(directory)[0], "UPDATE superseded SET snap_epoch = snap_epoch + 64 WHERE state_key = 'a'")
         before = content(directory)
-        with pytest.raises(CorruptPartitionError, match="going back to epoch 1 leaves 1 rows where it had 2"):
+        with pytest.raises(CorruptPartitionError, match="going back to epoch 1 leaves 1 row where it had 2"):
             Driver(directory, resume_epoch=2)
         assert content(directory) == before
 

@@ -136,7 +136,9 @@ def test_problems_name_the_rows(damaged):
     """What is wrong is said so that the rows can be found, and the error names the file."""
     alter(damaged, CHANGES["a value"])
     verdict = PartitionCheck(damaged).run()
-    assert verdict.problems == ("1 rows of snaps do not match their digest (step 'count' key 'key-007')",)
+    assert verdict.problems == (
+        "1 row of snaps has values that do not match their digest (step 'count' key 'key-007')",
+    )
     with pytest.raises(CorruptPartitionError, match="key-007") as raised:
         verdict.raise_if_damaged()
     assert raised.value.path == str(damaged)

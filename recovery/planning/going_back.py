@@ -1,0 +1,153 @@
+"""What a start gives up: epochs that a rewind discards, and snapshots that a shorter backup interval does not keep.
+
+Pure functions of the plan. Nothing is given up without a word: a rewind says what it discards and is made once for each
+snapshot, and a backup interval that is shorter than the last run's needs a setting of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from recovery.config import format_interval
+from recovery.errors import ConfigurationError, HistoryLossError, RewindRepeatedError
+from recovery.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, ExecutionNumber
+from recovery.planning.resume import BEGINNING, Cut, ResumePlan
+from recovery.planning.values import ClosedEpoch, PartitionDescription
+from recovery.wording import counted, listed
+
+When = Callable[[int], str]
+"""How a moment is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """The epochs after the snapshot that a plan goes back to, up to the newest that all partitions hold.
+
+    batches: how many micro-batches they hold. closed_ms: when the first and the last of them were closed.
+    """
+
+    first: Epoch
+    last: Epoch
+    batches: int
+    executions: tuple[ExecutionNumber, ...]
+    closed_ms: tuple[int, int]
+
+    def text(self, when: When) -> str:
+        """What is lost, for people."""
+        epochs = f"epoch {self.first}" if self.first == self.last else f"epochs {self.first} to {self.last}"
+        runs = f"execution{'s' * (len(self.executions) > 1)} {listed(self.executions)}"
+        span = f"{when(self.closed_ms[0])} to {when(self.closed_ms[1])}" if self.first != self.last else (
+            when(self.closed_ms[0])
+        )  # fmt: skip
+        return f"{epochs} of {runs}, closed {span}, with {counted(self.batches, 'micro-batch', 'micro-batches')}"
+
+    def as_json(self) -> dict[str, object]:
+        """The same facts for a program."""
+        return {
+            "first_epoch": self.first,
+            "last_epoch": self.last,
+            "batches": self.batches,
+            "executions": list(self.executions),
+            "first_closed_ms": self.closed_ms[0],
+            "last_closed_ms": self.closed_ms[1],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """A rewind that was asked for: the snapshot it went back to, the execution that did, and when."""
+
+    cut: Cut
+    execution: int
+    made_ms: int
+
+
+def discarded(plan: ResumePlan) -> Discarded | None:
+    """What a rewind discards; None: nothing, as for a plan that goes on from the newest snapshot that all share."""
+    newest, chosen = plan.window[-1], Epoch(plan.resume_epoch - 1)
+    epochs = [each for each in plan.partitions[0].epochs if chosen < each.epoch <= newest]
+    if not epochs:
+        return None
+    before = plan.snapshot.batch_id if plan.snapshot is not None else NO_BATCH
+    return Discarded(
+        first=epochs[0].epoch,
+        last=epochs[-1].epoch,
+        batches=BatchId(epochs[-1].batch_id - before),
+        executions=tuple(sorted({each.execution.number for each in epochs})),
+        closed_ms=(_first_closed_ms(plan, epochs[0]), _first_closed_ms(plan, epochs[-1])),
+    )
+
+
+def cut_of(plan: ResumePlan) -> Cut:
+    """The snapshot that a plan goes on from."""
+    return BEGINNING if plan.snapshot is None else plan.snapshot.cut
+
+
+def check_rewind(plan: ResumePlan, made: Sequence[Rewind], again: int | None, when: When) -> None:
+    """Refuse a rewind to a snapshot that `made` says an execution went back to, unless `again` names the last of them.
+
+    Raises RewindRepeatedError. A plan that discards nothing is no rewind.
+    """
+    gone = discarded(plan)
+    if gone is None:
+        return
+    last = next((each for each in reversed(made) if each.cut == cut_of(plan)), None)
+    if last is None or again == last.execution:
+        return
+    epoch = plan.resume_epoch - 1
+    raise RewindRepeatedError(
+        f"execution {last.execution} went back to {after_text(epoch)} already, {when(last.made_ms)}; to go back there "
+        f"again would discard {gone.text(when)}",
+        path=plan.partitions[0].path.parent,
+        remedy="Remove --resume-after or --resume-epoch to continue from the latest snapshot, or give "
+        f"--rewind-again {last.execution} as well (rewind_again={last.execution}) to discard these epochs.",
+    )
+
+
+def kept_interval_s(partitions: Sequence[PartitionDescription], given_s: float | None, default_s: float = 0.0) -> float:
+    """The backup interval of a run: `given_s`, or else that of the last execution."""
+    if given_s is not None:
+        return given_s
+    runs = [each for d in partitions for each in d.executions]
+    return max(runs, key=lambda each: each.number).backup_interval_s if runs else default_s
+
+
+def check_history(plan: ResumePlan, given_s: float | None, when: When) -> None:
+    """Refuse a backup interval that is shorter than the last run's while there is something to go back to.
+
+    Raises HistoryLossError.
+    """
+    kept_s = kept_interval_s(plan.partitions, None)
+    if given_s is None or given_s >= kept_s or len(plan.window) < 2:
+        return
+    oldest = next((each for each in plan.partitions[0].epochs if each.epoch == plan.window[0]), None)
+    since = f"closed {when(oldest.closed_ms)}" if oldest is not None else "the beginning"
+    raise HistoryLossError(
+        f"a backup interval of {format_interval(given_s)} discards snapshots that the last run kept for "
+        f"{format_interval(kept_s)}: those {after_text(plan.window[0])} to {plan.window[-2]} (the oldest is {since}), "
+        f"as far as they are older than {format_interval(given_s)}",
+        path=plan.partitions[0].path.parent,
+        remedy=f"Leave -b (backup_interval) out to keep them for {format_interval(kept_s)} as before, or give "
+        "--discard-history (discard_history=True) to discard them.",
+    )
+
+
+def check_again(rewind_to: int | None, again: int | None) -> None:
+    """Raises ConfigurationError for a rewind again without a rewind."""
+    if again is not None and rewind_to is None:
+        raise ConfigurationError(
+            f"--rewind-again {again} goes with --resume-after or --resume-epoch",
+            cause="It confirms a rewind, and does not name the snapshot.",
+            remedy="Give --resume-after E as well.",
+        )
+
+
+def after_text(epoch: int) -> str:
+    """A snapshot by the one numbering of all outputs."""
+    return f"after epoch {epoch}" if epoch != NO_EPOCH else "before epoch 1"
+
+
+def _first_closed_ms(plan: ResumePlan, closed: ClosedEpoch) -> int:
+    """When the last partition closed it: then the epoch was."""
+    return max(each.closed_ms for d in plan.partitions for each in d.epochs if each.cut == closed.cut)
