@@ -78,7 +78,7 @@ def start_prepared(
         check_master(frame.sparkSession.sparkContext.master)
         if trigger not in (None, AVAILABLE_NOW):
             parse_interval(trigger)
-        bound = bind(frame, prepared.plan.partitions[0].count, output_mode)
+        bound = bind(frame, prepared.plan.partitions[0].count, output_mode, keeps_position=not prepared.temporary)
         prepared.open_store()
         return RecoveryQuery(prepared, bound, sink or DiscardSink(), trigger, observer, clock)
     except BaseException as error:
