@@ -6,6 +6,7 @@ what it was told it is done with, has nothing to give for them: the run fails, a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
@@ -97,4 +98,7 @@ def _named(function: Any) -> Iterator[Any]:
     if isinstance(function, FunctionType):
         code: CodeType = function.__code__
         yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
-        yield from (cell.cell_contents for cell in function.__closure__ or ())
+        for cell in function.__closure__ or ():
+            # It may have nothing in it yet.
+            with contextlib.suppress(ValueError):
+                yield cell.cell_contents
