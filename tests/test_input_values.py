@@ -165,3 +165,22 @@ def test_days_that_python_cannot_have_are_parts_of_keys(driver):
     connect = lambda keep: (driver.task(), driver.count)  # noqa: E731
     found = list(run_tasks(step, iter(batch.to_batches()), connect, BatchId(0), ArrowStepTask, 1))
     assert [row["k"] for each in found for row in each.to_pylist()] == ["a", "b"]
+
+
+def test_rows_with_several_values_that_python_cannot_have(driver):
+    """They are looked at one by one."""
+
+    def update(key, rows, state):
+        for row in rows:
+            with pytest.raises(StateValueError, match="column 'at' has a value"):
+                _ = row.at
+            with pytest.raises(StateValueError, match="column 'until' has a value"):
+                _ = row.until
+            yield row.k, 1
+
+    rows = pa.table({"k": ["a", "a"], "at": moments(YEAR_10000, YEAR_1 - 1), "until": moments(YEAR_10000, YEAR_10000)})
+    step = replace(definition(update, "n bigint", "k string, n bigint", rows, ["k"]), state_schema=None)
+    batch = rows.append_column(PLACE, pa.array([0, 0], pa.int64())).combine_chunks()
+    connect = lambda keep: (driver.task(), driver.count)  # noqa: E731
+    found = list(run_tasks(step, iter(batch.to_batches()), connect, BatchId(0), StepTask, 1))
+    assert [row["n"] for each in found for row in each.to_pylist()] == [1, 1]

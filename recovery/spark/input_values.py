@@ -54,9 +54,8 @@ class RowMaker:
         """One named tuple per row. Raises StateValueError for text that Python cannot have."""
         values = [values_of(step_id, name, column) for name, column in zip(names, columns, strict=True)]
         rows: list[Any] = list(map(tuple.__new__, repeat(self._row), zip(*values, strict=True)))
-        for column in values:
-            for place in _unfit(column):
-                rows[place] = tuple.__new__(_guarded(self._row), rows[place])
+        for place in {place for column in values for place in _unfit(column)}:
+            rows[place] = tuple.__new__(_guarded(self._row), rows[place])
         return rows
 
 
