@@ -150,7 +150,7 @@ def _retyped(back: Any, value: Any) -> tuple[Any, Any] | None:
         return None if stands_for else (back, value)
     if kind in _SCALARS:
         return None
-    parts = _parts_of(kind)
+    parts = _parts_of(kind)  # type: ignore[arg-type]
     return None if parts is None else parts(back, value)
 
 
@@ -230,7 +230,7 @@ def _fields(kind: Any) -> tuple[str, ...] | None:
 
 def has_fields(value: Any) -> bool:
     """Whether a value is of a class that declares its fields, which can be given as the type of a state."""
-    return _fields(type(value)) is not None or hasattr(value, "_fields")
+    return hasattr(value, "_fields") or _fields(type(value)) is not None  # type: ignore[arg-type]
 
 
 def make_portable(state_type: StateType) -> None:

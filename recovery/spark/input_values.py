@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import repeat
 from typing import Any, NoReturn
 
@@ -40,7 +40,7 @@ class Unfit:
     def __repr__(self) -> str:
         return f"<{self._found}>"
 
-    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __bool__ = refuse  # type: ignore[assignment]
+    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __bool__ = refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __iter__ = __len__ = __getitem__ = __contains__ = __getattr__ = refuse
 
 
@@ -164,8 +164,12 @@ def _guarded(row: Any) -> Any:
     def items(self: Any) -> Iterator[Any]:
         return map(_used, tuple.__iter__(self))
 
-    members = {name: property(lambda self, place=place: item(self, place)) for place, name in enumerate(row._fields)}
+    members = {name: property(partial(_item_at, place)) for place, name in enumerate(row._fields)}
     return type(row.__name__, (row,), {**members, "__slots__": (), "__getitem__": item, "__iter__": items})
+
+
+def _item_at(place: int, row: Any) -> Any:
+    return _used(tuple.__getitem__(row, place))
 
 
 def _used(value: Any) -> Any:

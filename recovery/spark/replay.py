@@ -80,17 +80,20 @@ def _reader_without_replay(spark: SparkSession, name: str) -> str | None:
     try:
         sources = spark._jsparkSession.sessionState().dataSourceManager()
         command = sources.lookupDataSource(name).dataSourceCls().command()
-        source = cloudpickle.loads(bytes(command.toArray(spark._jvm.scala.reflect.ClassTag.Byte())))  # type: ignore[union-attr]
+        source = cloudpickle.loads(bytes(command.toArray(spark._jvm.scala.reflect.ClassTag.Byte())))
     except Exception:
         # What Spark finds by its name alone, such as ours, and what is larger than it sends so.
         return None
-    if not isinstance(source, type) or source.streamReader is not DataSource.streamReader:
+    if not _is_kind(source, DataSource) or source.streamReader is not DataSource.streamReader:
         return None
-    for each in _named(source.simpleStreamReader):
-        if isinstance(each, type) and issubclass(each, SimpleDataSourceStreamReader):
-            lacks = each.readBetweenOffsets is SimpleDataSourceStreamReader.readBetweenOffsets
-            return each.__name__ if lacks else None
-    return None
+    readers = (each for each in _named(source.simpleStreamReader) if _is_kind(each, SimpleDataSourceStreamReader))
+    reader = next(readers, None)
+    lacks = reader is not None and reader.readBetweenOffsets is SimpleDataSourceStreamReader.readBetweenOffsets
+    return str(reader.__name__) if lacks else None
+
+
+def _is_kind(value: Any, kind: type) -> bool:
+    return isinstance(value, type) and issubclass(value, kind)
 
 
 def _named(function: Any) -> Iterator[Any]:
