@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic
 
+from recovery.codec import StateCodec, StateType, has_fields
 from recovery.errors import StateValueError, shortened
 
 if TYPE_CHECKING:
@@ -56,13 +57,22 @@ class GroupState(Generic[S]):
     NO_TIMESTAMP = -1
 
     @classmethod
-    def of(cls, value: S | None = None, *, now_ms: int = 0, timed_out: bool = False) -> GroupState[S]:
+    def of(
+        cls, value: S | None = None, *, state: StateType = None, now_ms: int = 0, timed_out: bool = False
+    ) -> GroupState[S]:
         """A state to test a function with: of a key with this value, or without one (None), in a micro-batch that began
-        `now_ms` milliseconds after 1970. In a run they are made of what is stored."""
-        [state] = group_states([None], CallFacts(str, now_ms, timed_out))
-        state._value = value
-        state.exists = value is not None
-        return state
+        `now_ms` milliseconds after 1970. In a run they are made of what is stored.
+
+        state: as in `stateful`; left out, a dataclass and the like stands for its own type. Raises StateValueError, as
+        its `update` does, for a value that a run could not store."""
+        made = _TestedState(state)
+        made._facts = CallFacts(made._decode, now_ms, timed_out)
+        made._stored = None if value is None else made._encode(value)
+        made._value = None
+        made.exists = value is not None
+        made.changed = False
+        made.timeout_at_ms = None
+        return made
 
     @property
     def get(self) -> S:
@@ -144,6 +154,29 @@ class GroupState(Generic[S]):
 
     def __repr__(self) -> str:
         return f"GroupState({self.get!r})" if self.exists else "GroupState(<undefined>)"
+
+
+class _TestedState(GroupState[S]):
+    """What `GroupState.of` gives: it refuses a value when it is given, in a run it is refused when it is stored."""
+
+    __slots__ = ("_codec", "_state_type")
+
+    def __init__(self, state_type: StateType) -> None:
+        self._state_type = state_type
+        self._codec = StateCodec(state_type)
+
+    def update(self, newValue: S) -> None:
+        """Set the key's value. Raises StateValueError for one that a run could not store."""
+        super().update(newValue)
+        self._encode(newValue)
+
+    def _encode(self, value: S) -> str:
+        if self._state_type is None and has_fields(value):
+            self._codec = StateCodec(type(value))
+        return self._codec.encode(value)
+
+    def _decode(self, stored: str) -> Any:
+        return self._codec.decode(stored)
 
 
 def group_states(stored: Iterable[str | None], facts: CallFacts) -> Iterator[GroupState]:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from recovery.errors import StateValueError
+from recovery.errors import StateValueError, shortened
 from recovery.wording import counted
 
 BLOCK_BYTES = 1 << 30
@@ -45,15 +45,18 @@ class StateTable:
         names = _string(pa.array(schema.names, pa.string())).to_pylist()
         self._heads = [f"{',' if number else '{'}{name}:" for number, name in enumerate(names)]
 
-    def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
-        """A text per key. The columns have the schema's types. Raises StateValueError for a value without a form."""
+    def encode(self, columns: Sequence[pa.Array], keys: pa.Array | None = None) -> pa.Array:
+        """A text per key. The columns have the schema's types. Raises StateValueError for a value without a form, with
+        its key where `keys` are given."""
         parts: list[Any] = []
         for field, head, column in zip(self.schema, self._heads, columns, strict=True):
             try:
                 parts += (head, _texts(column))
             except ValueError as error:
+                place = _first_unfit(column)
+                key = "" if keys is None else f" of key {shortened(keys[place].as_py())!r}"
                 raise StateValueError(
-                    f"state column {field.name!r} ({field.type}): {error}",
+                    f"state column {field.name!r} ({field.type}){key}: {error}: {_shown(column, place)}",
                     cause="State is kept as JSON, which has no form for this value.",
                     remedy="Keep it out of the state, or store NULL in its place.",
                 ) from error
@@ -79,6 +82,22 @@ class StateTable:
             raise ValueError(f"the texts of {counted(len(texts), 'state')} are not as many JSON objects")
         columns = zip(found.columns, self.schema, strict=True)
         return [_restore(column.combine_chunks(), field.type).slice(1) for column, field in columns]
+
+
+def _first_unfit(column: pa.Array) -> int:
+    """Where the first value without a form is."""
+    for place in range(len(column)):
+        try:
+            _texts(column.take(pa.array([place])))
+        except ValueError:
+            return place
+    return 0
+
+
+def _shown(column: pa.Array, place: int) -> str:
+    """A value as Arrow writes it."""
+    text = " ".join(str(column.slice(place, 1)).split())
+    return shortened(text.removeprefix("[ ").removesuffix(" ]"))
 
 
 def _storable(kind: pa.DataType) -> bool:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime
 import decimal
+import enum
 import json
 import math
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 import msgspec
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,6 +70,55 @@ class Opaque:
     """A class that cannot be stored."""
 
 
+class Names(list):
+    """Subclasses of what JSON has."""
+
+
+class Word(str):
+    __slots__ = ()
+
+
+class Amount(int):
+    pass
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+SUBCLASSES = [
+    collections.defaultdict(int, {"x": 1}), collections.OrderedDict(x=1), collections.Counter("a"), Names([1]),
+    Word("x"), Amount(1), type("Share", (float,), {})(1.5), Level.LOW, Colour.RED, {Word("x"): 1}, {Colour.RED: 1},
+    collections.UserDict(x=1), collections.deque([1]), range(2), pd.Timestamp("2026-01-01"),
+    pd.Timedelta(1), np.array(5), np.datetime64("2026-01-01", "ns"), np.longdouble(1.5),
+]  # fmt: skip
+
+
+@dataclasses.dataclass
+class Held:
+    """A state with parts that may be of another class."""
+
+    part: Any
+
+
+@dataclasses.dataclass
+class Typed:
+    """The same, with types."""
+
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    names: list[str] = dataclasses.field(default_factory=list)
+    seen: set[int] = dataclasses.field(default_factory=set)
+    level: int = 0
+    word: str = ""
+    share: float = 0.0
+    others: list[tuple[dict[str, int], ...]] = dataclasses.field(default_factory=list)
+    by: Mapping[str, int] | None = None
+
+
 class TestPlainValues:
     """JSON-like values, the default."""
 
@@ -101,6 +154,23 @@ class TestPlainValues:
             StateCodec().encode(value)
         assert type(value).__name__ in raised.value.found
         assert "state=" in raised.value.remedy
+
+    @pytest.mark.parametrize("value", SUBCLASSES, ids=lambda value: type(value).__name__)
+    @pytest.mark.parametrize("inside", [lambda value: value, lambda value: {"a": [1, {"b": value}]}], ids=["", "deep"])
+    def test_an_instance_of_a_subclass_is_refused(self, value, inside):
+        """It is equal to what would come back, which does not do what it does."""
+        with pytest.raises(StateValueError) as raised:
+            StateCodec().encode(inside(value))
+        assert type(value).__name__ in raised.value.found
+
+    def test_the_error_says_what_the_next_run_would_get(self):
+        """And what to do instead."""
+        with pytest.raises(StateValueError, match=r"defaultdict .* would come back as dict") as raised:
+            StateCodec().encode(collections.defaultdict(int, {"x": 1}))
+        assert "the next run would get a dict" in raised.value.cause
+        assert "dict(value)" in raised.value.remedy
+        with pytest.raises(StateValueError, match=r"in dict {'a': .*}, Counter .* would come back as dict"):
+            StateCodec().encode({"a": collections.Counter("a")})
 
     def test_a_list_that_contains_itself_is_refused(self):
         """Not a crash of the interpreter."""
@@ -186,6 +256,50 @@ class TestTypedValues:
         """When the step is declared, not at the first value."""
         with pytest.raises(ConfigurationError, match="cannot be stored"):
             StateCodec(state_type)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Typed(collections.defaultdict(int, {"x": 1})), Typed(names=Names(["a"])), Typed(seen=frozenset({1})),
+        Typed(level=Level.LOW), Typed(word=Colour.RED), Typed(others=[(collections.Counter("a"),)]),
+        Typed(by=collections.OrderedDict(x=1)), Held(collections.Counter("a")), Held([Amount(1)]),
+        Typed(word=Word("x")), Typed({Word("x"): 1}), Held({"a": Level.LOW}),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_typed_state_keeps_the_types_of_its_parts(value):
+    """At any depth: what is declared is what comes back, and nothing that is merely equal to it is stored."""
+    with pytest.raises(StateValueError, match=r"would come back as|cannot be stored"):
+        StateCodec(type(value)).encode(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Typed({"x": 1}, ["a"], {1, 2}, 3, "w", 1.5, [({"y": 2}, {})], {"z": 1}), Typed(share=3),
+        Typed(level=np.int64(2), share=np.float64(0.5)), Held({"a": [None, True, 1.5]}),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_what_a_declared_type_takes(value):
+    """A whole number for a float, and NumPy's for Python's, as before."""
+    codec = StateCodec(type(value))
+    assert codec.decode(codec.encode(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (dict[str, int], collections.Counter("a")), (list[int], Names([1])), (set[int], frozenset({1})),
+        (frozenset[int], {1}), (int, Level.LOW), (str, Colour.RED), (datetime.datetime, pd.Timestamp("2026-01-01")),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_declared_type_is_not_its_subclass(kind, value):
+    """The state itself, too."""
+    with pytest.raises(StateValueError):
+        StateCodec(kind).encode(value)
 
 
 @dataclasses.dataclass

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -164,3 +166,35 @@ def test_the_example_of_such_a_test_runs():
     page = (Path(__file__).parents[1] / "docs" / "flow-api.md").read_text()
     [code] = re.findall(r"^### Testing a function$.*?^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     exec(compile(code, "flow-api.md", "exec"), {})
+
+
+@dataclass
+class Session:
+    clicks: int
+
+
+def test_a_test_refuses_what_a_run_refuses():
+    """The value that a key has, and the one that the function gives."""
+    for value in (defaultdict(int, {"x": 1}), (1, 2), {1: 2}, float("nan"), object(), Counter("a"), b"x"):
+        with pytest.raises(StateValueError):
+            GroupState.of(value)
+        with pytest.raises(StateValueError):
+            GroupState.of({}).update(value)
+    state = GroupState.of((1, 2.5), state=tuple[int, float])
+    assert state.get == (1, 2.5)
+    with pytest.raises(StateValueError):
+        state.update([1, 2.5])
+    assert GroupState.of({1, 2}, state="pickle").get == {1, 2}
+
+
+def test_a_dataclass_is_a_state_of_its_own_type():
+    """Without saying so; `get` gives what is stored, as in a run."""
+    given = Session(1)
+    state = GroupState.of(given)
+    assert state.get == given
+    assert state.get is not given
+    state = GroupState.of()
+    state.update(Session(2))
+    assert (state.get, state.changed, repr(state)) == (Session(2), True, "GroupState(Session(clicks=2))")
+    with pytest.raises(StateValueError):
+        state.update(Session("x"))

@@ -46,7 +46,7 @@ from recovery.sinks.database import (
     session,
 )
 from recovery.sinks.protocol import EpochOutput, Resume
-from recovery.sinks.values import changed, changes_of, for_sqlite
+from recovery.sinks.values import changed, changes_of, for_sqlite, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -216,7 +216,7 @@ class UpsertSink:
     def write(self, batch: DataFrame, batch_id: int) -> None:
         """Stage the micro-batch's rows; see `EpochSink`. One transaction."""
         moments = changes_of(batch.schema)
-        rows = map(tuple, batch.toLocalIterator(prefetchPartitions=True))
+        rows = rows_of(batch)
         types = [field.dataType.simpleString() for field in batch.schema.fields]
         self.stage(batch.columns, (changed(row, moments) for row in rows) if moments else rows, batch_id, types)
 

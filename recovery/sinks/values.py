@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime
 from typing import Any
+
+from recovery.errors import StateValueError
 
 Change = Callable[[Any], Any]
 
@@ -31,6 +33,34 @@ def in_utc(kind: Any) -> Change | None:
         if key or value:
             of_key, of_value = key or _as_it_is, value or _as_it_is
             return _unless_null(lambda values: {of_key(k): of_value(v) for k, v in values.items()})
+    return None
+
+
+def rows_of(batch: Any) -> Iterator[tuple[Any, ...]]:
+    """The rows of a Spark frame as tuples. Raises StateValueError, with column and value, for a time that Python cannot
+    have."""
+    try:
+        yield from map(tuple, batch.toLocalIterator(prefetchPartitions=True))
+    except (ValueError, OverflowError) as error:
+        raise StateValueError(
+            f"the sink was to write a value that Python cannot have: {_far_value(batch) or error}",
+            cause="Python's dates have the years 1 to 9999, and the rows go through Python to the database.",
+            remedy="Replace or filter it in the flow, as in F.when(F.year(column).between(2, 9998), column), or cast "
+            "the column to string.",
+        ) from error
+
+
+def _far_value(batch: Any) -> str | None:
+    """The first time of a column itself whose year Python does not have, at whatever clock."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import DateType, TimestampNTZType, TimestampType
+
+    for field in batch.schema.fields:
+        if isinstance(field.dataType, DateType | TimestampNTZType | TimestampType):
+            column = F.col(f"`{field.name}`")
+            found = batch.where(~F.year(column).between(2, 9998)).select(column.cast("string").alias("text")).first()
+            if found is not None:
+                return f"{found.text}, in column {field.name!r}"
     return None
 
 

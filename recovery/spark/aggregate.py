@@ -38,6 +38,7 @@ from recovery.kernels import (
 from recovery.migration import Migrate
 from recovery.spark.arrow_step import GROUP, ROWS, START, apply_arrow, arrow_schema
 from recovery.spark.combining import Part, combined, counted, parts_of
+from recovery.spark.input_values import value_at
 from recovery.spark.step import KeyedInput, Keys, check_step, locate_key, time_zone
 from recovery.spark.worker import parse_keys
 from recovery.state_table import StateTable
@@ -87,7 +88,7 @@ class Aggregation:
                     merged = each.merge(groups, inputs, held)
                     output[each.name] = each.kernel.result(merged)
             except OverflowAt as error:
-                parts = tuple(states[name][error.place].as_py() for name in self.keys)
+                parts = tuple(value_at(states[name].combine_chunks(), error.place) for name in self.keys)
                 key = parts[0] if len(parts) == 1 else parts
                 raise StateValueError(
                     f"key {key!r}: the sum of {each.name!r} overflows: {error.what}",
@@ -251,7 +252,11 @@ def _prepare(frame: DataFrame, step_id: str, name: str, each: Aggregate) -> _Pre
         inputs = [F.when(inputs[0].isNotNull(), F.xxhash64(*_hashed(inputs[0], kinds[0])))]
     inputs = [one if to is None else one.cast(to) for one, to in zip(inputs, casts, strict=True)]
     kinds = [kind if to is None else to for kind, to in zip(kinds, casts, strict=True)]
-    return _Prepared(made, tuple(inputs), parts_of(each, list(zip(inputs, kinds, strict=True))))
+    parts = parts_of(each, list(zip(inputs, kinds, strict=True)))
+    if each.function == "count":
+        # Of any type, also of one that steps cannot be given.
+        inputs = [F.when(one.isNotNull(), F.lit(True)) for one in inputs]
+    return _Prepared(made, tuple(inputs), parts)
 
 
 def _hashed(value: Column, kind: T.DataType) -> tuple[Column, ...]:

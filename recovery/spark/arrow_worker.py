@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 
 from recovery.errors import StateValueError
 from recovery.spark.arrow_step import DISCARD, EXISTS, GROUP, HELPERS, ROWS, START, arrow_schema
+from recovery.spark.input_values import is_text, not_text, value_at
 from recovery.spark.step import TableUpdate
-from recovery.spark.worker import Runs, StepTask, common_length, is_text, not_text
+from recovery.spark.worker import Runs, StepTask, common_length
 from recovery.state_table import StateTable
 from recovery.storage.seam import FIELD_SEPARATOR, Changes
 from recovery.tables import as_table, columns_of
@@ -119,7 +120,7 @@ class ArrowStepTask(StepTask):
         if not all(mine.equals(theirs) for mine, theirs in zip(own_keys, given_keys, strict=True)):
             places = _places(own_keys, given_keys)
             names, before = names.take(places), before.take(places)
-        encoded = self._table.encode(columns[width:])
+        encoded = self._table.encode(columns[width:], names)
         if discard is not None:
             # A key that is discarded has no text, as one that has no state.
             encoded = pc.if_else(discard.fill_null(False), pa.scalar(None, pa.string()), encoded)
@@ -187,7 +188,7 @@ def _places(own: list[pa.Array], given: list[pa.Array]) -> pa.Array:
     if places.null_count:
         place = pc.index(places.is_null(), True).as_py()
         raise StateValueError(
-            f"update gave a state for {_tuples(given)[place]!r}, a key that it was not called for",
+            f"update gave a state for {_key_at(given, place)!r}, a key that it was not called for",
             cause="Only the keys in `states` can be changed.",
             remedy="Keep the key columns as they are.",
         )
@@ -195,7 +196,7 @@ def _places(own: list[pa.Array], given: list[pa.Array]) -> pa.Array:
         counts = pc.value_counts(places)
         place = counts.field("values")[pc.index(pc.greater(counts.field("counts"), 1), True).as_py()].as_py()
         raise StateValueError(
-            f"update gave two states for {_tuples(own)[place]!r}",
+            f"update gave two states for {_key_at(own, place)!r}",
             cause="The keys of the new states come more than once.",
             remedy="Aggregate the rows to one for each key.",
         )
@@ -203,8 +204,10 @@ def _places(own: list[pa.Array], given: list[pa.Array]) -> pa.Array:
 
 
 def _exact(column: pa.Array) -> pa.Array:
-    """Moments as numbers: to Python those of the hour that comes twice are equal."""
-    return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+    """Moments and days as numbers: to Python those of the hour that comes twice are equal, and it lacks some years."""
+    if pa.types.is_timestamp(column.type):
+        return column.cast(pa.int64())
+    return column.cast(pa.int32()) if pa.types.is_date32(column.type) else column
 
 
 def _equal_nans(key: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -213,6 +216,12 @@ def _equal_nans(key: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 _NAN = object()
+
+
+def _key_at(columns: list[pa.Array], place: int) -> Any:
+    """A key for an error to show."""
+    parts = tuple(value_at(column, place) for column in columns)
+    return parts[0] if len(parts) == 1 else parts
 
 
 def _tuples(columns: list[pa.Array]) -> list[Any]:

@@ -12,8 +12,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from recovery.spark.java_sources import new
+from recovery.spark.session import is_on
 
 
 class Collector:
@@ -36,10 +38,13 @@ class Collector:
         return int(self._collecting.count(exchange))
 
 
-def local_frame(spark: SparkSession, table: pa.Table, schema: T.StructType) -> DataFrame:
-    """A frame of rows that the JVM has from now on. The table has the types that `schema` has in Arrow."""
+def local_frame(spark: SparkSession, table: pa.Table, schema: T.StructType, time_zone: str) -> DataFrame:
+    """A frame of rows that the JVM has from now on. The table has the columns of `schema`."""
     jvm = spark._jvm
     assert jvm is not None
+    # The JVM asks the session for the types, not the file, and takes any buffers for those: others end it by SIGSEGV.
+    large = is_on(spark, "spark.sql.execution.arrow.useLargeVarTypes")
+    table = table.cast(to_arrow_schema(schema, timezone=time_zone, prefers_large_types=large))
     with tempfile.NamedTemporaryFile(prefix="recovery-rows-") as file:
         with pa.ipc.new_stream(file, table.schema) as stream:
             stream.write_table(table)

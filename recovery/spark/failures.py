@@ -15,6 +15,7 @@ from recovery.errors import (
     StorageError,
     error_named,
 )
+from recovery.spark.output_modes import advice
 from recovery.tracebacks import essence, essence_of, headline
 
 JVM_GONE = (Py4JNetworkError, ConnectionError)
@@ -81,13 +82,9 @@ def as_recovery_error(error: BaseException) -> BaseException:
             cause="One of them was added, removed, moved or given another key or type in the flow.",
             remedy="Change it back, or start anew in another recovery directory: their state cannot be converted.",
         )
-    if isinstance(error, PySparkException) and text.startswith("[STREAMING_OUTPUT_MODE."):
-        return FlowFailedError(
-            headline(error),
-            cause="The flow has an aggregation of Spark's own, whose rows change with each micro-batch.",
-            remedy='Say which rows the sink is to be given: Flow(..., output_mode="update"), or "complete"; or give '
-            'the aggregation a watermark, with frame.withWatermark(column, "10 minutes").',
-        )
+    mode = advice(text) if isinstance(error, PySparkException) else None
+    if mode is not None:
+        return FlowFailedError(headline(error), cause=mode.cause, remedy=mode.remedy)
     if isinstance(error, StreamingQueryException):
         # Raised where the query was waited for.
         return FlowFailedError(essence(text) or text.strip().split("\n")[0][:2000])

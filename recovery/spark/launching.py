@@ -21,6 +21,8 @@ from recovery.spark.worker import ADDRESS_PROPERTY, TASKS_PROPERTY
 SETTINGS = {
     # With it, stages of a micro-batch run before foreachBatch is called, and empty partitions lose their tasks.
     "spark.sql.adaptive.streaming.stateless.enabled": "false",
+    # Rows do not leave the host; and what Spark compresses by lz4, Arrow cannot read.
+    "spark.sql.execution.arrow.compression.codec": "none",
     # In a session of somebody else's, too; but file sources, which are made after the start, take what it has then.
     FILE_MANAGER: DEFAULTS[FILE_MANAGER],
 }

@@ -66,7 +66,7 @@ class Merged:
         """What the sink is to be given for the micro-batch that Spark planned as `planned`, without running a step
         again; a local frame, where it `is_all`."""
         spark = planned.sparkSession
-        output = local_frame(spark, self.rows, self.place.step.output)
+        output = local_frame(spark, self.rows, self.place.step.output, self.place.step.time_zone)
         if self.is_all:
             return output
         jvm = spark._jvm

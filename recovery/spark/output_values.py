@@ -24,6 +24,8 @@ Fit: TypeAlias = Callable[[Any], Any]
 
 _NUMBERS = {int, type(None)}
 _GREATEST_FLOAT = float(np.finfo(np.float32).max)
+_LARGE = 1 << 31
+"""So many bytes of a column have no place behind 32-bit offsets."""
 _OFFSET = re.compile(r"(?:GMT|UTC|UT)?([+-])(\d{1,2})(?::?(\d\d))?")
 
 
@@ -51,29 +53,37 @@ def arrow_zone(name: str) -> str:
 
 
 def in_known_zones(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows with types that Arrow can make Python's values of, which it cannot of a time in GMT+8."""
-    schema = _known_schema(rows.schema)
+    """The rows with types that Arrow can make Python's values of, which it cannot of a time in GMT+8; and with the ones
+    that states and output have, where a session's strings have 64-bit offsets, unless they need those."""
+    schema = _known_schema(rows.schema, rows.nbytes < _LARGE)
     return rows if schema is None else rows.cast(schema)
 
 
 @lru_cache
-def _known_schema(schema: pa.Schema) -> pa.Schema | None:
+def _known_schema(schema: pa.Schema, fits: bool) -> pa.Schema | None:
     """None where nothing is to be done."""
-    known = pa.schema([field.with_type(_known(field.type)) for field in schema])
+    known = pa.schema([field.with_type(_known(field.type, fits)) for field in schema])
     return None if known == schema else known
 
 
-def _known(kind: pa.DataType) -> pa.DataType:
+def _known(kind: pa.DataType, fits: bool) -> pa.DataType:
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return pa.timestamp(kind.unit, arrow_zone(kind.tz))
+    if fits and pa.types.is_large_string(kind):
+        return pa.string()
+    if fits and pa.types.is_large_binary(kind):
+        return pa.binary()
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_known(kind.value_type)))
+        return pa.list_(_known_field(kind.value_field, fits))
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_known(field.type)) for field in kind])
+        return pa.struct([_known_field(field, fits) for field in kind])
     if pa.types.is_map(kind):
-        key, item = kind.key_field, kind.item_field
-        return pa.map_(key.with_type(_known(key.type)), item.with_type(_known(item.type)))
+        return pa.map_(_known_field(kind.key_field, fits), _known_field(kind.item_field, fits))
     return kind
+
+
+def _known_field(field: pa.Field, fits: bool) -> pa.Field:
+    return field.with_type(_known(field.type, fits))
 
 
 @lru_cache

@@ -25,6 +25,8 @@ from recovery.spark.combining import PLACE_NAME, Combiner, install
 from recovery.spark.gathering import Gathering
 from recovery.spark.merging import Merging
 from recovery.spark.nodes import children, walk, with_children
+from recovery.spark.output_modes import Advice, advice
+from recovery.spark.replay import check_sources, options_of
 from recovery.spark.row_width import RowWidth
 from recovery.spark.step import UDF_NAME, RegisteredStep, registered
 from recovery.spark.ticks import FORMAT as TICKS
@@ -65,12 +67,16 @@ class BoundPlan:
     keeps_native_state: bool = False
 
 
-def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") -> BoundPlan:
+def bind(
+    frame: DataFrame, partition_count: int, output_mode: str = "append", *, keeps_position: bool = True
+) -> BoundPlan:
     """The frame with its steps spread over `partition_count` recovery partitions, by as many tasks of Spark as run at
-    once: a task takes a core some 15 ms, however little it has to do.
+    once: a task takes a core some 15 ms, however little it has to do. keeps_position: whether a later run goes on from
+    where this one ends.
 
     Raises UnsupportedPlanError for plans whose state would not be kept exactly: a step whose output is used twice,
-    two steps of one id, state stores whose files cannot be told apart, and whatever Spark itself refuses.
+    two steps of one id, state stores whose files cannot be told apart, sources that cannot be read again, and whatever
+    Spark itself refuses.
     """
     if not frame.isStreaming:
         raise UnsupportedPlanError(
@@ -86,7 +92,7 @@ def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") ->
     native = any(map(_keeps_state, walk(plan)))
     if native:
         _check_native_state(spark)
-    _check_sources(plan)
+    check_sources(spark, plan, keeps_position)
     sources = _sources(plan)
     row_width = RowWidth(spark, steps_only=not _gives_others_rows(spark, plan))
     tasks = min(partition_count, max(1, spark.sparkContext.defaultParallelism))
@@ -99,28 +105,6 @@ def bind(frame: DataFrame, partition_count: int, output_mode: str = "append") ->
     merging = Merging(definitions, tasks, row_width)
     rebuilt = _frame(spark, _rebuild(spark, plan, partition_count, tasks))
     return BoundPlan(rebuilt, steps, sources, output_mode, row_width, tasks, combiner, gathering, merging, native)
-
-
-def _check_sources(plan: Any) -> None:
-    """Spark tells a source that its input is done with when a micro-batch is, which is before the epoch is closed."""
-    for node in walk(plan):
-        if node.nodeName() != "StreamingRelation":
-            continue
-        for name, value in _options(node.dataSource()).items():
-            if name.lower() == "cleansource" and value.lower() != "off":
-                raise UnsupportedPlanError(
-                    f"a file source is told to clean up behind itself: cleanSource={value}",
-                    cause="Spark removes files after each micro-batch, which a run that was killed has to read again.",
-                    remedy="Leave it out, and remove files that are older than the epochs you want to go back to.",
-                )
-
-
-def _options(data_source: Any) -> dict[str, str]:
-    found, options = data_source.options().iterator(), {}
-    while found.hasNext():
-        option = found.next()
-        options[option._1()] = option._2()
-    return options
 
 
 def _sources(plan: Any) -> SourcePlaces:
@@ -158,7 +142,7 @@ def _name(node: Any) -> str:
     if node.nodeName() == "StreamingRelationV2":
         kind, options = node.sourceName(), dict(node.extraOptions().asCaseSensitiveMap())
     else:
-        kind, options = node.dataSource().className(), _options(node.dataSource())
+        kind, options = node.dataSource().className(), options_of(node.dataSource())
     options = {name.lower(): value for name, value in options.items()}
     every = json.dumps(options, sort_keys=True)
     return f"{kind} {_digest(options.get('path') or every)} {_digest(every)}"
@@ -272,11 +256,11 @@ def _check_supported(spark: SparkSession, plan: Any, output_mode: str) -> None:
         modes = jvm.org.apache.spark.sql.streaming.OutputMode
         checker.checkForStreaming(plan, getattr(modes, output_mode.capitalize())())
     except AnalysisException as error:
-        raise UnsupportedPlanError(
-            f"Spark refuses the plan: {str(error).splitlines()[0]}",
-            cause="The operation is not defined on a stream.",
-            remedy="Apply it to each micro-batch in the sink.",
-        ) from error
+        told = str(error).splitlines()[0]
+        mode = advice(told) or Advice(
+            "The operation is not defined on a stream.", "Apply it to each micro-batch in the sink."
+        )
+        raise UnsupportedPlanError(f"Spark refuses the plan: {told}", cause=mode.cause, remedy=mode.remedy) from error
 
 
 def _rebuild(spark: SparkSession, node: Any, partition_count: int, tasks: int) -> Any:

@@ -24,6 +24,7 @@ from recovery.spark.java import choose_java, java_home
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
+    from pyspark.sql import SparkSession
 
 _NOISE = re.compile(
     r"WARNING: Using incubator modules|Using Spark's default log4j profile|Using Spark's repl log4j profile"
@@ -202,6 +203,11 @@ def _runs_this_python() -> bool:
     given = shutil.which(os.environ.get("PYSPARK_PYTHON", ""))
     this = Path(sys.executable)
     return given is not None and Path(given).parent == this.parent and this.samefile(given)
+
+
+def is_on(spark: SparkSession, setting: str) -> bool:
+    """Whether a setting that is true or false is true in a session, which takes it in any case of letters."""
+    return str(spark.conf.get(setting)).strip().lower() == "true"
 
 
 def check_master(master: str) -> None:

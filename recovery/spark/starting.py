@@ -77,7 +77,7 @@ def start_prepared(
         frame = build_flow(flow, spark or _active_session(flow_id)) if isinstance(flow, Flow) else flow
         check_master(frame.sparkSession.sparkContext.master)
         parse_trigger(trigger)
-        bound = bind(frame, prepared.plan.partitions[0].count, output_mode)
+        bound = bind(frame, prepared.plan.partitions[0].count, output_mode, keeps_position=not prepared.temporary)
         prepared.open_store()
         return RecoveryQuery(prepared, bound, sink or DiscardSink(), trigger, observer, clock)
     except BaseException as error:

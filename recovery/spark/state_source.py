@@ -19,7 +19,7 @@ from recovery.spark.native_source import Address, NativeFrame, NativeReader, nat
 from recovery.state.steps import moment
 from recovery.storage.history import KeyState, changes_between, states_at
 
-STATE_SCHEMA = "key string, state string, epoch bigint, timeout timestamp"
+STATE_SCHEMA = "key string, state string, epoch bigint, timeout timestamp_ltz"
 CHANGE_SCHEMA = "key string, change string, before string, after string"
 ROWS_PER_BATCH = 10_000
 

@@ -35,8 +35,10 @@ from recovery.ids import StepId
 from recovery.keys import ESCAPE
 from recovery.migration import Migrate, converter, misread, typed_decoder
 from recovery.planning.steps import FlowStep
+from recovery.spark.column_types import check_declared, check_input, check_known
 from recovery.spark.output_values import arrow_zone
 from recovery.spark.sending import check_sendable
+from recovery.spark.session import is_on
 from recovery.state_table import StateTable
 
 PREFIX = "__recovery_"
@@ -213,6 +215,7 @@ def stateful_map(
     composite = not isinstance(key, str | Column) and len(key) > 1
 
     def transform(frame: DataFrame) -> DataFrame:
+        check_known(frame, step_id)
         positions = [_position(frame, step_id, name) for name in names]
         width = len(struct(step_id, output)) - (1 if isinstance(key, str | Column) else len(key))
 
@@ -279,6 +282,7 @@ class KeyedInput:
 
 def locate_key(frame: DataFrame, step_id: str, key: Keys) -> tuple[DataFrame, KeyedInput]:
     """The frame with a column for each part of the key, and where those are. Raises ConfigurationError."""
+    check_known(frame, step_id)
     columns = tuple(frame.columns)
     if len(set(columns)) != len(columns) or any(name.startswith(PREFIX) for name in columns):
         raise ConfigurationError(
@@ -314,6 +318,7 @@ def register(
     migrate: Migrate | None,
 ) -> DataFrame:
     """The frame behind the step, which is known from now on under its token."""
+    check_input(frame, definition.step_id)
     ordering = [] if order_by is None else [order_by] if isinstance(order_by, str | Column) else list(order_by)
     key = zip(definition.key_names, definition.key_types, strict=True)
     registered[definition.token] = RegisteredStep(
@@ -418,7 +423,7 @@ def _key_fields(frame: DataFrame, step_id: str, keys: Sequence[str | Column]) ->
                 cause="State is kept by the bytes of its key: what is equal in this collation would be several keys.",
                 remedy="Cast it to string, and take what is the same of equal ones, as in F.lower(column).",
             )
-        if _is_fine(field.dataType) and frame.sparkSession.conf.get("spark.sql.ansi.enabled") == "false":
+        if _is_fine(field.dataType) and not is_on(frame.sparkSession, "spark.sql.ansi.enabled"):
             raise ConfigurationError(
                 f"step {step_id!r}: key column {field.name!r} has the type {field.dataType.simpleString()}, and "
                 "Spark's ANSI mode is off",
@@ -448,7 +453,8 @@ def _position(frame: DataFrame, step_id: str, name: str) -> int:
 
 
 def struct(step_id: str, output: str | T.StructType, what: str = "output") -> T.StructType:
-    """The schema that `output` is or spells out. Raises ConfigurationError, also when two columns have one name."""
+    """The schema that `output` is or spells out. Raises ConfigurationError, also when two columns have one name, or one
+    has a type that has no values in Python."""
     try:
         parsed = output if isinstance(output, T.StructType) else T.StructType.fromDDL(output)
     except Exception as error:
@@ -460,6 +466,7 @@ def struct(step_id: str, output: str | T.StructType, what: str = "output") -> T.
             f"step {step_id!r}: {what} has {f'two columns {twice[0]!r}' if twice else 'no columns'}",
             remedy="Give each column a name of its own." if twice else 'Name at least one, like "word string".',
         )
+    check_declared(parsed, step_id, what)
     return parsed
 
 

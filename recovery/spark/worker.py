@@ -10,10 +10,9 @@ import contextlib
 import gc
 import pickle
 import tempfile
-from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
-from itertools import chain, count, groupby, pairwise, repeat
+from functools import partial
+from itertools import chain, count, groupby, pairwise
 from operator import itemgetter
 from typing import IO, Any, NamedTuple, TypeVar, cast
 
@@ -30,6 +29,7 @@ from recovery.errors import RecoveryError, StateValueError, UnsupportedPlanError
 from recovery.group_state import CallFacts, GroupState, group_states
 from recovery.ids import BatchId, PartitionIndex
 from recovery.keys import decode_key, encode_key, is_escaped, partition_of
+from recovery.spark.input_values import RowMaker, is_text, key_values, not_text, values_of
 from recovery.spark.output_values import in_known_zones, to_array
 from recovery.spark.sorting import sorted_by
 from recovery.spark.step import EVERYWHERE, HASH_BITS, NOW, PLACE, UNHASHED, StepDefinition, Update
@@ -206,7 +206,7 @@ class StepTask:
         self._place = place
         self._batch = batch
         self._codec = StateCodec(definition.state_type)
-        self._row = _row_type(definition.columns)
+        self._row_maker = RowMaker(definition.columns)
         self._schema = to_arrow_schema(definition.output, timezone=definition.time_zone)
         self._now_ms = 0
         self._spools: dict[PartitionIndex, _Spool] = {}
@@ -256,12 +256,9 @@ class StepTask:
         if runs is None:
             return None
         texts, ends = runs.texts, runs.ends.to_pylist()
-        keys = runs.raw if self._definition.key_in_place else self._keys_of(runs.chunk, ends)
-        columns = [
-            _values(self._definition, name, runs.chunk.column(index))
-            for index, name in enumerate(self._definition.columns)
-        ]
-        rows: list[Any] = list(map(tuple.__new__, repeat(self._row), zip(*columns, strict=True)))
+        keys = runs.raw if self._definition.key_in_place else self._keys_of(runs, ends)
+        names = self._definition.columns
+        rows = self._row_maker.rows(self._definition.step_id, names, runs.chunk.columns[: len(names)])
         for text in texts if self._due else ():
             self._due.pop(text, None)
         self._rows += len(rows)
@@ -291,7 +288,7 @@ class StepTask:
             if not len(chunk):
                 return None
         runs = pc.run_end_encode(text_column)
-        texts = raw = _values(definition, definition.key_names[0], runs.values)
+        texts = raw = values_of(definition.step_id, definition.key_names[0], runs.values)
         self._check_sorted(runs.values)
         if len(definition.key_columns) > 1 and REPLACED in "".join(texts):
             self._check_text(chunk)
@@ -446,21 +443,18 @@ class StepTask:
         if len(given):
             self._last_key = given[-1]
 
-    def _keys_of(self, chunk: pa.RecordBatch, ends: list[int]) -> Sequence[Any]:
+    def _keys_of(self, runs: Runs, ends: list[int]) -> Sequence[Any]:
         """What update gets as key: the value of the key column, a tuple for several."""
         first = pa.array([0, *ends[:-1]], pa.int64())
         definition = self._definition
-        values = [
-            _values(definition, name, chunk.column(position).take(first))
-            for name, position in zip(definition.key_names, definition.key_columns, strict=True)
-        ]
-        return values[0] if len(values) == 1 else list(zip(*values, strict=True))
+        columns = [runs.chunk.column(position).take(first) for position in definition.key_columns]
+        return key_values(definition.step_id, runs.texts, definition.key_names, columns)
 
     def _parse_keys(self, texts: list[str]) -> Sequence[Any]:
         """The same from state keys, for keys without rows."""
-        parts = parse_keys(texts, self._definition.key_types, self._definition.time_zone)
-        values = [part.to_pylist() for part in parts]
-        return values[0] if len(values) == 1 else list(zip(*values, strict=True))
+        definition = self._definition
+        columns = parse_keys(texts, definition.key_types, definition.time_zone)
+        return key_values(definition.step_id, texts, definition.key_names, columns)
 
     def _to_arrow(self, output: list[tuple[Any, ...]]) -> pa.RecordBatch:
         """Arrays of the declared types: Spark does not cast."""
@@ -515,8 +509,20 @@ def parse_keys(texts: list[str], kinds: Sequence[T.DataType], time_zone: str) ->
         column = pa.array(part, pa.string())
         if pa.types.is_timestamp(kind) and kind.tz is not None:
             column = column.cast(pa.int64())  # written as microseconds since 1970
-        columns.append(column.cast(kind))
+        columns.append(_read_far_years(part, kind) if _is_far(part, kind) else column.cast(kind))
     return columns
+
+
+def _is_far(texts: list[str | None], kind: pa.DataType) -> bool:
+    """Whether there are years of other than four digits among days, or moments without a zone, as Spark writes them."""
+    dated = pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is None)
+    return dated and any(text is not None and text[0] in "+-" for text in texts)
+
+
+def _read_far_years(texts: list[str | None], kind: pa.DataType) -> pa.Array:
+    """NumPy reads what Arrow does not."""
+    unit = "datetime64[D]" if pa.types.is_date(kind) else "datetime64[us]"
+    return pa.array(np.array(["NaT" if text is None else text for text in texts], unit)).cast(kind)
 
 
 class _Spool:
@@ -613,42 +619,3 @@ def _start_of_last_run(column: pa.Array) -> int:
 
 def _combine(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-@lru_cache
-def _row_type(columns: tuple[str, ...]) -> type:
-    """The named tuple of the input's columns; names that Python does not allow become _0, _1 …"""
-    return namedtuple("Row", columns, rename=True)
-
-
-def _values(definition: StepDefinition, name: str, column: pa.Array) -> list[Any]:
-    """The values of a column of the step's input. Raises StateValueError for text that Python cannot have."""
-    try:
-        return _to_python(column)
-    except UnicodeDecodeError as error:
-        raise not_text(f"step {definition.step_id!r}: column {name!r}") from error
-
-
-def is_text(column: pa.Array) -> bool:
-    """Whether the strings of a column are valid UTF-8, which Spark does not ask of them."""
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def not_text(what: str) -> StateValueError:
-    """The error for a column with such a string."""
-    return StateValueError(
-        f"{what} has a string that is not valid UTF-8",
-        cause="Bytes in another encoding were read or cast as a string, which Spark does not check.",
-        remedy="Mend the column before the step, with F.make_valid_utf8(column).",
-    )
-
-
-def _to_python(column: pa.Array) -> list[Any]:
-    """Python values; numbers without NULL take the quick way through NumPy."""
-    if not column.null_count and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        return list(column.to_numpy().tolist())
-    return list(column.to_pylist())

@@ -1,0 +1,100 @@
+"""Which types of Spark's a step's columns can have: those of which Arrow makes values of Python's and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.errors import PySparkValueError
+from pyspark.sql import DataFrame
+from pyspark.sql import types as T
+
+from recovery.errors import ConfigurationError
+
+_PLAIN: tuple[type[T.DataType], ...] = (
+    T.BooleanType,
+    T.ByteType,
+    T.ShortType,
+    T.IntegerType,
+    T.LongType,
+    T.FloatType,
+    T.DoubleType,
+    T.DecimalType,
+    T.StringType,
+    T.BinaryType,
+    T.DateType,
+    T.TimestampType,
+    T.TimestampNTZType,
+    T.DayTimeIntervalType,
+    T.TimeType,
+    T.NullType,
+)
+_CAUSE = "A step's rows go to Python and back by way of Arrow, which has no values of this type for both."
+_REMEDIES: tuple[tuple[type[T.DataType], str], ...] = (
+    (T.YearMonthIntervalType, "Take its months as a number, with F.expr('CAST(column AS INTERVAL MONTH)').cast('int')"),
+    (T.VariantType, "Take what is needed of it, with F.variant_get, or all of it as text, with F.to_json(column)"),
+    (T.CharType, "Declare it as string"),
+    (T.VarcharType, "Declare it as string"),
+)
+
+
+def check_input(frame: DataFrame, step_id: str) -> None:
+    """Raises ConfigurationError for a column that a step could not be given, whether it uses it or not."""
+    _check(frame.schema.fields, step_id, "input")
+
+
+def check_known(frame: DataFrame, step_id: str) -> None:
+    """Raises ConfigurationError for a column of a type that PySpark does not know: it cannot even tell the others."""
+    try:
+        _ = frame.schema
+    except PySparkValueError as error:
+        fields = frame._jdf.schema().fields()
+        found = next((field for field in fields if not _is_known(field)), None)
+        if found is None:
+            raise
+        raise _refusal(step_id, "input", found.name(), found.dataType().simpleString(), None) from error
+
+
+def check_declared(schema: T.StructType, step_id: str, what: str) -> None:
+    """Raises ConfigurationError for a column of a step's `output` or `state_schema` that it could not give."""
+    _check(schema.fields, step_id, what)
+
+
+def _check(fields: Sequence[T.StructField], step_id: str, what: str) -> None:
+    for field in fields:
+        for place, kind in _unfit(field.name, field.dataType):
+            raise _refusal(step_id, what, place, kind.simpleString(), kind)
+
+
+def _unfit(place: str, kind: T.DataType) -> Iterator[tuple[str, T.DataType]]:
+    """The parts of a type that have no place in Python, and where they are."""
+    if isinstance(kind, T.UserDefinedType):
+        kind = kind.sqlType()
+    if isinstance(kind, T.ArrayType):
+        yield from _unfit(f"{place}[]", kind.elementType)
+    elif isinstance(kind, T.MapType):
+        yield from _unfit(f"{place}.key", kind.keyType)
+        yield from _unfit(f"{place}.value", kind.valueType)
+    elif isinstance(kind, T.StructType):
+        for field in kind:
+            yield from _unfit(f"{place}.{field.name}", field.dataType)
+    elif not isinstance(kind, _PLAIN):
+        yield place, kind
+
+
+def _is_known(field: Any) -> bool:
+    try:
+        kind = json.loads(field.dataType().json())
+        T.StructType.fromJson({"fields": [{"name": "", "type": kind, "nullable": True, "metadata": {}}]})
+    except PySparkValueError:
+        return False
+    return True
+
+
+def _refusal(step_id: str, what: str, place: str, kind_text: str, kind: T.DataType | None) -> ConfigurationError:
+    remedy = next((remedy for each, remedy in _REMEDIES if isinstance(kind, each)), "Cast it to a string or a number")
+    drop = ", or drop the column before the step." if what == "input" else "."
+    return ConfigurationError(
+        f"step {step_id!r}: {what} column {place!r} has the type {kind_text}", cause=_CAUSE, remedy=remedy + drop
+    )

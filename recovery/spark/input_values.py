@@ -1,0 +1,176 @@
+"""What `update` gets: rows as named tuples of Python's values, made of the columns of a record batch.
+
+Arrow's moments and days reach further than Python's, which has the years 1 to 9999 only. One of them is no reason to
+stop a flow that never looks at it: it stands in its row as an `Unfit`, and an error is raised where it is used.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import repeat
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from recovery.errors import StateValueError, shortened
+
+
+class Unfit:
+    """A value that Python cannot have. Whatever is done with it raises StateValueError, which names it."""
+
+    __slots__ = ("_found",)
+
+    def __init__(self, name: str, column: pa.Array, place: int) -> None:
+        self._found = f"column {name!r} has a value that Python cannot have, of type {column.type}: " + text_of(
+            column, place
+        )
+
+    def refuse(self, *_: Any) -> NoReturn:
+        """Raises StateValueError."""
+        raise StateValueError(
+            self._found,
+            cause="Python's dates have the years 1 to 9999, in the session's time zone. Other systems write the year 1 "
+            "in UTC for no time at all, or a year after 9999 for the end of time.",
+            remedy="Replace or filter it before the step, as in F.when(F.year(column).between(2, 9998), column), or "
+            "cast the column to string. A stateful_arrow step is given such values as Arrow has them.",
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self._found}>"
+
+    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __bool__ = refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __iter__ = __len__ = __getitem__ = __contains__ = __getattr__ = refuse
+
+
+class RowMaker:
+    """Makes the rows of a step's input."""
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self._row = _row_type(columns)
+
+    def rows(self, step_id: str, names: Sequence[str], columns: Sequence[pa.Array]) -> list[Any]:
+        """One named tuple per row. Raises StateValueError for text that Python cannot have."""
+        values = [values_of(step_id, name, column) for name, column in zip(names, columns, strict=True)]
+        rows: list[Any] = list(map(tuple.__new__, repeat(self._row), zip(*values, strict=True)))
+        for place in {place for column in values for place in _unfit(column)}:
+            rows[place] = tuple.__new__(_guarded(self._row), rows[place])
+        return rows
+
+
+class Values(list[Any]):
+    """Those of a column, some of which are Unfit."""
+
+
+def values_of(step_id: str, name: str, column: pa.Array) -> list[Any]:
+    """The values of a column of a step's input, Unfit where Python cannot have one. Raises StateValueError for text
+    that Python cannot have."""
+    try:
+        return _to_python(column)
+    except UnicodeDecodeError as error:
+        raise not_text(f"step {step_id!r}: column {name!r}") from error
+    except (ValueError, OverflowError):
+        return Values(_value(step_id, name, column, place) for place in range(len(column)))
+
+
+def key_values(step_id: str, texts: Sequence[str], names: Sequence[str], columns: Sequence[pa.Array]) -> Sequence[Any]:
+    """What `update` gets as keys: the values of the key's column, tuples for several. Raises StateValueError, with the
+    key's text, also for a value that Python cannot have: the function is always given the key."""
+    values = [values_of(step_id, name, column) for name, column in zip(names, columns, strict=True)]
+    for column in values:
+        for place in _unfit(column):
+            try:
+                column[place].refuse()
+            except StateValueError as error:
+                found = f"step {step_id!r}, key {shortened(texts[place])!r}: {error.found}"
+                raise StateValueError(found, cause=error.cause, remedy=error.remedy) from error
+    return values[0] if len(values) == 1 else list(zip(*values, strict=True))
+
+
+def value_at(column: pa.Array, place: int) -> Any:
+    """A value for an error to show: its text where Python cannot have it."""
+    try:
+        return column[place].as_py()
+    except (ValueError, OverflowError):
+        return text_of(column, place)
+
+
+def text_of(column: pa.Array, place: int) -> str:
+    """A value as Arrow writes it, a moment in UTC."""
+    one = column.slice(place, 1)
+    if pa.types.is_timestamp(one.type) and one.type.tz is not None:
+        one = one.cast(pa.timestamp(one.type.unit, "UTC"))
+    try:
+        return str(one.cast(pa.string())[0])
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return shortened(" ".join(str(one).split()))
+
+
+def is_text(column: pa.Array) -> bool:
+    """Whether the strings of a column are valid UTF-8, which Spark does not ask of them."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def not_text(what: str) -> StateValueError:
+    """The error for a column with such a string."""
+    return StateValueError(
+        f"{what} has a string that is not valid UTF-8",
+        cause="Bytes in another encoding were read or cast as a string, which Spark does not check.",
+        remedy="Mend the column before the step, with F.make_valid_utf8(column).",
+    )
+
+
+def _to_python(column: pa.Array) -> list[Any]:
+    """Python values; numbers without NULL take the quick way through NumPy."""
+    if not column.null_count and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        return list(column.to_numpy().tolist())
+    return list(column.to_pylist())
+
+
+def _value(step_id: str, name: str, column: pa.Array, place: int) -> Any:
+    try:
+        return column[place].as_py()
+    except UnicodeDecodeError as error:
+        raise not_text(f"step {step_id!r}: column {name!r}") from error
+    except (ValueError, OverflowError):
+        return Unfit(name, column, place)
+
+
+def _unfit(values: list[Any]) -> Iterator[int]:
+    """Where the Unfit ones are, which are looked for only where there are some."""
+    if isinstance(values, Values):
+        yield from (place for place, value in enumerate(values) if type(value) is Unfit)
+
+
+@lru_cache
+def _row_type(columns: tuple[str, ...]) -> type:
+    """The named tuple of the input's columns; names that Python does not allow become _0, _1 …"""
+    return namedtuple("Row", columns, rename=True)
+
+
+@lru_cache
+def _guarded(row: Any) -> Any:
+    """The same named tuple, of which nobody gets an Unfit value: it is looked at where the row is."""
+
+    def item(self: Any, index: Any) -> Any:
+        found = tuple.__getitem__(self, index)
+        return tuple(map(_used, found)) if isinstance(index, slice) else _used(found)
+
+    def items(self: Any) -> Iterator[Any]:
+        return map(_used, tuple.__iter__(self))
+
+    members = {name: property(partial(_item_at, place)) for place, name in enumerate(row._fields)}
+    return type(row.__name__, (row,), {**members, "__slots__": (), "__getitem__": item, "__iter__": items})
+
+
+def _item_at(place: int, row: Any) -> Any:
+    return _used(tuple.__getitem__(row, place))
+
+
+def _used(value: Any) -> Any:
+    return value.refuse() if type(value) is Unfit else value
