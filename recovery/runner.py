@@ -17,10 +17,11 @@ from recovery.clock import Clock, SystemClock
 from recovery.config import Interval, RecoveryConfig
 from recovery.flow import Flow
 from recovery.spark.events import Observer, RunSummary
+from recovery.spark.jvm import abandon_launch
 from recovery.spark.launching import AVAILABLE_NOW
 from recovery.spark.preparing import Prepared
 from recovery.spark.query import RecoveryQuery
-from recovery.spark.session import abandon_launch, check_master, create_session
+from recovery.spark.session import check_master, create_session
 from recovery.spark.starting import start_prepared
 
 if TYPE_CHECKING:
