@@ -16,6 +16,8 @@ from recovery.errors import ConfigurationError
 
 Interval = int | float | str | timedelta
 
+DEFAULT_MASTER = "local[*,3]"
+"""Spark's master where none is given: all cores, and a task whose Python worker was killed is tried again, twice."""
 LONGEST_S = 1000 * 366 * 86400.0
 _INTERVAL = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>ms|s|m|h|d)?", re.ASCII)
 _SHOWN = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))

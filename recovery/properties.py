@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from recovery.errors import ConfigurationError
 
-PROPERTIES_VARIABLE = "RECOVERY_PROPERTIES_FILE"
-"""Names the file of settings of Spark where --properties-file does not."""
-
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _END_OF_LINE = re.compile(r"\r\n|\r|\n")
 _BLANK = " \t\f"
-
-
-def chosen_settings(file: str | os.PathLike[str] | None, given: Mapping[str, str]) -> dict[str, str]:
-    """The settings of a properties file, or of the one that the environment names, below those that are `given`.
-
-    Raises ConfigurationError for a file that cannot be read.
-    """
-    named = file or os.environ.get(PROPERTIES_VARIABLE)
-    return {**(read_properties(Path(named)) if named else {}), **given}
 
 
 def read_properties(path: Path) -> dict[str, str]:
@@ -37,8 +24,8 @@ def read_properties(path: Path) -> dict[str, str]:
         raise ConfigurationError(
             f"the settings of Spark in {path} cannot be read: {why}",
             cause="There is no such file, this user may not read it, or it is not a file of properties in UTF-8.",
-            remedy=f"Correct --properties-file or the variable {PROPERTIES_VARIABLE}: a file with a line "
-            "`spark.name value` for each setting.",
+            remedy="Name a file with a line `spark.name value` for each setting, in --properties-file or the variable "
+            "RECOVERY_PROPERTIES_FILE.",
         ) from error
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JError
 
 from recovery.clock import Clock, SystemClock
-from recovery.config import Interval, RecoveryConfig
+from recovery.config import DEFAULT_MASTER, Interval, RecoveryConfig
 from recovery.flow import Flow
 from recovery.spark.events import Observer, RunSummary
 from recovery.spark.jvm import abandon_launch
@@ -34,7 +34,7 @@ def run(
     *,
     spark: SparkSession | None = None,
     trigger: str | Interval | None = AVAILABLE_NOW,
-    master: str = "local[*]",
+    master: str = DEFAULT_MASTER,
     conf: Mapping[str, str] | None = None,
     observer: Observer | None = None,
     clock: Clock | None = None,

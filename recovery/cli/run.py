@@ -11,7 +11,8 @@ from recovery.cli.common import DIRECTORY, INTERVAL, json_option, print_json, te
 from recovery.cli.nodes import run_nodes
 from recovery.cli.places import chosen_backend, state_options
 from recovery.cli.progress import Progress, summary_text
-from recovery.config import RecoveryConfig
+from recovery.cli.settings import settings_options
+from recovery.config import DEFAULT_MASTER, RecoveryConfig
 
 WITH_DIRECTORY = ("resume_epoch", "drop_step", "rename_step", "keep_step", "metrics_port", "metrics_host")
 """The options without whose effect, which needs a recovery directory, the run would not be the one that was meant."""
@@ -41,8 +42,8 @@ WITH_DIRECTORY = ("resume_epoch", "drop_step", "rename_step", "keep_step", "metr
               help="Keep a step's state as it is although its key or state type was changed.")  # fmt: skip
 @click.option("--trigger", default="available-now", show_default=True, metavar="available-now|INTERVAL",
               help="Run to the end of the input, or for ever with this time between micro-batches.")  # fmt: skip
-@click.option("--master", default="local[*]", show_default=True, help="Spark's master.")
-@click.option("--conf", multiple=True, metavar="K=V", help="A setting of Spark.")
+@click.option("--master", default=DEFAULT_MASTER, show_default=True, help="Spark's master.")
+@settings_options
 @threshold_option
 @click.option("--metrics-port", type=click.IntRange(0, 65535), envvar="RECOVERY_METRICS_PORT",
               help="Serve metrics for Prometheus at this port while the run goes on; 0: a free one.")  # fmt: skip
@@ -62,7 +63,7 @@ def run(
     keep_step: tuple[str, ...],
     trigger: str,
     master: str,
-    conf: tuple[str, ...],
+    conf: dict[str, str],
     thresholds: dict[str, str],
     metrics_port: int | None,
     metrics_host: str,
@@ -93,7 +94,6 @@ def run(
         )
     else:
         _refuse_directory_options(click.get_current_context())
-    settings = _pairs(conf, "--conf", "K=V")
     pause = trigger if trigger == "available-now" else INTERVAL.convert(trigger, None, None)
     from recovery.loader import import_paths, load
     from recovery.pipeline import Pipeline
@@ -105,14 +105,14 @@ def run(
     if isinstance(flow, Pipeline):
         if metrics_port is not None:
             raise click.UsageError("--metrics-port is for flows; `recovery runs` shows what a pipeline did.")
-        run_nodes(flow, config, resume=resume, environment=environment, master=master, conf=settings, as_json=as_json)
+        run_nodes(flow, config, resume=resume, environment=environment, master=master, conf=conf, as_json=as_json)
         return
     if resume:
         raise click.UsageError("--resume is for pipelines; a flow resumes by itself.")
     if config is None and not as_json:
         tell("No -r given: running without recovery, state is lost at the end.")
     with Progress(flow.name, quiet=as_json) as progress:
-        summary = run_flow(flow, config, trigger=pause, master=master, conf=settings, observer=progress.observe)
+        summary = run_flow(flow, config, trigger=pause, master=master, conf=conf, observer=progress.observe)
     if as_json:
         from dataclasses import asdict
 
@@ -132,7 +132,7 @@ def _pairs(given: tuple[str, ...], option: str, form: str) -> dict[str, str]:
     pairs = {}
     for text in given:
         name, equals, value = text.partition("=")
-        if not equals or not name or (not value and option != "--conf"):
+        if not equals or not name or not value:
             raise click.BadParameter(f"{text!r} is not {form}", param_hint=option)
         pairs[name] = value
     return pairs

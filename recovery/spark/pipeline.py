@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from recovery.clock import Clock, SystemClock
-from recovery.config import RecoveryConfig
+from recovery.config import DEFAULT_MASTER, RecoveryConfig
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.pipeline import Node, Pipeline
 from recovery.planning.pipeline import LastNode, NodePlan, plan_nodes
@@ -54,7 +54,7 @@ def run_pipeline(
     spark: SparkSession | None = None,
     resume: bool = False,
     environment: str = "",
-    master: str = "local[*]",
+    master: str = DEFAULT_MASTER,
     conf: Mapping[str, str] | None = None,
     observer: Told | None = None,
     retry: RetryPolicy | None = None,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from recovery import private
+from recovery.config import DEFAULT_MASTER
 from recovery.errors import ConfigurationError, SparkUnavailableError
 from recovery.spark import local_files
 from recovery.spark.classes import archive_options, archive_path
@@ -45,7 +46,7 @@ DEFAULTS = {
 }
 
 
-def create_session(name: str, *, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> Any:
+def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str, str] | None = None) -> Any:
     """A SparkSession of this process's own. Raises SparkUnavailableError.
 
     The JVM gets a session of its own, so a signal to our process group does not kill it under a running
