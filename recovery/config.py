@@ -19,6 +19,8 @@ Interval = int | float | str | timedelta
 
 AVAILABLE_NOW = "available-now"
 """The trigger of a run that ends with its input."""
+DEFAULT_MASTER = "local[*,3]"
+"""Spark's master where none is given: all cores, and a task whose Python worker was killed is tried again, twice."""
 _LETTERS = re.compile(r"[\s_-]+")
 LONGEST_S = 1000 * 366 * 86400.0
 _INTERVAL = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>ms|s|m|h|d)?", re.ASCII)

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JError
 
 from recovery.clock import Clock, SystemClock
-from recovery.config import AVAILABLE_NOW, Interval, RecoveryConfig
+from recovery.config import AVAILABLE_NOW, DEFAULT_MASTER, Interval, RecoveryConfig
 from recovery.flow import Flow
 from recovery.signals import acting, end_now, handled
 from recovery.spark.events import Observer, RunSummary
+from recovery.spark.jvm import abandon_launch
 from recovery.spark.preparing import Prepared
 from recovery.spark.query import RecoveryQuery
-from recovery.spark.session import abandon_launch, check_master, create_session
+from recovery.spark.session import check_master, create_session
 from recovery.spark.starting import start_prepared
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def run(
     *,
     spark: SparkSession | None = None,
     trigger: str | Interval | None = AVAILABLE_NOW,
-    master: str = "local[*]",
+    master: str = DEFAULT_MASTER,
     conf: Mapping[str, str] | None = None,
     observer: Observer | None = None,
     clock: Clock | None = None,

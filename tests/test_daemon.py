@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pyspark
 import pytest
 
 from recovery.spark.session import _daemon, _for_python
+from tests.stores import ROOT
 
 HOME = Path(pyspark.__file__).parent
 ARCHIVES = [
@@ -115,3 +118,56 @@ def test_another_python_is_left_alone(place, tmp_path, monkeypatch):
     monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / place))
     assert _for_python("/mine") == {}
     assert _daemon() == {}
+
+
+def test_sparks_own_daemon_makes_way(tmp_path, this_python):
+    """Where the JVM plans sources, it starts that one: a worker of it would leave with a traceback."""
+    environment = {**os.environ, **_for_python(str(ROOT))}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pyspark.daemon", "pyspark.sql.worker.lookup_data_sources"],
+        env={**environment, "PYTHON_UNIX_DOMAIN_ENABLED": "true", "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert int.from_bytes(process.stdout.read(4), "big") > 0
+    assert b"recovery.spark.daemon\0pyspark.sql.worker.lookup_data_sources" in (
+        Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    )
+    # It says nothing when its JVM has closed a connection.
+    [path] = tmp_path.glob(".*.sock")
+    with socket.socket(socket.AF_UNIX) as connected:
+        connected.connect(str(path))
+        connected.recv(4)
+    assert process.communicate(timeout=20)[1] == b""
+
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+CHILD = """
+from recovery.spark.startup.sitecustomize import end_with_parent
+end_with_parent(); end_with_parent()
+while True:
+    pass
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are looked up in /proc")
+def test_a_busy_process_ends_with_its_parent():
+    """Whatever it is doing."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert parent.stdout is not None
+    child = Path("/proc", parent.stdout.readline().strip())
+    time.sleep(0.5)
+    assert child.exists()
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 20
+    while child.exists() and b") Z " not in (child / "stat").read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -14,7 +14,6 @@ from recovery.checkpoint.places import CheckpointPlace, LocalPlace, is_uri
 from recovery.cli.checkpoint_progress import CheckpointProgress
 from recovery.cli.common import directory_argument, format_size, json_option, print_json
 from recovery.cli.native import (
-    conf_option,
     operators_at,
     operators_text,
     print_state,
@@ -24,6 +23,7 @@ from recovery.cli.native import (
     variable_option,
 )
 from recovery.cli.places import directory_and
+from recovery.cli.settings import settings_options
 from recovery.clock import SystemClock
 from recovery.native.exporting import Exported, export
 from recovery.native.held import held_files
@@ -45,9 +45,9 @@ def checkpoint() -> None:
 @checkpoint.command(name="export")
 @click.argument("words", metavar="[DIR] TO", nargs=-1)
 @click.option("--epoch", type=click.IntRange(min=0), help="The epoch to export; by default the newest.")
-@conf_option
+@settings_options
 @json_option
-def export_(words: tuple[str, ...], epoch: int | None, conf: tuple[str, ...], as_json: bool) -> None:
+def export_(words: tuple[str, ...], epoch: int | None, conf: dict[str, str], as_json: bool) -> None:
     """Write an epoch that is held as an ordinary Spark checkpoint at TO, which plain Spark starts from.
 
     All of it is written or nothing. Only reads DIR; a run may be going on.
@@ -65,9 +65,9 @@ def export_(words: tuple[str, ...], epoch: int | None, conf: tuple[str, ...], as
 @click.argument("source", metavar="FROM")
 @directory_argument
 @click.option("--flow", "flow_id", required=True, metavar="NAME", help="The flow that is to go on from it.")
-@conf_option
+@settings_options
 @json_option
-def import_(source: str, directory: Path, flow_id: str, conf: tuple[str, ...], as_json: bool) -> None:
+def import_(source: str, directory: Path, flow_id: str, conf: dict[str, str], as_json: bool) -> None:
     """Take the checkpoint of a Spark job over into DIR, whose partitions were just made, as their first epoch.
 
     FROM is not changed. Stop the job first: what it does afterwards is not in DIR.
@@ -90,7 +90,7 @@ def import_(source: str, directory: Path, flow_id: str, conf: tuple[str, ...], a
 @click.option("--changes-since", "since", metavar="EPOCH", type=click.IntRange(min=0),
               help="With --operator: the keys whose value is another one than at this epoch.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most so many rows.")
-@conf_option
+@settings_options
 @json_option
 def show(
     directory: Path,
@@ -101,7 +101,7 @@ def show(
     timers: bool,
     since: int | None,
     limit: int,
-    conf: tuple[str, ...],
+    conf: dict[str, str],
     as_json: bool,
 ) -> None:
     """List the native stateful operators of an epoch; with --operator the keys and values of one.
@@ -137,7 +137,7 @@ def show(
 
 
 @contextlib.contextmanager
-def opened(name: str, conf: tuple[str, ...]) -> Iterator[CheckpointPlace]:
+def opened(name: str, conf: dict[str, str]) -> Iterator[CheckpointPlace]:
     """The place that a name on the command line means. Only for another file system Spark is started."""
     if not is_uri(name):
         yield LocalPlace(Path(name), lambda: token_hex(4))

@@ -23,13 +23,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def conf_option(function: F) -> F:
-    """--conf: settings of Spark, where one is started."""
-    return click.option("--conf", multiple=True, metavar="K=V", help="A setting of Spark, where it is needed.")(
-        function
-    )
-
-
 def store_option(function: F) -> F:
     """--store: which of an operator's stores."""
     return click.option(
@@ -68,17 +61,11 @@ def refused_operator_option(function: F) -> F:
 
 
 @contextlib.contextmanager
-def session(conf: Sequence[str]) -> Iterator[SparkSession]:
+def session(conf: Mapping[str, str]) -> Iterator[SparkSession]:
     """A Spark session for one command."""
-    settings = {}
-    for text in conf:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise click.UsageError(f"--conf takes K=V, not {text!r}")
-        settings[key] = value
     from recovery.spark.session import create_session
 
-    spark = create_session("recovery checkpoint", conf=settings)
+    spark = create_session("recovery checkpoint", conf=conf)
     try:
         yield spark
     finally:
@@ -133,7 +120,7 @@ def print_state(
     epoch: int | None,
     store: str | None,
     variable: str | None,
-    conf: Sequence[str],
+    conf: Mapping[str, str],
     as_json: bool,
     since: int | None = None,
     limit: int | None = None,

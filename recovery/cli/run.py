@@ -25,7 +25,8 @@ from recovery.cli.common import (
 from recovery.cli.nodes import run_nodes
 from recovery.cli.places import chosen_backend, state_options
 from recovery.cli.progress import Progress, summary_text
-from recovery.config import AVAILABLE_NOW, RecoveryConfig
+from recovery.cli.settings import settings_options
+from recovery.config import AVAILABLE_NOW, DEFAULT_MASTER, RecoveryConfig
 from recovery.errors import HistoryLossError
 from recovery.signals import end_now, handle, is_main_thread
 
@@ -80,8 +81,8 @@ WITH_DIRECTORY = (
               metavar="available-now|once|INTERVAL",
               help="Run to the end of the input, or for ever with this time between micro-batches. once is "
                    "available-now.")  # fmt: skip
-@click.option("--master", default="local[*]", show_default=True, help="Spark's master.")
-@click.option("--conf", multiple=True, metavar="K=V", help="A setting of Spark.")
+@click.option("--master", default=DEFAULT_MASTER, show_default=True, help="Spark's master.")
+@settings_options
 @threshold_option
 @click.option("--metrics-port", type=click.IntRange(0, 65535), envvar="RECOVERY_METRICS_PORT",
               help="Serve metrics for Prometheus at this port while the run goes on; 0: a free one.")  # fmt: skip
@@ -104,7 +105,7 @@ def run(
     keep_step: tuple[str, ...],
     trigger: str | float,
     master: str,
-    conf: tuple[str, ...],
+    conf: dict[str, str],
     thresholds: dict[str, str],
     metrics_port: int | None,
     metrics_host: str,
@@ -142,7 +143,6 @@ def run(
         )
     else:
         _refuse_directory_options(click.get_current_context())
-    settings = _pairs(conf, "--conf", "K=V")
     from recovery.loader import import_paths, load
     from recovery.pipeline import Pipeline
     from recovery.runner import run as run_flow
@@ -155,7 +155,7 @@ def run(
             raise click.UsageError("--metrics-port is for flows; `recovery runs` shows what a pipeline did.")
         asking(
             lambda config: run_nodes(
-                flow, config, resume=resume, environment=environment, master=master, conf=settings, as_json=as_json
+                flow, config, resume=resume, environment=environment, master=master, conf=conf, as_json=as_json
             ),
             config,
         )
@@ -167,7 +167,7 @@ def run(
 
     def run_once(config: RecoveryConfig | None) -> RunSummary:
         with Progress(flow.name, quiet=as_json) as progress:
-            return run_flow(flow, config, trigger=trigger, master=master, conf=settings, observer=progress.observe)
+            return run_flow(flow, config, trigger=trigger, master=master, conf=conf, observer=progress.observe)
 
     summary = asking(run_once, config)
     if as_json:
@@ -203,7 +203,7 @@ def _pairs(given: tuple[str, ...], option: str, form: str) -> dict[str, str]:
     pairs = {}
     for text in given:
         name, equals, value = text.partition("=")
-        if not equals or not name or (not value and option != "--conf"):
+        if not equals or not name or not value:
             raise click.BadParameter(f"{text!r} is not {form}", param_hint=option)
         pairs[name] = value
     return pairs

@@ -12,7 +12,6 @@ import click
 from recovery.cli.common import echo_json, format_time, json_option, print_json, table
 from recovery.cli.hwm import VALUES
 from recovery.cli.native import (
-    conf_option,
     print_state,
     refused_operator_option,
     store_option,
@@ -20,6 +19,7 @@ from recovery.cli.native import (
     variable_option,
 )
 from recovery.cli.places import directory_and, state_options
+from recovery.cli.settings import settings_options
 from recovery.cli.state_common import (
     Where,
     any_key_option,
@@ -61,7 +61,7 @@ def native_options(function: F) -> F:
     """--operator and what says which of its state."""
     option = click.option("--operator", type=click.IntRange(min=0), metavar="N",
                           help="Read the state of this operator of Spark's own; starts Spark.")  # fmt: skip
-    return option(store_option(variable_option(timers_option(conf_option(function)))))
+    return option(store_option(variable_option(timers_option(settings_options(function)))))
 
 
 @state.command(name="list")
@@ -79,7 +79,7 @@ def list_(
     store: str | None,
     variable: str | None,
     timers: bool,
-    conf: tuple[str, ...],
+    conf: dict[str, str],
     epoch: int | None,
     pattern: str | None,
     environment: str,
@@ -132,7 +132,7 @@ def get(
     store: str | None,
     variable: str | None,
     timers: bool,
-    conf: tuple[str, ...],
+    conf: dict[str, str],
     epoch: int | None,
     environment: str,
     as_json: bool,

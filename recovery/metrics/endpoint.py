@@ -14,6 +14,8 @@ from recovery.metrics.exposition import CONTENT_TYPE
 
 PATH = "/metrics"
 TIMEOUT_S = 10.0
+MOST_CONNECTIONS = 16
+"""At a time; more are closed unanswered, so that whoever opens many takes neither files nor threads from the run."""
 
 
 class MetricsEndpoint:
@@ -76,11 +78,29 @@ def _server(endpoint: MetricsEndpoint, family: int, host: str, port: int) -> Thr
         def log_message(self, format: str, *args: Any) -> None:
             """A scrape is no news."""
 
+    free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+
     class Server(ThreadingHTTPServer):
         address_family = socket.AddressFamily(family)
         daemon_threads = True
         # A port that somebody listens on must be refused, one that was given up just now must not be.
         allow_reuse_address = True
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            if not free.acquire(blocking=False):
+                self.shutdown_request(request)
+                return
+            try:
+                super().process_request(request, client_address)
+            except BaseException:
+                free.release()
+                raise
+
+        def process_request_thread(self, request: Any, client_address: Any) -> None:
+            try:
+                super().process_request_thread(request, client_address)
+            finally:
+                free.release()
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             """Whoever asked went away."""

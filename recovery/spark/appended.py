@@ -8,6 +8,7 @@ Everything it does is in `recovery.appended`; this module says it in the words o
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ from recovery.appended.plan import Slice
 from recovery.appended.planner import Planner
 from recovery.appended.reach import TaskFiles
 from recovery.errors import ConfigurationError
+from recovery.spark.startup.sitecustomize import end_with_parent, serves_a_jvm
 
 
 class AppendedDataSource(DataSource):
@@ -65,6 +67,9 @@ class AppendedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _planner(self) -> Planner:
         if self._kept_planner is None:
+            # In sessions that others have made, the process that plans does not do so by itself.
+            if serves_a_jvm(sys.orig_argv):
+                end_with_parent()
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             self._kept_planner = Planner(self._options, LocalFiles(), cores)
         return self._kept_planner

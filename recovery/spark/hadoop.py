@@ -134,8 +134,8 @@ class HadoopPlace:
                 self._scrubbed(_told(error)),
                 path=self.shown,
                 cause="The address is wrong, the service is down, or Spark lacks its library or credentials for it.",
-                remedy="Check the address; libraries and credentials are settings of Spark, for instance "
-                "--conf spark.jars.packages=… or --conf spark.hadoop.fs.s3a.access.key=…",
+                remedy="Check the address. Libraries are settings of Spark, as in --conf spark.jars.packages=…; so are "
+                "credentials, as spark.hadoop.fs.s3a.access.key, which belong in a --properties-file.",
             ) from (None if self._secrets else error)
 
     def _scrubbed(self, text: str) -> str:

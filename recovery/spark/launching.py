@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from recovery.config import AVAILABLE_NOW, Interval, parse_trigger
 from recovery.spark.failures import JVM_GONE
 from recovery.spark.plan import BoundPlan
+from recovery.spark.retries import retry_properties
 from recovery.spark.session import DEFAULTS, FILE_MANAGER
 from recovery.spark.worker import ADDRESS_PROPERTY, TASKS_PROPERTY
 
@@ -48,7 +49,7 @@ def launch(
     started: is told the query at once, so that it can be stopped whatever happens then.
     """
     spark = bound.frame.sparkSession
-    told = {ADDRESS_PROPERTY: address, TASKS_PROPERTY: str(bound.tasks)}
+    told = {ADDRESS_PROPERTY: address, TASKS_PROPERTY: str(bound.tasks), **retry_properties(spark.sparkContext)}
     # In a sink or an observer, this thread is that of another query, whose tasks find its partitions by them.
     before = {key: spark.sparkContext.getLocalProperty(key) for key in told}
     for key, value in told.items():

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from recovery.clock import Clock, SystemClock
-from recovery.config import RecoveryConfig
+from recovery.config import DEFAULT_MASTER, RecoveryConfig
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.pipeline import Node, Pipeline
 from recovery.planning.going_back import kept_interval_s
@@ -24,7 +24,8 @@ from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.signals import InterruptedBySignal, acting, end_now
 from recovery.spark.failures import in_short
 from recovery.spark.incremental import Load, Loading, _current, moved
-from recovery.spark.session import abandon_launch, check_master, create_session
+from recovery.spark.jvm import abandon_launch
+from recovery.spark.session import check_master, create_session
 from recovery.state.closed_marks import changes
 from recovery.state.epochs import EpochWriter
 from recovery.state.manager import StateManager
@@ -59,7 +60,7 @@ def run_pipeline(
     spark: SparkSession | None = None,
     resume: bool = False,
     environment: str = "",
-    master: str = "local[*]",
+    master: str = DEFAULT_MASTER,
     conf: Mapping[str, str] | None = None,
     observer: Told | None = None,
     retry: RetryPolicy | None = None,

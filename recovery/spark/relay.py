@@ -9,16 +9,15 @@ itself answers:
 2. `files`: the frame is computed, once, and its rows are written by its tasks as Arrow, which has all of Spark's types.
    The source's own tasks read these files.
 
-All of it lies in the temporary directory of Spark's driver, which Spark removes when its JVM ends.
+The files lie in the temporary directory of Spark's driver, which Spark removes when its JVM ends, the socket in a
+directory of this process alone.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import secrets
-import shutil
 import socket
 import socketserver
 import tempfile
@@ -33,13 +32,12 @@ import pyarrow
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from recovery import private
 from recovery.errors import RecoveryError, StateValueError
 from recovery.native.choose import Wanted
+from recovery.peers import of_trusted_user
 from recovery.spark.native_source import Address
 from recovery.spark.native_state import first_line, moments, state_frame
-
-LONGEST_ADDRESS = 100
-"""Of the path of a socket, in bytes; operating systems take little more."""
 
 
 @dataclass(slots=True)
@@ -54,18 +52,15 @@ class _Kept:
 class Relay:
     """Answers for the sessions of one Spark context, on threads of its own."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, sockets: Path) -> None:
+        """sockets: a directory of this user alone, whose path is short enough for sockets."""
         self.context = spark.sparkContext
         self._home = Path(tempfile.mkdtemp(prefix="recovery-", dir=self.context._temp_dir))
         self._sessions: list[SparkSession] = []
         self._frames: dict[object, int] = {}
         self._kept: list[_Kept] = []
         self._lock = threading.Lock()
-        self._path = self._home / "driver"
-        if len(str(self._path).encode()) > LONGEST_ADDRESS:
-            # Spark does not remove this one.
-            self._path = Path(tempfile.mkdtemp(prefix="recovery-", dir="/tmp")) / "driver"
-            atexit.register(shutil.rmtree, self._path.parent, ignore_errors=True)
+        self._path = sockets / f"driver-{secrets.token_hex(4)}"
         self._server = _server(self._path, self._answer)
 
     def address(self, spark: SparkSession) -> Address:
@@ -83,8 +78,6 @@ class Relay:
         self._server.server_close()
         with contextlib.suppress(OSError):
             self._path.unlink()
-        if self._path.parent != self._home:
-            shutil.rmtree(self._path.parent, ignore_errors=True)
 
     def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -123,15 +116,16 @@ _relay_lock = threading.Lock()
 
 
 def address_for(spark: SparkSession) -> Address | None:
-    """Where a source that is registered in this session finds the driver; None: this system has no such sockets."""
+    """Where a source that is registered in this session finds the driver; None: there can be no socket for it."""
     global _relay
-    if not hasattr(socket, "AF_UNIX"):
+    sockets = private.sockets() if hasattr(socket, "AF_UNIX") else None
+    if sockets is None:
         return None
     with _relay_lock:
         if _relay is None or _relay.context is not spark.sparkContext:
             if _relay is not None:
                 _relay.close()
-            _relay = Relay(spark)
+            _relay = Relay(spark, sockets)
         return _relay.address(spark)
 
 
@@ -142,7 +136,14 @@ def _server(path: Path, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> s
             with contextlib.suppress(OSError, ValueError):
                 self.wfile.write(json.dumps(answer(json.loads(self.rfile.readline()))).encode() + b"\n")
 
-    server = socketserver.ThreadingUnixStreamServer(str(path), Handler)
+    class Server(socketserver.ThreadingUnixStreamServer):
+        def verify_request(self, request: Any, client_address: Any) -> bool:
+            return of_trusted_user(request)
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """Whoever asked went away, or this process has no thread to answer: the asking side says so."""
+
+    server = Server(str(path), Handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, name="recovery-relay", daemon=True).start()
     return server

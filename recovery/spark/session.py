@@ -9,30 +9,24 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
+from recovery import private
+from recovery.config import DEFAULT_MASTER
 from recovery.errors import ConfigurationError, SparkUnavailableError
-from recovery.signals import STOPPING
 from recovery.spark import local_files
 from recovery.spark.classes import archive_options, archive_path
 from recovery.spark.java import choose_java, java_home
+from recovery.spark.jvm import LaunchError, end, launch, user_options
 
 if TYPE_CHECKING:
-    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-_NOISE = re.compile(
-    r"WARNING: Using incubator modules|Using Spark's default log4j profile|Using Spark's repl log4j profile"
-    r"|Setting default log level to|To adjust logging level use|^Picked up |^WARNING: .*(sun.misc.Unsafe|terminally)"
-    r"|^WARNING: (A (terminally|restricted)|Please consider|Use --enable-native|Restricted methods|package )"
-)
-_END_S = 5
-"""How long a JVM may take to end by itself."""
+_LOCAL = re.compile(r"local(\[[^\]]*\])?")
 _ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
 FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 DEFAULTS = {
@@ -55,7 +49,7 @@ DEFAULTS = {
 }
 
 
-def create_session(name: str, *, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> Any:
+def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str, str] | None = None) -> Any:
     """A SparkSession of this process's own. Raises SparkUnavailableError.
 
     A signal to the process group, or to every process of a unit, does not kill the JVM under a running micro-batch;
@@ -67,17 +61,17 @@ def create_session(name: str, *, master: str = "local[*]", conf: Mapping[str, st
     prepare_environment()
     _quieten()
     settings = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
-    for key, value in {**DEFAULTS, **_daemon(), **(conf or {})}.items():
-        settings.set(key, value)
     gateway = None
     try:
+        for key, value in {**DEFAULTS, **_daemon(), **_private(master), **(conf or {})}.items():
+            settings.set(key, value)
         given = settings.get("spark.driver.extraJavaOptions", "")
         shared = archive_options(archive_path(java_home()), given)
-        settings.set("spark.driver.extraJavaOptions", f"{_log4j_options()} {shared} {given}".strip())
+        ours = [_log4j_options(), shared, f'"-Djava.io.tmpdir={private.home()}"', user_options()]
+        settings.set("spark.driver.extraJavaOptions", " ".join(filter(None, [*ours, given])))
         if SparkContext._gateway is None:
             # A process has one JVM: later contexts are made in it.
-            gateway = _launch(settings)
-            _forward(gateway.proc.stderr)
+            gateway = launch(settings, _for_python(os.environ.get("PYTHONPATH")))
         with _signal_kept():
             context = SparkContext(conf=settings, gateway=gateway)
         context.setLogLevel("ERROR")
@@ -87,17 +81,41 @@ def create_session(name: str, *, master: str = "local[*]", conf: Mapping[str, st
         # The text of Java's errors is in the JVM.
         text = str(error).strip() or repr(error)
         if gateway is not None:
-            _end(gateway)
+            end(gateway)
         raise SparkUnavailableError(
-            f"Spark did not start: {text.splitlines()[0]}",
-            cause="Java, the master or a --conf setting; see the lines above.",
+            f"Spark did not start: {text if isinstance(error, LaunchError) else text.splitlines()[0]}",
+            cause=_cause(text),
             remedy="Check the settings; with --debug the whole error is shown.",
         ) from RuntimeError(text).with_traceback(error.__traceback__)
     except BaseException:
         if gateway is not None:
-            _end(gateway)
+            end(gateway)
         raise
     return session
+
+
+def _cause(text: str) -> str:
+    """Of a start that failed so."""
+    if "Too many open files" in text or "java.security file" in text:
+        return "This process may open too few files: ulimit -n says how many."
+    return "Java, the master or a setting of Spark (--conf, --properties-file)."
+
+
+def _private(master: str) -> dict[str, str]:
+    """Settings by which no other user of the machine reaches into the session: its files and sockets lie in a directory
+    of this process, and its ports ask for a secret."""
+    settings = {}
+    if not os.environ.get("SPARK_LOCAL_DIRS"):
+        settings["spark.local.dir"] = str(private.home())
+    sockets = private.sockets()
+    if sockets is None:
+        settings["spark.python.unix.domain.socket.enabled"] = "false"
+    else:
+        settings["spark.python.unix.domain.socket.dir"] = str(sockets)
+    if _LOCAL.fullmatch(master):
+        # Elsewhere Spark makes up no secret by itself.
+        settings["spark.authenticate"] = "true"
+    return settings
 
 
 @contextlib.contextmanager
@@ -107,75 +125,6 @@ def _signal_kept() -> Iterator[None]:
     yield
     if threading.current_thread() is threading.main_thread() and before is not signal.default_int_handler:
         signal.signal(signal.SIGINT, before)
-
-
-class _Starting(subprocess.Popen[bytes]):
-    """The JVM's process, known from the moment at which it begins: the launch gives it away only when it succeeds."""
-
-    launch: ClassVar[_Starting | None] = None
-
-    def __init__(self, command: Sequence[str], *, env: dict[str, str], **options: Any) -> None:
-        self.told = Path(env["_PYSPARK_DRIVER_CONN_INFO_PATH"]).parent
-        _Starting.launch = self
-        options["preexec_fn"] = _ignore_signals
-        super().__init__(command, env={**env, **_for_python(env.get("PYTHONPATH"))}, **options)
-
-
-def _ignore_signals() -> None:
-    """In the process that becomes the JVM: a signal that a supervisor sends to all processes of a run is the driver's
-    to act on. A JVM leaves alone what was ignored when it began, and it ends with its standard input."""
-    for number in STOPPING:
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _launch(settings: SparkConf) -> Any:
-    """The gateway to a new JVM, which is gone when this raises.
-
-    A JVM that cannot write where it is reached, because the launch was left, would otherwise never end.
-    """
-    from pyspark import java_gateway
-
-    usual, java_gateway.Popen = java_gateway.Popen, _Starting
-    try:
-        return java_gateway.launch_gateway(settings, {"start_new_session": True, "stderr": subprocess.PIPE})
-    except BaseException:
-        abandon_launch()
-        if _Starting.launch is not None:
-            _Starting.launch.wait()
-        raise
-    finally:
-        java_gateway.Popen = usual
-        _Starting.launch = None
-
-
-def abandon_launch() -> None:
-    """Kill the JVM that is being launched, if one is. Takes no locks, so that a signal handler may call it."""
-    process = _Starting.launch
-    if process is not None:
-        if getattr(process, "pid", None) is not None:
-            _kill(process)
-        shutil.rmtree(process.told, ignore_errors=True)
-
-
-def _end(gateway: Any) -> None:
-    """End a JVM on which no session could be made, so that the next one begins anew."""
-    from pyspark import SparkContext
-
-    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
-    process = gateway.proc
-    try:
-        process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
-    finally:
-        _kill(process)
-        process.wait()
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    # Its own session: Spark's launcher script may have a process beside it.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _quieten() -> None:
@@ -244,20 +193,3 @@ def _log4j_options() -> str:
     if os.environ.get("SPARK_CONF_DIR") or os.environ.get("SPARK_HOME"):
         return ""
     return f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
-
-
-def _forward(stream: IO[bytes]) -> threading.Thread:
-    """Pass the JVM's error output on, without the lines that say nothing to anyone; the thread ends with it."""
-
-    def copy() -> None:
-        for line in stream:
-            text = line.decode(errors="replace")
-            # Whoever has taken its place may have closed it, and the JVM waits for what nobody reads.
-            with contextlib.suppress(OSError, ValueError):
-                if not _NOISE.search(text):
-                    sys.stderr.write(text)
-                    sys.stderr.flush()
-
-    thread = threading.Thread(target=copy, name="jvm-stderr", daemon=True)
-    thread.start()
-    return thread

@@ -9,7 +9,6 @@ How many recovery partitions there are is not known yet when a plan is built, so
 from __future__ import annotations
 
 import secrets
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
@@ -27,6 +26,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from recovery import private
 from recovery.codec import StateCodec, StateType, make_portable
 from recovery.declaration import Declaration, Form, form_of
 from recovery.errors import ConfigurationError
@@ -121,7 +121,7 @@ class StepDefinition:
     @property
     def mailbox(self) -> Path:
         """The file through which the driver tells the step's tick source what is due."""
-        return Path(tempfile.gettempdir()) / f"recovery-ticks-{self.token}.json"
+        return private.home() / f"recovery-ticks-{self.token}.json"
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from recovery.ids import BatchId, PartitionIndex
 from recovery.keys import decode_key, encode_key, is_escaped, partition_of
 from recovery.spark.input_values import RowMaker, is_text, key_values, not_text, values_of
 from recovery.spark.output_values import in_known_zones, to_array
+from recovery.spark.retries import raised_once
 from recovery.spark.sorting import sorted_by
 from recovery.spark.step import EVERYWHERE, HASH_BITS, NOW, PLACE, UNHASHED, StepDefinition, Update
 from recovery.storage.files import connect_task
@@ -72,7 +73,8 @@ def run_step(
             remedy="Start it with recovery.start(frame, RecoveryConfig(...), sink=...) or recovery.run.",
         )
     connect = partial(connect_task, address)
-    yield from run_tasks(definition, batches, connect, BatchId(int(batch_id)), kind or StepTask, int(tasks))
+    with raised_once(context):
+        yield from run_tasks(definition, batches, connect, BatchId(int(batch_id)), kind or StepTask, int(tasks))
 
 
 def run_tasks(

@@ -17,9 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from recovery.clock import Clock
+from recovery.peers import of_trusted_user
 
 MOST_WAITING = 256
 """Who may connect before the driver looks."""
+MOST_HELD = 256
+"""Who is told of the end. Others are let go of immediately: they keep nothing then, and the driver has files left."""
 WAIT_S = 5.0
 """How long the driver waits, at most, for the others to let go."""
 
@@ -51,14 +54,28 @@ class Lifeline:
         microseconds; only when somebody came, those who have ended are looked for."""
         if self._listener is None:
             return
-        known = len(self._holders)
+        came = 0
+        # What cannot be accepted, for lack of files, waits in the queue. Who connects all the time must not keep us.
         with contextlib.suppress(OSError):
-            while True:
-                self._holders.append(self._listener.accept()[0])
-        if len(self._holders) > known:
-            for holder in filter(_has_ended, self._holders.copy()):
-                holder.close()
-                self._holders.remove(holder)
+            while came < MOST_WAITING:
+                holder = self._listener.accept()[0]
+                came += 1
+                # Every user of the machine can connect where the socket has no file.
+                if not of_trusted_user(holder):
+                    holder.close()
+                    continue
+                self._holders.append(holder)
+                if len(self._holders) > MOST_HELD:
+                    self._forget_ended()
+                    while len(self._holders) > MOST_HELD:
+                        self._holders.pop().close()
+        if came:
+            self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        for holder in filter(_has_ended, self._holders.copy()):
+            holder.close()
+            self._holders.remove(holder)
 
     def close(self) -> None:
         """Have everyone let go, and wait until they have."""

@@ -21,7 +21,8 @@ from recovery import ConfigurationError
 from recovery.errors import SparkUnavailableError
 from recovery.loader import import_paths
 from recovery.spark.java import _bundled_java, java_home
-from recovery.spark.session import _daemon, _forward, check_master, prepare_environment
+from recovery.spark.jvm import ErrorOutput, reason_in
+from recovery.spark.session import _daemon, check_master, prepare_environment
 
 ROOT = str(Path(recovery.__file__).resolve().parents[1])
 
@@ -126,8 +127,25 @@ def test_what_the_jvm_says_is_passed_on_without_what_says_nothing(capfd):
             b"before\nPicked up JAVA_TOOL_OPTIONS: -Xmx1g\nTraceback (most recent call last):\n  File\nafter \xff\n"
         )
     with os.fdopen(reading, "rb") as stream:
-        _forward(stream).join()
+        ErrorOutput(stream).join()
     assert capfd.readouterr().err == "before\nTraceback (most recent call last):\n  File\nafter \ufffd\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (["WARN x", 'Exception in thread "main" java.lang.X: no', "\tat a.b(C.scala:1)", "Caused by: e.F: why",
+          "\t... 3 more"],
+         "java.lang.X: no\nCaused by: e.F: why"),
+        (["Unrecognized VM option 'x'", "Error: Could not create the Java Virtual Machine."],
+         "Unrecognized VM option 'x'\nError: Could not create the Java Virtual Machine."),
+        (["/opt/java: line 3: no such thing", ""], "/opt/java: line 3: no such thing"),
+        ([], ""),
+    ],
+)  # fmt: skip
+def test_the_reason_in_what_a_jvm_said(lines, reason):
+    """The exceptions and the JVM's own errors, without their places; else the last line."""
+    assert reason_in(lines) == reason
 
 
 def test_workers_import_what_this_process_does(environment, tmp_path):

@@ -622,7 +622,7 @@ def test_what_a_start_that_fails_leaves(spark, feed, tmp_path, monkeypatch):
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "mailboxes"))
         with pytest.raises(RecoveryError, match="no query"):
             begin("available-now")
-        assert list((tmp_path / "mailboxes").glob("recovery-ticks-*")) == []
+        assert list((tmp_path / "mailboxes").rglob("recovery-ticks-*")) == []
         assert not spark.streams.active
         monkeypatch.undo()
     begin("available-now").await_termination()
