@@ -19,6 +19,7 @@ from recovery.cli.common import (
     json_option,
     of_output,
     print_json,
+    say,
     table,
     tell,
     tell_error,
@@ -27,6 +28,7 @@ from recovery.cli.signals import StopSignals
 from recovery.clock import SystemClock
 from recovery.errors import BackupTargetError, ConfigurationError, NoBackupError, RecoveryError, StorageError
 from recovery.planning.backups import KeepRule, parse_keep
+from recovery.printable import one_line
 
 if TYPE_CHECKING:
     # With them comes Arrow, which other commands need not wait for.
@@ -139,9 +141,7 @@ def _once(
         return unpruned
     _say_made(made)
     if removed is not None and removed.removed:
-        click.echo(
-            f"removed {len(removed.removed)} older, {format_size(removed.stored_bytes)}; {len(removed.kept)} left"
-        )
+        say(f"removed {len(removed.removed)} older, {format_size(removed.stored_bytes)}; {len(removed.kept)} left")
     return unpruned
 
 
@@ -172,12 +172,12 @@ def _or_say_why(once: Callable[[], RecoveryError | None], as_json: bool) -> None
             raise unpruned
         if unpruned is None or as_json:
             return
-        failed, found = NOT_REMOVED, unpruned.found
+        failed, found = NOT_REMOVED, one_line(unpruned.found)
     except PASSING as error:
         if as_json:
             print_json(error.as_json(), line=True)
             return
-        failed, found = "failed", error.found
+        failed, found = "failed", one_line(error.found)
     tell(f"{format_time(SystemClock().wall_ms())} {failed}, will try again: {found}")
 
 
@@ -199,7 +199,7 @@ def _say_made(made: Made) -> None:
     unchanged = f", {made.reused} unchanged" if made.reused else ""
     stored = f"{made.stored} partition{'s' * (made.stored != 1)} stored{unchanged}"
     size = f"{format_size(made.read_bytes)} as {format_size(made.stored_bytes)}"
-    click.echo(
+    say(
         f"backup {made.manifest.id} of epoch {_shared_epoch(made.manifest)}: {stored}, {size} in {made.elapsed_s:.1f} s"
     )
 
@@ -216,7 +216,7 @@ def _say_pruned(target: Target, done: Pruned, as_json: bool) -> None:
             }
         )
         return
-    click.echo(
+    say(
         f"removed {len(done.removed)} backups and {done.objects} objects, {format_size(done.stored_bytes)}; "
         f"{len(done.kept)} backups left"
     )
@@ -247,11 +247,11 @@ def _show(target: Target, listing: Listing, as_json: bool) -> None:
         for manifest in listing.manifests
     ]
     if rows:
-        click.echo(table(("backup", "taken", "epoch", "partitions", "new", "size", "stored"), rows))
+        say(table(("backup", "taken", "epoch", "partitions", "new", "size", "stored"), rows))
     else:
-        click.echo(f"no finished backup in {target.shown}")
+        say(one_line(f"no finished backup in {target.shown}"))
     for entry in listing.unreadable:
-        click.echo(f"{entry.name} cannot be read: it is unfinished or damaged, and is not used")
+        say(one_line(f"{entry.name} cannot be read: it is unfinished or damaged, and is not used"))
 
 
 def _check_place(target: Target) -> None:

@@ -12,7 +12,7 @@ import click
 
 from recovery.checkpoint.places import CheckpointPlace, LocalPlace, is_uri
 from recovery.cli.checkpoint_progress import CheckpointProgress
-from recovery.cli.common import directory_argument, format_size, json_option, print_json
+from recovery.cli.common import directory_argument, format_size, json_option, print_json, say
 from recovery.cli.native import (
     conf_option,
     operators_at,
@@ -28,6 +28,7 @@ from recovery.clock import SystemClock
 from recovery.native.exporting import Exported, export
 from recovery.native.held import held_files
 from recovery.native.importing import Imported, import_checkpoint
+from recovery.printable import one_line
 from recovery.state.steps import moment
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -57,7 +58,7 @@ def export_(words: tuple[str, ...], epoch: int | None, conf: tuple[str, ...], as
     if as_json:
         print_json({"directory": directory, "to": place.shown, **_export_facts(done)})
     else:
-        click.echo(_export_text(done, place.shown))
+        say(_export_text(done, place.shown))
 
 
 @checkpoint.command(name="import")
@@ -76,7 +77,7 @@ def import_(source: str, directory: Path, flow_id: str, conf: tuple[str, ...], a
     if as_json:
         print_json({"from": place.shown, "directory": str(directory), **_import_facts(done)})
     else:
-        click.echo(_import_text(done, directory))
+        say(_import_text(done, directory))
 
 
 @checkpoint.command()
@@ -131,8 +132,8 @@ def show(
         )
         return
     when = f"after micro-batch {at.cut[2]}" if at.epoch else "before the first micro-batch"
-    click.echo(f"epoch {at.epoch}, {when}: {len(files):,} files, {format_size(sum(files.values()))}")
-    click.echo(operators_text(operators) if operators else "no operator of Spark's own has state")
+    say(f"epoch {at.epoch}, {when}: {len(files):,} files, {format_size(sum(files.values()))}")
+    say(operators_text(operators) if operators else "no operator of Spark's own has state")
 
 
 @contextlib.contextmanager
@@ -149,14 +150,15 @@ def opened(name: str, conf: tuple[str, ...]) -> Iterator[CheckpointPlace]:
 
 def _export_text(done: Exported, target: str) -> str:
     lines = [
-        f"exported epoch {done.epoch} to {target}: Spark goes on there after micro-batch {done.batch}; "
+        f"exported epoch {done.epoch} to {one_line(target)}: Spark goes on there after micro-batch {done.batch}; "
         f"{done.files:,} files, {format_size(done.size_bytes)}"
     ]
     if done.operators:
         lines.append(operators_text([each.as_json() for each in done.operators]))
     if done.steps:
         lines.append(
-            f"not in it, because a Spark checkpoint has no place for it: the state of {', '.join(done.steps)} "
+            f"not in it, because a Spark checkpoint has no place for it: the state of "
+            f"{one_line(', '.join(done.steps))} "
             "(python -m recovery state export writes that)"
         )
     return "\n".join(lines)
@@ -175,7 +177,8 @@ def _export_facts(done: Exported) -> dict[str, Any]:
 
 def _import_text(done: Imported, directory: Path) -> str:
     lines = [
-        f"imported as epoch {done.epoch} of flow {done.flow_id}: {done.files:,} files, {format_size(done.size_bytes)}; "
+        f"imported as epoch {done.epoch} of flow {one_line(done.flow_id)}: {done.files:,} files, "
+        f"{format_size(done.size_bytes)}; "
         f"a run goes on after micro-batch {done.batch}"
     ]
     if done.begun is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from recovery.cli.common import DIRECTORY
+from recovery.cli.common import DIRECTORY, say
 from recovery.errors import AlreadyInitializedError
 
 
@@ -23,5 +23,5 @@ def demo(directory: Path | None) -> None:
     if target.exists() and any(target.iterdir()):
         raise AlreadyInitializedError("the directory is not empty", path=target, cause="", remedy="Name another one.")
     target.mkdir(parents=True, exist_ok=True)
-    if not Story(target, click.echo).tell():
+    if not Story(target, say).tell():
         raise SystemExit(1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from recovery.cli.common import INTERVAL, directory_argument, format_size, json_option, print_json
+from recovery.cli.common import INTERVAL, directory_argument, format_size, json_option, print_json, say
 from recovery.clock import CLOCK_STEP, RecoveryClock, SystemClock
 from recovery.errors import RecoveryError
 from recovery.planning.resume import plan_resume
@@ -62,4 +62,4 @@ def gc(directory: Path, backup_interval: float | None, as_json: bool) -> None:
     if expired:
         also += f", and removed {expired:,} expired state{'s' * (expired != 1)}"
     sizes = f"{format_size(before)} → {format_size(after)}"
-    click.echo(f"collected {rows:,} superseded rows up to epoch {floor}{also}: {sizes}")
+    say(f"collected {rows:,} superseded rows up to epoch {floor}{also}: {sizes}")

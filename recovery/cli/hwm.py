@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from recovery.cli.common import echo_json, format_time, json_option, print_json, table
+from recovery.cli.common import echo_json, format_time, json_option, print_json, say, table
 from recovery.cli.places import directory_and, open_state, state_options
 from recovery.errors import StateNotFoundError, StateValueError
 from recovery.state.marks import Mark
@@ -35,7 +35,7 @@ def list_(words: tuple[str, ...], pattern: str | None, environment: str, as_json
         print_json([_facts(mark) for mark in found])
         return
     rows = ((m.key, type(m.value).__name__, _plain(m.value), format_time(m.changed_ms)) for m in found)
-    click.echo(table(("key", "type", "mark", "changed"), rows))
+    say(table(("key", "type", "mark", "changed"), rows))
 
 
 @hwm.command()
@@ -86,7 +86,7 @@ def rm(words: tuple[str, ...], environment: str, as_json: bool) -> None:
     if as_json:
         print_json({"removed": count})
     else:
-        click.echo(f"removed {count} mark{'s' * (count != 1)}")
+        say(f"removed {count} mark{'s' * (count != 1)}")
 
 
 def parse_value(text: str) -> Any:

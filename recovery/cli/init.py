@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from recovery.cli.common import DIRECTORY, json_option, print_json
+from recovery.cli.common import DIRECTORY, json_option, print_json, say
+from recovery.printable import one_line
 from recovery.storage.initialize import init_partitions
 
 
@@ -25,5 +26,5 @@ def init(directory: Path, count: int, as_json: bool) -> None:
         print_json({"directory": str(directory), "partitions": [str(path) for path in paths]})
         return
     last = f" … {paths[-1].name}" if count > 1 else ""
-    click.echo(f"Created {count} recovery partition{'s' * (count > 1)} in {directory}: {paths[0].name}{last}")
-    click.echo(f"Next: python -m recovery run flow.py -r {directory} -s 10s")
+    say(f"Created {count} recovery partition{'s' * (count > 1)} in {one_line(directory)}: {paths[0].name}{last}")
+    say(f"Next: python -m recovery run flow.py -r {one_line(directory)} -s 10s")

@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from recovery.cli.common import directory_argument, format_time, json_option, print_json, table, tell_error
+from recovery.cli.common import directory_argument, format_time, json_option, print_json, say, table, tell_error
 from recovery.errors import RecoveryError
 from recovery.planning.explain import Explanation, explain
 from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.printable import one_line
 from recovery.storage.files import scan
 
 
@@ -32,16 +33,16 @@ def plan(directory: Path, resume_epoch: int | None, as_json: bool) -> None:
         if as_json:
             print_json({**error.as_json(), "directory": str(directory), "files": [_facts(each) for each in files]})
         else:
-            click.echo(_files_text(files))
+            say(_files_text(files))
             tell_error(error)
         raise SystemExit(error.exit_code) from error
     if as_json:
         print_json(_plan_facts(directory, planned, files))
         return
-    click.echo(_summary(planned))
-    click.echo()
+    say(_summary(planned))
+    say()
     notes = {v.path: v.note for v in planned.verdicts}
-    click.echo(_files_text(files, notes if resume_epoch is not None else {}))
+    say(_files_text(files, notes if resume_epoch is not None else {}))
 
 
 def _summary(planned: ResumePlan) -> str:
@@ -69,7 +70,7 @@ def _files_text(files: Sequence[Explanation], notes: dict[Path, str] | None = No
         for each in files
     ]
     lines = [table(("file", "oldest", "newest", "closed", "verdict"), rows)]
-    fixes = [f"{each.path.name}: {each.fix}" for each in files if each.fix]
+    fixes = [one_line(f"{each.path.name}: {each.fix}") for each in files if each.fix]
     return "\n".join([*lines, *([""] if fixes else []), *fixes])
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from recovery.cli.common import tell
 from recovery.config import format_interval
 from recovery.planning.health import DEFAULTS
+from recovery.printable import fitted, one_line
 
 if TYPE_CHECKING:
     from recovery.spark.closing import EpochClosed
@@ -56,7 +57,7 @@ class Progress:
         self._over.set()
         if self._live:
             self._thread.join()
-            tell(CLEAR if _at_start() else "\n", self._stream, end="")
+            tell("", self._stream, end=CLEAR if _at_start() else "\n")
             self._above.close()
 
     def observe(self, event: Event) -> None:
@@ -97,7 +98,7 @@ class Progress:
             with self._lock:
                 if self._batch is not None and _at_start():
                     # A line that wraps could not be taken back.
-                    tell(f"{CLEAR}{self._line()[: _width(self._stream) - 1]}", self._stream, end="")
+                    tell(fitted(self._line(), _width(self._stream) - 1), self._stream, start=CLEAR, end="")
 
     def _line(self) -> str:
         batch = self._batch
@@ -114,7 +115,7 @@ class Progress:
 
     def _say(self, text: str) -> None:
         start = "" if not self._live else CLEAR if _at_start() else "\n"
-        tell(f"{start}{text}", self._stream)
+        tell(one_line(text), self._stream, start=start)
         if isinstance(sys.stdout, _Above):
             sys.stdout.at_start = True
 
@@ -143,7 +144,7 @@ class _Above:
         """Write, after taking the line away."""
         with self._lock:
             if self.at_start:
-                tell(CLEAR, self._line, end="")
+                tell("", self._line, end=CLEAR)
             written = self._out.write(text)
             self._out.flush()
             self.at_start = text.endswith("\n") if text else self.at_start
@@ -180,7 +181,7 @@ def summary_text(summary: RunSummary) -> str:
     """What a run did, in a few lines."""
     rate = f" ({summary.rows / summary.elapsed_s:,.0f} rows/s)" if summary.elapsed_s and summary.rows else ""
     lines = [
-        f"{summary.flow}: {summary.batches:,} micro-batch{'es' * (summary.batches != 1)}, "
+        f"{one_line(summary.flow)}: {summary.batches:,} micro-batch{'es' * (summary.batches != 1)}, "
         f"{summary.rows:,} rows{rate}, {summary.states:,} states touched in {summary.elapsed_s:.1f} s"
     ]
     if summary.directory is not None:

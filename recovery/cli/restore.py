@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from recovery.cli.backup_progress import CopyProgress
-from recovery.cli.common import DIRECTORY, format_size, format_time, json_option, print_json, table
+from recovery.cli.common import DIRECTORY, format_size, format_time, json_option, print_json, say, table
 from recovery.clock import Clock, SystemClock
 from recovery.config import format_interval
 from recovery.planning.backups import RestorePlan
+from recovery.printable import one_line
 
 if TYPE_CHECKING:
     # With it comes Arrow, which other commands need not wait for.
@@ -64,7 +65,7 @@ def restore(source: str, directory: Path, epoch: int | None, at_ms: int | None, 
             if as_json:
                 print_json({**plan_facts(plan, found, clock.wall_ms()), "directory": str(directory), "dry_run": True})
             else:
-                click.echo(plan_text(plan, found, clock.wall_ms()))
+                say(plan_text(plan, found, clock.wall_ms()))
             return
         progress = CopyProgress(quiet=as_json)
 
@@ -91,9 +92,9 @@ def restore(source: str, directory: Path, epoch: int | None, at_ms: int | None, 
             }
         )
         return
-    click.echo(
-        f"restored {len(done.paths)} partitions to {directory}: {done.rows:,} rows, {format_size(done.size_bytes)} "
-        f"in {done.timings.total_s:.1f} s; the next run resumes at epoch {done.plan.resume.resume_epoch}"
+    say(
+        f"restored {len(done.paths)} partitions to {one_line(directory)}: {done.rows:,} rows, "
+        f"{format_size(done.size_bytes)} in {done.timings.total_s:.1f} s; the next run resumes at epoch {done.plan.resume.resume_epoch}"
     )
 
 
@@ -102,7 +103,7 @@ def announcing(progress: CopyProgress, source: Source, clock: Clock) -> Callable
 
     def announce(plan: RestorePlan, left_out: Sequence[str]) -> None:
         for each in left_out:
-            progress.say(f"left out: {each}")
+            progress.say(one_line(f"left out: {each}"))
         progress.say(plan_text(plan, source, clock.wall_ms()))
 
     return announce
@@ -131,7 +132,7 @@ def plan_text(plan: RestorePlan, source: Source, now_ms: int) -> str:
         for copy in plan.copies
     ]
     lines.append(table(("file", "from", "copied", "epochs"), rows))
-    lines += [f"not used: {problem}" for problem in source.problems]
+    lines += [one_line(f"not used: {problem}") for problem in source.problems]
     return "\n".join(lines)
 
 

@@ -14,6 +14,8 @@ from recovery.cli.common import (
     format_time,
     json_option,
     print_json,
+    say,
+    style,
     table,
     threshold_option,
 )
@@ -24,6 +26,7 @@ from recovery.planning.health import Finding, Level, parse_targets, worst
 from recovery.planning.measures import StepSize, measure_json
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
+from recovery.printable import one_line
 from recovery.report.facts import Facts, gather
 from recovery.state.steps import moment
 from recovery.storage.files import log_bytes, step_names
@@ -47,12 +50,12 @@ def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return
-    flow = f"flow {facts['flow']}" if facts["flow"] else "no flow yet"
-    click.echo(f"{directory}: store {facts['store_id']}, {flow}")
+    flow = f"flow {one_line(facts['flow'])}" if facts["flow"] else "no flow yet"
+    say(f"{one_line(directory)}: store {one_line(facts['store_id'])}, {flow}")
     holder = facts["lock"]
     if holder:
-        click.echo(f"in use by process {holder['pid']} on {holder['host']} ({holder['purpose']})")
-    click.echo()
+        say(one_line(f"in use by process {holder['pid']} on {holder['host']} ({holder['purpose']})"))
+    say()
     rows = [
         (
             p["file"], f"{p['oldest_epoch']} to {p['newest_epoch']}", p["last_execution"],
@@ -62,27 +65,25 @@ def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
         else (p["file"], p["error"]["error"], None, None, None, None, None)
         for p in facts["partitions"]
     ]  # fmt: skip
-    click.echo(table(("file", "epochs", "execution", "closed", "keys", "size", "log"), rows))
-    click.echo()
+    say(table(("file", "epochs", "execution", "closed", "keys", "size", "log"), rows))
+    say()
     if facts["problem"]:
-        click.echo(f"It cannot be resumed: {with_path(facts['problem']['found'], facts['problem']['path'])}")
+        say(f"It cannot be resumed: {with_path(facts['problem']['found'], facts['problem']['path'])}")
     else:
         window = facts["window"]
-        click.echo(
-            f"a run resumes at epoch {facts['resume_epoch']}; --resume-epoch {window[0] + 1} to {window[-1] + 1}"
-        )
+        say(f"a run resumes at epoch {facts['resume_epoch']}; --resume-epoch {window[0] + 1} to {window[-1] + 1}")
     behind = [p for p in facts["partitions"] if p["error"] is None and p["folded_epoch"] < p["newest_epoch"]]
     if behind:
         oldest = min(p["folded_epoch"] for p in behind)
-        click.echo(f"epochs after {oldest} are logged, and keys and sizes are those of epoch {oldest}")
-    click.echo(f"steps: {', '.join(facts['steps']) or 'none yet'}")
-    click.echo(health_text(gathered.health))
+        say(f"epochs after {oldest} are logged, and keys and sizes are those of epoch {oldest}")
+    say(one_line(f"steps: {', '.join(facts['steps']) or 'none yet'}"))
+    say(health_text(gathered.health))
     if facts["operators"]:
-        click.echo()
-        click.echo(operators_text(facts["operators"]))
+        say()
+        say(operators_text(facts["operators"]))
     if facts["executions"]:
-        click.echo()
-        click.echo(
+        say()
+        say(
             table(
                 ("execution", "started", "from epoch", "epochs held", "host", "pid"),
                 (
@@ -165,9 +166,7 @@ def health_text(found: Sequence[Finding]) -> str:
     level = worst(found)
     colour = {Level.OK: "green", Level.WARNING: "yellow", Level.CRITICAL: "red"}.get(level, "white")
     shown = [str(each) for each in found if each.value is not None]
-    return f"health: {click.style(str(level), fg=colour)}" + (
-        f": {' · '.join(shown)}" if shown else ", nothing measured"
-    )
+    return f"health: {style(level, colour)}" + (f": {' · '.join(shown)}" if shown else ", nothing measured")
 
 
 def _partition(file: FoundFile, sizes: Mapping[str, StepSize] | None) -> dict[str, Any]:

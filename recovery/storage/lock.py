@@ -13,6 +13,7 @@ from typing import Any
 
 from recovery.clock import Clock
 from recovery.errors import DirectoryLockedError, StorageError
+from recovery.printable import one_line
 
 LOCK_NAME = "recovery.lock"
 ATTEMPTS = 400
@@ -150,6 +151,7 @@ def _is_dead(holder: dict[str, Any]) -> bool:
 
 def _describe(holder: dict[str, Any] | None) -> str:
     try:
-        return f"process {holder['pid']} on {holder['host']} ({holder['purpose']})" if holder else "another process"
+        text = f"process {holder['pid']} on {holder['host']} ({holder['purpose']})" if holder else "another process"
+        return one_line(text)
     except KeyError:
         return "another process"
