@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from recovery.addresses import local_path
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import (
     INTERVAL,
@@ -23,6 +24,7 @@ from recovery.cli.common import (
     table,
     tell,
     tell_error,
+    umask_option,
 )
 from recovery.cli.signals import StopSignals
 from recovery.clock import SystemClock
@@ -64,6 +66,7 @@ class KeepType(click.ParamType[KeepRule]):
 @click.option("--list", "listed", is_flag=True, help="Only show the backups at DEST.")
 @click.option("--prune", "pruned", is_flag=True, help="Only remove the backups at DEST that no --keep keeps.")
 @click.option("--check", is_flag=True, help="Read each copy in full and check every digest before it is stored.")
+@umask_option
 @json_option
 def backup(
     places: tuple[str, ...],
@@ -72,6 +75,7 @@ def backup(
     listed: bool,
     pruned: bool,
     check: bool,
+    umask: bool,
     as_json: bool,
 ) -> None:
     """Copy the partitions of DIR to DEST, a directory or s3://, gs://, abfs://; a run may be going on.
@@ -88,7 +92,7 @@ def backup(
     from recovery.backup.places import open_target
     from recovery.backup.repository import list_backups, prune
 
-    target = open_target(places[-1])
+    target = open_target(places[-1], umask=umask)
     if listed:
         _show(target, list_backups(target), as_json)
         return
@@ -110,7 +114,7 @@ def _directory(places: tuple[str, ...]) -> Path:
     named = places[0] if len(places) == 2 else os.environ.get("RECOVERY_DIRECTORY")
     if not named:
         raise click.UsageError("Give the recovery directory before DEST, or set RECOVERY_DIRECTORY.")
-    return Path(named)
+    return local_path(named)
 
 
 def _once(

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from recovery.addresses import is_cut_off, local_path
 from recovery.checkpoint.places import CheckpointPlace, LocalPlace, is_uri
 from recovery.cli.checkpoint_progress import CheckpointProgress
 from recovery.cli.common import directory_argument, format_size, json_option, print_json, say
@@ -139,8 +140,8 @@ def show(
 @contextlib.contextmanager
 def opened(name: str, conf: tuple[str, ...]) -> Iterator[CheckpointPlace]:
     """The place that a name on the command line means. Only for another file system Spark is started."""
-    if not is_uri(name):
-        yield LocalPlace(Path(name), lambda: token_hex(4))
+    if not is_uri(name) or is_cut_off(name):
+        yield LocalPlace(local_path(name), lambda: token_hex(4))
         return
     with session(conf) as spark:
         from recovery.spark.hadoop import HadoopPlace

@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TextIO, TypeVar
 
 import click
 
+from recovery.addresses import local_path
 from recovery.config import parse_interval
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, StorageError
 from recovery.planning.health import format_bytes, parse_targets
@@ -195,6 +196,8 @@ class DirectoryType(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
             self.fail("it is empty; a variable of the shell may not be set", param, ctx)
+        # Before it becomes a Path, which makes one slash of two.
+        local_path(value, "a path of this machine")
         return super().convert(value, param, ctx)
 
 
@@ -216,6 +219,12 @@ def json_option(function: F) -> F:
 
     option = click.option("--json", "as_json", is_flag=True, callback=remember, help="Print JSON for programs.")
     return option(function)
+
+
+def umask_option(function: F) -> F:
+    """--umask: who may read what is made."""
+    text = "Let others read what is made, as far as your umask lets them; by default only you may."
+    return click.option("--umask", is_flag=True, help=text)(function)
 
 
 def threshold_option(function: F) -> F:
@@ -345,6 +354,7 @@ def write_whole(path: Path, text: str) -> bool:
 
     Raises ConfigurationError for a path of no file, StorageError.
     """
+    local_path(path, "a file of this machine")
     if not path.name or os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
         raise ConfigurationError(f"{path} is a directory", cause="", remedy="Name a file.")
     own = _own_output(path)

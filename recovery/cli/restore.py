@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from recovery.cli.backup_progress import CopyProgress
-from recovery.cli.common import DIRECTORY, format_size, format_time, json_option, print_json, say, table
+from recovery.cli.common import DIRECTORY, format_size, format_time, json_option, print_json, say, table, umask_option
 from recovery.clock import Clock, SystemClock
 from recovery.config import format_interval
 from recovery.planning.backups import RestorePlan
@@ -42,8 +42,11 @@ class MomentType(click.ParamType[int]):
 @click.option("--epoch", type=click.IntRange(min=0), help="Restore the state after this epoch; 0: before the first.")
 @click.option("--at", "at_ms", type=MomentType(), help="Restore the newest epoch closed at or before this time.")
 @click.option("--dry-run", is_flag=True, help="Say what would be restored and what lost, and write nothing.")
+@umask_option
 @json_option
-def restore(source: str, directory: Path, epoch: int | None, at_ms: int | None, dry_run: bool, as_json: bool) -> None:
+def restore(
+    source: str, directory: Path, epoch: int | None, at_ms: int | None, dry_run: bool, umask: bool, as_json: bool
+) -> None:
     """Put copies of partitions back together in DIR, which holds none yet: all of them, or nothing.
 
     SRC is a place of backups (a directory, s3://, gs://, abfs://), or a plain directory of copied files. Of all copies
@@ -76,6 +79,7 @@ def restore(source: str, directory: Path, epoch: int | None, at_ms: int | None, 
             random_id=lambda: token_hex(4),
             epoch=epoch,
             at_ms=at_ms,
+            umask=umask,
             announce=announcing(progress, found, clock),
             observe=progress.observe,
         )
@@ -94,7 +98,8 @@ def restore(source: str, directory: Path, epoch: int | None, at_ms: int | None, 
         return
     say(
         f"restored {len(done.paths)} partitions to {one_line(directory)}: {done.rows:,} rows, "
-        f"{format_size(done.size_bytes)} in {done.timings.total_s:.1f} s; the next run resumes at epoch {done.plan.resume.resume_epoch}"
+        f"{format_size(done.size_bytes)} in {done.timings.total_s:.1f} s; "
+        f"the next run resumes at epoch {done.plan.resume.resume_epoch}"
     )
 
 

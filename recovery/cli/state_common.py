@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from recovery.addresses import local_path
 from recovery.cli.common import json_option, print_json, say
 from recovery.cli.native import refused_operator_option
 from recovery.cli.places import directory_and, open_state, state_options
@@ -129,7 +130,9 @@ def with_content(
 def lines_of(file: str) -> list[str]:
     """The lines of a file or of standard input. Raises ConfigurationError."""
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        text = (
+            sys.stdin.read() if file == "-" else local_path(file, "a file of this machine").read_text(encoding="utf-8")
+        )
     except UnicodeDecodeError as error:
         raise ConfigurationError(
             f"{file}: byte {error.start} and what follows is not UTF-8", cause="", remedy="Write the file in UTF-8."

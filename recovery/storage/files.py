@@ -18,6 +18,7 @@ import apsw
 
 from recovery import faults
 from recovery.clock import Clock, SystemClock
+from recovery.durable import PRIVATE, make_directories, modes_beside, open_own
 from recovery.errors import (
     ForeignPartitionError,
     LeaseLostError,
@@ -87,7 +88,7 @@ def scan(directory: Path) -> list[FoundFile]:
         raise StorageError(str(error), path=directory) from error
     for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
         try:
-            found.append(FoundFile(path, read_partition(path, partial(one.describe, path=path))))
+            found.append(FoundFile(path, describe_file(path)))
         except RecoveryError as error:
             # Another program's database may lie beside ours, unless it stands where ours should.
             if path.name.startswith("part-") or not isinstance(error, ForeignPartitionError):
@@ -95,6 +96,12 @@ def scan(directory: Path) -> list[FoundFile]:
     if not found:
         raise NoPartitionsError("it holds no recovery partition", path=directory)
     return found
+
+
+def describe_file(path: Path) -> PartitionDescription:
+    """What a partition says of itself. Changes nothing. Raises CorruptPartitionError, ForeignPartitionError,
+    UnsupportedVersionError or StorageError."""
+    return read_partition(path, partial(one.describe, path=path))
 
 
 def log_bytes(path: Path) -> int:
@@ -200,7 +207,8 @@ class FilePartitions:
             shutil.rmtree(stale, ignore_errors=True)
         self._scratch = self._scratch_of(execution)
         try:
-            self._scratch.mkdir(parents=True)
+            make_directories(self._scratch.parent, modes_beside(self.paths[0]))
+            self._scratch.mkdir(PRIVATE.directory)
         except OSError as error:
             raise StorageError(str(error), path=self._scratch) from error
         return self._scratch
@@ -473,7 +481,7 @@ class FileTaskStore:
         path = self._scratch / f"{_file_name(step)}.gathered"
         text = f"{batch:<{_NOTE_BYTES}}".encode()
         try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            file = open_own(path)
             try:
                 before = os.pread(file, _NOTE_BYTES, 0) == text
                 if note and not before:

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from recovery.clock import Clock
+from recovery.durable import modes_beside, open_own
 from recovery.errors import DirectoryLockedError, StorageError
 from recovery.printable import one_line
 
 LOCK_NAME = "recovery.lock"
+FIRST = "part-0.sqlite3"
+"""The partition whose permissions the lock has."""
 ATTEMPTS = 400
 NAME_ATTEMPTS = 100
 ATTEMPT_INTERVAL_S = 0.005
@@ -37,9 +40,9 @@ class DirectoryLock:
     def acquire(self) -> None:
         """Take the lock at once. Raises DirectoryLockedError naming the holder, or StorageError."""
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = open_own(self.path, modes_beside(self.path.with_name(FIRST)).file)
         except OSError as error:
-            raise StorageError(str(error), path=self.path) from error
+            raise StorageError(error.strerror or str(error), path=self.path) from error
         try:
             _lock(descriptor)
         except BlockingIOError:
@@ -90,7 +93,8 @@ def free(descriptor: int, holder_pid: int) -> None:
 def lock_holder(directory: Path) -> dict[str, Any] | None:
     """Who holds the lock of `directory`, None when nobody does; changes nothing."""
     try:
-        descriptor = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+        # Without O_NONBLOCK a pipe would be waited for.
+        descriptor = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:

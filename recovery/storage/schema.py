@@ -32,6 +32,7 @@ from urllib.parse import quote
 
 import apsw
 
+from recovery.durable import create
 from recovery.errors import (
     CorruptPartitionError,
     ForeignPartitionError,
@@ -192,17 +193,21 @@ def partition_path(directory: Path, index: int) -> Path:
 def connect(path: Path, mode: Literal["unshared", "ro", "rw", "rwc"]) -> apsw.Connection:
     """A connection to any SQLite file of ours, with the busy timeout set and nothing checked.
 
-    "unshared" reads the file alone, without its log and without locks: right only while nobody writes to it.
-    Raises StorageError when the file cannot be opened, also in a process that was forked while it was open.
+    "unshared" reads the file alone, without its log and without locks: right only while nobody writes to it. "rwc"
+    makes the file, which must be missing, for this user alone. Raises StorageError when the file cannot be opened, also
+    in a process that was forked while it was open.
     """
     flags = {
         "unshared": apsw.SQLITE_OPEN_READONLY,
         "ro": apsw.SQLITE_OPEN_READONLY,
         "rw": apsw.SQLITE_OPEN_READWRITE,
-        "rwc": apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE,
+        "rwc": apsw.SQLITE_OPEN_READWRITE,
     }[mode]
     with translated(path):
         check_process(path)
+        if mode == "rwc":
+            # SQLite would make it for all to read. Its log and index get the permissions of the file.
+            os.close(create(path))
         uri = file_uri(path, "?immutable=1" if mode == "unshared" else "")
         connection = apsw.Connection(uri, flags=flags | apsw.SQLITE_OPEN_URI)
         opened(connection, path)
