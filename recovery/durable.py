@@ -105,16 +105,11 @@ def open_own(path: Path, mode: int = PRIVATE.file, *, append: bool = False) -> i
     raise OSError(errno.EINVAL, f"{what}, and is not written to; remove it", str(path))
 
 
-def replace(path: Path, content: bytes, *, mode: int | None = PRIVATE.file) -> None:
+def replace(path: Path, content: bytes, *, mode: int = PRIVATE.file) -> None:
     """Give the name `path` to a new file with this content, atomically; not synced. A link there is replaced itself.
 
-    mode: None: that of the file that is there. Raises OSError; what was there stays then.
+    Raises OSError; what was there stays then.
     """
-    if mode is None:
-        try:
-            mode = stat.S_IMODE(path.stat().st_mode)
-        except FileNotFoundError:
-            mode = UMASK.file
     draft = path.with_name(f".{path.name[:200]}.{os.getpid()}-{os.urandom(4).hex()}")
     descriptor = create(draft, mode)
     try:

@@ -26,6 +26,7 @@ from typing import Annotated, Any
 import msgspec
 
 from recovery.backup.target import DRAFT
+from recovery.clock import LATEST_MS
 from recovery.errors import shown
 from recovery.ids import BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
@@ -48,7 +49,7 @@ HIGHEST_RATIO = 64
 # What a manifest is read as. It comes from outside, so every field has a type and bounds.
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _Signed = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-_Millis = Annotated[int, msgspec.Meta(ge=0, le=253_370_764_800_000)]
+_Millis = Annotated[int, msgspec.Meta(ge=0, le=LATEST_MS)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 _Name = Annotated[str, msgspec.Meta(max_length=65_536)]
 

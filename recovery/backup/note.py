@@ -11,12 +11,11 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from recovery.clock import LATEST_MS
 from recovery.durable import modes_beside, read_regular, replace
 
 NAME = "last-backup.json"
 LONGEST = 1 << 16
-LATEST_MS = 253_370_764_800_000
-"""The year 9999: no date is later."""
 
 
 class LastBackup(NamedTuple):

@@ -21,6 +21,7 @@ import click
 
 from recovery.addresses import local_path
 from recovery.config import parse_interval
+from recovery.durable import PRIVATE, UMASK, replace
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, StorageError
 from recovery.planning.health import format_bytes, parse_targets
 from recovery.printable import columns, one_line, printable
@@ -95,7 +96,8 @@ def _shown_safely() -> Iterator[None]:
     try:
         yield
     except click.ClickException as error:
-        error.message = printable(error.message)
+        # What it repeats may be a path with anything in it.
+        error.__dict__["message"] = printable(error.message)
         raise
 
 
@@ -348,8 +350,9 @@ def _numeric(cell: str) -> bool:
     return cell == "-" or cell.replace(",", "").replace(".", "").split(" ")[0].isdigit()
 
 
-def write_whole(path: Path, text: str) -> bool:
-    """The file has all of the text, or is as it was. What stands there without being a file, such as a pipe, is given
+def write_whole(path: Path, text: str, *, private: bool = False) -> bool:
+    """The file has all of the text, or is as it was; its permissions stay, and a new one that is private is for this
+    user alone. What stands there without being a file, such as a pipe, is given
     the text, and so is our own output where the path leads to it; returns whether it is a file, and not that.
 
     Raises ConfigurationError for a path of no file, StorageError.
@@ -378,13 +381,10 @@ def write_whole(path: Path, text: str) -> bool:
             cause="",
             remedy="Make it, or name another.",
         )
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(file)
+        there = stat.S_IMODE(file.stat().st_mode) if file.exists() else None
+        replace(file, text.encode(), mode=there if there is not None else (PRIVATE if private else UMASK).file)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
         raise StorageError(str(error), path=path) from error
     return True
 

@@ -64,7 +64,7 @@ def export(
             echo_json(line)
     else:
         text = "".join(f"{line}\n" for line in lines)
-        write_whole(Path(output_file), text)
+        write_whole(Path(output_file), text, private=True)
 
 
 @click.command(name="import")

@@ -44,6 +44,10 @@ class Disk:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
+    def is_link(self, path: Path) -> bool:
+        """Whether a symbolic link is there."""
+        return path.is_symlink()
+
     def make_directory(self, path: Path) -> None:
         """Make a directory where there is none, and those above it; durable."""
         if path.is_dir():

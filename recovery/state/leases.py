@@ -25,9 +25,11 @@ from typing import Any
 from recovery.clock import Clock
 from recovery.config import format_interval
 from recovery.errors import ConfigurationError, CorruptStateError, LeaseLostError, RecoveryError, StateLockedError
+from recovery.printable import one_line
 from recovery.state.objects import Conflict, Objects, Token, nonce
 from recovery.state.paths import LOCK_FILE, encode_path
 
+LONGEST_LEASE_S = 366 * 86400.0
 REMEMBERED = 100
 """So many takeovers a lock remembers: a holder whose release got no answer can tell what became of it."""
 
@@ -202,14 +204,19 @@ class HeldLease:
             return {"fence": 0, "holder": None, "lease_s": 0.0, "taken_over": [], "token": None}
         try:
             lock = json.loads(found.content)["lock"]
+            fence, holder, lease_s, taken_over = (lock[name] for name in ("fence", "holder", "lease_s", "taken_over"))
+            # Who would wait for ever waits for a mistake.
+            sound = type(fence) is int and 0 <= fence < 1 << 62 and 0 <= float(lease_s) <= LONGEST_LEASE_S
+            if not sound or not (holder is None or isinstance(holder, dict)):
+                raise ValueError("a field of it is out of range")
             return {
-                "fence": int(lock["fence"]),
-                "holder": lock["holder"],
-                "lease_s": float(lock["lease_s"]),
-                "taken_over": list(lock["taken_over"]),
+                "fence": fence,
+                "holder": holder,
+                "lease_s": float(lease_s),
+                "taken_over": list(taken_over),
                 "token": found.token,
             }
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise CorruptStateError(
                 f"the lock {self.name!r:.120} cannot be read", path=f"{self._objects.location}/{self._path}"
             ) from error
@@ -217,6 +224,6 @@ class HeldLease:
 
 def _shown(holder: Any) -> str:
     try:
-        return f"process {holder['pid']} on {holder['host']} ({holder['purpose']})"
+        return one_line(f"process {holder['pid']} on {holder['host']} ({holder['purpose']})")
     except (TypeError, KeyError):
         return "another process"

@@ -16,6 +16,7 @@ from recovery.clock import Clock
 from recovery.config import format_interval
 from recovery.durable import make_directories, modes_beside, open_own
 from recovery.errors import StateLockedError, StorageError
+from recovery.printable import one_line
 from recovery.storage.lock import FIRST, free
 
 POLL_S = 0.005
@@ -86,6 +87,6 @@ class FileLock:
 def _holder(descriptor: int) -> str:
     try:
         holder = json.loads(os.pread(descriptor, 65536, 0))
-        return f"process {holder['pid']} on {holder['host']} ({holder['purpose']})"
+        return one_line(f"process {holder['pid']} on {holder['host']} ({holder['purpose']})")
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"

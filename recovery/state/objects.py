@@ -309,6 +309,8 @@ class BucketObjects:
         def get() -> Found | None:
             try:
                 found = self._api.get(self._store, self._prefix + path)
+                if found.meta["size"] > LARGEST:
+                    raise StateBackendError(f"{path} is larger than {LARGEST:,} bytes", path=self.location)
                 return Found(bytes(found.bytes()), _token(found.meta))
             except FileNotFoundError:
                 return None
