@@ -59,9 +59,12 @@ def test_results(store_dir, tmp_path):
     work(store_dir, 3)
     back_up(store_dir, tmp_path / "backups")
     at, copies = str(store_dir), str(tmp_path / "backups")
-    lists = [["status", at], ["plan", at], ["verify", at], ["advise", at], ["gc", at], ["runs", at], ["hwm", "list", at],
-             ["state", "list", at], ["state", "list", at, "--step", "count"], ["state", "export", at, "--step", "count"],
-             ["checkpoint", "show", at], ["backup", "--list", copies], ["backup", "--prune", "--keep", "1", copies]]  # fmt: skip
+    lists = [
+        *([name, at] for name in ("status", "plan", "verify", "advise", "gc", "runs")),
+        *(["hwm", "list", at], ["state", "list", at], ["state", "list", at, "--step", "count"]),
+        *(["state", "export", at, "--step", "count"], ["checkpoint", "show", at]),
+        *(["backup", "--list", copies], ["backup", "--prune", "--keep", "1", copies]),
+    ]
     as_json = [[*words, "--json"] for words in lists if "export" not in words]
     made = [["init", str(tmp_path / "new"), "2"], ["report", at, "-o", str(tmp_path / "page.html")],
             ["backup", at, copies], ["state", "get", at, "--step", "count", "--key", "k10"]]  # fmt: skip

@@ -97,7 +97,7 @@ def _shown_safely() -> Iterator[None]:
         yield
     except click.ClickException as error:
         # What it repeats may be a path with anything in it.
-        error.__dict__["message"] = printable(error.message)
+        error.__dict__["message"] = printable(error.message).replace("\n", "\n  ")
         raise
 
 
