@@ -8,6 +8,7 @@ compares with the digest and size in the manifest, and nothing counts without a 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import stat
@@ -131,7 +132,7 @@ class DirectoryTarget:
         with self._translated():
             for path in files_below(self.root / prefix, directories=True):
                 with contextlib.suppress(FileNotFoundError):
-                    status = path.stat()
+                    status = _status(path)
                     if stat.S_ISDIR(status.st_mode) and path.suffix not in SUFFIXES:
                         continue
                     size = status.st_size if stat.S_ISREG(status.st_mode) else NO_FILE
@@ -147,7 +148,9 @@ class DirectoryTarget:
     def _opened(self, name: str) -> BinaryIO:
         try:
             descriptor = os.open(self.root / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except (PermissionError, NotADirectoryError) as error:
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV):
+                raise
             raise UnreadableError(error.strerror or str(error)) from error
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return os.fdopen(descriptor, "rb")
@@ -278,6 +281,16 @@ class ObjectTarget:
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text
+
+
+def _status(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        # A link that leads to itself.
+        if error.errno != errno.ELOOP:
+            raise
+        return path.lstat()
 
 
 def bounded(call: Callable[[], T], timeout_s: float) -> T:
