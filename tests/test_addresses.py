@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from click.testing import CliRunner
 
@@ -63,8 +65,8 @@ def test_addresses_of_file_systems():
 COMMANDS = [
     ["init", "@", "1"], ["run", "flow.py", "-r", "@"], ["status", "@"], ["plan", "@"], ["verify", "@"], ["advise", "@"],
     ["report", "@"], ["report", "db", "-o", "@"], ["gc", "@"], ["backup", "db", "@"], ["backup", "@", "copies"],
-    ["backup", "--list", "@"], ["backup", "--prune", "--keep", "1", "@"], ["restore", "@", "new"], ["restore", "db", "@"],
-    ["drill", "@"], ["checkpoint", "export", "db", "@"], ["checkpoint", "export", "@", "to"],
+    ["backup", "--list", "@"], ["backup", "--prune", "--keep", "1", "@"], ["restore", "@", "new"],
+    ["restore", "db", "@"], ["drill", "@"], ["checkpoint", "export", "db", "@"], ["checkpoint", "export", "@", "to"],
     ["checkpoint", "import", "@", "db", "--flow", "f"], ["checkpoint", "import", "from", "@", "--flow", "f"],
     ["checkpoint", "show", "@"], ["hwm", "list", "@"], ["hwm", "set", "@", "key", "1"], ["runs", "@"],
     ["runs", "clean", "@", "--older-than", "1d"], ["state", "list", "@"], ["state", "set", "@", "id", "1"],
@@ -83,10 +85,13 @@ def test_every_command(words):
         assert "address" in found.output or "URI" in found.output, text
 
 
-@pytest.mark.parametrize(("name", "words"), [("RECOVERY_DIRECTORY", ["status"]), ("RECOVERY_DIRECTORY", ["hwm", "list"]),
-                                             ("RECOVERY_DIRECTORY", ["backup", "copies"]),
-                                             ("RECOVERY_DIRECTORY", ["run", "flow.py"]),
-                                             ("RECOVERY_STATE_BACKEND", ["hwm", "list"])])  # fmt: skip
+VARIABLES = {
+    "RECOVERY_DIRECTORY": [["status"], ["hwm", "list"], ["backup", "copies"], ["run", "flow.py"]],
+    "RECOVERY_STATE_BACKEND": [["hwm", "list"]],
+}
+
+
+@pytest.mark.parametrize(("name", "words"), [(name, words) for name, all_ in VARIABLES.items() for words in all_])
 def test_environment_variables(monkeypatch, name, words):
     """The same for what they say."""
     for text in CUT_OFF:
@@ -96,7 +101,8 @@ def test_environment_variables(monkeypatch, name, words):
 
 @pytest.mark.parametrize(
     "call",
-    [RecoveryConfig, FileSink, AllKeysSink, native_operators, open_target, StateManager,
+    [RecoveryConfig, FileSink, lambda text: AllKeysSink(SimpleNamespace(all_keys=print), text, print),
+     lambda text: native_operators(None, text), open_target, StateManager,
      lambda text: init_partitions(text, 1), lambda text: RecoveryConfig("db", scratch_directory=text),
      lambda text: StateManager("db", backend=text), lambda text: open_backend(text, None, None)],
     ids=["config", "file sink", "all keys", "native", "target", "manager", "init", "scratch", "backend", "open"],
