@@ -17,6 +17,9 @@ CLOCK_STEP = StepId("$clock")
 """What the machine's clocks said when the newest epoch was closed: one row, with this key."""
 BOOT_KEY = "boot"
 
+LATEST_MS = 253_370_764_800_000
+"""The beginning of the year 9999: Python has no dates after it, and no clock shows it."""
+
 
 class Uptime(NamedTuple):
     """How long a machine has been up in milliseconds, and which of its starts that counts from."""

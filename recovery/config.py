@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from recovery.addresses import local_path
 from recovery.errors import ConfigurationError
 from recovery.wording import counted
 
@@ -158,6 +159,10 @@ class RecoveryConfig:
                     remedy=f"Write {setting}=({given!r},).",
                 )
             set_field(self, setting, tuple(given))
+        if self.directory != self.state_backend:
+            local_path(self.directory)
+        if self.scratch_directory is not None:
+            local_path(self.scratch_directory)
         # The flow may go elsewhere while it runs.
         set_field(self, "directory", Path(self.directory).absolute())
         set_field(self, "snapshot_interval", parse_interval(self.snapshot_interval))

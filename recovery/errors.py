@@ -51,6 +51,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from recovery.printable import one_line
+
 
 class RecoveryError(Exception):
     """An operation on recovery partitions could not be done; nothing was half-written.
@@ -80,12 +82,16 @@ class RecoveryError(Exception):
         self.remedy = self.default_remedy if remedy is None else remedy
 
     def __str__(self) -> str:
+        return "\n".join(self.parts())
+
+    def parts(self) -> list[str]:
+        """What was found, its probable cause, what to do: as far as they are known. Each may have several lines."""
         parts = [with_path(self.found, self.path)]
         if self.cause:
             parts.append(f"Probable cause: {self.cause}")
         if self.remedy:
             parts.append(f"What to do: {self.remedy}")
-        return "\n".join(parts)
+        return parts
 
     def __reduce__(self) -> Any:
         return _rebuild, (type(self), self.found, self.path, self.cause, self.remedy)
@@ -107,7 +113,7 @@ def with_path(found: str, path: str | None) -> str:
     another path."""
     if path is None or re.search(rf"(?<![\w./~-]){re.escape(path)}(?![\w/~-]|\.\w)", found):
         return found
-    return f"{path}: {found}"
+    return f"{one_line(path)}: {found}"
 
 
 def shown(value: Any) -> str:

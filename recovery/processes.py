@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recovery.clock import boot_id
+from recovery.printable import one_line
 
 
 def identity(pid: int) -> str | None:
@@ -59,7 +60,8 @@ def describe_holder(holder: Any) -> str:
     try:
         host, noted = holder["host"], holder.get("process")
         elsewhere = noted is not None and host == socket.gethostname() and not is_visible(host, noted)
-        return f"process {holder['pid']} on {host}{', in another container' * elsewhere} ({holder['purpose']})"
+        where = f"{host}{', in another container' * elsewhere}"
+        return one_line(f"process {holder['pid']} on {where} ({holder['purpose']})")
     except (KeyError, TypeError, AttributeError):
         return "another process"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +20,9 @@ from recovery.backup.note import LastBackup, note_backup
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.repository import begin, check_store, finish, give_up, list_backups
 from recovery.backup.scratch import scratch_directory
-from recovery.backup.target import CHUNK_BYTES, Target
+from recovery.backup.target import CHUNK_BYTES, Target, UnreadableError
 from recovery.clock import Clock
+from recovery.durable import create
 from recovery.errors import BackupDamagedError, InconsistentPartitionsError, RecoveryError, StorageError
 from recovery.ids import PartitionIndex
 from recovery.planning.resume import plan_resume
@@ -168,14 +170,16 @@ def _is_whole(target: Target, scratch: Path, observe: Observer, copy: StoredCopy
     path = scratch / f"stored-{copy.description.index}.sqlite3"
     tell = partial(Progressed, step="check", name=copy.description.path.name, bytes_total=copy.size_bytes)
     try:
-        with path.open("wb") as file:
+        with os.fdopen(create(path), "wb") as file:
             for chunk in target.read(copy.object_name):
                 digest.update(chunk)
                 file.write(chunk)
                 done_bytes += len(chunk)
                 observe(tell(bytes_done=done_bytes))
+                if done_bytes > copy.size_bytes:
+                    return False
         return digest.hexdigest() == copy.sha256 and not PartitionCheck(path).run().problems
-    except (FileNotFoundError, BackupDamagedError):
+    except (FileNotFoundError, UnreadableError, BackupDamagedError):
         return False
     except OSError as error:
         raise StorageError(str(error), path=path) from error

@@ -16,12 +16,18 @@ import gzip
 import json
 import re
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from recovery.backup.target import DRAFT
+from recovery.clock import LATEST_MS
+from recovery.errors import shown
 from recovery.ids import BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 from recovery.storage.digests import record_digest
@@ -33,7 +39,79 @@ RUNNING = "running/"
 SUFFIX = ".json.gz"
 _ID = r"\d{8}T\d{6}\.\d{3}Z-[0-9a-f]+"
 # The number is that of a further attempt; see `make_backup`.
-_OURS = re.compile(rf"objects/part-\d+/{_ID}(\.\d+)?\.sqlite3\.zst|(manifests|running)/{_ID}\.json\.gz", re.ASCII)
+_OBJECT = re.compile(rf"objects/part-\d+/{_ID}(\.\d+)?\.sqlite3\.zst", re.ASCII)
+_OURS = re.compile(rf"{_OBJECT.pattern}|(manifests|running)/{_ID}\.json\.gz", re.ASCII)
+LARGEST = 256 << 20
+"""Of a manifest's JSON, in bytes. An epoch takes some 80 in each partition: three million of them are in one backup."""
+HIGHEST_RATIO = 64
+"""Of the JSON to what is stored of it: times and numbers do not shrink to a twentieth."""
+
+# What a manifest is read as. It comes from outside, so every field has a type and bounds.
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+_Signed = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_Millis = Annotated[int, msgspec.Meta(ge=0, le=LATEST_MS)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+_Name = Annotated[str, msgspec.Meta(max_length=65_536)]
+
+
+class _Epoch(msgspec.Struct, array_like=True, frozen=True):
+    epoch: _Count
+    number: _Count
+    id: _Name
+    batch_id: _Signed
+    closed_ms: _Millis
+    clock_ms: _Signed
+    live_rows: _Count
+
+
+class _Execution(msgspec.Struct, array_like=True, frozen=True):
+    number: _Count
+    id: _Name
+    flow_id: _Name
+    resume_epoch: _Count
+    started_ms: _Millis
+    snapshot_interval_s: _Seconds
+    backup_interval_s: _Seconds
+    host: _Name
+    pid: _Signed
+    version: _Name
+
+
+class _Partition(msgspec.Struct, frozen=True):
+    index: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+    object: _Name
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    size_bytes: _Count
+    stored_bytes: _Count
+    taken_ms: _Millis
+    fingerprint: _Signed
+    flow_id: _Name | None
+    collected: _Count
+    executions: list[_Execution]
+    epochs: list[_Epoch]
+
+
+class _Format(msgspec.Struct, frozen=True):
+    id: _Name
+    format: _Count
+
+
+class _Manifest(_Format, frozen=True):
+    store_id: _Name
+    started_ms: _Millis
+    finished_ms: _Millis
+    host: _Name
+    version: _Name
+    partitions: Annotated[list[_Partition], msgspec.Meta(min_length=1)]
+
+
+class _Running(msgspec.Struct, frozen=True):
+    needs: list[_Name]
+
+
+_FORMAT = msgspec.json.Decoder(_Format)
+_MANIFEST = msgspec.json.Decoder(_Manifest)
+_RUNNING = msgspec.json.Decoder(_Running)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,29 +207,57 @@ def encode(manifest: Manifest) -> bytes:
     return gzip.compress(json.dumps(value, ensure_ascii=False).encode(), mtime=0)
 
 
-def decode(data: bytes, identity: str) -> Manifest:
+def decode(chunks: Iterable[bytes], identity: str) -> Manifest:
     """The manifest of this id. Raises ValueError when it is half-written or not one that this version reads."""
     try:
-        value = json.loads(gzip.decompress(data))
-        if value["id"] != identity:
-            raise ValueError(f"that of {value['id']!r}")
-        if value["format"] != FORMAT:
-            raise OtherFormatError(f"format {value['format']}")
+        text = unpacked(chunks, LARGEST)
+        stored = _FORMAT.decode(text)
+        if stored.id != identity:
+            raise ValueError(f"that of {shown(stored.id)}")
+        if stored.format > FORMAT:
+            raise OtherFormatError(f"format {stored.format}")
+        found = _MANIFEST.decode(text)
+        if sorted(part.index for part in found.partitions) != list(range(len(found.partitions))):
+            raise ValueError("its partitions are not all there, each once")
         return Manifest(
-            id=value["id"],
-            store_id=value["store_id"],
-            started_ms=value["started_ms"],
-            finished_ms=value["finished_ms"],
-            host=value["host"],
-            version=value["version"],
-            copies=tuple(
-                _decode_copy(part, value["store_id"], len(value["partitions"])) for part in value["partitions"]
-            ),
+            id=found.id,
+            store_id=found.store_id,
+            started_ms=found.started_ms,
+            finished_ms=found.finished_ms,
+            host=found.host,
+            version=found.version,
+            copies=tuple(_decode_copy(part, found.store_id, len(found.partitions)) for part in found.partitions),
         )
     except OtherFormatError:
         raise
-    except (EOFError, OSError, zlib.error, KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise ValueError(f"not a manifest: {error or type(error).__name__}") from error
+
+
+def decode_needs(chunks: Iterable[bytes]) -> frozenset[str]:
+    """The names of objects that a note under `running/` gives. Raises ValueError when it is none, or half-written."""
+    try:
+        return frozenset(_RUNNING.decode(unpacked(chunks, LARGEST)).needs)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"no note of a running backup: {error}") from error
+
+
+def unpacked(chunks: Iterable[bytes], most_bytes: int) -> bytearray:
+    """What gzip made of them. Raises ValueError for half of it, and for more than this, or than any manifest shrinks to
+    so little: some megabytes can stand for gigabytes, so it is counted while it is unpacked."""
+    found, packed_bytes, unpacker = bytearray(), 0, zlib.decompressobj(wbits=31)
+    try:
+        for chunk in chunks:
+            packed_bytes += len(chunk)
+            allowed = min(most_bytes, (1 << 20) + HIGHEST_RATIO * packed_bytes)
+            found += unpacker.decompress(chunk, allowed + 1 - len(found))
+            if len(found) > allowed:
+                raise ValueError(f"it unpacks to more than {allowed:,} bytes")
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not unpacker.eof or unpacker.unused_data:
+        raise ValueError("something follows it" if unpacker.eof else "it is cut off")
+    return found
 
 
 def _encode_copy(copy: StoredCopy) -> dict[str, Any]:
@@ -179,39 +285,49 @@ def _encode_copy(copy: StoredCopy) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _decode_copy(part: dict[str, Any], store_id: str, count: int) -> StoredCopy:
+def _decode_copy(part: _Partition, store_id: str, count: int) -> StoredCopy:
+    name = part.object
+    if _OBJECT.fullmatch(name) is None or not name.startswith(f"{OBJECTS}part-{part.index}/"):
+        raise ValueError(f"{shown(name)} is no object of partition {part.index}")
+    numbers = [each.epoch for each in part.epochs]
+    if any(later <= earlier for earlier, later in pairwise(numbers)):
+        raise ValueError(f"the epochs of partition {part.index} are not in order")
     return StoredCopy(
         description=PartitionDescription(
-            path=Path(f"part-{part['index']}.sqlite3"),
-            index=PartitionIndex(int(part["index"])),
+            path=Path(f"part-{part.index}.sqlite3"),
+            index=PartitionIndex(part.index),
             count=count,
             store_id=store_id,
-            flow_id=part["flow_id"],
-            collected=Epoch(int(part["collected"])),
-            executions=tuple(Execution(*fields) for fields in part["executions"]),
-            epochs=tuple(_decode_epoch(*fields) for fields in part["epochs"]),
-            size_bytes=int(part["size_bytes"]),
+            flow_id=part.flow_id,
+            collected=Epoch(part.collected),
+            executions=tuple(
+                Execution(
+                    ExecutionNumber(e.number), e.id, e.flow_id, Epoch(e.resume_epoch), e.started_ms,
+                    e.snapshot_interval_s, e.backup_interval_s, e.host, e.pid, e.version,
+                )
+                for e in part.executions
+            ),
+            epochs=tuple(map(_decode_epoch, part.epochs)),
+            size_bytes=part.size_bytes,
         ),
-        object_name=part["object"],
-        sha256=part["sha256"],
-        size_bytes=int(part["size_bytes"]),
-        stored_bytes=int(part["stored_bytes"]),
-        taken_ms=int(part["taken_ms"]),
-        fingerprint=int(part["fingerprint"]),
-    )
+        object_name=name,
+        sha256=part.sha256,
+        size_bytes=part.size_bytes,
+        stored_bytes=part.stored_bytes,
+        taken_ms=part.taken_ms,
+        fingerprint=part.fingerprint,
+    )  # fmt: skip
 
 
-def _decode_epoch(
-    epoch: int, number: int, ex_id: str, batch: int, closed_ms: int, clock_ms: int, live_rows: int
-) -> ClosedEpoch:
+def _decode_epoch(found: _Epoch) -> ClosedEpoch:
     return ClosedEpoch(
-        epoch=Epoch(epoch),
-        execution=Lease(ExecutionNumber(number), ex_id),
-        batch_id=BatchId(batch),
-        closed_ms=closed_ms,
-        clock_ms=clock_ms,
+        epoch=Epoch(found.epoch),
+        execution=Lease(ExecutionNumber(found.number), found.id),
+        batch_id=BatchId(found.batch_id),
+        closed_ms=found.closed_ms,
+        clock_ms=found.clock_ms,
         written=0,
-        live_rows=live_rows,
+        live_rows=found.live_rows,
         live_digest=0,
         superseded_rows=0,
         superseded_digest=0,

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from pathlib import Path
 from typing import NamedTuple
 
+from recovery.clock import LATEST_MS
+from recovery.durable import modes_beside, read_regular, replace
+
 NAME = "last-backup.json"
+LONGEST = 1 << 16
 
 
 class LastBackup(NamedTuple):
@@ -25,16 +28,17 @@ class LastBackup(NamedTuple):
 
 def note_backup(directory: Path, backup: LastBackup) -> None:
     """Replace the note, atomically. A backup counts whether or not that succeeds, so nothing is raised."""
-    draft = directory / f".{NAME}.{os.getpid()}"
+    path = directory / NAME
     with contextlib.suppress(OSError):
-        draft.write_text(json.dumps(backup._asdict()))
-        draft.replace(directory / NAME)
+        replace(path, json.dumps(backup._asdict()).encode(), mode=modes_beside(directory / "part-0.sqlite3").file)
 
 
 def last_backup(directory: Path) -> LastBackup | None:
     """What the note says; None when there is none, or none that can be read."""
     try:
-        found = json.loads((directory / NAME).read_text())
-        return LastBackup(int(found["finished_ms"]), int(found["epoch"]), str(found["destination"]))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        found = json.loads(read_regular(directory / NAME, LONGEST))
+        finished_ms, epoch, destination = found["finished_ms"], found["epoch"], found["destination"]
+        numbers = type(finished_ms) is int and 0 <= finished_ms <= LATEST_MS and type(epoch) is int and epoch >= 0
+        return LastBackup(finished_ms, epoch, destination) if numbers and isinstance(destination, str) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

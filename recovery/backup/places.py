@@ -18,7 +18,9 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 import pyarrow
 import pyarrow.fs
 
+from recovery.addresses import local_path
 from recovery.backup.target import NO_ANSWER_S, DirectoryTarget, ObjectTarget, Target
+from recovery.durable import PRIVATE, UMASK
 from recovery.errors import ConfigurationError
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
@@ -26,8 +28,18 @@ ATTEMPTS = 3
 SHORTEST_SECRET = 4
 
 
-def open_target(place: str, environ: Mapping[str, str] = os.environ, *, no_answer_s: float = NO_ANSWER_S) -> Target:
-    """The place of backups meant by a path or an address. Nothing is asked of it yet. Raises ConfigurationError."""
+def open_target(
+    place: str,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    no_answer_s: float = NO_ANSWER_S,
+    umask: bool = False,
+) -> Target:
+    """The place of backups meant by a path or an address. Nothing is asked of it yet. Raises ConfigurationError.
+
+    umask: of directories that are made, others may read what this process's umask lets them.
+    """
+    modes = UMASK if umask else PRIVATE
     if not place:
         raise ConfigurationError(
             "no place for backups is given",
@@ -36,7 +48,7 @@ def open_target(place: str, environ: Mapping[str, str] = os.environ, *, no_answe
         )
     scheme, separator, _ = place.partition("://")
     if not separator:
-        return DirectoryTarget(Path(place))
+        return DirectoryTarget(local_path(place), modes)
     try:
         parts = urlsplit(place)
     except ValueError as error:
@@ -47,7 +59,7 @@ def open_target(place: str, environ: Mapping[str, str] = os.environ, *, no_answe
             remedy="See docs/backup.md for the forms.",
         ) from None
     if scheme == "file":
-        return DirectoryTarget(_path_of(parts, place))
+        return DirectoryTarget(_path_of(parts, place), modes)
     if scheme not in SCHEMES:
         raise ConfigurationError(
             f"{scheme}:// is no place for backups",

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -43,11 +42,12 @@ from recovery.backup.manifest import (
     OtherFormatError,
     StoredCopy,
     decode,
+    decode_needs,
     encode,
     is_ours,
     manifest_name,
 )
-from recovery.backup.target import DRAFT, Entry, Target
+from recovery.backup.target import DRAFT, NO_FILE, Entry, Target
 from recovery.errors import BackupTargetError, ForeignPartitionError, UnsupportedVersionError
 from recovery.planning.backups import KeepRule, backups_to_keep
 
@@ -166,7 +166,7 @@ def prune(target: Target, rules: Sequence[KeepRule], now_ms: int) -> Pruned:
         if entry.written_ms < now_ms - STALE_AFTER_S * 1000:
             target.delete(entry.name)
     # prune.3
-    running = [_read_running(target, entry) for entry in _entries(target, RUNNING)]
+    running = [_read_running(target, e) for e in _entries(target, RUNNING) if e.size_bytes != NO_FILE]
     listing = list_backups(target)
     kept += listing.manifests
     # prune.4
@@ -177,7 +177,11 @@ def prune(target: Target, rules: Sequence[KeepRule], now_ms: int) -> Pruned:
     for identity in (_identity(entry.name) for entry in listing.unreadable):
         ids.append(identity)
         needed |= {o.name for o in objects if o.name < f"{_folder(o.name)}{identity}"}
-    garbage = [o for o in objects if o.name not in needed and not any(identity in o.name for identity in ids)]
+    garbage = [
+        o
+        for o in objects
+        if o.size_bytes != NO_FILE and o.name not in needed and not any(identity in o.name for identity in ids)
+    ]
     if None in running or not kept:
         # Somebody announces a backup at this moment, and what it needs cannot be told yet. Or no manifest is there that
         # can be read: rather than that nobody needs what is stored, something is wrong with the place.
@@ -196,7 +200,7 @@ def _refuse_others(target: Target, listing: Listing) -> None:
     """What a backup of a newer version needs is not known. Raises UnsupportedVersionError."""
     for entry in listing.unreadable:
         try:
-            decode(b"".join(target.read(entry.name)), _identity(entry.name))
+            decode(target.read(entry.name), _identity(entry.name))
         except OtherFormatError as error:
             raise UnsupportedVersionError(f"{entry.name} has {error}", path=target.shown) from None
         except (ValueError, FileNotFoundError):
@@ -206,7 +210,7 @@ def _refuse_others(target: Target, listing: Listing) -> None:
 def _read_manifest(target: Target, entry: Entry) -> Manifest | Entry | None:
     """The manifest, its entry when it is not readable, None when it was removed meanwhile."""
     try:
-        return decode(b"".join(target.read(entry.name)), _identity(entry.name))
+        return decode(target.read(entry.name), _identity(entry.name))
     except FileNotFoundError:
         return None
     except ValueError:
@@ -217,12 +221,11 @@ def _read_running(target: Target, entry: Entry) -> Running | None:
     """What a running backup announced; None when it is not readable yet."""
     identity = _identity(entry.name)
     try:
-        note = json.loads(gzip.decompress(b"".join(target.read(entry.name))))
-        return Running(identity, frozenset(note["needs"]))
+        return Running(identity, decode_needs(target.read(entry.name)))
     except FileNotFoundError:
         # It ended since it was listed: its manifest is read after this.
         return Running(identity, frozenset())
-    except (EOFError, OSError, zlib.error, ValueError, KeyError, TypeError):
+    except ValueError:
         return None
 
 

@@ -19,11 +19,12 @@ from typing import TypeVar
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.sources import Source
 from recovery.clock import Clock
+from recovery.durable import PRIVATE, UMASK
 from recovery.errors import AlreadyInitializedError, BackupDamagedError, CorruptPartitionError, RecoveryError
 from recovery.planning.backups import Copy, RestorePlan, plan_restore
 from recovery.planning.resume import plan_resume
 from recovery.storage.copies import settle
-from recovery.storage.files import scan
+from recovery.storage.files import describe_file, scan
 from recovery.storage.initialize import place_restored
 from recovery.storage.schema import partition_path
 from recovery.storage.verify import PartitionCheck
@@ -75,10 +76,13 @@ def restore(
     random_id: Callable[[], str],
     epoch: int | None = None,
     at_ms: int | None = None,
+    umask: bool = False,
     announce: Announce = lambda _plan, _left_out: None,
     observe: Observer = ignore,
 ) -> Restored:
     """Restore the newest common epoch (that of `epoch`, or of `at_ms`) into `directory`, which is made when missing.
+
+    umask: others may read the files, as far as this process's umask lets them.
 
     Nothing appears in the directory before all files are whole and checked; when anything fails, what was written is
     removed again, and what a killed attempt left is removed by the next. The restored directory holds no epoch after
@@ -90,7 +94,9 @@ def restore(
     newest = max((e.number for copy in source.copies for e in copy.description.executions), default=0)
     started = clock.elapsed_s()
     try:
-        paths = place_restored(directory, attempt.fill, newest_execution=newest, random_id=random_id)
+        paths = place_restored(
+            directory, attempt.fill, newest_execution=newest, random_id=random_id, modes=UMASK if umask else PRIVATE
+        )
     except AlreadyInitializedError as error:
         raise AlreadyInitializedError(
             error.found,
@@ -209,8 +215,9 @@ class _Attempt:
         size = copy.description.size_bytes
         self._observe(Progressed("check", path.name, 0, size))
         verdict = PartitionCheck(path).run()
-        if verdict.problems:
-            self._damaged[copy.origin] = f"{copy.origin}: {verdict.problems[0]}"
+        problem = verdict.problems[0] if verdict.problems else _misdescribed(copy, path)
+        if problem:
+            self._damaged[copy.origin] = f"{copy.origin}: {problem}"
         else:
             self._staged[copy.index] = copy.origin
             self._observe(Progressed("fetched", path.name, size, size))
@@ -226,6 +233,15 @@ class _Attempt:
             raise CorruptPartitionError(
                 f"the copies resume at epoch {resumed.resume_epoch}, not {plan.epoch + 1}", path=self._source.shown
             )
+
+
+def _misdescribed(copy: Copy, path: Path) -> str | None:
+    """What a fetched file says otherwise of itself than whoever lists it, on which the plan was made."""
+    found, listed = describe_file(path), copy.description
+    same = (found.store_id, found.index, found.count, found.collected, found.executions) == (
+        listed.store_id, listed.index, listed.count, listed.collected, listed.executions
+    ) and [e.cut for e in found.epochs] == [e.cut for e in listed.epochs]  # fmt: skip
+    return None if same else "it is not the copy that the backup describes"
 
 
 def _each(work: Callable[[Copy], T], copies: Sequence[Copy]) -> list[T]:

@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from recovery.durable import create
+
 MARK = ".recovery-scratch"
 """A file in each, by which it is known, and which is locked while it is used. It says on which host: elsewhere its lock
 may not be seen."""
@@ -40,7 +42,7 @@ def scratch_directory(purpose: str, parent: Path | None = None) -> Iterator[Path
 
 def _make(root: Path, prefix: str) -> tuple[Path, int]:
     path = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
-    lock = os.open(path / MARK, os.O_RDWR | os.O_CREAT, 0o600)
+    lock = create(path / MARK)
     # Only what says a host is ever removed by others: nothing that is not locked, or cannot be.
     with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -50,7 +52,7 @@ def _make(root: Path, prefix: str) -> tuple[Path, int]:
 
 def _remove_left(mark: Path) -> None:
     with contextlib.suppress(OSError):
-        lock = os.open(mark, os.O_RDWR | os.O_NOFOLLOW)
+        lock = os.open(mark, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if os.pread(lock, len(_host()) + 1, 0) == _host():
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

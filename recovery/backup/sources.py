@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -10,9 +11,9 @@ from typing import Protocol
 from recovery.backup.manifest import MANIFESTS, StoredCopy
 from recovery.backup.progress import Observer, Progressed
 from recovery.backup.repository import STALE_AFTER_S, Listing, list_backups
-from recovery.backup.target import DirectoryTarget, Target
+from recovery.backup.target import DirectoryTarget, Target, UnreadableError
 from recovery.clock import Clock
-from recovery.durable import files_below
+from recovery.durable import create, files_below
 from recovery.errors import (
     BackupDamagedError,
     CorruptPartitionError,
@@ -73,15 +74,20 @@ class BackupSource:
         self.copies = []
         for manifest in self.listing.manifests:
             for stored in manifest.copies:
-                if stored.object_name not in self._stored:
-                    self._stored[stored.object_name] = stored
-                    self.copies.append(Copy(stored.description, stored.object_name, stored.taken_ms))
+                origin = stored.object_name
+                known = self._stored.setdefault(origin, stored)
+                if known is not stored and known != stored:
+                    # One of them is wrong, and which is found out when they are fetched.
+                    origin = f"{origin}, as {manifest.id} has it"
+                    known = self._stored.setdefault(origin, stored)
+                if known is stored:
+                    self.copies.append(Copy(stored.description, origin, stored.taken_ms))
 
     def fetch(self, copy: Copy, path: Path, observe: Observer) -> None:
         """See `Source.fetch`. The bytes are compared with the manifest while they arrive."""
         stored = self._stored[copy.origin]
         digest, size = hashlib.sha256(), 0
-        with translated(path), path.open("xb") as file:
+        with translated(path), os.fdopen(create(path), "wb") as file:
             for chunk in self._read(stored.object_name):
                 file.write(chunk)
                 digest.update(chunk)
@@ -102,6 +108,8 @@ class BackupSource:
             yield from self._target.read(name)
         except FileNotFoundError:
             raise BackupDamagedError(f"{name} is missing", path=self.shown) from None
+        except UnreadableError as error:
+            raise BackupDamagedError(f"{name} cannot be read: {error}", path=self.shown) from None
 
 
 class PlainSource:

@@ -8,18 +8,20 @@ compares with the digest and size in the manifest, and nothing counts without a 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import pyarrow
 import pyarrow.fs
 
-from recovery.durable import files_below, sync
+from recovery.durable import PRIVATE, UMASK, Modes, create, files_below, make_directories, sync
 from recovery.errors import BackupDamagedError, BackupTargetError
 
 CHUNK_BYTES = 4 << 20
@@ -27,12 +29,22 @@ NO_ANSWER_S = 60.0
 DRAFT = ".draft"
 """How the name of an object ends that is not written yet; who is killed leaves it."""
 
+SUFFIXES = (".gz", ".zst")
+"""Of objects: a directory that has one stands in the place of an object."""
+NO_FILE = -1
+"""The size of an entry that is a directory, a pipe, a device: nothing that a backup has put there."""
+
 T = TypeVar("T")
+
+
+class UnreadableError(ValueError):
+    """What stands where an object should is none, or is kept from this user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One object: its name below the target, its size, and when it was written by the clock of where it lies."""
+    """One object: its name below the target, its size (`NO_FILE`: it is none), and when it was written by the clock of
+    where it lies."""
 
     name: str
     size_bytes: int
@@ -40,7 +52,8 @@ class Entry:
 
 
 class Target(Protocol):
-    """A place for objects that are written once. Raises BackupTargetError; FileNotFoundError for a missing object."""
+    """A place for objects that are written once. Raises BackupTargetError; FileNotFoundError for a missing object, and
+    UnreadableError for what is none."""
 
     shown: str
 
@@ -62,10 +75,14 @@ class Target(Protocol):
 
 
 class DirectoryTarget:
-    """A directory of this machine. An object appears under its name whole and synced, or not at all."""
+    """A directory of this machine. An object appears under its name whole and synced, or not at all.
 
-    def __init__(self, root: Path) -> None:
+    modes: of the directories that are made. An object has the permissions of the directory that it is put into.
+    """
+
+    def __init__(self, root: Path, modes: Modes = PRIVATE) -> None:
         self.root = root
+        self._modes = modes
         self.shown = str(root)
 
     def write(self, name: str, chunks: Iterable[bytes]) -> int:
@@ -74,9 +91,12 @@ class DirectoryTarget:
         draft = path.with_name(f".{path.name}{DRAFT}")
         size = 0
         with self._translated(), self._made():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_directories(path.parent, self._modes)
+            mode = path.parent.stat().st_mode & UMASK.file | PRIVATE.file
+            # No two backups have an object in common: a killed attempt of this name left it.
+            draft.unlink(missing_ok=True)
             try:
-                with draft.open("xb") as file:
+                with os.fdopen(create(draft, mode), "wb") as file:
                     for chunk in chunks:
                         file.write(chunk)
                         size += len(chunk)
@@ -98,7 +118,7 @@ class DirectoryTarget:
 
     def read(self, name: str) -> Iterator[bytes]:
         """See `Target.read`."""
-        with self._translated(), (self.root / name).open("rb") as file:
+        with self._translated(), self._opened(name) as file:
 
             def chunk() -> bytes:
                 with self._translated():
@@ -110,18 +130,32 @@ class DirectoryTarget:
         """See `Target.entries`."""
         found = []
         with self._translated():
-            for path in files_below(self.root / prefix):
+            for path in files_below(self.root / prefix, directories=True):
                 with contextlib.suppress(FileNotFoundError):
-                    status = path.stat()
-                    if path.is_file():
-                        name = path.relative_to(self.root).as_posix()
-                        found.append(Entry(name, status.st_size, status.st_mtime_ns // 1_000_000))
+                    status = _status(path)
+                    if stat.S_ISDIR(status.st_mode) and path.suffix not in SUFFIXES:
+                        continue
+                    size = status.st_size if stat.S_ISREG(status.st_mode) else NO_FILE
+                    name = path.relative_to(self.root).as_posix()
+                    found.append(Entry(name, size, status.st_mtime_ns // 1_000_000))
         return sorted(found, key=lambda entry: entry.name)
 
     def delete(self, name: str) -> None:
         """See `Target.delete`."""
-        with self._translated():
+        with self._translated(), contextlib.suppress(IsADirectoryError):
             (self.root / name).unlink(missing_ok=True)
+
+    def _opened(self, name: str) -> BinaryIO:
+        try:
+            descriptor = os.open(self.root / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV):
+                raise
+            raise UnreadableError(error.strerror or str(error)) from error
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return os.fdopen(descriptor, "rb")
+        os.close(descriptor)
+        raise UnreadableError("it is no file")
 
     @contextlib.contextmanager
     def _made(self) -> Iterator[None]:
@@ -247,6 +281,16 @@ class ObjectTarget:
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text
+
+
+def _status(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        # A link that leads to itself.
+        if error.errno != errno.ELOOP:
+            raise
+        return path.lstat()
 
 
 def bounded(call: Callable[[], T], timeout_s: float) -> T:

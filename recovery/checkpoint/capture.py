@@ -17,6 +17,7 @@ from pathlib import Path
 from recovery.checkpoint.position import is_progress, position_files
 from recovery.checkpoint.rows import CHUNK_BYTES, Content, HeldFile, as_content, file_of, held_file, row_keys
 from recovery.checkpoint.state_files import StateFiles
+from recovery.durable import make_directories
 from recovery.errors import SparkCheckpointError
 from recovery.ids import BatchId
 
@@ -141,7 +142,7 @@ class Capture:
             if small:
                 found[path] = source.read_bytes()
                 continue
-            home.mkdir(parents=True, exist_ok=True)
+            make_directories(home)
             found[path] = home / str(number)
             _hold(source, home / str(number), copy=is_progress(path))
         return found

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from recovery.checkpoint.needed import StoreFiles, is_version, needed_chain, store_files
-from recovery.durable import sync
+from recovery.durable import make_directories, sync
 from recovery.errors import ConfigurationError, SparkCheckpointError, StorageError
 from recovery.ids import BatchId
 
@@ -111,7 +111,7 @@ class LocalPlace:
         target = self.path.resolve()
         draft = target.with_name(f".{target.name}.draft-{self._random_id()}")
         with storage_errors(self.path):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_directories(target.parent)
             try:
                 yield draft
                 for directory, _, files in os.walk(draft):
@@ -146,7 +146,7 @@ def copied(
         for path in wanted:
             target = scratch / path
             with storage_errors(scratch):
-                target.parent.mkdir(parents=True, exist_ok=True)
+                make_directories(target.parent)
             fetch(path, target)
             done += sizes[path]
             observe(Progressed("reading", done, total))

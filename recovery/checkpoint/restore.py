@@ -9,6 +9,7 @@ from pathlib import Path
 from recovery.checkpoint.relocate import names_places, relocated
 from recovery.checkpoint.rows import CHUNK_BYTES, Content, HeldFile, as_bytes, file_of
 from recovery.checkpoint.state_files import StateFiles
+from recovery.durable import PRIVATE, make_directories
 from recovery.errors import CorruptPartitionError
 from recovery.ids import BatchId
 
@@ -30,7 +31,8 @@ def restore(rows: Iterable[tuple[str, Content]], directory: Path, location: str 
     location: the URI where the directory will stand when Spark is started on it; by default where it is made.
     Raises CorruptPartitionError when rows of a file are missing, and SparkCheckpointError when files are.
     """
-    directory.mkdir(parents=True)
+    make_directories(directory.parent)
+    directory.mkdir(PRIVATE.directory)
     sizes: dict[str, int] = {}
     chunks: dict[str, int] = {}
     last: dict[str, int] = {}

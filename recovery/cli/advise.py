@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
-from recovery.cli.common import INTERVAL, directory_argument, json_option, print_json, table
+from recovery.cli.common import INTERVAL, directory_argument, json_option, print_json, say, style, table
 from recovery.clock import SystemClock
 from recovery.planning.advice import Advice, Option, advise, format_share
 from recovery.planning.health import DEFAULTS, format_seconds
+from recovery.printable import one_line
 from recovery.report.facts import Facts, gather, known
 
 
@@ -32,7 +33,7 @@ def advise_command(directory: Path, tolerate: float, cores: int | None, as_json:
     if as_json:
         print_json({"directory": str(directory), **advice.as_json(), "unreadable": list(facts.problems)})
     else:
-        click.echo(_text(advice, facts))
+        say(_text(advice, facts))
 
 
 def _text(advice: Advice, facts: Facts) -> str:
@@ -40,7 +41,7 @@ def _text(advice: Advice, facts: Facts) -> str:
     interval = advice.interval
     if interval is not None:
         lines += [
-            click.style(f"snapshot interval: -s {_setting(interval.proposed.interval_s)}", bold=True),
+            style(f"snapshot interval: -s {_setting(interval.proposed.interval_s)}", "bold"),
             f"  {interval.why}",
             "",
             table(
@@ -59,13 +60,13 @@ def _text(advice: Advice, facts: Facts) -> str:
             "",
         ]
     partitions = advice.partitions
-    lines += [click.style(f"partitions: {partitions.proposed}", bold=True), f"  {partitions.why}"]
+    lines += [style(f"partitions: {partitions.proposed}", "bold"), f"  {partitions.why}"]
     if advice.size is not None:
-        lines += ["", click.style("size of the state", bold=True), f"  {advice.size.why}"]
+        lines += ["", style("size of the state", "bold"), f"  {advice.size.why}"]
     if advice.missing:
         lines += ["", *(f"{each[0].upper()}{each[1:]}." for each in advice.missing)]
     if facts.problems:
-        lines += ["", *(f"Not read: {each}" for each in facts.problems)]
+        lines += ["", *(f"Not read: {one_line(each)}" for each in facts.problems)]
     return "\n".join(lines)
 
 

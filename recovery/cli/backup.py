@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from recovery.addresses import local_path
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import (
     INTERVAL,
@@ -19,14 +20,17 @@ from recovery.cli.common import (
     json_option,
     of_output,
     print_json,
+    say,
     table,
     tell,
     tell_error,
+    umask_option,
 )
 from recovery.cli.signals import StopSignals, answering
 from recovery.clock import SystemClock
 from recovery.errors import BackupTargetError, ConfigurationError, NoBackupError, RecoveryError, StorageError
 from recovery.planning.backups import KeepRule, parse_keep
+from recovery.printable import one_line
 from recovery.wording import counted
 
 if TYPE_CHECKING:
@@ -63,6 +67,7 @@ class KeepType(click.ParamType[KeepRule]):
 @click.option("--list", "listed", is_flag=True, help="Only show the backups at DEST.")
 @click.option("--prune", "pruned", is_flag=True, help="Only remove the backups at DEST that no --keep keeps.")
 @click.option("--check", is_flag=True, help="Read each copy in full and check every digest before it is stored.")
+@umask_option
 @json_option
 def backup(
     places: tuple[str, ...],
@@ -71,6 +76,7 @@ def backup(
     listed: bool,
     pruned: bool,
     check: bool,
+    umask: bool,
     as_json: bool,
 ) -> None:
     """Copy the partitions of DIR to DEST, a directory or s3://, gs://, abfs://; a run may be going on.
@@ -87,7 +93,7 @@ def backup(
     from recovery.backup.places import open_target
     from recovery.backup.repository import list_backups, prune
 
-    target = open_target(places[-1])
+    target = open_target(places[-1], umask=umask)
     if listed:
         _show(target, list_backups(target), as_json)
         return
@@ -109,7 +115,7 @@ def _directory(places: tuple[str, ...]) -> Path:
     named = places[0] if len(places) == 2 else os.environ.get("RECOVERY_DIRECTORY")
     if not named:
         raise click.UsageError("Give the recovery directory before DEST, or set RECOVERY_DIRECTORY.")
-    return Path(named)
+    return local_path(named)
 
 
 def _once(
@@ -140,9 +146,7 @@ def _once(
         return unpruned
     _say_made(made)
     if removed is not None and removed.removed:
-        click.echo(
-            f"removed {len(removed.removed)} older, {format_size(removed.stored_bytes)}; {len(removed.kept)} left"
-        )
+        say(f"removed {len(removed.removed)} older, {format_size(removed.stored_bytes)}; {len(removed.kept)} left")
     return unpruned
 
 
@@ -174,12 +178,12 @@ def _or_say_why(once: Callable[[], RecoveryError | None], as_json: bool) -> None
             raise unpruned
         if unpruned is None or as_json:
             return
-        failed, found = NOT_REMOVED, unpruned.found
+        failed, found = NOT_REMOVED, one_line(unpruned.found)
     except PASSING as error:
         if as_json:
             print_json(error.as_json(), line=True)
             return
-        failed, found = "failed", error.found
+        failed, found = "failed", one_line(error.found)
     tell(f"{format_time(SystemClock().wall_ms())} {failed}, will try again: {found}")
 
 
@@ -201,7 +205,7 @@ def _say_made(made: Made) -> None:
     unchanged = f", {made.reused} unchanged" if made.reused else ""
     stored = f"{counted(made.stored, 'partition')} stored{unchanged}"
     size = f"{format_size(made.read_bytes)} as {format_size(made.stored_bytes)}"
-    click.echo(
+    say(
         f"backup {made.manifest.id} of epoch {_shared_epoch(made.manifest)}: {stored}, {size} in {made.elapsed_s:.1f} s"
     )
 
@@ -218,7 +222,7 @@ def _say_pruned(target: Target, done: Pruned, as_json: bool) -> None:
             }
         )
         return
-    click.echo(
+    say(
         f"removed {counted(len(done.removed), 'backup')} and {counted(done.objects, 'object')}, "
         f"{format_size(done.stored_bytes)}; {counted(len(done.kept), 'backup')} left"
     )
@@ -249,11 +253,11 @@ def _show(target: Target, listing: Listing, as_json: bool) -> None:
         for manifest in listing.manifests
     ]
     if rows:
-        click.echo(table(("backup", "taken", "epoch", "partitions", "new", "size", "stored"), rows))
+        say(table(("backup", "taken", "epoch", "partitions", "new", "size", "stored"), rows))
     else:
-        click.echo(f"no finished backup in {target.shown}")
+        say(one_line(f"no finished backup in {target.shown}"))
     for entry in listing.unreadable:
-        click.echo(f"{entry.name} cannot be read: it is unfinished or damaged, and is not used")
+        say(one_line(f"{entry.name} cannot be read: it is unfinished or damaged, and is not used"))
 
 
 def _check_place(target: Target) -> None:

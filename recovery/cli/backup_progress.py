@@ -43,4 +43,4 @@ class CopyProgress:
                 self._say(f"{text}\n")
 
     def _say(self, text: str) -> None:
-        tell(("\r\x1b[K" if self._live else "") + text, self._stream, end="")
+        tell(text, self._stream, start="\r\x1b[K" if self._live else "", end="")

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import click
 
+from recovery.addresses import is_cut_off, local_path
 from recovery.checkpoint.places import CheckpointPlace, LocalPlace, is_uri
 from recovery.cli.checkpoint_progress import CheckpointProgress
-from recovery.cli.common import directory_argument, format_size, json_option, print_json
+from recovery.cli.common import directory_argument, format_size, json_option, print_json, say
 from recovery.cli.native import (
     operators_at,
     operators_text,
@@ -28,6 +29,7 @@ from recovery.clock import SystemClock
 from recovery.native.exporting import Exported, export
 from recovery.native.held import held_files
 from recovery.native.importing import Imported, import_checkpoint
+from recovery.printable import one_line
 from recovery.state.steps import moment
 from recovery.wording import counted
 
@@ -58,7 +60,7 @@ def export_(words: tuple[str, ...], epoch: int | None, conf: dict[str, str], as_
     if as_json:
         print_json({"directory": directory, "to": place.shown, **_export_facts(done)})
     else:
-        click.echo(_export_text(done, place.shown))
+        say(_export_text(done, place.shown))
 
 
 @checkpoint.command(name="import")
@@ -77,7 +79,7 @@ def import_(source: str, directory: Path, flow_id: str, conf: dict[str, str], as
     if as_json:
         print_json({"from": place.shown, "directory": str(directory), **_import_facts(done)})
     else:
-        click.echo(_import_text(done, directory))
+        say(_import_text(done, directory))
 
 
 @checkpoint.command()
@@ -132,15 +134,15 @@ def show(
         )
         return
     when = f"after micro-batch {at.cut[2]}" if at.epoch else "before the first micro-batch"
-    click.echo(f"epoch {at.epoch}, {when}: {counted(len(files), 'file')}, {format_size(sum(files.values()))}")
-    click.echo(operators_text(operators) if operators else "no operator of Spark's own has state")
+    say(f"epoch {at.epoch}, {when}: {counted(len(files), 'file')}, {format_size(sum(files.values()))}")
+    say(operators_text(operators) if operators else "no operator of Spark's own has state")
 
 
 @contextlib.contextmanager
 def opened(name: str, conf: dict[str, str]) -> Iterator[CheckpointPlace]:
     """The place that a name on the command line means. Only for another file system Spark is started."""
-    if not is_uri(name):
-        yield LocalPlace(Path(name), lambda: token_hex(4))
+    if not is_uri(name) or is_cut_off(name):
+        yield LocalPlace(local_path(name), lambda: token_hex(4))
         return
     with session(conf) as spark:
         from recovery.spark.hadoop import HadoopPlace
@@ -150,14 +152,15 @@ def opened(name: str, conf: dict[str, str]) -> Iterator[CheckpointPlace]:
 
 def _export_text(done: Exported, target: str) -> str:
     lines = [
-        f"exported epoch {done.epoch} to {target}: Spark goes on there after micro-batch {done.batch}; "
+        f"exported epoch {done.epoch} to {one_line(target)}: Spark goes on there after micro-batch {done.batch}; "
         f"{counted(done.files, 'file')}, {format_size(done.size_bytes)}"
     ]
     if done.operators:
         lines.append(operators_text([each.as_json() for each in done.operators]))
     if done.steps:
         lines.append(
-            f"not in it, because a Spark checkpoint has no place for it: the state of {', '.join(done.steps)} "
+            f"not in it, because a Spark checkpoint has no place for it: the state of "
+            f"{one_line(', '.join(done.steps))} "
             "(python -m recovery state export writes that)"
         )
     return "\n".join(lines)
@@ -176,7 +179,7 @@ def _export_facts(done: Exported) -> dict[str, Any]:
 
 def _import_text(done: Imported, directory: Path) -> str:
     lines = [
-        f"imported as epoch {done.epoch} of flow {done.flow_id}: {counted(done.files, 'file')}, "
+        f"imported as epoch {done.epoch} of flow {one_line(done.flow_id)}: {counted(done.files, 'file')}, "
         f"{format_size(done.size_bytes)}; "
         f"a run goes on after micro-batch {done.batch}"
     ]

@@ -31,7 +31,7 @@ class CheckpointProgress:
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         if self._drawn and self._live:
-            tell("\r\x1b[K", self._stream, end="")
+            tell("", self._stream, end="\r\x1b[K")
 
     def observe(self, event: Progressed) -> None:
         """Take one event; it may come from several threads."""
@@ -44,4 +44,4 @@ class CheckpointProgress:
             self._said_s, self._drawn = now_s, True
             share = event.bytes_done / event.bytes_total if event.bytes_total else 1.0
             text = f"{event.what} {share:.0%} of {format_size(event.bytes_total)}"
-            tell(f"\r\x1b[K{text}" if self._live else f"{text}\n", self._stream, end="")
+            tell(text, self._stream, start="\r\x1b[K" if self._live else "", end="" if self._live else "\n")

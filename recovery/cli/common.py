@@ -7,6 +7,8 @@ import contextlib
 import io
 import json
 import os
+import re
+import select
 import signal
 import stat
 import sys
@@ -17,13 +19,19 @@ from typing import Any, NoReturn, TextIO, TypeVar
 
 import click
 
+from recovery.addresses import local_path
 from recovery.config import parse_interval, parse_trigger
-from recovery.errors import ConfigurationError, RecoveryError, StorageError
+from recovery.durable import PRIVATE, UMASK, replace
+from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, StorageError
 from recovery.planning.health import format_bytes, parse_targets
+from recovery.printable import columns, one_line, printable
 from recovery.signals import handled, interrupt
 from recovery.wording import moment_text
 
 F = TypeVar("F", bound=Any)
+
+READER_GONE = 141
+"""The exit code of a command whose standard output nobody reads any more: that of one which SIGPIPE ends."""
 
 
 class Commands(click.Group):
@@ -33,20 +41,66 @@ class Commands(click.Group):
         # Standard error escapes them already.
         _allow_any_character(sys.stdout)
         try:
-            with _only_text(), handled(interrupt):
-                return super().invoke(ctx)
+            with _only_text(), _shown_safely(), handled(interrupt):
+                found = super().invoke(ctx)
+                # What a flow printed is written now, when it can still be told how that went.
+                click.echo(nl=False)
+                return found
         except RecoveryError as error:
+            if _stopped_by_reader(error):
+                ctx.exit(READER_GONE)
             _end_by(ctx, error)
         except KeyboardInterrupt as error:
             ctx.exit(128 + getattr(error, "number", signal.SIGINT))
-        except BrokenPipeError:
-            # The reader of our output went away; that is its right.
-            sys.stderr.close()
-            ctx.exit(1)
         except OSError as error:
+            if _stopped_by_reader(error):
+                ctx.exit(READER_GONE)
             _end_by(ctx, _output_failed(error) if of_output(error) else StorageError(str(error), path=error.filename))
         finally:
             _give_up_unwritten(sys.stderr)
+            if _reader_is_gone(sys.stdout):
+                _give_up_unwritten(sys.stdout)
+
+    def make_context(self, *args: Any, **more: Any) -> click.Context:
+        """Here `--help` and `--version` print."""
+        try:
+            with _shown_safely():
+                return super().make_context(*args, **more)
+        except OSError as error:
+            if not _stopped_by_reader(error):
+                raise
+            _give_up_unwritten(sys.stdout)
+            raise SystemExit(READER_GONE) from None
+
+
+def _stopped_by_reader(error: BaseException) -> bool:
+    """Whether whoever read our standard output went away, as `head` does, which is its right, and this came of it."""
+    broken = isinstance(error, BrokenPipeError) or (
+        isinstance(error, FlowFailedError) and "BrokenPipeError" in f"{error} {error.__cause__!r}"
+    )
+    return broken and _reader_is_gone(sys.stdout)
+
+
+def _reader_is_gone(stream: TextIO | None) -> bool:
+    try:
+        if stream is None or not stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
+            return False
+        asked = select.poll()
+        asked.register(stream.fileno(), 0)
+        return any(found & select.POLLERR for _, found in asked.poll(0))
+    except (OSError, ValueError):
+        return False
+
+
+@contextlib.contextmanager
+def _shown_safely() -> Iterator[None]:
+    """Mistakes on the command line repeat words of it."""
+    try:
+        yield
+    except click.ClickException as error:
+        # What it repeats may be a path with anything in it.
+        error.__dict__["message"] = printable(error.message).replace("\n", "\n  ")
+        raise
 
 
 def of_output(error: OSError) -> bool:
@@ -83,7 +137,7 @@ def _end_by(ctx: click.Context, error: RecoveryError) -> NoReturn:
         tell("".join(traceback.format_exception(error)[:-1]).rstrip())
     if ctx.meta.get("recovery.json"):
         with contextlib.suppress(OSError):
-            click.echo(json.dumps(error.as_json()))
+            print_json(error.as_json(), line=True)
     else:
         tell_error(error)
     _give_up_unwritten(sys.stdout)
@@ -161,6 +215,8 @@ class DirectoryType(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
             self.fail("it is empty; a variable of the shell may not be set", param, ctx)
+        # Before it becomes a Path, which makes one slash of two.
+        local_path(value, "a path of this machine")
         return super().convert(value, param, ctx)
 
 
@@ -197,6 +253,12 @@ def rewind_options(function: F) -> F:
     return after(at(function))
 
 
+def umask_option(function: F) -> F:
+    """--umask: who may read what is made."""
+    text = "Let others read what is made, as far as your umask lets them; by default only you may."
+    return click.option("--umask", is_flag=True, help=text)(function)
+
+
 def threshold_option(function: F) -> F:
     """--threshold TARGET=WARNING/CRITICAL, several times, or the variable RECOVERY_THRESHOLD, separated by spaces."""
 
@@ -225,40 +287,75 @@ def threshold_option(function: F) -> F:
     return option(function)
 
 
-def tell(text: str, stream: TextIO | None = None, *, end: str = "\n") -> None:
-    """Say something on standard error, or on `stream`. What cannot be written there is left out: it ends no work."""
+_STYLES = {"bold": "\ufdd0", "red": "\ufdd1", "green": "\ufdd2", "yellow": "\ufdd3", "white": "\ufdd4"}
+_PLAIN = "\ufdd5"
+# Text of others has no such characters when it gets here, and so a sequence of a terminal is always one of these.
+_SEQUENCES = {
+    **{ord(mark): click.style("", bold=True, reset=False) for name, mark in _STYLES.items() if name == "bold"},
+    **{ord(mark): click.style("", fg=name, reset=False) for name, mark in _STYLES.items() if name != "bold"},
+    ord(_PLAIN): click.style("", reset=True),
+}
+
+
+def style(text: object, name: str) -> str:
+    """One line in bold, or in a colour, for `say` and `tell`."""
+    return f"{_STYLES[name]}{one_line(text)}{_PLAIN}"
+
+
+def _for_terminal(text: str) -> str:
+    """What is printed: nothing of it is obeyed by a terminal but `style`."""
+    pieces = re.split(f"([{''.join(_STYLES.values())}{_PLAIN}])", text)
+    return "".join(piece.translate(_SEQUENCES) if i % 2 else printable(piece) for i, piece in enumerate(pieces))
+
+
+def say(text: str = "", *, end: str = "\n") -> None:
+    """Print a result on standard output. Parts that are not ours go through `one_line` first, or a `table`."""
+    click.echo(f"{_for_terminal(text)}{end}", nl=False)
+
+
+def tell(text: str, stream: TextIO | None = None, *, start: str = "", end: str = "\n") -> None:
+    """Say something on standard error, or on `stream`. What cannot be written there is left out: it ends no work.
+
+    start, end: written around it, and obeyed by a terminal.
+    """
     with contextlib.suppress(OSError):
-        click.echo(f"{text}{end}", file=stream, err=stream is None, nl=False)
+        click.echo(f"{start}{_for_terminal(text)}{end}", file=stream, err=stream is None, nl=False)
 
 
 def tell_error(error: object) -> None:
     """Say on standard error what went wrong."""
-    tell(f"{click.style('Error', fg='red')}: {error}")
+    # No text of others can look like another part: its further lines are set in.
+    parts = error.parts() if isinstance(error, RecoveryError) else [str(error)]
+    tell(f"{style('Error', 'red')}: " + "\n".join(part.replace("\n", "\n  ") for part in parts))
 
 
 def echo_json(text: str) -> None:
-    """JSON that has any characters, on standard output: in ASCII where that is not UTF-8, for it is read as that."""
+    """A line of JSON that has any characters, on standard output: in ASCII where that is not UTF-8, for it is read as
+    that."""
     if sys.stdout is not None and not _is_utf8(sys.stdout):
         text = text.encode("ascii", "recovery.escaped").decode()
-    click.echo(text)
+    click.echo(one_line(text))
 
 
 def print_json(value: Any, *, line: bool = False) -> None:
     """One JSON document on standard output; `line`: on one line, where several follow each other."""
-    click.echo(json.dumps(value, indent=None if line else 2, default=str))
+    click.echo(printable(json.dumps(value, indent=None if line else 2, default=str)))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Columns as wide as their widest cell; numbers to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
-    widths = [max(len(name), *(len(row[i]) for row in cells)) if cells else len(name) for i, name in enumerate(header)]
+    widths = [max([columns(name), *(columns(row[i]) for row in cells)]) for i, name in enumerate(header)]
     right = [bool(cells) and all(_numeric(row[i]) for row in cells) for i in range(len(header))]
 
-    def line(values: Sequence[str]) -> str:
-        parts = (v.rjust(w) if r else v.ljust(w) for v, w, r in zip(values, widths, right, strict=True))
-        return "  ".join(parts).rstrip()
+    def padded(cell: str, width: int, to_right: bool) -> str:
+        room = " " * (width - columns(cell))
+        return room + cell if to_right else cell + room
 
-    return "\n".join([click.style(line(list(header)), bold=True), *map(line, cells)])
+    def line(values: Sequence[str]) -> str:
+        return "  ".join(map(padded, values, widths, right)).rstrip()
+
+    return "\n".join([style(line(list(header)), "bold"), *map(line, cells)])
 
 
 def format_size(size_bytes: int) -> str:
@@ -274,19 +371,21 @@ def format_time(wall_ms: int | None) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else one_line(value)
 
 
 def _numeric(cell: str) -> bool:
     return cell == "-" or cell.replace(",", "").replace(".", "").split(" ")[0].isdigit()
 
 
-def write_whole(path: Path, text: str) -> bool:
-    """The file has all of the text, or is as it was. What stands there without being a file, such as a pipe, is given
+def write_whole(path: Path, text: str, *, private: bool = False) -> bool:
+    """The file has all of the text, or is as it was; its permissions stay, and a new one that is private is for this
+    user alone. What stands there without being a file, such as a pipe, is given
     the text, and so is our own output where the path leads to it; returns whether it is a file, and not that.
 
     Raises ConfigurationError for a path of no file, StorageError.
     """
+    local_path(path, "a file of this machine")
     if not path.name or os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
         raise ConfigurationError(f"{path} is a directory", cause="", remedy="Name a file.")
     own = _own_output(path)
@@ -310,13 +409,10 @@ def write_whole(path: Path, text: str) -> bool:
             cause="",
             remedy="Make it, or name another.",
         )
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(file)
+        there = stat.S_IMODE(file.stat().st_mode) if file.exists() else None
+        replace(file, text.encode(), mode=there if there is not None else (PRIVATE if private else UMASK).file)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
         raise StorageError(str(error), path=path) from error
     return True
 

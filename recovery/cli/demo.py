@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from recovery.cli.common import DIRECTORY
+from recovery.cli.common import DIRECTORY, say
+from recovery.durable import make_directories
 from recovery.errors import AlreadyInitializedError
 
 
@@ -22,6 +23,6 @@ def demo(directory: Path | None) -> None:
     target = Path(tempfile.mkdtemp(prefix="recovery-demo-")) if directory is None else directory
     if target.exists() and any(target.iterdir()):
         raise AlreadyInitializedError("the directory is not empty", path=target, cause="", remedy="Name another one.")
-    target.mkdir(parents=True, exist_ok=True)
-    if not Story(target, click.echo).tell():
+    make_directories(target)
+    if not Story(target, say).tell():
         raise SystemExit(1)

@@ -8,10 +8,11 @@ from secrets import token_hex
 import click
 
 from recovery.cli.backup_progress import CopyProgress
-from recovery.cli.common import INTERVAL, format_size, json_option, print_json, table, tell_error
+from recovery.cli.common import INTERVAL, format_size, json_option, print_json, say, table, tell_error
 from recovery.cli.restore import MomentType, announcing, plan_facts
 from recovery.clock import SystemClock
 from recovery.planning.going_back import after_text
+from recovery.printable import one_line
 from recovery.wording import counted
 
 SCRATCH = click.Path(exists=True, file_okay=False, writable=True, path_type=Path)
@@ -82,11 +83,11 @@ def drill(
             }
         )
     else:
-        click.echo(table(("step", "seconds"), [(name, f"{seconds:.2f}") for name, seconds in steps]))
-        click.echo()
-        click.echo(
+        say(table(("step", "seconds"), [(name, f"{seconds:.2f}") for name, seconds in steps]))
+        say()
+        say(
             f"restored {counted(done.restored.rows, 'row')}, {format_size(done.restored.size_bytes)}, of "
-            f"{', '.join(done.steps) or 'no step'} in {list_s + done.total_s:.1f} s; "
+            f"{one_line(', '.join(done.steps)) or 'no step'} in {list_s + done.total_s:.1f} s; "
             f"a run would begin at epoch {done.began_at}, {after_text(done.began_at - 1)}"
         )
     if done.problem is not None:

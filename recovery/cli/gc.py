@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from recovery.cli.common import INTERVAL, directory_argument, format_size, json_option, print_json
+from recovery.cli.common import INTERVAL, directory_argument, format_size, json_option, print_json, say
 from recovery.clock import CLOCK_STEP, RecoveryClock, SystemClock
 from recovery.errors import RecoveryError
 from recovery.planning.going_back import check_history, kept_interval_s
@@ -69,10 +69,10 @@ def gc(directory: Path, backup_interval: float | None, discard_history: bool, as
     if expired:
         also += f", and removed {counted(expired, 'expired state')}"
     sizes = f"{format_size(before)} → {format_size(after)}"
-    click.echo(f"collected {counted(rows, 'superseded row')} up to epoch {floor}{also}: {sizes}")
+    say(f"collected {counted(rows, 'superseded row')} up to epoch {floor}{also}: {sizes}")
     given_up = [epoch for epoch in plan.window if epoch not in window]
     if given_up:
-        click.echo(f"no run can go back any more to after epoch {listed(given_up)}")
+        say(f"no run can go back any more to after epoch {listed(given_up)}")
 
 
 def _on_command_line(option: str) -> bool:

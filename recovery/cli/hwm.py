@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from recovery.cli.common import echo_json, format_time, json_option, print_json, table, tell
+from recovery.cli.common import echo_json, format_time, json_option, print_json, say, table, tell
 from recovery.cli.places import directory_and, open_state, state_options
 from recovery.errors import StateNotFoundError, StateValueError
 from recovery.state.marks import Mark, is_future
@@ -40,7 +40,7 @@ def list_(words: tuple[str, ...], pattern: str | None, environment: str, as_json
     rows = (
         (m.key, type(m.value).__name__, _plain(m.value) + _note(m.value, now), format_time(m.changed_ms)) for m in found
     )
-    click.echo(table(("key", "type", "mark", "changed"), rows))
+    say(table(("key", "type", "mark", "changed"), rows))
 
 
 @hwm.command()
@@ -94,7 +94,7 @@ def rm(words: tuple[str, ...], environment: str, as_json: bool) -> None:
     if as_json:
         print_json({"removed": count})
     else:
-        click.echo(f"removed {counted(count, 'mark')}")
+        say(f"removed {counted(count, 'mark')}")
 
 
 def parse_value(text: str) -> Any:

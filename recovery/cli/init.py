@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from recovery.cli.common import DIRECTORY, json_option, print_json
+from recovery.cli.common import DIRECTORY, json_option, print_json, say, umask_option
+from recovery.printable import one_line
 from recovery.storage.initialize import init_partitions
 from recovery.wording import counted
 
@@ -14,17 +15,18 @@ from recovery.wording import counted
 @click.command()
 @click.argument("directory", metavar="DIR", type=DIRECTORY)
 @click.argument("count", metavar="N", type=int)
+@umask_option
 @json_option
-def init(directory: Path, count: int, as_json: bool) -> None:
+def init(directory: Path, count: int, umask: bool, as_json: bool) -> None:
     """Create N recovery partitions in DIR, which is made when missing.
 
     Either all of them are created or none. About one per core that will run the flow is a good number; it is
     fixed afterwards.
     """
-    paths = init_partitions(directory, count)
+    paths = init_partitions(directory, count, umask=umask)
     if as_json:
         print_json({"directory": str(directory), "partitions": [str(path) for path in paths]})
         return
     last = f" … {paths[-1].name}" if count > 1 else ""
-    click.echo(f"Created {counted(count, 'recovery partition')} in {directory}: {paths[0].name}{last}")
-    click.echo(f"Next: python -m recovery run flow.py -r {directory} -s 10s")
+    say(f"Created {counted(count, 'recovery partition')} in {one_line(directory)}: {paths[0].name}{last}")
+    say(f"Next: python -m recovery run flow.py -r {one_line(directory)} -s 10s")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from recovery.cli.common import format_size, print_json, table
+from recovery.cli.common import format_size, print_json, say, table
 from recovery.errors import ConfigurationError, RecoveryError, StateNotFoundError
 from recovery.native.choose import Wanted, choose_operator
 from recovery.native.held import held_operators, held_rows
@@ -155,11 +155,11 @@ def print_state(
     if key is not None:
         for row in rows:
             values = {name: row[name] for name in columns if name != "key"}
-            click.echo(_text(values["value"] if list(values) == ["value"] else values))
+            say(_text(values["value"] if list(values) == ["value"] else values))
         return
-    click.echo(table(columns, ([_cell(row[name]) for name in columns] for row in rows)))
+    say(table(columns, ([_cell(row[name]) for name in columns] for row in rows)))
     if more:
-        click.echo(f"there are more; --limit shows more than {limit}")
+        say(f"there are more; --limit shows more than {limit}")
 
 
 def _cell(value: Any) -> str | None:

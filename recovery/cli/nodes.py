@@ -10,6 +10,7 @@ import click
 from recovery.cli.common import print_json, tell
 from recovery.cli.places import chosen_backend
 from recovery.config import RecoveryConfig, format_interval
+from recovery.printable import one_line
 from recovery.state.runs import RUNNING, NodeRun
 from recovery.wording import counted
 
@@ -36,7 +37,7 @@ def run_nodes(
             raise click.UsageError("A pipeline needs a recovery directory (-r DIR) or a state backend.")
         config = RecoveryConfig(place, state_backend=place)
     if not as_json:
-        tell(f"{pipeline.name}: starting Spark …")
+        tell(one_line(f"{pipeline.name}: starting Spark …"))
 
     def told(name: str, node: NodeRun) -> None:
         if not as_json:
@@ -50,7 +51,7 @@ def run_nodes(
             name: {**node.facts(), **node.details} for name, node in summary.nodes.items()
         }})  # fmt: skip
     else:
-        tell(f"{pipeline.name}: {counted(len(summary.nodes), 'node')} done")
+        tell(one_line(f"{pipeline.name}: {counted(len(summary.nodes), 'node')} done"))
 
 
 def _line(name: str, node: NodeRun) -> str:
@@ -66,4 +67,5 @@ def _line(name: str, node: NodeRun) -> str:
     future = node.details.get("future_marks")
     if future:
         text += f"; the mark of {', '.join(future)} is in the future: until then, what comes is passed over"
-    return f"{text}: {node.error}" if node.error else f"{text} ({node.why})"
+    text = one_line(text)
+    return f"{text}: {node.error}" if node.error else f"{text} ({one_line(node.why)})"

@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 import click
 
+from recovery.addresses import local_path
 from recovery.state.manager import StateManager
+from recovery.state.objects import is_uri
 from recovery.state.open import VARIABLE
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -49,6 +51,13 @@ def directory_and(words: Sequence[str], names: Sequence[str], *, more: bool = Fa
 
     DIR may be left out when RECOVERY_DIRECTORY says it, or a state backend is named.
     """
+    found, rest = _directory_and(words, names, more)
+    if not is_uri(found):
+        local_path(found)
+    return found, rest
+
+
+def _directory_and(words: Sequence[str], names: Sequence[str], more: bool) -> tuple[str, list[str]]:
     default = os.environ.get("RECOVERY_DIRECTORY") or chosen_backend()
     if default and (len(words) == len(names) or (more and len(words) > len(names) and not _is_store(words[0]))):
         return default, list(words)

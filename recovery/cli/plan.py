@@ -14,6 +14,7 @@ from recovery.cli.common import (
     json_option,
     print_json,
     rewind_options,
+    say,
     table,
     tell_error,
 )
@@ -22,6 +23,7 @@ from recovery.errors import RecoveryError
 from recovery.planning.explain import Explanation, explain
 from recovery.planning.going_back import after_text, discarded
 from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.printable import one_line
 from recovery.storage.files import scan
 
 
@@ -43,16 +45,16 @@ def plan(directory: Path, resume_after: int | None, resume_epoch: int | None, as
         if as_json:
             print_json({**error.as_json(), "directory": str(directory), "files": [_facts(each) for each in files]})
         else:
-            click.echo(_files_text(files))
+            say(_files_text(files))
             tell_error(error)
         raise SystemExit(error.exit_code) from error
     if as_json:
         print_json(_plan_facts(directory, planned, files))
         return
-    click.echo(_summary(planned))
-    click.echo()
+    say(_summary(planned))
+    say()
     notes = {v.path: v.note for v in planned.verdicts}
-    click.echo(_files_text(files, notes if rewind_to is not None else {}))
+    say(_files_text(files, notes if rewind_to is not None else {}))
 
 
 def _summary(planned: ResumePlan) -> str:
@@ -85,7 +87,7 @@ def _files_text(files: Sequence[Explanation], notes: dict[Path, str] | None = No
         for each in files
     ]
     lines = [table(("file", "oldest", "newest", "closed", "verdict"), rows)]
-    fixes = [f"{each.path.name}: {each.fix}" for each in files if each.fix]
+    fixes = [one_line(f"{each.path.name}: {each.fix}") for each in files if each.fix]
     return "\n".join([*lines, *([""] if fixes else []), *fixes])
 
 

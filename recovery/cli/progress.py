@@ -16,6 +16,7 @@ from recovery.cli.common import format_time, tell
 from recovery.config import format_interval
 from recovery.planning.going_back import after_text
 from recovery.planning.health import DEFAULTS
+from recovery.printable import fitted, one_line
 from recovery.signals import again
 from recovery.wording import counted
 
@@ -63,7 +64,7 @@ class Progress:
         self._say_waiting()
         if self._live:
             self._thread.join()
-            tell(CLEAR if _at_start() else "\n", self._stream, end="")
+            tell("", self._stream, end=CLEAR if _at_start() else "\n")
             self._above.close()
 
     def observe(self, event: Event) -> None:
@@ -127,7 +128,7 @@ class Progress:
             with self._lock:
                 if self._batch is not None and _at_start():
                     # A line that wraps could not be taken back.
-                    tell(f"{CLEAR}{self._line(self._batch)[: _width(self._stream) - 1]}", self._stream, end="")
+                    tell(fitted(self._line(self._batch), _width(self._stream) - 1), self._stream, start=CLEAR, end="")
 
     def _line(self, batch: BatchDone) -> str:
         """Rows are those that the sources read since the run began, as in its summary."""
@@ -142,7 +143,7 @@ class Progress:
 
     def _say(self, text: str) -> None:
         start = "" if not self._live else CLEAR if _at_start() else "\n"
-        tell(f"{start}{text}", self._stream)
+        tell(one_line(text), self._stream, start=start)
         if isinstance(sys.stdout, _Above):
             sys.stdout.at_start = True
 
@@ -171,7 +172,7 @@ class _Above:
         """Write, after taking the line away."""
         with self._lock:
             if self.at_start:
-                tell(CLEAR, self._line, end="")
+                tell("", self._line, end=CLEAR)
             written = self._out.write(text)
             self._out.flush()
             self.at_start = text.endswith("\n") if text else self.at_start
@@ -229,7 +230,7 @@ def summary_text(summary: RunSummary) -> str:
     """What a run did, in a few lines."""
     rate = f" ({summary.rows / summary.elapsed_s:,.0f} rows/s)" if summary.elapsed_s and summary.rows else ""
     lines = [
-        f"{summary.flow}: {counted(summary.batches, 'micro-batch', 'micro-batches')}, "
+        f"{one_line(summary.flow)}: {counted(summary.batches, 'micro-batch', 'micro-batches')}, "
         f"{counted(summary.rows, 'row')}{rate}, {counted(summary.states, 'state')} touched in "
         f"{summary.elapsed_s:.1f} s"
     ]

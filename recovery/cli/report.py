@@ -14,6 +14,7 @@ from recovery.cli.common import (
     format_size,
     json_option,
     print_json,
+    say,
     tell,
     threshold_option,
     write_whole,
@@ -22,6 +23,7 @@ from recovery.clock import SystemClock
 from recovery.errors import ConfigurationError
 from recovery.planning.advice import advise
 from recovery.planning.health import parse_targets
+from recovery.printable import one_line
 from recovery.report.facts import gather, known, largest
 
 
@@ -64,6 +66,6 @@ def report(
     if as_json:
         print_json({"output": str(output), "bytes": size_bytes, "unreadable": list(facts.problems)})
     else:
-        click.echo(f"wrote {output}, {format_size(size_bytes)}")
+        say(one_line(f"wrote {output}, {format_size(size_bytes)}"))
         for problem in facts.problems:
-            tell(f"not read: {problem}")
+            tell(one_line(f"not read: {problem}"))

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from recovery.cli.backup_progress import CopyProgress
-from recovery.cli.common import DIRECTORY, format_size, format_time, json_option, print_json, table
+from recovery.cli.common import DIRECTORY, format_size, format_time, json_option, print_json, say, table, umask_option
 from recovery.clock import Clock, SystemClock
 from recovery.config import format_interval
 from recovery.planning.backups import RestorePlan
 from recovery.planning.going_back import after_text
+from recovery.printable import one_line
 from recovery.wording import counted
 
 if TYPE_CHECKING:
@@ -43,8 +44,11 @@ class MomentType(click.ParamType[int]):
 @click.option("--epoch", type=click.IntRange(min=0), help="Restore the state after this epoch; 0: before the first.")
 @click.option("--at", "at_ms", type=MomentType(), help="Restore the newest epoch closed at or before this time.")
 @click.option("--dry-run", is_flag=True, help="Say what would be restored and what lost, and write nothing.")
+@umask_option
 @json_option
-def restore(source: str, directory: Path, epoch: int | None, at_ms: int | None, dry_run: bool, as_json: bool) -> None:
+def restore(
+    source: str, directory: Path, epoch: int | None, at_ms: int | None, dry_run: bool, umask: bool, as_json: bool
+) -> None:
     """Put copies of partitions back together in DIR, which holds none yet: all of them, or nothing.
 
     SRC is a place of backups (a directory, s3://, gs://, abfs://), or a plain directory of copied files. Of all copies
@@ -66,7 +70,7 @@ def restore(source: str, directory: Path, epoch: int | None, at_ms: int | None, 
             if as_json:
                 print_json({**plan_facts(plan, found, clock.wall_ms()), "directory": str(directory), "dry_run": True})
             else:
-                click.echo(plan_text(plan, found, clock.wall_ms()))
+                say(plan_text(plan, found, clock.wall_ms()))
             return
         progress = CopyProgress(quiet=as_json)
 
@@ -77,6 +81,7 @@ def restore(source: str, directory: Path, epoch: int | None, at_ms: int | None, 
             random_id=lambda: token_hex(4),
             epoch=epoch,
             at_ms=at_ms,
+            umask=umask,
             announce=announcing(progress, found, clock),
             observe=progress.observe,
         )
@@ -93,9 +98,9 @@ def restore(source: str, directory: Path, epoch: int | None, at_ms: int | None, 
             }
         )
         return
-    click.echo(
-        f"restored the state {after_text(done.plan.epoch)}, {counted(len(done.paths), 'partition')}, to {directory}: "
-        f"{counted(done.rows, 'row')}, "
+    say(
+        f"restored the state {after_text(done.plan.epoch)}, {counted(len(done.paths), 'partition')}, to "
+        f"{one_line(directory)}: {counted(done.rows, 'row')}, "
         f"{format_size(done.size_bytes)} in {done.timings.total_s:.1f} s; the next run resumes at epoch "
         f"{done.plan.resume.resume_epoch}"
     )
@@ -106,7 +111,7 @@ def announcing(progress: CopyProgress, source: Source, clock: Clock) -> Callable
 
     def announce(plan: RestorePlan, left_out: Sequence[str]) -> None:
         for each in left_out:
-            progress.say(f"left out: {each}")
+            progress.say(one_line(f"left out: {each}"))
         progress.say(plan_text(plan, source, clock.wall_ms()))
 
     return announce
@@ -135,7 +140,7 @@ def plan_text(plan: RestorePlan, source: Source, now_ms: int) -> str:
         for copy in plan.copies
     ]
     lines.append(table(("file", "from", "copied", "epochs"), rows))
-    lines += [f"not used: {problem}" for problem in source.problems]
+    lines += [one_line(f"not used: {problem}") for problem in source.problems]
     return "\n".join(lines)
 
 

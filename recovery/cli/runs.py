@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from recovery.cli.common import INTERVAL, format_time, json_option, print_json, table
+from recovery.cli.common import INTERVAL, format_time, json_option, print_json, say, table
 from recovery.cli.places import directory_and, open_state, state_options
 from recovery.config import format_interval
 from recovery.state.runs import DEAD, NODE_STATUSES, Run
@@ -66,7 +66,7 @@ def list_(
         )
         for run in found
     )
-    click.echo(table(("started", "pipeline", "kind", "status", "took", "facts", "nodes", "error"), shown))
+    say(table(("started", "pipeline", "kind", "status", "took", "facts", "nodes", "error"), shown))
 
 
 def _took(run: Run) -> str:
@@ -91,4 +91,4 @@ def clean(words: tuple[str, ...], older_than: float, dry_run: bool, environment:
     if as_json:
         print_json({"dry_run": dry_run, "runs": [{"pipeline": run.pipeline, "run_id": run.run_id} for run in gone]})
         return
-    click.echo(f"{'would forget' if dry_run else 'forgot'} {counted(len(gone), 'run')}")
+    say(f"{'would forget' if dry_run else 'forgot'} {counted(len(gone), 'run')}")

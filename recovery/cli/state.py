@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from recovery.cli.common import echo_json, format_time, json_option, print_json, table
+from recovery.cli.common import echo_json, format_time, json_option, print_json, say, table
 from recovery.cli.hwm import VALUES
 from recovery.cli.native import (
     print_state,
@@ -41,6 +41,7 @@ from recovery.cli.state_common import (
 from recovery.cli.state_files import export, import_, migrate_
 from recovery.cli.state_transfer import copy, move
 from recovery.errors import StateNotFoundError
+from recovery.printable import one_line, printable
 from recovery.state.objects import is_uri
 from recovery.state.steps import moment
 from recovery.state.targets import REMOVED, Steps, merge, missing, unknown_step
@@ -108,12 +109,12 @@ def list_(
                    {"states": [entry.as_json() for entry in found], "steps": steps})  # fmt: skip
         return
     if step is not None:
-        click.echo(table(("key", "epoch", "state"), ((e.name[1], e.version, short(e.content)) for e in found)))
+        say(table(("key", "epoch", "state"), ((e.name[1], e.version, short(e.content)) for e in found)))
         return
     shown = ((e.name, e.version[0], format_time(e.version[1]), short(e.content)) for e in found)
-    click.echo(table(("state", "generation", "changed", "content"), shown))
+    say(table(("state", "generation", "changed", "content"), shown))
     if steps:
-        click.echo(f"steps: {', '.join(steps)}")
+        say(one_line(f"steps: {', '.join(steps)}"))
 
 
 @state.command()
@@ -267,7 +268,7 @@ def edit(
     before = target.find(name)
     if before is None:
         raise missing(target, name)
-    text = json.dumps(before.content, indent=2, ensure_ascii=False) + "\n"
+    text = printable(json.dumps(before.content, indent=2, ensure_ascii=False)) + "\n"
     edited = click.edit(text, extension=".json")
     if edited is None or json_text(parse_json(edited)) == json_text(before.content):
         done("nothing to change", as_json)

@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 
 import click
 
-from recovery.cli.common import json_option, print_json
+from recovery.addresses import local_path
+from recovery.cli.common import json_option, print_json, say
 from recovery.cli.native import refused_operator_option
 from recovery.cli.places import directory_and, open_state, state_options
 from recovery.clock import SystemClock
 from recovery.errors import ConfigurationError, CorruptStateError, StateValueError
+from recovery.printable import one_line
 from recovery.state.targets import Documents, Name, Steps, Target, unknown_step
 from recovery.state.values import parse_json
 
@@ -128,7 +130,9 @@ def with_content(
 def lines_of(file: str) -> list[str]:
     """The lines of a file or of standard input. Raises ConfigurationError."""
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        text = (
+            sys.stdin.read() if file == "-" else local_path(file, "a file of this machine").read_text(encoding="utf-8")
+        )
     except UnicodeDecodeError as error:
         raise ConfigurationError(
             f"{file}: byte {error.start} and what follows is not UTF-8", cause="", remedy="Write the file in UTF-8."
@@ -152,7 +156,7 @@ def told_of(file: str, remedy: str | None = None) -> Iterator[None]:
 def ask(question: str, sure: bool) -> None:
     """Raises Abort, which ends the command with exit code 1, when the answer is no."""
     if not sure:
-        click.confirm(question, abort=True, err=True)
+        click.confirm(one_line(question), abort=True, err=True)
 
 
 def ask_of_new_steps(target: Target, names: Iterable[Name], sure: bool) -> None:
@@ -169,7 +173,7 @@ def done(message: str, as_json: bool) -> None:
     if as_json:
         print_json({"done": message})
     else:
-        click.echo(message)
+        say(one_line(message))
 
 
 def shown(name: Name) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
+from recovery.addresses import local_path
 from recovery.cli.common import echo_json, json_option, write_whole
 from recovery.cli.places import directory_and, state_options
 from recovery.cli.state_common import (
@@ -65,7 +65,7 @@ def export(
             echo_json(line)
     else:
         text = "".join(f"{line}\n" for line in lines)
-        write_whole(Path(output_file), text)
+        write_whole(local_path(output_file, "a file of this machine"), text, private=True)
 
 
 @click.command(name="import")

@@ -14,6 +14,8 @@ from recovery.cli.common import (
     format_time,
     json_option,
     print_json,
+    say,
+    style,
     table,
     threshold_option,
 )
@@ -26,6 +28,7 @@ from recovery.planning.health import Finding, Level, parse_targets, worst
 from recovery.planning.measures import StepSize, measure_json
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
+from recovery.printable import one_line
 from recovery.processes import describe_holder
 from recovery.report.facts import Facts, gather
 from recovery.state.steps import moment
@@ -51,12 +54,12 @@ def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return
-    flow = f"flow {facts['flow']}" if facts["flow"] else "no flow yet"
-    click.echo(f"{directory}: store {facts['store_id']}, {flow}")
+    flow = f"flow {one_line(facts['flow'])}" if facts["flow"] else "no flow yet"
+    say(f"{one_line(directory)}: store {one_line(facts['store_id'])}, {flow}")
     holder = facts["lock"]
     if holder:
-        click.echo(f"in use by {describe_holder(holder)}")
-    click.echo()
+        say(one_line(f"in use by {describe_holder(holder)}"))
+    say()
     rows = [
         (
             p["file"], f"{p['oldest_epoch']} to {p['newest_epoch']}", p["last_execution"],
@@ -66,31 +69,31 @@ def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
         else (p["file"], p["error"]["error"], None, None, None, None, None)
         for p in facts["partitions"]
     ]  # fmt: skip
-    click.echo(table(("file", "epochs", "execution", "closed", "keys", "size", "log"), rows))
-    click.echo()
+    say(table(("file", "epochs", "execution", "closed", "keys", "size", "log"), rows))
+    say()
     if facts["problem"]:
-        click.echo(f"It cannot be resumed: {with_path(facts['problem']['found'], facts['problem']['path'])}")
+        say(f"It cannot be resumed: {with_path(facts['problem']['found'], facts['problem']['path'])}")
     else:
-        click.echo(
+        say(
             f"a run resumes at epoch {facts['resume_epoch']}, {after_text(facts['resume_after'])}; "
             f"--resume-after {listed(facts['window'])}"
         )
         if facts["executions"]:
             kept_s = facts["executions"][-1]["backup_interval_s"]
             kept = f"for {format_interval(kept_s)}" if kept_s else "no longer than needed"
-            click.echo(f"superseded snapshots are kept {kept}, unless a run is given another -b")
+            say(f"superseded snapshots are kept {kept}, unless a run is given another -b")
     behind = [p for p in facts["partitions"] if p["error"] is None and p["folded_epoch"] < p["newest_epoch"]]
     if behind:
         oldest = min(p["folded_epoch"] for p in behind)
-        click.echo(f"epochs after {oldest} are logged, and keys and sizes are those of epoch {oldest}")
-    click.echo(f"steps: {', '.join(facts['steps']) or 'none yet'}")
-    click.echo(health_text(gathered.health))
+        say(f"epochs after {oldest} are logged, and keys and sizes are those of epoch {oldest}")
+    say(one_line(f"steps: {', '.join(facts['steps']) or 'none yet'}"))
+    say(health_text(gathered.health))
     if facts["operators"]:
-        click.echo()
-        click.echo(operators_text(facts["operators"]))
+        say()
+        say(operators_text(facts["operators"]))
     if facts["executions"]:
-        click.echo()
-        click.echo(
+        say()
+        say(
             table(
                 ("execution", "started", "after epoch", "epochs held", "host", "pid"),
                 (
@@ -175,9 +178,7 @@ def health_text(found: Sequence[Finding]) -> str:
     level = worst(found)
     colour = {Level.OK: "green", Level.WARNING: "yellow", Level.CRITICAL: "red"}.get(level, "white")
     shown = [str(each) for each in found if each.value is not None]
-    return f"health: {click.style(str(level), fg=colour)}" + (
-        f": {' · '.join(shown)}" if shown else ", nothing measured"
-    )
+    return f"health: {style(level, colour)}" + (f": {' · '.join(shown)}" if shown else ", nothing measured")
 
 
 def _partition(file: FoundFile, sizes: Mapping[str, StepSize] | None) -> dict[str, Any]:

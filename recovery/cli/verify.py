@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from recovery.cli.common import directory_argument, json_option, print_json, table, tell_error
+from recovery.cli.common import directory_argument, json_option, print_json, say, table, tell_error
 from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.planning.resume import plan_resume
 from recovery.storage.files import scan
@@ -41,7 +41,7 @@ def verify(directory: Path, as_json: bool) -> None:
         )
     else:
         rows = ((v.path.name, v.rows, "; ".join(v.problems) or "sound") for v in verdicts)
-        click.echo(table(("file", "rows", "verdict"), rows))
+        say(table(("file", "rows", "verdict"), rows))
     if problem is not None:
         if not as_json:
             tell_error(problem)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import click
 
-from recovery.cli.common import format_size, json_option, print_json
+from recovery.cli.common import format_size, json_option, print_json, say
+from recovery.printable import one_line
 
 
 @click.command()
@@ -29,8 +30,9 @@ def warmup(remove: bool, as_json: bool) -> None:
         if as_json:
             print_json({"removed": [str(path) for path in removed]})
         else:
-            click.echo(
-                "".join(f"Removed {path}\n" for path in removed) or "There is nothing to remove.", nl=not removed
+            say(
+                "".join(f"Removed {one_line(path)}\n" for path in removed) or "There is nothing to remove.",
+                end="" if removed else "\n",
             )
         return
     prepare_environment()
@@ -39,10 +41,10 @@ def warmup(remove: bool, as_json: bool) -> None:
     if as_json:
         print_json({"path": str(path), "size_bytes": size_bytes})
     else:
-        click.echo(f"Made {path}, {format_size(size_bytes)}. Runs start with it from now on.")
+        say(f"Made {one_line(path)}, {format_size(size_bytes)}. Runs start with it from now on.")
 
 
 def _telling() -> Callable[[str], None]:
     """Tells each step of the work, with the time since the first."""
     began = time.monotonic()
-    return lambda doing: click.echo(f"{time.monotonic() - began:5.0f} s  {doing}")
+    return lambda doing: say(f"{time.monotonic() - began:5.0f} s  {doing}")

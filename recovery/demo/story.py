@@ -16,6 +16,7 @@ import msgspec
 
 from recovery.demo.flights import add_plainly, read_flights
 from recovery.demo.flow import Delays
+from recovery.durable import open_own
 from recovery.errors import FlowFailedError
 from recovery.storage.files import read_step, scan
 from recovery.storage.initialize import init_partitions
@@ -64,7 +65,7 @@ class Story:
         self._say(f"[{time.monotonic() - self._started:4.0f} s] {title}")
 
     def _append(self, flights: list[tuple[str, str, str]]) -> None:
-        with self._input.open("a", encoding="utf-8") as file:
+        with os.fdopen(open_own(self._input, append=True), "a", encoding="utf-8") as file:
             file.writelines(f"{carrier},{tailnum},{delay}\n" for carrier, tailnum, delay in flights)
 
     def _run(self, *, kill: bool = False) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from recovery.addresses import local_path
 from recovery.errors import ConfigurationError
 from recovery.planning.resume import plan_resume
 from recovery.sinks.plain import DiscardSink
@@ -40,7 +41,7 @@ class AllKeysSink(DiscardSink):
                 "AllKeysSink needs a step that recovery.aggregate made", remedy="Give it the one of the flow."
             )
         self._step = step
-        self._directory = Path(directory)
+        self._directory = local_path(directory)
         self._replace = write
 
     def check(self, resume: Resume) -> None:

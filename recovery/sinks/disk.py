@@ -7,9 +7,10 @@ import hashlib
 import os
 import shutil
 import stat
+import sys
 from pathlib import Path
 
-from recovery.durable import sync
+from recovery.durable import UMASK, create, open_own, read_regular, sync
 
 
 class Disk:
@@ -34,7 +35,7 @@ class Disk:
     def read(self, path: Path) -> bytes | None:
         """What a file holds, None when there is none."""
         try:
-            return path.read_bytes()
+            return read_regular(path, sys.maxsize)
         except FileNotFoundError:
             return None
 
@@ -43,24 +44,29 @@ class Disk:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
+    def is_link(self, path: Path) -> bool:
+        """Whether a symbolic link is there."""
+        return path.is_symlink()
+
     def make_directory(self, path: Path) -> None:
         """Make a directory where there is none, and those above it; durable."""
         if path.is_dir():
             return
         self.make_directory(path.parent)
-        path.mkdir(exist_ok=True)
+        path.mkdir(UMASK.directory, exist_ok=True)
         self.sync_directory(path.parent)
 
     def write(self, path: Path, data: bytes) -> None:
-        """Make or overwrite a file. Its content is durable, its name is not; not atomic."""
-        with path.open("wb") as file:
+        """Make a file, or another in the place of one. Its content is durable, its name is not; not atomic."""
+        path.unlink(missing_ok=True)
+        with os.fdopen(create(path, UMASK.file), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
 
     def append(self, path: Path, data: bytes) -> None:
         """Add to the end of a file; durable, not atomic: a crash may leave the beginning of it."""
-        with path.open("ab") as file:
+        with os.fdopen(open_own(path, UMASK.file, append=True), "ab") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from recovery.addresses import looks_like_address
 from recovery.errors import ConfigurationError
 from recovery.sinks.disk import Disk
 from recovery.sinks.manifest import Entry
@@ -55,10 +56,10 @@ class FileSink:
         disk: Disk | None = None,
     ) -> None:
         text = os.fspath(path)
-        if not text or "://" in text:
+        if not text or "://" in text or looks_like_address(text):
             raise ConfigurationError(
                 f"FileSink: {text!r} is not a directory of this machine",
-                remedy="Give the path of a local directory, and copy from there.",
+                remedy="Give the path of a local directory, ./ before one with a colon, and copy from there.",
             )
         if format not in FORMATS:
             raise ConfigurationError(f"FileSink: no format {format!r}", remedy=f"Use one of {', '.join(FORMATS)}.")

@@ -96,6 +96,7 @@ class OutputPlan:
     remove: tuple[str, ...]
 
 
+_EXECUTION = re.compile(r"[0-9A-Za-z-]+")
 _ENTRY = msgspec.json.Decoder(Entry)
 _DIGEST = b',"digest":"'
 
@@ -120,7 +121,7 @@ def decode_note(text: str) -> Note:
     """Raises OutputMismatchError for the note of another kind of sink."""
     try:
         return msgspec.json.decode(text, type=Note)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         raise OutputMismatchError(
             "the flow's output so far was written by another kind of sink",
             cause="The sink of the flow was changed.",
@@ -134,7 +135,7 @@ def decode_owner(text: bytes | None, path: Path) -> Owner | None:
         return None
     try:
         owner = msgspec.json.decode(text, type=Owner)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise OutputMismatchError(f"it cannot be read: {error}", path=path) from error
     if owner.version != VERSION:
         raise OutputMismatchError(
@@ -152,9 +153,12 @@ def decode_entry(line: bytes) -> Entry | None:
     if rest != f'{hashlib.sha256(head).hexdigest()}"}}'.encode():
         return None
     try:
-        return _ENTRY.decode(line)
-    except msgspec.DecodeError:
+        entry = _ENTRY.decode(line)
+    except (msgspec.DecodeError, RecursionError):
         return None
+    # They become parts of paths.
+    named = _EXECUTION.fullmatch(entry.execution) and all(VISIBLE_NAME.fullmatch(file.name) for file in entry.files)
+    return entry if named and entry.epoch >= 0 else None
 
 
 def decode_manifest(data: bytes, path: Path) -> tuple[tuple[Entry, ...], bool]:

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery import faults
-from recovery.errors import LeaseLostError, StorageError
+from recovery.errors import LeaseLostError, OutputMismatchError, StorageError
 from recovery.sinks.disk import Disk
 from recovery.sinks.manifest import (
     VISIBLE_NAME,
@@ -185,6 +185,7 @@ class OutputDirectory:
     def find(self) -> Found:
         """What is in the directory now."""
         with self._translated():
+            self._refuse_links()
             visible = {n: s for n, s in self._disk.files(self.path).items() if not n.startswith(("_", "."))}
             entries, torn = decode_manifest(self._disk.read(self._manifest) or b"", self._manifest)
             prepared_files = self._disk.files(self._prepared)
@@ -194,6 +195,17 @@ class OutputDirectory:
             owner_path = self._hidden / "owner.json"
             owner = decode_owner(self._disk.read(owner_path), owner_path)
             return Found(owner, entries, torn, visible, tuple(prepared), waiting)
+
+    def _refuse_links(self) -> None:
+        """The sink renames and removes files in its own directories: none of them may be another one."""
+        for each in (self._hidden, self._prepared, self._staging):
+            if self._disk.is_link(each):
+                raise OutputMismatchError(
+                    "it is a symbolic link",
+                    path=each,
+                    cause="Somebody else can write to the output directory, or parts of it were moved.",
+                    remedy="Put the directory itself back in its place.",
+                )
 
     def damaged(self) -> list[Path]:
         """The listed files that are missing, or whose content is not what was written. Reads all of them."""

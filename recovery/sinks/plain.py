@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from recovery.printable import one_line
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -18,7 +20,7 @@ class DiscardSink:
 
 
 class ConsoleSink:
-    """Prints up to `rows` rows of every micro-batch."""
+    """Prints up to `rows` rows of every micro-batch, a line each: control characters are escaped, as JSON does it."""
 
     single_action = False
 
@@ -28,4 +30,4 @@ class ConsoleSink:
     def write(self, batch: DataFrame, batch_id: int) -> None:
         names = batch.columns
         for row in batch.take(self.rows):
-            print("  ".join(f"{name}={value}" for name, value in zip(names, row, strict=True)))
+            print(one_line("  ".join(f"{name}={value}" for name, value in zip(names, row, strict=True))))

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from recovery.addresses import local_path
+from recovery.durable import make_directories
 from recovery.errors import SparkUnavailableError, StorageError
 from recovery.spark.java import java_version
 
@@ -88,7 +90,7 @@ def make_archive(java_home: Path, observe: Callable[[str], None] = lambda _: Non
             remedy=f"Name a directory in the variable {CACHE_VARIABLE}.",
         )
     with _storage_errors(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(path.parent)
         draft = Path(tempfile.mkdtemp(prefix=".warmup-", dir=path.parent))
     try:
         names, archive = draft / "classes", draft / f"archive{path.suffix}"
@@ -130,7 +132,7 @@ def remove_archives() -> list[Path]:
 def _cache_directory() -> Path | None:
     named = os.environ.get(CACHE_VARIABLE)
     if named:
-        return Path(named).absolute()
+        return local_path(named).absolute()
     shared = os.environ.get("XDG_CACHE_HOME")
     try:
         return Path(shared, "recovery") if shared else Path.home() / ".cache" / "recovery"

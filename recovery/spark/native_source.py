@@ -9,13 +9,13 @@ import json
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from recovery.addresses import local_path
 from recovery.errors import ConfigurationError, StateValueError, error_named
 from recovery.native.choose import Wanted
 
@@ -63,7 +63,7 @@ def native_frame(options: Mapping[str, str], address: Address | None) -> NativeF
     wanted = Wanted(operator, options.get("store"), options.get("variable"), _flag(options, "timers"))
     question = {
         "session": address.session,
-        "path": str(Path(options["path"]).absolute()),
+        "path": str(local_path(options["path"]).absolute()),
         "epoch": number_of(options, "epoch"),
         "since": number_of(options, "sinceepoch"),
         "wanted": asdict(wanted),

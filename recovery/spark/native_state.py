@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
+from recovery.addresses import local_path
 from recovery.checkpoint.places import storage_errors
 from recovery.errors import ConfigurationError, StateValueError
 from recovery.native.choose import JOIN_SIDES, Wanted, choose_operator
@@ -49,7 +50,7 @@ def native_state(
     Reads only; a run may be going on. The epoch's checkpoint is written to a temporary directory, which is removed when
     the interpreter exits. Raises EpochNotHeldError, StateNotFoundError, ConfigurationError, CorruptPartitionError.
     """
-    path = Path(directory)
+    path = local_path(directory)
     return state_frame(spark, path, *moments(path, epoch, since), Wanted(operator, store, variable, timers))
 
 
@@ -81,7 +82,7 @@ def native_operators(spark: SparkSession, directory: str | Path, *, epoch: int |
 
     As `native_state` otherwise.
     """
-    path = Path(directory)
+    path = local_path(directory)
     check_master(spark.sparkContext.master)
     made = _checkpoints.of(path, moment(path, epoch))
     return spark.read.format("state-metadata").load(f"file:{made}")

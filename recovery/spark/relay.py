@@ -33,6 +33,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from recovery import private
+from recovery.durable import PRIVATE
 from recovery.errors import RecoveryError, StateValueError
 from recovery.native.choose import Wanted
 from recovery.peers import of_trusted_user
@@ -105,7 +106,7 @@ class Relay:
         with kept.computing:
             if kept.files is None:
                 target = self._home / str(number)
-                target.mkdir(exist_ok=True)
+                target.mkdir(PRIVATE.directory, exist_ok=True)
                 written = kept.frame.mapInArrow(_writer(target, kept.frame), "path string").collect()
                 kept.files = [row.path for row in written]
             return {"files": kept.files}

@@ -13,6 +13,7 @@ import pyarrow
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from recovery.addresses import local_path
 from recovery.errors import ConfigurationError, StateValueError
 from recovery.planning.resume import Cut
 from recovery.spark.native_source import Address, NativeFrame, NativeReader, native_frame, number_of
@@ -86,7 +87,7 @@ class StateReader(DataSourceReader):
                 cause="",
                 remedy='spark.read.format("recovery").option("step", "count").load("db/")',
             )
-        self._directory = Path(options["path"])
+        self._directory = local_path(options["path"])
         self._step = options["step"]
         self._epoch = number_of(options, "epoch")
         self._since = number_of(options, "sinceepoch")

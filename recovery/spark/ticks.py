@@ -8,7 +8,6 @@ through a small file, the mailbox, that it replaces atomically.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
+
+from recovery.durable import replace
 
 FORMAT = "recovery_ticks"
 TICK_COLUMN = "__recovery_tick"
@@ -32,9 +33,7 @@ def read_ticks(spark: SparkSession, mailbox: Path) -> DataFrame:
 
 def write_mailbox(mailbox: Path, due_ms: int | None, partition_count: int) -> None:
     """Tell the source when the next timeout is due (milliseconds since 1970), None for never. Atomic."""
-    draft = mailbox.with_suffix(f".{os.getpid()}.draft")
-    draft.write_text(json.dumps({"due_ms": due_ms, "partitions": partition_count}))
-    draft.replace(mailbox)
+    replace(mailbox, json.dumps({"due_ms": due_ms, "partitions": partition_count}).encode())
 
 
 class TickDataSource(DataSource):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recovery.errors import CorruptStateError, StateValueError
+from recovery.printable import one_line
 from recovery.state.targets import Entry
 from recovery.state.values import parse_json
 
@@ -34,7 +35,7 @@ def export_lines(entries: Iterable[Entry]) -> Iterator[str]:
     count = 0
     for entry in entries:
         count += 1
-        yield json.dumps(entry.as_json(), ensure_ascii=False, separators=(",", ":"))
+        yield one_line(json.dumps(entry.as_json(), ensure_ascii=False, separators=(",", ":")))
     yield json.dumps({"end": count})
 
 

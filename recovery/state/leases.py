@@ -27,6 +27,7 @@ from recovery.processes import as_holder, describe_holder
 from recovery.state.objects import Conflict, Objects, Token, nonce
 from recovery.state.paths import LOCK_FILE, encode_path
 
+LONGEST_LEASE_S = 366 * 86400.0
 REMEMBERED = 100
 """So many takeovers a lock remembers: a holder whose release got no answer can tell what became of it."""
 
@@ -201,14 +202,19 @@ class HeldLease:
             return {"fence": 0, "holder": None, "lease_s": 0.0, "taken_over": [], "token": None}
         try:
             lock = json.loads(found.content)["lock"]
+            fence, holder, lease_s, taken_over = (lock[name] for name in ("fence", "holder", "lease_s", "taken_over"))
+            # Who would wait for ever waits for a mistake.
+            sound = type(fence) is int and 0 <= fence < 1 << 62 and 0 <= float(lease_s) <= LONGEST_LEASE_S
+            if not sound or not (holder is None or isinstance(holder, dict)):
+                raise ValueError("a field of it is out of range")
             return {
-                "fence": int(lock["fence"]),
-                "holder": lock["holder"],
-                "lease_s": float(lock["lease_s"]),
-                "taken_over": list(lock["taken_over"]),
+                "fence": fence,
+                "holder": holder,
+                "lease_s": float(lease_s),
+                "taken_over": list(taken_over),
                 "token": found.token,
             }
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise CorruptStateError(
                 f"the lock {self.name!r:.120} cannot be read", path=f"{self._objects.location}/{self._path}"
             ) from error

@@ -13,9 +13,10 @@ from types import TracebackType
 
 from recovery.clock import Clock
 from recovery.config import format_interval
+from recovery.durable import make_directories, modes_beside, open_own
 from recovery.errors import StateLockedError, StorageError
 from recovery.processes import as_holder, describe_holder
-from recovery.storage.lock import free
+from recovery.storage.lock import FIRST, free
 
 POLL_S = 0.005
 LONGEST_POLL_S = 0.1
@@ -39,10 +40,11 @@ class FileLock:
 
     def __enter__(self) -> FileLock:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            modes = modes_beside(self.path.parent.parent / FIRST)
+            make_directories(self.path.parent, modes)
+            descriptor = open_own(self.path, modes.file)
         except OSError as error:
-            raise StorageError(str(error), path=self.path) from error
+            raise StorageError(error.strerror or str(error), path=self.path) from error
         try:
             self._wait(descriptor)
             text = as_holder(self._purpose, name=self._name)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from recovery.config import parse_interval
-from recovery.durable import files_below, sync
+from recovery.durable import PRIVATE, create, files_below, open_own, read_regular, sync
 from recovery.errors import ConfigurationError, RecoveryError, StateBackendError
 from recovery.storage.lock import free
 
@@ -30,6 +30,8 @@ Token = Any
 
 SCHEMES = ("file", "s3", "azure", "gs")
 TIMEOUT = "20s"
+LARGEST = 256 << 20
+"""Bytes of an object: no document comes near it, and one that somebody put there is not read into memory."""
 ATTEMPT_INTERVAL_S = 0.002
 _SETTINGS = {
     "s3": {"endpoint": "endpoint", "region": "region"},
@@ -150,7 +152,7 @@ class FileObjects:
         """See `Objects.get`."""
         with self._translated():
             try:
-                content = (self.root / path).read_bytes()
+                content = read_regular(self.root / path, LARGEST)
             except FileNotFoundError:
                 self._check_root()
                 return None
@@ -170,13 +172,12 @@ class FileObjects:
                 if (None if found is None else found.token) != expected:
                     raise Conflict(path)
                 draft = target.with_name(f".{target.name}.draft")
-                descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-                try:
-                    with open(descriptor, "wb", closefd=False) as file:
-                        file.write(content)
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                # Only who writes has one, and a killed writer leaves it.
+                draft.unlink(missing_ok=True)
+                with os.fdopen(create(draft), "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
                 draft.replace(target)
                 sync(target.parent)
         return hashlib.sha256(content).hexdigest()
@@ -223,13 +224,13 @@ class FileObjects:
         """Directories below the root; should it have gone by now, it is not made."""
         below = [each for each in (directory, *directory.parents) if self.root in each.parents and not each.exists()]
         for each in reversed(below):
-            each.mkdir(exist_ok=True)
+            each.mkdir(PRIVATE.directory, exist_ok=True)
             sync(each.parent)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         path = self.root / ".writing"
-        descriptor, holder_pid = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), os.getpid()
+        descriptor, holder_pid = open_own(path), os.getpid()
         try:
             for _ in range(1 + math.ceil(self._timeout_s / ATTEMPT_INTERVAL_S)):
                 with contextlib.suppress(BlockingIOError):
@@ -308,6 +309,8 @@ class BucketObjects:
         def get() -> Found | None:
             try:
                 found = self._api.get(self._store, self._prefix + path)
+                if found.meta["size"] > LARGEST:
+                    raise StateBackendError(f"{path} is larger than {LARGEST:,} bytes", path=self.location)
                 return Found(bytes(found.bytes()), _token(found.meta))
             except FileNotFoundError:
                 return None

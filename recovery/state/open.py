@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
+from recovery.addresses import local_path
 from recovery.clock import Clock
 from recovery.errors import ConfigurationError
 from recovery.state.backend import Backend, DirectoryBackend
@@ -40,6 +40,8 @@ def choose(directory: Location | None, backend: str | None) -> Location:
             cause="Neither a directory nor a state backend is given.",
             remedy="Name the directory that was made by: python -m recovery init DIR N",
         )
+    if not is_uri(directory):
+        local_path(directory)
     return directory
 
 
@@ -49,4 +51,4 @@ def open_backend(location: Location, clock: Clock, retry: RetryPolicy) -> Backen
         address = parse_address(location)
         terms = LeaseTerms(address.seconds("lock_timeout_seconds", "10"), address.seconds("lock_retry_seconds", "1"))
         return RemoteBackend(open_objects(address), clock, retry, terms)
-    return DirectoryBackend(Path(location), clock, retry)
+    return DirectoryBackend(local_path(location), clock, retry)

@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from recovery.clock import Clock
+from recovery.clock import LATEST_MS, Clock
 from recovery.config import format_interval
-from recovery.errors import CorruptStateError, LeaseLostError, StateLockedError, UnsupportedVersionError
+from recovery.errors import CorruptStateError, LeaseLostError, StateLockedError, UnsupportedVersionError, shown
 from recovery.state.backend import Change, Document, to_text
 from recovery.state.ids import StateId
 from recovery.state.leases import HeldLease, LeaseTerms
@@ -219,15 +219,34 @@ def deserialize(content: bytes, path: str) -> Stored:
         found = fields.pop("digest")
         if fields["format"] != FORMAT or found != digest(fields):
             raise ValueError("it does not match its digest")
-        if fields["version"] > VERSION:
+        if number_of(fields["version"]) > VERSION:
             raise UnsupportedVersionError(f"version {fields['version']}; this one reads {VERSION}", path=path)
-        document = Document(fields["state_id"], fields["generation"], fields["content"], fields["changed_ms"])
+        # The digest keeps nobody from writing what he likes.
+        document = Document(
+            text_of(fields["state_id"]), number_of(fields["generation"]), fields["content"],
+            number_of(fields["changed_ms"], LATEST_MS),
+        )  # fmt: skip
+        fences = {text_of(name): number_of(fence) for name, fence in fields["fences"].items()}
         # Objects of an earlier version do not have them.
-        recent = tuple(fields.get("recent", ()))
-        return Stored(document, fields["fences"], fields["writer"], fields["nonce"], recent)
+        recent = tuple(text_of(each) for each in fields.get("recent", ()))
+        return Stored(document, fences, text_of(fields["writer"]), text_of(fields["nonce"]), recent)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         what = "it is empty" if not content else f"it cannot be read: {error}"
         raise CorruptStateError(what, path=path) from error
+
+
+def text_of(value: Any) -> str:
+    """The value of a field that is a text. Raises ValueError."""
+    if not isinstance(value, str):
+        raise ValueError(f"{shown(value)} is no text")
+    return value
+
+
+def number_of(value: Any, most: int = (1 << 63) - 1) -> int:
+    """The value of a field that is a number from 0. Raises ValueError."""
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{shown(value)} is no number from 0 to {most}")
+    return value
 
 
 def digest(fields: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ meanwhile. While it lasts, SQLite's log beside the file cannot be emptied, so it
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import apsw
 
-from recovery.durable import sync
+from recovery.durable import create, sync
 from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.ids import Epoch
 from recovery.planning.values import PartitionDescription
@@ -39,6 +40,7 @@ from recovery.storage.schema import (
 )
 
 PAGES_PER_STEP = 2048
+CHUNK_BYTES = 4 << 20
 ATTEMPTS = 3
 
 # Changes whenever operational state does, which no epoch tells of.
@@ -202,7 +204,12 @@ def describe_copy(path: Path, scratch: Path) -> tuple[PartitionDescription, int]
 
 def copy_with_log(source: Path, target: Path) -> None:
     """Copy a file that nobody uses, and the log beside it if there is one, as they are. Raises OSError."""
-    shutil.copyfile(source, target)
+    _copy_file(source, target)
     log = beside(source, "-wal")
     if log.exists():
-        shutil.copyfile(log, beside(target, "-wal"))
+        _copy_file(log, beside(target, "-wal"))
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    with source.open("rb") as old, os.fdopen(create(target), "wb") as new:
+        shutil.copyfileobj(old, new, CHUNK_BYTES)

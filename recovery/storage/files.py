@@ -18,6 +18,7 @@ import apsw
 
 from recovery import faults
 from recovery.clock import Clock, SystemClock
+from recovery.durable import PRIVATE, make_directories, modes_beside, open_own
 from recovery.errors import (
     FileReplacedError,
     ForeignPartitionError,
@@ -92,7 +93,7 @@ def scan(directory: Path) -> list[FoundFile]:
         raise StorageError(str(error), path=directory) from error
     for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
         try:
-            found.append(FoundFile(path, _described(path)))
+            found.append(FoundFile(path, describe_file(path)))
         except RecoveryError as error:
             # Another program's database may lie beside ours, unless it stands where ours should.
             if path.name.startswith("part-") or not isinstance(error, ForeignPartitionError):
@@ -102,7 +103,9 @@ def scan(directory: Path) -> list[FoundFile]:
     return found
 
 
-def _described(path: Path) -> PartitionDescription:
+def describe_file(path: Path) -> PartitionDescription:
+    """What a partition says of itself. Changes nothing. Raises CorruptPartitionError, ForeignPartitionError,
+    LinkedPartitionError, UnsupportedVersionError or StorageError."""
     description = read_partition(path, partial(one.describe, path=path))
     with translated(path):
         refuse_other_names(path, path.stat())
@@ -242,7 +245,8 @@ class FilePartitions:
             shutil.rmtree(stale, ignore_errors=True)
         self._scratch = self._scratch_of(execution)
         try:
-            self._scratch.mkdir(parents=True)
+            make_directories(self._scratch.parent, modes_beside(self.paths[0]))
+            self._scratch.mkdir(PRIVATE.directory)
         except OSError as error:
             raise StorageError(str(error), path=self._scratch) from error
         self._scratch_files = Watch(self._scratch)
@@ -563,7 +567,7 @@ class FileTaskStore:
         path = self._scratch / f"{_file_name(step)}.gathered"
         text = f"{batch:<{_NOTE_BYTES}}".encode()
         try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            file = open_own(path)
             try:
                 before = os.pread(file, _NOTE_BYTES, 0) == text
                 if note and not before:

@@ -11,8 +11,9 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from recovery.addresses import local_path
 from recovery.clock import Clock, SystemClock
-from recovery.durable import sync
+from recovery.durable import PRIVATE, UMASK, Modes, make_directories, sync
 from recovery.errors import AlreadyInitializedError, ConfigurationError, DirectoryLockedError, StorageError
 from recovery.ids import PartitionIndex
 from recovery.storage.partition import insert_parts
@@ -43,10 +44,13 @@ def init_partitions(
     directory: str | os.PathLike[str],
     count: int,
     *,
+    umask: bool = False,
     clock: Clock | None = None,
     random_id: Callable[[], str] = lambda: secrets.token_hex(8),
 ) -> list[Path]:
     """Create `count` empty recovery partitions in `directory`, which is made when missing; returns their paths.
+
+    Only this user may read them, unless `umask` says that others may, as far as this process's umask lets them.
 
     The files are written and synced in a staging directory first and linked into place last. When anything fails,
     what was made is removed again. An attempt that was killed before all were in place is cleared away by the next.
@@ -66,11 +70,16 @@ def init_partitions(
             _create_partition(partition_path(staging, index), PartitionIndex(index), count, store_id, clock)
         return count
 
-    return _place(Path(directory), f"{STAGING}{store_id}", create)
+    return _place(local_path(directory), f"{STAGING}{store_id}", create, UMASK if umask else PRIVATE)
 
 
 def place_restored(
-    directory: Path, fill: Callable[[Path], int], *, newest_execution: int, random_id: Callable[[], str]
+    directory: Path,
+    fill: Callable[[Path], int],
+    *,
+    newest_execution: int,
+    random_id: Callable[[], str],
+    modes: Modes = PRIVATE,
 ) -> list[Path]:
     """Fill `directory` with restored partitions, in the same way as new ones: all of them, or none.
 
@@ -78,22 +87,22 @@ def place_restored(
     newest_execution: the newest that any of them knows; what is newer shows that a run has used a file.
     Raises what `fill` raises, AlreadyInitializedError, DirectoryLockedError or StorageError.
     """
-    return _place(directory, f"{RESTORING}{newest_execution}-{random_id()}", fill)
+    return _place(directory, f"{RESTORING}{newest_execution}-{random_id()}", fill, modes)
 
 
-def _place(target: Path, staging_name: str, fill: Callable[[Path], int]) -> list[Path]:
+def _place(target: Path, staging_name: str, fill: Callable[[Path], int], modes: Modes) -> list[Path]:
     with translated(target):
         missing = [each for each in (target, *target.parents) if not each.exists()]
         if not missing and not target.is_dir():
             raise StorageError("a file is in the way", path=target, cause="", remedy="Name a directory.")
         try:
-            target.mkdir(parents=True, exist_ok=True)
+            make_directories(target, modes)
             with _alone(target):
                 _clear_killed_attempt(target)
                 _refuse_existing(target)
                 # A directory's own name is durable only when its parent was synced.
                 durable = [target, *(each.parent for each in missing)]
-                return _link(target, target / staging_name, fill, durable)
+                return _link(target, target / staging_name, fill, durable, modes)
         except DirectoryLockedError:
             # Whoever holds it may have put nothing into it yet.
             raise
@@ -122,13 +131,17 @@ def _alone(target: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _link(target: Path, staging: Path, fill: Callable[[Path], int], durable: Sequence[Path]) -> list[Path]:
-    staging.mkdir()
+def _link(
+    target: Path, staging: Path, fill: Callable[[Path], int], durable: Sequence[Path], modes: Modes
+) -> list[Path]:
+    staging.mkdir(modes.directory)
     placed: list[Path] = []
     try:
         # part-0 comes last: with it, operational state can be written, which is never to be cleared away.
         for index in reversed(range(fill(staging))):
             final = partition_path(target, index)
+            # What the umask left of the directory's permissions is what it leaves of the file's.
+            partition_path(staging, index).chmod(staging.stat().st_mode & modes.file)
             # Unlike a rename, a link never replaces a file that someone else put there meanwhile.
             final.hardlink_to(partition_path(staging, index))
             placed.insert(0, final)

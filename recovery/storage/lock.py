@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from recovery.clock import Clock
+from recovery.durable import modes_beside, open_own
 from recovery.errors import DirectoryLockedError, StorageError
 from recovery.processes import as_holder, describe_holder, has_ended
 from recovery.storage.places import Watch
 
 LOCK_NAME = "recovery.lock"
 FILE_LOCKS = "recovery-*.lock"
+FIRST = "part-0.sqlite3"
+"""The partition whose permissions the lock has."""
 ATTEMPTS = 400
 NAME_ATTEMPTS = 100
 ATTEMPT_INTERVAL_S = 0.005
@@ -84,9 +87,9 @@ class DirectoryLock:
 
     def _take(self, path: Path, link: _Link | None = None, *, shared: bool = False) -> None:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = open_own(path, modes_beside(self.path.with_name(FIRST)).file)
         except OSError as error:
-            raise StorageError(str(error), path=path) from error
+            raise StorageError(error.strerror or str(error), path=path) from error
         try:
             _lock(descriptor, shared=shared)
         except BlockingIOError:
@@ -177,7 +180,8 @@ def _first_holder(paths: Iterable[Path]) -> dict[str, Any] | None:
 
 def _holder(path: Path) -> dict[str, Any] | None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # Without O_NONBLOCK a pipe would be waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:

@@ -33,6 +33,7 @@ from urllib.parse import quote
 
 import apsw
 
+from recovery.durable import create
 from recovery.errors import (
     CorruptPartitionError,
     ForeignPartitionError,
@@ -209,7 +210,8 @@ def connect(path: Path, mode: Mode) -> apsw.Connection:
 
     "unshared" reads the file alone, without its log and without locks: right only while nobody writes to it.
     "aside" reads it with its log, without locks and without the log's index in a file: right only where nobody can
-    make that file, so that nobody, least of all this process, has the database open.
+    make that file, so that nobody, least of all this process, has the database open. "rwc" makes the file, which must
+    be missing, for this user alone.
     Raises StorageError when the file cannot be opened, also in a process that was forked while it was open.
     """
     flags = {
@@ -217,10 +219,13 @@ def connect(path: Path, mode: Mode) -> apsw.Connection:
         "aside": apsw.SQLITE_OPEN_READONLY,
         "ro": apsw.SQLITE_OPEN_READONLY,
         "rw": apsw.SQLITE_OPEN_READWRITE,
-        "rwc": apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE,
+        "rwc": apsw.SQLITE_OPEN_READWRITE,
     }[mode]
     with translated(path):
         check_process(path)
+        if mode == "rwc":
+            # SQLite would make it for all to read. Its log and index get the permissions of the file.
+            os.close(create(path))
         uri = file_uri(path, {"unshared": "?immutable=1", "aside": "?vfs=unix-none"}.get(mode, ""))
         connection = apsw.Connection(uri, flags=flags | apsw.SQLITE_OPEN_URI)
         opened(connection, path)

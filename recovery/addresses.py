@@ -1,0 +1,45 @@
+"""What users give as a path: one that looks like an address is not taken for a directory of this machine.
+
+`s3:/bucket/path`, with one slash, would be made as a directory `s3:`, and every command would report success.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from recovery.errors import ConfigurationError
+
+_KNOWN = (
+    "s3|s3a|s3n|gs|gcs|azure|az|abfs|abfss|adl|wasb|wasbs|file|hdfs|webhdfs|viewfs|dbfs|oss|https?|ftps?|sftp|ssh|rsync"
+)
+# Two letters at least, so that no drive of Windows is one. Behind a name that nobody knows comes a slash or nothing.
+_ADDRESS = re.compile(rf"(?:(?P<known>{_KNOWN})(?::|//).*|(?P<other>[a-z][a-z0-9+.-]+):(?:[/\\].*)?)", re.DOTALL | re.I)
+
+
+def looks_like_address(path: str | os.PathLike[str]) -> bool:
+    """Whether a text begins like an address: `s3:/x`, `s3://x`, `file:/x`, `s3//x`, `host:/x`."""
+    text = os.fspath(path)
+    return isinstance(text, str) and _ADDRESS.fullmatch(text) is not None
+
+
+def local_path(path: str | os.PathLike[str], what: str = "a directory of this machine") -> Path:
+    """The path that a user means. Raises ConfigurationError for what looks like an address."""
+    text = os.fspath(path)
+    match = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        return Path(path)
+    scheme = match["known"] or match["other"]
+    # No more of it is shown: credentials may stand in it.
+    raise ConfigurationError(
+        f"{scheme}:… looks like an address, and is no path",
+        cause=f"Addresses are written {scheme}://…, and {what} is needed here, or an address that is whole.",
+        remedy=f"Give a path; where an address can be given, write {scheme}://…. A path of this name is ./{scheme}:…",
+    )
+
+
+def is_cut_off(text: str) -> bool:
+    """Whether it is an address of a bucket that has one slash, where others name a file system without a host."""
+    scheme, _, rest = text.partition(":")
+    return not rest.startswith("//") and scheme.lower() not in ("file", "hdfs", "webhdfs", "viewfs")
