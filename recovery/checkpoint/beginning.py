@@ -16,16 +16,16 @@ asks it again. What such sources log of their start by themselves is in the posi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from recovery.checkpoint.offsets import NO_TICK, NOTHING_READ, OffsetLog, ticking
-from recovery.checkpoint.position import initial_logs
-from recovery.checkpoint.rows import Content, as_content
+from recovery.checkpoint.position import HEADER_LINES, initial_logs
+from recovery.checkpoint.rows import Content, as_bytes, as_content
 from recovery.checkpoint.source_places import SourcePlaces
 from recovery.errors import CorruptPartitionError
 from recovery.ids import NO_BATCH
@@ -92,6 +92,22 @@ class InputBeginning:
 
     files: Mapping[str, Content]
     places: str
+
+    def with_settings(self, setting: Callable[[str], str | None]) -> InputBeginning:
+        """The same with the settings of another run: Spark keeps those that states depend on, and there are none yet.
+
+        setting: the value that one of them has now; None: not known, and it stays what it was. Raises
+        CorruptPartitionError.
+        """
+        name = f"offsets/{NO_BATCH}"
+        version, *rest = as_bytes(self.files[name]).decode().split("\n", HEADER_LINES)
+        try:
+            described = msgspec.json.decode(rest[0])
+            described["conf"] = {key: setting(key) or value for key, value in described["conf"].items()}
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise CorruptPartitionError(f"table beginning does not tell where the input begins: {error}") from error
+        text = "\n".join([version, msgspec.json.encode(described).decode(), *rest[1:]])
+        return replace(self, files={**self.files, name: text})
 
     def to_text(self) -> str:
         """As it is stored."""

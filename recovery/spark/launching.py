@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from recovery.config import AVAILABLE_NOW, Interval, parse_trigger
@@ -85,6 +86,13 @@ def running(spark: SparkSession) -> Any:
     """The JVM's handle of the session's query of which this thread has a micro-batch, also before `start` returned;
     None when it was stopped."""
     return spark._jsparkSession.streams().get(spark.sparkContext.getLocalProperty("sql.streaming.queryId"))
+
+
+def setting_of(spark: SparkSession, key: str) -> str | None:
+    """The value of one of Spark's settings in a session; None when it has none."""
+    with contextlib.suppress(PySparkException):
+        return str(spark.conf.get(key))
+    return None
 
 
 def is_alive(query: Any) -> bool:

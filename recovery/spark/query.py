@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from recovery.spark.closing import EpochClosed, EpochCloser
 from recovery.spark.events import BatchDone, Event, InputCounted, Observer, Resumed, RunSummary, Stopping
 from recovery.spark.failures import JVM_GONE, as_recovery_error, may_still_close
 from recovery.spark.incremental import FlowLoads
-from recovery.spark.launching import is_alive, launch, running, stop_query
+from recovery.spark.launching import is_alive, launch, running, setting_of, stop_query
 from recovery.spark.listener import announce
 from recovery.spark.measuring import InputCount, RunMeasures
 from recovery.spark.plan import BoundPlan
@@ -120,8 +121,9 @@ class RecoveryQuery:
             # Whether Spark can go on from there is known before anything is given up.
             checkpoint = self._store.prepare(execution) / "checkpoint"
             position = restore_position(
-                self._store, plan, bound.sources, checkpoint, config.path, config.rename_steps, steps.edits
-            )
+                self._store, plan, bound.sources, checkpoint, config.path, config.rename_steps, steps.edits,
+                partial(setting_of, bound.frame.sparkSession),
+            )  # fmt: skip
             self._store.start(execution, [s.definition.step_id for s in bound.steps], plan.partitions)
             prepared.record_run(execution, clock)
             self._delivery.rollback()

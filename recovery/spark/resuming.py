@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -48,11 +48,13 @@ def restore_position(
     directory: Path,
     renames: Mapping[str, str] | None = None,
     edits: Iterable[StepEdit] = (),
+    setting: Callable[[str], str | None] = lambda _: None,
 ) -> Position:
     """Write the checkpoint that Spark goes on from. Changes nothing in the partitions.
 
-    renames: the new names of steps, by the old ones. edits: what is to be done to the state that steps hold. Raises
-    FlowMismatchError or SparkCheckpointError where Spark could not go on from it, or would from another place.
+    renames: the new names of steps, by the old ones. edits: what is to be done to the state that steps hold. setting:
+    the value of one of Spark's settings in the flow's session, None where it has none. Raises FlowMismatchError or
+    SparkCheckpointError where Spark could not go on from it, or would from another place.
     """
     restored = restore(store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), checkpoint)
     recorded = store.driver_values(SOURCES_STEP, plan.resume_epoch).get(PLACES_KEY)
@@ -60,7 +62,7 @@ def restore_position(
     _check_counted(restored, plan, directory)
     begins = restored.batch is None
     if begins:
-        restored, left_by = _restore_beginning(store, checkpoint)
+        restored, left_by = _restore_beginning(store, checkpoint, setting)
     before = recorded_places(left_by) if left_by is not None else None
     if before is not None:
         # A step that holds no state at the moment is renamed by no edit. Who runs a command again has renamed already.
@@ -81,13 +83,15 @@ def restore_position(
     return Position(restored, {SOURCES_STEP: {PLACES_KEY: places}} if changed else {}, laid_out, outdated)
 
 
-def _restore_beginning(store: FilePartitions, checkpoint: Path) -> tuple[Restored, str | None]:
+def _restore_beginning(
+    store: FilePartitions, checkpoint: Path, setting: Callable[[str], str | None]
+) -> tuple[Restored, str | None]:
     """Write the checkpoint by which Spark begins where an execution before has begun, and return it with the text of
     the sources that it is for; where none has, Spark asks the sources. Epochs do not hold any of its files."""
     text = store.beginning()
     if text is None:
         return Restored(None, {}), None
-    found = recorded_beginning(text)
+    found = recorded_beginning(text).with_settings(setting)
     shutil.rmtree(checkpoint)
     restored = restore(found.files.items(), checkpoint)
     return Restored(restored.batch, {}), found.places

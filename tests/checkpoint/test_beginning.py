@@ -71,6 +71,19 @@ def test_the_first_micro_batch_of_all(tmp_path):
     assert sorted(path.name for path in checkpoint.glob("sources/*/*")) == ["0"]
 
 
+def test_settings_are_those_of_the_run_that_begins(tmp_path):
+    """No state depends on them yet. What is not known now stays what it was."""
+    planned = checkpoint_of(tmp_path, '{"n":5}', header='v1\n{"batchWatermarkMs":0,"conf":{"a":"1","b":"2"}}')
+    places = places_of("a", [False])
+    log = with_starts(read_offsets(planned, 0), None, {"0": '{"n":2}'}, places)
+    found = take_beginning(planned, log, places).with_settings({"a": "3", "c": "4"}.get)
+    [version, settings, line] = found.files["offsets/-1"].split("\n")
+    assert (version, line) == ("v1", '{"n":2}')
+    assert json.loads(settings) == {"batchWatermarkMs": 0, "conf": {"a": "3", "b": "2"}}
+    with pytest.raises(CorruptPartitionError, match="table beginning"):
+        recorded_beginning('{"files":{"offsets/-1":"v1"},"places":"[]"}').with_settings({}.get)
+
+
 def test_nothing_to_keep(tmp_path):
     """Files and ticks start where they always do."""
     places = places_of("at", [False, True])
