@@ -84,7 +84,7 @@ class DirectoryLock:
 
     def _take(self, path: Path, link: _Link | None = None, *, shared: bool = False) -> None:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         except OSError as error:
             raise StorageError(str(error), path=path) from error
         try:
@@ -184,7 +184,7 @@ def _first_holder(paths: Iterable[Path]) -> dict[str, Any] | None:
 
 def _holder(path: Path) -> dict[str, Any] | None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
     try:
