@@ -424,8 +424,10 @@ class FilePartitions:
             return Collected(rows, changes)
 
         self._check_shared()
-        collected = self._each(collect_one)
-        self._open_files.resized()
+        try:
+            collected = self._each(collect_one)
+        finally:
+            self._open_files.resized()
         self._check_shared()
         return collected
 

@@ -2,7 +2,7 @@
 
 The operating system lets anybody remove, move and replace files that are in use. SQLite goes on writing to those that
 it opened, and says that all is well. So whoever closes epochs compares what has a name with what is open: device and
-inode of each file. It costs a microsecond a file.
+inode of each file. It costs one to three microseconds a file.
 
 Only names are asked: opening a database and closing it outside SQLite would drop SQLite's locks.
 """
