@@ -223,6 +223,11 @@ class RecoveryConfig:
         return parse_interval(self.snapshot_interval)
 
     @property
-    def backup_interval_s(self) -> float | None:
-        """The backup interval in seconds; None: that of the last run."""
-        return None if self.backup_interval is None else parse_interval(self.backup_interval)
+    def backup_interval_s(self) -> float:
+        """The backup interval in seconds; 0 where it is not given, which holds for the first run on a directory."""
+        return given_backup_interval_s(self) or 0.0
+
+
+def given_backup_interval_s(config: RecoveryConfig) -> float | None:
+    """The backup interval in seconds; None: not given, so it is that of the last run."""
+    return None if config.backup_interval is None else parse_interval(config.backup_interval)

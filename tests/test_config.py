@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recovery import RecoveryConfig
-from recovery.config import format_interval, parse_interval
+from recovery.config import format_interval, given_backup_interval_s, parse_interval
 from recovery.errors import ConfigurationError
 
 
@@ -79,7 +79,8 @@ class TestRecoveryConfig:
     def test_defaults(self):
         """An epoch every ten seconds, nothing kept for older copies, resume at the newest."""
         config = RecoveryConfig("db")
-        assert (config.snapshot_interval_s, config.backup_interval_s) == (10.0, None)
+        assert (config.snapshot_interval_s, config.backup_interval_s) == (10.0, 0.0)
+        assert given_backup_interval_s(config) is None
         assert (config.resume_epoch, config.drop_steps, config.rename_steps) == (None, (), {})
         assert config.path == Path("db").absolute(), "the flow may go elsewhere while it runs"
 

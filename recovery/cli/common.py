@@ -375,7 +375,9 @@ def _cell(value: Any) -> str:
 
 
 def _numeric(cell: str) -> bool:
-    return cell == "-" or cell.replace(",", "").replace(".", "").split(" ")[0].isdigit()
+    """A number, perhaps with a unit; a sentence may begin with one."""
+    number, *rest = cell.replace(",", "").replace(".", "").split(" ")
+    return cell == "-" or (number.isdigit() and len(rest) < 2)
 
 
 def write_whole(path: Path, text: str, *, private: bool = False) -> bool:

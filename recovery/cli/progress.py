@@ -132,8 +132,9 @@ class Progress:
 
     def _line(self, batch: BatchDone) -> str:
         """Rows are those that the sources read since the run began, as in its summary."""
+        rate = counted(round(self._rate), "row")
         text = (
-            f"batch {batch.batch} · epoch {batch.epoch} · {counted(self._rows, 'row')} · {self._rate:,.0f} rows/s · "
+            f"batch {batch.batch} · epoch {batch.epoch} · {counted(self._rows, 'row')} · {rate}/s · "
             f"{counted(batch.keys, 'key')} touched"
         )
         if self._closed is not None:
@@ -228,7 +229,9 @@ def _snapshot_text(plan: ResumePlan) -> str:
 
 def summary_text(summary: RunSummary) -> str:
     """What a run did, in a few lines."""
-    rate = f" ({summary.rows / summary.elapsed_s:,.0f} rows/s)" if summary.elapsed_s and summary.rows else ""
+    rate = (
+        f" ({counted(round(summary.rows / summary.elapsed_s), 'row')}/s)" if summary.elapsed_s and summary.rows else ""
+    )
     lines = [
         f"{one_line(summary.flow)}: {counted(summary.batches, 'micro-batch', 'micro-batches')}, "
         f"{counted(summary.rows, 'row')}{rate}, {counted(summary.states, 'state')} touched in "

@@ -400,7 +400,8 @@ class UpsertSink:
                 cause="Its constraints, the types of its columns, or the rows that it refers to were changed after it "
                 "was asked; or the database is full, failing or not reachable.",
                 remedy="Mend that and run again: the rows are written then. Or give the epoch up, and have it computed "
-                f"anew with a corrected flow: --resume-after {epoch - 1}, as long as that is held.",
+                f"anew with a corrected flow: --resume-epoch {epoch}, from the snapshot after epoch {epoch - 1}, as "
+                "long as that is held.",
             ) from error
         database.run(
             "DELETE FROM {staged} WHERE recovery_execution = {p} AND recovery_batch <= {p}", (execution, batch)

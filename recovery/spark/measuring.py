@@ -40,7 +40,7 @@ class InputCount:
         on_counted: Callable[[BatchId, int], None],
     ) -> None:
         """native_state: the directory in which Spark's own operators keep theirs. batch: the newest that is counted.
-        on_counted: is told each micro-batch and its rows, once, in their order."""
+        on_counted: is told each micro-batch and its rows, once."""
         self.batch = batch
         self._meter = meter
         self._summary = summary
@@ -90,6 +90,19 @@ class InputCount:
                     return
             # Reports may be switched off.
             self._reports = False
+
+
+def first_summary(prepared: Prepared, execution: Execution) -> RunSummary:
+    """The summary of a run that has done nothing yet."""
+    return RunSummary(
+        flow=prepared.flow_id,
+        directory=None if prepared.temporary else str(prepared.config.path),
+        execution=execution.number,
+        resume_epoch=execution.resume_epoch,
+        resume_after=execution.resume_epoch - 1,
+        last_epoch=execution.resume_epoch - 1,
+        discarded=None if prepared.discarded is None else prepared.discarded.as_json(),
+    )
 
 
 class RunMeasures:

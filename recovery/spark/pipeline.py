@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from recovery.clock import Clock, SystemClock
-from recovery.config import DEFAULT_MASTER, RecoveryConfig
+from recovery.config import DEFAULT_MASTER, RecoveryConfig, given_backup_interval_s
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.pipeline import Node, Pipeline
 from recovery.planning.going_back import kept_interval_s
@@ -106,7 +106,7 @@ def run_pipeline(
             record.beat()
             writer = None
             if plan is not None:
-                backup_s = kept_interval_s(plan.partitions, config.backup_interval_s)
+                backup_s = kept_interval_s(plan.partitions, given_backup_interval_s(config))
                 writer = EpochWriter(config.path, plan, pipeline.name, clock, backup_interval_s=backup_s)
                 held.callback(writer.release)
                 note_start(plan, config, clock)

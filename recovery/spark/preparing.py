@@ -15,7 +15,7 @@ import apsw
 
 from recovery import faults
 from recovery.clock import Clock
-from recovery.config import RecoveryConfig
+from recovery.config import RecoveryConfig, given_backup_interval_s
 from recovery.metrics.endpoint import MetricsEndpoint
 from recovery.planning.going_back import discarded, kept_interval_s
 from recovery.planning.resume import plan_resume
@@ -71,7 +71,7 @@ class Prepared:
             self.plan = plan_resume(scan(config.path), flow_id=flow_id, resume_epoch=config.rewind_to)
             check_start(self.plan, config, clock)
             self.discarded = discarded(self.plan)
-            self.backup_interval_s = kept_interval_s(self.plan.partitions, config.backup_interval_s)
+            self.backup_interval_s = kept_interval_s(self.plan.partitions, given_backup_interval_s(config))
             self.planned_s = clock.elapsed_s() - began_s
             faults.reach("start.2")
             self.check = BackgroundCheck([d.path for d in self.plan.partitions])

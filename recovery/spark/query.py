@@ -24,12 +24,12 @@ from recovery.ids import BatchId
 from recovery.metrics.meter import BatchMeasure
 from recovery.sinks.delivery import Delivery
 from recovery.spark.closing import EpochClosed, EpochCloser
-from recovery.spark.events import BatchDone, Event, InputCounted, Observer, Resumed, RunSummary, Stopping
+from recovery.spark.events import BatchDone, Event, InputCounted, Observer, Resumed, Stopping
 from recovery.spark.failures import JVM_GONE, as_recovery_error, may_still_close
 from recovery.spark.incremental import FlowLoads
 from recovery.spark.launching import is_alive, launch, running, setting_of, stop_query
 from recovery.spark.listener import announce
-from recovery.spark.measuring import InputCount, RunMeasures
+from recovery.spark.measuring import InputCount, RunMeasures, first_summary
 from recovery.spark.plan import BoundPlan
 from recovery.spark.preparing import Prepared
 from recovery.spark.resuming import restore_position, resume_of_sink, step_plan
@@ -100,15 +100,7 @@ class RecoveryQuery:
             backup_interval_s=prepared.backup_interval_s,
         )
         self.lease = execution.lease
-        self.summary = RunSummary(
-            flow=prepared.flow_id,
-            directory=None if prepared.temporary else str(config.path),
-            execution=execution.number,
-            resume_epoch=execution.resume_epoch,
-            resume_after=execution.resume_epoch - 1,
-            last_epoch=execution.resume_epoch - 1,
-            discarded=None if prepared.discarded is None else prepared.discarded.as_json(),
-        )
+        self.summary = first_summary(prepared, execution)
         self._measures = RunMeasures(prepared, self._store, execution, plan.partitions[0].executions, clock)
         self.meter = self._measures.meter
         steps = step_plan(self._store, plan, bound, config)

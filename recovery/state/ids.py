@@ -4,6 +4,7 @@ An id is a text. Ids that the package makes consist of parts joined by "/", in w
 %2F and %25, so no part of one scope can reach into another:
 
     hwm                                      the high-water marks
+    rewinds                                  the rewinds that executions made; in the recovery directory
     runs/<pipeline>/<moment>-<random>        one run
     process/<namespace>/<name>               state of a process
     task/<dag>/<task>                        state of a task

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recovery.clock import Clock
-from recovery.config import RecoveryConfig
+from recovery.config import RecoveryConfig, given_backup_interval_s
 from recovery.ids import BatchId, Epoch
 from recovery.planning.going_back import Rewind, check_again, check_history, check_rewind, cut_of
 from recovery.planning.resume import ResumePlan
@@ -31,7 +31,7 @@ def check_start(plan: ResumePlan, config: RecoveryConfig, clock: Clock) -> None:
     if config.rewind_to is not None:
         check_rewind(plan, read_rewinds(config.path, clock), config.rewind_again, moment_text)
     if not config.discard_history:
-        check_history(plan, config.backup_interval_s, moment_text)
+        check_history(plan, given_backup_interval_s(config), moment_text)
 
 
 def note_start(plan: ResumePlan, config: RecoveryConfig, clock: Clock) -> None:

@@ -11,7 +11,7 @@ from recovery.cli.progress import Progress, summary_text
 from recovery.planning.health import DEFAULTS, of_epoch
 from recovery.planning.measures import Measure
 from recovery.spark.closing import EpochClosed
-from recovery.spark.events import BatchDone, RunSummary, Stopping
+from recovery.spark.events import BatchDone, InputCounted, RunSummary, Stopping
 
 
 def closed(epoch, snapshot_s):
@@ -86,3 +86,35 @@ def test_a_signal_is_answered():
     stream = io.StringIO()
     Progress("flow", stream=stream).observe(Stopping(signal.SIGTERM, None))
     assert stream.getvalue() == "stopping: closing the epoch …; a second SIGTERM ends immediately\n"
+
+
+def test_rows_are_those_of_the_sources_in_order():
+    """A line of a micro-batch waits for what Spark reports of it; what comes meanwhile is said after it. What is never
+    reported holds nothing up."""
+    stream = io.StringIO()
+    with Progress("flow", stream=stream) as progress:
+        progress.observe(BatchDone(0, 1, 7, 1, 0.5))
+        progress.observe(closed(1, 0.0))
+        assert "batch 0" not in stream.getvalue()
+        progress.observe(InputCounted(0, 1))
+        progress.observe(BatchDone(1, 2, 7, 2, 0.5))
+        progress.observe(BatchDone(2, 2, 0, 0, 0.5))
+        progress.observe(InputCounted(2, 4))
+        progress.observe(BatchDone(3, 2, 0, 0, 0.5))
+    lines = [line.split(" · snapshot")[0] for line in stream.getvalue().splitlines()[1:]]
+    assert [line for line in lines if "closed" in line] == [lines[1]]
+    assert [line for line in lines if "closed" not in line] == [
+        "batch 0 · epoch 1 · 1 row · 2 rows/s · 1 key touched",
+        "batch 1 · epoch 2 · 1 row · 2 rows/s · 2 keys touched",
+        "batch 2 · epoch 2 · 5 rows · 8 rows/s · 0 keys touched",
+        "batch 3 · epoch 2 · 5 rows · 8 rows/s · 0 keys touched",
+    ]
+
+
+def test_the_summary_names_the_snapshot():
+    """And has one row where there is one."""
+    summary = RunSummary("flow", "db", execution=3, last_epoch=4, epochs=1, batches=1, rows=1, states=1, elapsed_s=1.0)
+    assert summary_text(summary) == (
+        "flow: 1 micro-batch, 1 row (1 row/s), 1 state touched in 1.0 s\n"
+        "execution 3: closed 1 epoch in 0.00 s; the next run resumes at epoch 5, after epoch 4"
+    )

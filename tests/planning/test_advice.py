@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,3 +118,11 @@ def test_tolerating_more_never_costs_more(batch_s, snapshot_s, resume_s, tolerat
     assert more.tolerated_batches >= less.tolerated_batches
     longest = [max(each.options, key=lambda option: option.interval_s) for each in (less, more)]
     assert longest[1].overhead <= longest[0].overhead + 1e-9 or longest[0] == less.present
+
+
+def test_versions_are_numbers_that_a_person_reads():
+    """Neither thousandths of a version nor thousands with decimals."""
+    long = known(measures(10, written=1_000), backup_interval_s=7 * 86400.0)
+    why = advise(long, 30.0).size.why
+    assert "1.5 versions held" in why
+    assert re.search(r"up to \d{1,3}(,\d{3})+ versions", why)

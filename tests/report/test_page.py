@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -200,3 +201,32 @@ def test_a_threshold_that_is_none(make_store):
     """Is refused before anything is read."""
     with pytest.raises(ConfigurationError):
         render(make_store(1), parse_targets({"size": "1/2"}))
+
+
+def test_a_rewind_to_the_beginning_is_marked(make_store):
+    """By a line from the execution that it abandons; where it begins is said in the numbering of the options."""
+    directory = make_store(2)
+    times = clock()
+    run_epochs(directory, 3, times)
+    run_epochs(directory, 2, times, resume_epoch=1)
+    text = render(directory)
+    assert 'class="link rewind"' in text.split("<ul")[0]
+    assert "went back over 3 epochs to before epoch 1" in check(text).text + text
+    assert "after epoch 2, closed" in check(text).text
+
+
+def test_the_keys_are_those_of_steps(make_store):
+    """The rows that a run keeps of itself are none of the biggest keys."""
+    directory = make_store(2)
+    run_epochs(directory, 2, clock())
+    found = largest(gather(directory, DEFAULTS, STARTED_MS), 1000)
+    assert {step for step, _, _ in found} == {"count", "sessions"}
+
+
+def test_state_of_sparks_own_operators_is_counted(make_store):
+    """A directory that took over a checkpoint has no keys of steps, and does not say that it has no state."""
+    directory = make_store(2)
+    facts = replace(gather(directory, DEFAULTS, STARTED_MS), operator_count=1)
+    assert "of 1 operator of Spark; rows not counted yet" in page(facts, advise(known(facts, 2), 30.0), [])
+    facts = replace(facts, operator_count=2, operator_rows=1)
+    assert "1 row of 2 operators of Spark" in page(facts, advise(known(facts, 2), 30.0), [])

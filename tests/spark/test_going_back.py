@@ -53,7 +53,7 @@ def test_a_rewind_is_made_once(spark, feed, tmp_path, capsys):
         with pytest.raises(RewindRepeatedError, match="execution 4 went back to after epoch 1 already") as refused:
             run_to_end(frame, tmp_path / "db", **again)
         assert "--rewind-again 4" in refused.value.remedy
-    assert run_to_end(frame, tmp_path / "db").resume_after == 2
+    assert run_to_end(frame, tmp_path / "db").resume_after == 3
     assert run_to_end(frame, tmp_path / "db", resume_after=1, rewind_again=4).discarded is not None
     # Nothing is there to discard: another rewind is one to the beginning.
     assert run_to_end(frame, tmp_path / "db", resume_epoch=1).resume_after == 0
