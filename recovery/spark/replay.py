@@ -88,8 +88,9 @@ def _reader_without_replay(spark: SparkSession, name: str) -> str | None:
         return None
     readers = (each for each in _named(source.simpleStreamReader) if _is_kind(each, SimpleDataSourceStreamReader))
     reader = next(readers, None)
-    lacks = reader is not None and reader.readBetweenOffsets is SimpleDataSourceStreamReader.readBetweenOffsets
-    return str(reader.__name__) if lacks else None
+    if reader is None or reader.readBetweenOffsets is not SimpleDataSourceStreamReader.readBetweenOffsets:
+        return None
+    return str(reader.__name__)
 
 
 def _is_kind(value: Any, kind: type) -> bool:
