@@ -110,7 +110,7 @@ def replace(path: Path, content: bytes, *, mode: int = PRIVATE.file) -> None:
 
     Raises OSError; what was there stays then.
     """
-    draft = path.with_name(f".{path.name[:200]}.{os.getpid()}-{os.urandom(4).hex()}")
+    draft = path.with_name(f".{path.name[:40]}.{os.getpid()}-{os.urandom(4).hex()}")
     descriptor = create(draft, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -41,7 +41,7 @@ RecoveryError                     10
 └── BackupTooOldError             63
 
 Exit code 0 is success, 1 an unforeseen failure, 2 a usage error of the command line, 130 and 143 an
-interrupt and a termination that were not waited out.
+interrupt and a termination that were not waited out, 141 that nobody reads standard output any more.
 """
 
 from __future__ import annotations

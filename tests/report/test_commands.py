@@ -159,7 +159,7 @@ def test_report_to_where_nothing_can_be_written(store, tmp_path):
         assert "disk" not in text
         code, text = call(*command, Path("/proc/version/x"))
         assert (code, "there is no directory /proc/version" in text) == (11, True)
-        code, text = call(*command, tmp_path / ("x" * 255))
+        code, text = call(*command, tmp_path / ("x" * 256))
         assert (code, "File name too long" in text) == (12, True)
     assert list(tmp_path.iterdir()) == []
 
