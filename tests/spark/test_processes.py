@@ -203,3 +203,50 @@ def test_why_spark_did_not_start(feed, tmp_path, options, limit, told):
     assert told in error, done.stderr
     assert "Exception in thread" in done.stderr[: -len(error)]
     assert "Traceback" not in done.stderr
+
+
+def python_for_others() -> str | None:
+    """A Python of this version that any user can start."""
+    for each in (sys.executable, "/usr/bin/python3"):
+        # By way of env: setpriv itself still has rights of root when it starts a program.
+        version = "import sys; print(sys.version_info[:2])"
+        command = ["setpriv", "--reuid", "54321", "--regid", "54321", "--clear-groups", "env", each, "-c", version]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.stdout.strip() == str(sys.version_info[:2]):
+            return each
+    return None
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs another user")
+def test_a_user_without_a_name_or_a_home():
+    """As containers have them: Java has neither, and Spark starts all the same."""
+    python = python_for_others()
+    if python is None:
+        pytest.skip("other users can start no Python of this version")
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        home.chmod(0o777)
+        (home / "in").mkdir(0o755)
+        (home / "in" / "1.txt").write_text("a,1\n")
+        environment = {key: value for key, value in os.environ.items() if key not in ("HOME", "PYSPARK_PYTHON")}
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *(each for each in sys.path if "-packages" in each)])
+        as_other = [
+            "setpriv",
+            "--reuid",
+            "54321",
+            "--regid",
+            "54321",
+            "--clear-groups",
+            "env",
+            python,
+            "-m",
+            "recovery",
+        ]
+        target = f"{FLOWS / 'totals.py'}:make({str(home / 'in')!r})"
+        for command in (["init", "db", "1"], ["run", target, "-r", "db"]):
+            done = subprocess.run(
+                [*as_other, *command], env=environment, cwd=home, capture_output=True, text=True, timeout=240
+            )
+            assert done.returncode == 0, done.stderr
+        assert {path.name for path in home.iterdir()} == {"in", "db"}
