@@ -5,6 +5,8 @@ RecoveryError                     10
 ├── StorageError                  12  I/O error, disk full, no permission
 ├── FileReplacedError             13  a file in use was removed, replaced or cut off
 ├── LinkedPartitionError          14  a file that has other names (hard links)
+├── HistoryLossError              15  a shorter backup interval than the last run's
+├── RewindRepeatedError           16  the same rewind a second time
 ├── NoPartitionsError             20
 ├── MissingPartitionsError        21
 ├── InconsistentPartitionsError   22
@@ -32,8 +34,6 @@ RecoveryError                     10
 ├── StateNotFoundError            44
 ├── CorruptStateError             45
 ├── StateBackendError             46
-├── HistoryLossError              48
-├── RewindRepeatedError           49
 ├── SparkUnavailableError         50
 ├── BackupTargetError             60  unreachable, refused, or not a place for backups
 ├── NoBackupError                 61
@@ -171,6 +171,22 @@ class LinkedPartitionError(RecoveryError):
         "Give this directory a file of its own while nobody uses either name: "
         "cp part-N.sqlite3 copy && mv copy part-N.sqlite3"
     )
+
+
+class HistoryLossError(RecoveryError):
+    """A shorter backup interval than the last run's would discard snapshots that runs can still go back to."""
+
+    exit_code = 15
+    default_cause = "The backup interval was given, and is shorter than the one of the last run."
+    default_remedy = "Leave it out to keep as much as before, or give --discard-history."
+
+
+class RewindRepeatedError(RecoveryError):
+    """An execution went back to this snapshot before; going back again would discard what was closed since."""
+
+    exit_code = 16
+    default_cause = "A command line that is run again and again, as a service's, holds the option of a rewind."
+    default_remedy = "Remove the option to continue from the latest snapshot."
 
 
 class NoPartitionsError(RecoveryError):
@@ -402,22 +418,6 @@ class StateBackendError(RecoveryError):
     exit_code = 46
     default_cause = "The address, the network, the credentials or the bucket."
     default_remedy = "Check them, then run the same command again: nothing was half-written."
-
-
-class HistoryLossError(RecoveryError):
-    """A shorter backup interval than the last run's would discard snapshots that runs can still go back to."""
-
-    exit_code = 48
-    default_cause = "The backup interval was given, and is shorter than the one of the last run."
-    default_remedy = "Leave it out to keep as much as before, or give --discard-history."
-
-
-class RewindRepeatedError(RecoveryError):
-    """An execution went back to this snapshot before; going back again would discard what was closed since."""
-
-    exit_code = 49
-    default_cause = "A command line that is run again and again, as a service's, holds the option of a rewind."
-    default_remedy = "Remove the option to continue from the latest snapshot."
 
 
 class SparkUnavailableError(RecoveryError):
