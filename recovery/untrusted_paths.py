@@ -1,0 +1,138 @@
+"""Paths that come out of a file: of a partition, a manifest, an export, a checkpoint, a sink's list.
+
+Whoever wrote the file chose them, so each is checked before it leads anywhere. `objection` says what is wrong with one;
+`checked` raises the caller's error; `open_beneath` opens one without following a link. A path that passes has one form
+only: two different texts never name the same file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from recovery.errors import RecoveryError, StorageError, shown
+
+LONGEST_NAME_BYTES = 255
+"""Of one part of a path: what file systems allow."""
+LONGEST_PATH_BYTES = 3072
+"""Of a whole path: with the directory before it, it has to stay below 4096."""
+MOST_PARTS = 64
+
+Refusal = Callable[[str], RecoveryError]
+"""Makes the error of a path that is refused, from a sentence that says which and why."""
+
+
+def objection(path: object) -> str | None:
+    """Why `path`, relative and with forward slashes, must not be used below a directory; None: nothing is wrong.
+
+    Refused are absolute paths, `..` and `.`, empty parts, NUL, backslashes, text that no file system can hold, and
+    names, paths and depths beyond what file systems take. Pure: what lies on the disk is the matter of `open_beneath`.
+    """
+    if not isinstance(path, str):
+        return "is no text"
+    if not path:
+        return "is empty"
+    if path.startswith("/"):
+        return "is absolute"
+    if "\0" in path:
+        return "holds a NUL character"
+    if "\\" in path:
+        return "holds a backslash"
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError:
+        return "holds characters that no file name can hold"
+    parts = encoded.split(b"/")
+    if any(part in (b".", b"..") for part in parts):
+        return "has a part that is . or .."
+    if b"" in parts:
+        return "has an empty part"
+    if len(encoded) > LONGEST_PATH_BYTES or len(parts) > MOST_PARTS or max(map(len, parts)) > LONGEST_NAME_BYTES:
+        return "is longer than file systems allow"
+    return None
+
+
+def name_objection(name: object) -> str | None:
+    """The same for a single name, which has no slash."""
+    return "has a slash" if isinstance(name, str) and "/" in name else objection(name)
+
+
+def checked(path: object, refuse: Refusal) -> str:
+    """`path`, when it may be used below a directory; raises what `refuse` makes of it otherwise."""
+    wrong = objection(path)
+    if wrong is not None:
+        raise refuse(f"the path {shown(path)} {wrong}")
+    assert isinstance(path, str)
+    return path
+
+
+def checked_name(name: object, refuse: Refusal) -> str:
+    """`name`, when it is a single name of a file in a directory; raises what `refuse` makes of it otherwise."""
+    wrong = name_objection(name)
+    if wrong is not None:
+        raise refuse(f"the name {shown(name)} {wrong}")
+    assert isinstance(name, str)
+    return name
+
+
+@contextlib.contextmanager
+def open_beneath(root: Path, path: object, refuse: Refusal, *, new: bool = False) -> Iterator[BinaryIO]:
+    """The file at `path` below the directory `root`, to be read and written; it and the directories between are made.
+
+    No part below `root` is followed where it is a link, and what is opened is a regular file: raises what `refuse`
+    makes otherwise. new: it must not exist yet. Raises StorageError when the file system refuses.
+    """
+    with _opened(root, path, refuse, os.O_RDWR | os.O_CREAT | (os.O_EXCL if new else 0), make=True) as handle:
+        yield handle
+
+
+@contextlib.contextmanager
+def read_beneath(root: Path, path: object, refuse: Refusal) -> Iterator[BinaryIO]:
+    """The same of a file that is there, to be read; nothing is made. A file that is missing is a StorageError."""
+    with _opened(root, path, refuse, os.O_RDONLY, make=False) as handle:
+        yield handle
+
+
+@contextlib.contextmanager
+def _opened(root: Path, path: object, refuse: Refusal, flags: int, *, make: bool) -> Iterator[BinaryIO]:
+    *parents, name = checked(path, refuse).split("/")
+    try:
+        with contextlib.ExitStack() as opened:
+            directory = _directory(opened, os.fspath(root))
+            for parent in parents:
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(parent, dir_fd=directory)
+                directory = _directory(opened, parent, directory)
+            # Without O_NONBLOCK a FIFO would be waited for.
+            file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=directory)
+    except OSError as error:
+        raise _refused(error, path, root.joinpath(*parents, name), refuse) from error
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise refuse(f"the path {shown(path)} leads to something that is no file")
+    with os.fdopen(file, "rb" if flags == os.O_RDONLY else "r+b") as handle:
+        yield handle
+
+
+def _directory(opened: contextlib.ExitStack, name: str, below: int | None = None) -> int:
+    """A descriptor of a directory; the links on the way to the root are the user's own."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | (0 if below is None else os.O_NOFOLLOW)
+    found = os.open(name, flags, dir_fd=below)
+    opened.callback(os.close, found)
+    return found
+
+
+def _refused(error: OSError, path: object, where: Path, refuse: Refusal) -> RecoveryError:
+    if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK):
+        return refuse(f"the path {shown(path)} leads through a link, or through something that is no directory")
+    if error.errno in (errno.ENXIO, errno.EISDIR):
+        return refuse(f"the path {shown(path)} leads to something that is no file")
+    if error.errno == errno.EEXIST:
+        return refuse(f"the path {shown(path)} is there already")
+    return StorageError(error.strerror or str(error), path=where)
