@@ -15,6 +15,8 @@ import apsw
 import apsw.sqlite_extra
 import msgspec
 
+from recovery.errors import CorruptPartitionError
+
 _HALF_BITS = 30
 _HALF = (1 << _HALF_BITS) - 1
 MODULUS = 1 << (2 * _HALF_BITS)
@@ -50,7 +52,10 @@ SUM_SQL = f"count(*), coalesce(sum(digest >> {_HALF_BITS}), 0), coalesce(sum(dig
 
 
 def combine(high: int, low: int) -> int:
-    """The digest sum meant by the two sums of SUM_SQL, modulo 2^60."""
+    """The digest sum meant by the two sums of SUM_SQL, modulo 2^60. Raises CorruptPartitionError where digests are no
+    whole numbers, so that their sum is none either."""
+    if type(high) is not int or type(low) is not int:
+        raise CorruptPartitionError("a digest in it is no whole number")
     return ((high << _HALF_BITS) + low) % MODULUS
 
 
