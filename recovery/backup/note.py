@@ -12,6 +12,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from recovery.untrusted_json import FIRST_MOMENT_MS, LAST_MOMENT_MS
+
 NAME = "last-backup.json"
 
 
@@ -35,6 +37,9 @@ def last_backup(directory: Path) -> LastBackup | None:
     """What the note says; None when there is none, or none that can be read."""
     try:
         found = json.loads((directory / NAME).read_text())
-        return LastBackup(int(found["finished_ms"]), int(found["epoch"]), str(found["destination"]))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        finished_ms = int(found["finished_ms"])
+        if not FIRST_MOMENT_MS <= finished_ms <= LAST_MOMENT_MS:
+            return None
+        return LastBackup(finished_ms, int(found["epoch"]), str(found["destination"]))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

@@ -21,8 +21,10 @@ from pathlib import Path
 import msgspec
 
 from recovery.checkpoint.rows import file_of
-from recovery.errors import FlowFailedError, UnsupportedPlanError
+from recovery.errors import FlowFailedError, SparkCheckpointError, UnsupportedPlanError
 from recovery.ids import BatchId
+from recovery.untrusted_json import MOST
+from recovery.untrusted_paths import objection
 
 HEADER_LINES = 2
 """Of a log of offsets: its version, and settings; then comes a line for each source."""
@@ -77,7 +79,15 @@ def wait_for_commit(checkpoint: Path, batch: BatchId, alive: Callable[[], bool],
 
 
 def _offsets(checkpoint: Path, batch: BatchId) -> list[str]:
-    return (checkpoint / "offsets" / str(batch)).read_text().splitlines()
+    """The lines of the log of offsets. Raises SparkCheckpointError when it is not one."""
+    path = checkpoint / "offsets" / str(batch)
+    try:
+        lines = path.read_text().splitlines()
+    except UnicodeDecodeError as error:
+        raise SparkCheckpointError("it is not a text as Spark writes it", path=path) from error
+    if len(lines) < HEADER_LINES:
+        raise SparkCheckpointError(f"it has {len(lines)} lines, and Spark writes more", path=path)
+    return lines
 
 
 def _logged(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None) -> Iterator[tuple[str, int]]:
@@ -88,9 +98,9 @@ def _logged(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None) -> 
         place, _, text = (str(number), "", line) if version == ONE_LINE_EACH else line.partition(":")
         if place.isdecimal() and sources is not None and int(place) < len(sources):
             place = str(sources[int(place)])
-        with contextlib.suppress(msgspec.DecodeError):
+        with contextlib.suppress(ValueError, RecursionError):
             offset = msgspec.json.decode(text)
-            if isinstance(offset, dict) and type(offset.get("logOffset")) is int:
+            if isinstance(offset, dict) and type(offset.get("logOffset")) is int and offset["logOffset"] <= MOST:
                 yield place, offset["logOffset"]
 
 
@@ -102,6 +112,14 @@ def _below(log: Path, last: int) -> Iterator[str]:
     for directory in directories:
         for path in directory.rglob("*"):
             parts = path.relative_to(log).parts
+            wrong = objection("/".join(parts))
+            if wrong is not None:
+                raise UnsupportedPlanError(
+                    f"a source keeps a file whose path {wrong}",
+                    path=path,
+                    cause="The partitions keep no such paths: they could lead elsewhere.",
+                    remedy="Use another connector, or run this query without recovery partitions.",
+                )
             if file_of(path.name)[1]:
                 raise UnsupportedPlanError(
                     "a source keeps a file whose name ends like that of a part of a file",

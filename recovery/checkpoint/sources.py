@@ -170,6 +170,6 @@ def _but_ticks(line: str) -> str:
 def _is_tick(line: str) -> bool:
     try:
         found = msgspec.json.decode(line)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(found, dict) and found.keys() == {"tick_ms"}
