@@ -7,7 +7,7 @@ asked for, raises the caller's error, and nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, overload
+from typing import Annotated, Any, TypeGuard, TypeVar, overload
 
 import msgspec
 
@@ -25,6 +25,13 @@ Moment = Annotated[int, msgspec.Meta(ge=FIRST_MOMENT_MS, le=LAST_MOMENT_MS)]
 Real = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
 
 T = TypeVar("T")
+
+
+def is_moment(value: Any) -> TypeGuard[int]:
+    """Whether it is milliseconds since 1970 that are a date in every time zone."""
+    return type(value) is int and FIRST_MOMENT_MS <= value <= LAST_MOMENT_MS
+
+
 Refusal = Callable[[str], RecoveryError]
 """Makes the error of a text that is refused, from a sentence that says why."""
 

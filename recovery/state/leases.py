@@ -209,7 +209,7 @@ class HeldLease:
                 "taken_over": list(lock["taken_over"]),
                 "token": found.token,
             }
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
             raise CorruptStateError(
                 f"the lock {self.name!r:.120} cannot be read", path=f"{self._objects.location}/{self._path}"
             ) from error

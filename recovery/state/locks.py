@@ -85,5 +85,5 @@ def _holder(descriptor: int) -> str:
     try:
         holder = json.loads(os.pread(descriptor, 65536, 0))
         return f"process {holder['pid']} on {holder['host']} ({holder['purpose']})"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "another process"

@@ -30,6 +30,7 @@ from recovery.state.leases import HeldLease, LeaseTerms
 from recovery.state.objects import Conflict, Objects, Token, nonce
 from recovery.state.paths import STATE_FILE, decode_path, encode_path
 from recovery.state.retry import RetryPolicy
+from recovery.untrusted_json import MOST, is_moment
 
 FORMAT, VERSION = "recovery-state", 1
 READERS = 8
@@ -222,6 +223,8 @@ def deserialize(content: bytes, path: str) -> Stored:
         if fields["version"] > VERSION:
             raise UnsupportedVersionError(f"version {fields['version']}; this one reads {VERSION}", path=path)
         document = Document(fields["state_id"], fields["generation"], fields["content"], fields["changed_ms"])
+        if not is_moment(document.changed_ms) or not 0 <= document.generation <= MOST:
+            raise ValueError("its generation or its time is none that a program writes")
         # Objects of an earlier version do not have them.
         recent = tuple(fields.get("recent", ()))
         return Stored(document, fields["fences"], fields["writer"], fields["nonce"], recent)

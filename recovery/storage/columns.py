@@ -12,7 +12,7 @@ from typing import Any
 
 from recovery.errors import CorruptPartitionError, shown
 from recovery.storage.digests import MODULUS, record_digest
-from recovery.untrusted_json import FIRST_MOMENT_MS, LAST_MOMENT_MS, MOST
+from recovery.untrusted_json import FIRST_MOMENT_MS, LAST_MOMENT_MS, MOST, is_moment
 
 MAX_PARTITIONS = 4096
 LONGEST_S = 1e18
@@ -46,7 +46,6 @@ def is_seconds(value: Any) -> bool:
 
 
 is_digest = whole(0, MODULUS - 1)
-is_moment = whole(FIRST_MOMENT_MS, LAST_MOMENT_MS)
 is_clock = whole(-MOST, MOST)
 is_batch = whole(-1, MOST)
 

@@ -127,7 +127,7 @@ def _named_holder(descriptor: int) -> dict[str, Any] | None:
     for attempt in range(NAME_ATTEMPTS):
         if attempt:
             time.sleep(ATTEMPT_INTERVAL_S)
-        with contextlib.suppress(ValueError, TypeError):
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
             holder = dict(json.loads(os.pread(descriptor, 4096, 0)))
             if not _is_dead(holder):
                 return holder
@@ -143,7 +143,7 @@ def _is_dead(holder: dict[str, Any]) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except OSError:
+    except (OSError, OverflowError):
         return False
     return False
 
