@@ -11,6 +11,7 @@ import apsw
 import msgspec
 
 from recovery.storage.digests import MODULUS, SNAPS_DIGEST, load_digests, record_digest
+from recovery.storage.log import CHUNKS, _chunk_digest
 from recovery.storage.states import DIGEST as STATE_DIGEST
 
 RECORDS = {
@@ -24,8 +25,7 @@ def lenient(path: Path) -> Iterator[apsw.Connection]:
     """A connection that takes any value for any column: the tables are not STRICT, and nothing is NOT NULL. The text of
     the schema comes back afterwards."""
     strict = _texts(path)
-    _rewrite(path, {name: sql.replace(" STRICT, ", " ").replace(" STRICT", "").replace(" NOT NULL", "").replace(" ANY", " BLOB")
-                    for name, sql in strict.items()})  # fmt: skip
+    _rewrite(path, {name: _without_types(sql) for name, sql in strict.items()})
     connection = apsw.Connection(str(path))
     load_digests(connection)
     try:
@@ -51,6 +51,14 @@ def forge(path: Path, table: str, column: str, value: Any, where: str = "true") 
         matching = " AND ".join(f"{key} IS ?" for key in keys)
         with contextlib.suppress(apsw.ConstraintError, apsw.MismatchError):
             connection.execute(f"UPDATE {table} SET {column} = {expression} WHERE {matching}", (*bindings, *first[0]))
+        make_right(connection)
+
+
+def put(path: Path, step: str, key: str, content: Any) -> None:
+    """Add a row to the newest snapshot, as a forger does."""
+    with lenient(path) as connection:
+        epoch = "SELECT max(epoch) FROM epochs WHERE epoch NOT IN (SELECT epoch FROM logged)"
+        connection.execute(f"INSERT OR REPLACE INTO snaps VALUES (?, ?, ({epoch}), ?, NULL, 0)", (step, key, content))
         make_right(connection)
 
 
@@ -82,8 +90,6 @@ def make_right(connection: apsw.Connection) -> None:
 
 
 def _make_log_right(connection: apsw.Connection) -> None:
-    from recovery.storage.log import CHUNKS, _chunk_digest
-
     for rowid, chunk in zip(
         [row[0] for row in connection.execute("SELECT rowid FROM changes ORDER BY rowid").fetchall()],
         connection.execute(f"{CHUNKS} ORDER BY rowid").fetchall(),
@@ -102,6 +108,12 @@ def _make_log_right(connection: apsw.Connection) -> None:
 def _sum(connection: apsw.Connection, sql: str, bindings: tuple[Any, ...] = ()) -> tuple[int, int]:
     digests = [row[0] for row in connection.execute(sql, bindings) if isinstance(row[0], int)]
     return len(digests), sum(digests) % MODULUS
+
+
+def _without_types(sql: str) -> str:
+    for old, new in ((" STRICT, ", " "), (" STRICT", ""), (" NOT NULL", ""), (" ANY", " BLOB")):
+        sql = sql.replace(old, new)
+    return sql
 
 
 def _texts(path: Path) -> dict[str, str]:

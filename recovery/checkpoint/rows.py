@@ -20,7 +20,7 @@ from recovery.untrusted_paths import objection
 CHECKPOINT_STEP = StepId("$checkpoint")
 CHUNK_BYTES = 1 << 20
 Content = str | bytes
-_CHUNK = re.compile(r"(.+)#([0-9]{5,9})", re.DOTALL)
+_CHUNK = re.compile(r"(.+)#([0-9]{5,7})", re.DOTALL)
 _OF_CHECKPOINT = re.compile(r"metadata|(offsets|commits)/[0-9]{1,15}|(sources|state)/.+", re.DOTALL)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +30,7 @@ from recovery.state.retry import RetryPolicy
 from recovery.state.runs import BLOCKED, EDIT, FAILED, RUNNING, SKIPPED, SUCCEEDED, NodeRun, Run, RunRecorder
 from recovery.storage.files import scan
 from recovery.storage.lock import DirectoryLock
-from recovery.storage.verify import PartitionCheck
+from recovery.storage.verify import check_all
 
 PIPELINE = "pipeline"
 TOLD_WITHIN_S = 2.0
@@ -229,9 +228,8 @@ def _planned(pipeline: Pipeline, config: RecoveryConfig, clock: Clock) -> Iterat
     scan(config.path)
     with DirectoryLock(config.path, clock, f"pipeline {pipeline.name}"):
         plan = plan_resume(scan(config.path), flow_id=pipeline.name, resume_epoch=config.resume_epoch)
-        with ThreadPoolExecutor(4) as pool:
-            for verdict in pool.map(lambda d: PartitionCheck(d.path).run(), plan.partitions):
-                verdict.raise_if_damaged()
+        for verdict in check_all([d.path for d in plan.partitions]):
+            verdict.raise_if_damaged()
         yield plan
 
 

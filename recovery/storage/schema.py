@@ -42,6 +42,7 @@ from recovery.errors import (
 from recovery.storage.digests import load_digests
 from recovery.storage.forked import check_process, opened
 from recovery.storage.tables import APPLICATION_ID, MIGRATIONS, OBJECTS, SCHEMA_VERSION, altered_objects
+from recovery.threads import is_stopped
 
 BUSY_TIMEOUT_MS = 60_000
 SMALLEST_PAGE_BYTES = 512
@@ -105,12 +106,6 @@ def connect(path: Path, mode: Literal["unshared", "ro", "rw", "rwc"]) -> apsw.Co
     return connection
 
 
-def _obey_signals() -> bool:
-    """Asked by SQLite now and then. Python runs the handlers of signals that came before it goes on here: Ctrl-C raises
-    its error in the statement of the main thread."""
-    return False
-
-
 def file_uri(path: Path, query: str = "") -> str:
     """The URI by which SQLite opens or attaches `path`, whatever characters or bytes its name holds."""
     return f"file://{quote(os.fsencode(path.absolute()))}{query}"
@@ -126,7 +121,8 @@ def open_partition(path: Path, mode: Literal["unshared", "ro", "rw"]) -> apsw.Co
     connection = connect(path, mode)
     try:
         with translated(path):
-            connection.set_progress_handler(_obey_signals, OPS_PER_LOOK)
+            # Python handles signals before it is asked: Ctrl-C raises its error in a statement of the main thread.
+            connection.set_progress_handler(is_stopped, OPS_PER_LOOK)
             connection.pragma("cell_size_check", True)
             with snapshot(connection):
                 version = _checked_version(connection, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from recovery.storage.partition import describe
 from recovery.storage.schema import read_partition, rows, snapshot, translated
 from recovery.storage.states import check_states
 from recovery.storage.tables import ROW_BYTES
+from recovery.threads import each
 
 SNAPS = f"""
 SELECT CAST(step_id AS BLOB), {SUM_SQL}, sum(digest IS NOT {SNAPS_DIGEST}), sum({ODD_STATE}),
@@ -33,6 +35,7 @@ SELECT until_epoch, {SUM_SQL}, sum(digest IS NOT {SNAPS_DIGEST}),
     sum(ser_change IS NOT NULL AND ({ODD_STATE}))
 FROM superseded GROUP BY until_epoch
 """
+AT_ONCE = 4
 LIVE_KEYS = "SELECT state_key FROM snaps WHERE step_id = ?"
 OLD_KEYS = "SELECT state_key FROM superseded WHERE until_epoch = ? AND step_id = ?"
 # What is damaged may be no text any more.
@@ -53,6 +56,11 @@ class Verdict:
         """Raises CorruptPartitionError naming the first problems."""
         if self.problems:
             raise CorruptPartitionError("; ".join(self.problems[:3]), path=self.path)
+
+
+def check_all(paths: Sequence[Path]) -> list[Verdict]:
+    """A full check of each of several partitions, in the order of their paths. Raises StorageError."""
+    return each(lambda path: PartitionCheck(path).run(), paths, at_once=AT_ONCE, name="check")
 
 
 class PartitionCheck:

@@ -11,7 +11,8 @@ TABLES = (
 DEEP = "[" * 200_000 + "]" * 200_000
 VALUES: tuple[Any, ...] = (
     0, -1, 1 << 31, 1 << 53, 1 << 62, (1 << 63) - 2, (1 << 63) - 1, -(1 << 63),
-    1.5, 1e300, "sql:9e999", None, b"", b"\xff\xfe\x00", "", "x", "0", "\x1b[2J\x1b]0;x\x07\n", "sql:CAST(x'ff41' AS TEXT)",
+    1.5, 1e300, "sql:9e999", None, b"", b"\xff\xfe\x00", "", "x", "0", "\x1b[2J\x1b]0;x\x07\n",
+    "sql:CAST(x'ff41' AS TEXT)",
     "../../escaped", "/tmp/escaped", "..", "a/../../escaped", "offsets/99999999999999999999", "sources/0/../../x",
     "metadata#99999", "metadata/x", "state/0/0/1.delta", "x" * 300, "x" * 2_000_000,
     DEEP, '{"a":' * 100_000 + "1" + "}" * 100_000, f'{{"value":{DEEP}}}', "[]", "{}", "null", "1e999", "9" * 5000,
