@@ -21,7 +21,7 @@ CHECKPOINT_STEP = StepId("$checkpoint")
 CHUNK_BYTES = 1 << 20
 Content = str | bytes
 _CHUNK = re.compile(r"(.+)#([0-9]{5,7})", re.DOTALL)
-_OF_CHECKPOINT = re.compile(r"metadata|(offsets|commits)/[0-9]{1,15}|(sources|state)/.+", re.DOTALL)
+_OF_CHECKPOINT = re.compile(r"metadata|(offsets|commits)/(0|[1-9][0-9]{0,14})|(sources|state)/.+", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

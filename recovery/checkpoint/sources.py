@@ -60,7 +60,10 @@ def fit_sources(
     if restored.batch is None:
         return restored
     log = directory / "offsets" / str(restored.batch)
-    lines = log.read_text().split("\n")
+    try:
+        lines = log.read_text().split("\n")
+    except UnicodeDecodeError as error:
+        raise SparkCheckpointError(f"offsets/{restored.batch} is not a text as Spark writes it") from error
     header, offsets = lines[:HEADER_LINES], lines[HEADER_LINES:]
     numbered = lines[0] != ONE_LINE_EACH
     if numbered:

@@ -205,7 +205,8 @@ def test_nothing_of_a_schema_runs_in_workers(template, tmp_path):
 
 HOSTILE_PATHS = [
     "../../escaped", "/tmp/escaped", "offsets/../../escaped", "state//0", "sources/0/..", "sources/0/a\\b", ".",
-    "other/1", "offsets/x", "offsets/99999999999999999999", "metadata#00000", "metadata#000001", "sources/" + "x" * 300,
+    "other/1", "offsets/x", "offsets/07", "offsets/99999999999999999999", "metadata#00000", "metadata#000001",
+    "sources/" + "x" * 300,
 ]  # fmt: skip
 
 
