@@ -11,7 +11,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from recovery.errors import CorruptPartitionError
 from recovery.ids import StepId
+from recovery.untrusted_json import Number, decode_json
 
 CLOCK_STEP = StepId("$clock")
 """What the machine's clocks said when the newest epoch was closed: one row, with this key."""
@@ -69,9 +71,13 @@ def boot_id() -> str:
 class Reading(msgspec.Struct, frozen=True):
     """The recovery clock and the machine's uptime at one moment."""
 
-    clock_ms: int
+    clock_ms: Number
     boot: str
-    up_ms: int
+    up_ms: Number
+
+
+def _unreadable(why: str) -> CorruptPartitionError:
+    return CorruptPartitionError(f"the row of step {CLOCK_STEP} cannot be read: {why}")
 
 
 class RecoveryClock:
@@ -87,7 +93,7 @@ class RecoveryClock:
         `kept` is the newest `row`."""
         self._clock = clock
         uptime = clock.uptime()
-        reading = msgspec.json.decode(kept[BOOT_KEY], type=Reading) if BOOT_KEY in kept else None
+        reading = decode_json(kept[BOOT_KEY], _unreadable, Reading) if BOOT_KEY in kept else None
         if reading is not None and uptime is not None and reading.boot == uptime.boot:
             self._base_ms = max(last_ms, reading.clock_ms + max(0, uptime.up_ms - reading.up_ms))
         else:

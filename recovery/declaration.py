@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import msgspec.inspect as inspect
 
+from recovery import errors
 from recovery.codec import StateType, make_portable
 
 Form = Any
@@ -46,8 +47,8 @@ class Declaration:
         try:
             found = msgspec.json.decode(text)
             return Declaration(tuple((name, kind) for name, kind in found["key"]), found["state"])
-        except (msgspec.DecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{text!r} is no declaration of a step: {error}") from error
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise ValueError(f"{errors.shown(text)} is no declaration of a step: {error}") from error
 
     def key_text(self) -> str:
         """The key for people: word string, n bigint."""

@@ -293,7 +293,8 @@ def _raw(held: int, touched: int) -> dict[str, Any]:
     import apsw
 
     from recovery.storage import deltas
-    from recovery.storage.schema import CREATE_TABLES, prepare_writer
+    from recovery.storage.schema import prepare_writer
+    from recovery.storage.tables import CREATE_TABLES
 
     source = apsw.Connection("touched.sqlite3")
     source.execute(deltas.CREATE_TOUCHED.format(table="touched")).fetchall()

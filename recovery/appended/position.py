@@ -11,8 +11,11 @@ from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+import msgspec
+
 from recovery.appended.files import directory_of, name_of
-from recovery.errors import UnsupportedVersionError
+from recovery.errors import CorruptPartitionError, UnsupportedVersionError
+from recovery.untrusted_json import Count
 
 Read = Callable[[int, int], bytes]
 """`read(offset, length)`: the bytes there, fewer only where the file ends."""
@@ -35,8 +38,8 @@ class FilePosition:
 
     path: str
     origin: str
-    offset: int
-    seen: int
+    offset: Count
+    seen: Count
     mtime_ns: int
     inode: int
     digest: str
@@ -81,14 +84,26 @@ class InputOffset:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> InputOffset:
-        """The value of a JSON form. Raises UnsupportedVersionError for one that a later version wrote."""
+        """The value of a JSON form. Raises UnsupportedVersionError for one that a later version wrote,
+        CorruptPartitionError for one that none wrote."""
         if value.get("version") != OFFSET_VERSION:
             raise UnsupportedVersionError(
                 f"The saved input position has version {value.get('version')!r}, not {OFFSET_VERSION}.",
                 cause="A newer version of recovery, or another source, wrote it.",
             )
-        files = {int(number): FilePosition(**fields) for number, fields in value["files"].items()}
-        return cls(files, value["next"], value["turn"])
+        try:
+            saved = msgspec.convert(value, _Saved)
+            return cls({int(number): position for number, position in saved.files.items()}, saved.next, saved.turn)
+        except (ValueError, RecursionError) as error:
+            raise CorruptPartitionError(f"the saved position in appended files cannot be read: {error}") from error
+
+
+class _Saved(msgspec.Struct):
+    """The JSON form."""
+
+    files: dict[str, FilePosition]
+    next: Count
+    turn: Count
 
 
 def fingerprint(read: Read, offset: int, seen: int) -> str:

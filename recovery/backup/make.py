@@ -7,7 +7,6 @@ import hashlib
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -30,6 +29,7 @@ from recovery.planning.values import FoundFile
 from recovery.storage.copies import PinnedPartition, pin
 from recovery.storage.files import allow_open_files, scan
 from recovery.storage.verify import PartitionCheck
+from recovery.threads import each
 from recovery.wording import counted
 
 AT_ONCE = 4
@@ -188,12 +188,7 @@ def _is_whole(target: Target, scratch: Path, observe: Observer, copy: StoredCopy
 
 
 def _each(pinned: list[PinnedPartition], work: Callable[[PinnedPartition], StoredCopy]) -> list[StoredCopy]:
-    """Do `work` for a few partitions at once; after the first error nothing new is begun."""
-    pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="backup")
-    try:
-        return list(pool.map(work, pinned))
-    finally:
-        pool.shutdown(cancel_futures=True)
+    return each(work, pinned, at_once=AT_ONCE, name="backup")
 
 
 def _store(

@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from recovery.clock import LATEST_MS
 from recovery.durable import modes_beside, read_regular, replace
+from recovery.untrusted_json import MOST, is_moment
 
 NAME = "last-backup.json"
 LONGEST = 1 << 16
@@ -38,7 +38,7 @@ def last_backup(directory: Path) -> LastBackup | None:
     try:
         found = json.loads(read_regular(directory / NAME, LONGEST))
         finished_ms, epoch, destination = found["finished_ms"], found["epoch"], found["destination"]
-        numbers = type(finished_ms) is int and 0 <= finished_ms <= LATEST_MS and type(epoch) is int and epoch >= 0
+        numbers = is_moment(finished_ms) and type(epoch) is int and 0 <= epoch <= MOST
         return LastBackup(finished_ms, epoch, destination) if numbers and isinstance(destination, str) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

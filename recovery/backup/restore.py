@@ -11,7 +11,6 @@ restore.5  Link the files into place.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +27,7 @@ from recovery.storage.files import describe_file, scan
 from recovery.storage.initialize import place_restored
 from recovery.storage.schema import partition_path
 from recovery.storage.verify import PartitionCheck
+from recovery.threads import each
 
 AT_ONCE = 4
 SHOWN = 3
@@ -245,9 +245,4 @@ def _misdescribed(copy: Copy, path: Path) -> str | None:
 
 
 def _each(work: Callable[[Copy], T], copies: Sequence[Copy]) -> list[T]:
-    """Do `work` for a few copies at once; after the first error nothing new is begun."""
-    pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="restore")
-    try:
-        return list(pool.map(work, copies))
-    finally:
-        pool.shutdown(cancel_futures=True)
+    return each(work, copies, at_once=AT_ONCE, name="restore")

@@ -18,6 +18,7 @@ _FILE = re.compile(r"state/(\d+)/(?:(\d+)/)?(.+)")
 TIMERS = "TimerState"
 """Spark lists an operator's timers as one more variable, of this type."""
 
+MOST_PARTITIONS = 1_000_000
 _METADATA = re.compile(r"state/(\d+)/_metadata/(?:metadata|v2/(\d+))")
 
 
@@ -140,6 +141,14 @@ class _Described(NamedTuple):
     timers: bool
 
 
+def _partitions(stores: Sequence[Mapping[str, Any]]) -> int:
+    """Into how many an operator is divided. Raises ValueError for more than Spark could start tasks for."""
+    found = max(int(store["numPartitions"]) for store in stores)
+    if not 0 <= found <= MOST_PARTITIONS:
+        raise ValueError(f"{found} partitions")
+    return found
+
+
 def _described(content: str | bytes) -> _Described | None:
     """What an operator's own file says: its first line is a version, its second JSON. None: it has another form."""
     lines = (content.decode(errors="replace") if isinstance(content, bytes) else content).splitlines()
@@ -151,9 +160,9 @@ def _described(content: str | bytes) -> _Described | None:
         return _Described(
             str(described["operatorInfo"]["operatorName"]),
             tuple(str(store["storeName"]) for store in stores),
-            max(int(store["numPartitions"]) for store in stores),
+            _partitions(stores),
             tuple(name for name, kind in kinds.items() if kind != TIMERS),
             TIMERS in kinds.values(),
         )
-    except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError):
         return None

@@ -10,8 +10,10 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -19,9 +21,10 @@ from recovery.checkpoint.needed import StoreFiles, is_version, needed_chain, sto
 from recovery.durable import make_directories, sync
 from recovery.errors import ConfigurationError, SparkCheckpointError, StorageError
 from recovery.ids import BatchId
+from recovery.untrusted_paths import checked
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
-_COMMIT = re.compile(r"commits/\d+")
+_COMMIT = re.compile(r"commits/[0-9]{1,15}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +86,15 @@ class LocalPlace:
         with storage_errors(self.path):
             for directory, directories, files in os.walk(self.path, onerror=_raise):
                 directories[:] = [name for name in directories if not name.startswith(".")]
+                for name in directories:
+                    with contextlib.suppress(FileNotFoundError):
+                        _check_kind(Path(directory, name), stat.S_ISDIR)
                 for name in files:
                     if not name.startswith("."):
                         file = Path(directory, name)
                         # Spark's maintenance may remove one while we look.
                         with contextlib.suppress(FileNotFoundError):
-                            found[file.relative_to(self.path).as_posix()] = file.stat().st_size
+                            found[file.relative_to(self.path).as_posix()] = _check_kind(file, stat.S_ISREG)
         return found
 
     @contextlib.contextmanager
@@ -144,7 +150,7 @@ def copied(
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         for path in wanted:
-            target = scratch / path
+            target = scratch / checked(path, partial(SparkCheckpointError, path=scratch))
             with storage_errors(scratch):
                 make_directories(target.parent)
             fetch(path, target)
@@ -227,6 +233,21 @@ def vanished(shown: str, path: str) -> SparkCheckpointError:
 def is_uri(text: str) -> bool:
     """Whether a place is named by the URI of a file system."""
     return _URI.match(text) is not None
+
+
+def _check_kind(path: Path, is_right: Callable[[int], bool]) -> int:
+    """The size of a file or directory of a checkpoint. Raises SparkCheckpointError for links, which Spark does not
+    make and which may lead to any file of this user, and for what is no file."""
+    found = path.lstat()
+    if not is_right(found.st_mode):
+        what = "a link" if stat.S_ISLNK(found.st_mode) else "no file"
+        raise SparkCheckpointError(
+            f"{path.name!r:.120} in it is {what}",
+            path=path,
+            cause="Spark makes no such thing: somebody put it there. A link may lead to files that are none of it.",
+            remedy="Take a copy of the checkpoint that has files in the place of links: cp -rL, if you trust them.",
+        )
+    return found.st_size
 
 
 def _raise(error: OSError) -> None:

@@ -21,8 +21,10 @@ from pathlib import Path
 import msgspec
 
 from recovery.checkpoint.rows import file_of
-from recovery.errors import FlowFailedError, UnsupportedPlanError
+from recovery.errors import FlowFailedError, SparkCheckpointError, UnsupportedPlanError
 from recovery.ids import NO_BATCH, BatchId
+from recovery.untrusted_json import MOST
+from recovery.untrusted_paths import objection
 
 HEADER_LINES = 2
 """Of a log of offsets: its version, and settings; then comes a line for each source."""
@@ -90,7 +92,15 @@ def wait_for_commit(checkpoint: Path, batch: BatchId, alive: Callable[[], bool],
 
 
 def _offsets(checkpoint: Path, batch: BatchId) -> list[str]:
-    return (checkpoint / "offsets" / str(batch)).read_text().splitlines()
+    """The lines of the log of offsets. Raises SparkCheckpointError when it is not one."""
+    path = checkpoint / "offsets" / str(batch)
+    try:
+        lines = path.read_text().splitlines()
+    except UnicodeDecodeError as error:
+        raise SparkCheckpointError("it is not a text as Spark writes it", path=path) from error
+    if len(lines) < HEADER_LINES:
+        raise SparkCheckpointError(f"it has {len(lines)} lines, and Spark writes more", path=path)
+    return lines
 
 
 def _logged(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None) -> Iterator[tuple[str, int]]:
@@ -108,9 +118,9 @@ def _logged(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None) -> 
 
 def logged_entry(offset: str) -> int | None:
     """The last entry of its own log that a source has read by its offset; None for sources that count otherwise."""
-    with contextlib.suppress(msgspec.DecodeError):
+    with contextlib.suppress(ValueError, RecursionError):
         found = msgspec.json.decode(offset)
-        if isinstance(found, dict) and type(found.get("logOffset")) is int:
+        if isinstance(found, dict) and type(found.get("logOffset")) is int and found["logOffset"] <= MOST:
             return int(found["logOffset"])
     return None
 
@@ -123,6 +133,14 @@ def _below(log: Path, last: int) -> Iterator[str]:
     for directory in directories:
         for path in directory.rglob("*"):
             parts = path.relative_to(log).parts
+            wrong = objection("/".join(parts))
+            if wrong is not None:
+                raise UnsupportedPlanError(
+                    f"a source keeps a file whose path {wrong}",
+                    path=path,
+                    cause="The partitions keep no such paths: they could lead elsewhere.",
+                    remedy="Use another connector, or run this query without recovery partitions.",
+                )
             if file_of(path.name)[1]:
                 raise UnsupportedPlanError(
                     "a source keeps a file whose name ends like that of a part of a file",

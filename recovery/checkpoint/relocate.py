@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from recovery.errors import SparkCheckpointError
+from recovery.errors import SparkCheckpointError, shown
+from recovery.untrusted_paths import objection
 
 _METADATA = re.compile(r"state/\d+/_metadata/v2/\d+")
 
@@ -31,7 +32,7 @@ def relocated(path: str, content: bytes, location: str) -> bytes:
             paths = store.get("stateSchemaFilePaths")
             if paths is not None:
                 store["stateSchemaFilePaths"] = [_moved(path, each, location) for each in paths]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise SparkCheckpointError(f"it has not the form that Spark writes: {error}", path=path) from error
     return f"{version}\n{msgspec.json.encode(described).decode()}".encode()
 
@@ -40,6 +41,7 @@ def _moved(path: str, named: Any, location: str) -> str:
     """The place that `named` has within the checkpoint, below `location`."""
     operator = path.rpartition("/_metadata/")[0]
     _, found, within = str(named).rpartition(f"/{operator}/")
-    if not found:
-        raise ValueError(f"{named!r} is not below {operator}")
+    wrong = objection(within) if found else f"is not below {operator}"
+    if wrong is not None:
+        raise ValueError(f"the path {shown(named)} {wrong}")
     return f"{location.rstrip('/')}/{operator}/{within}"

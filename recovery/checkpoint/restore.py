@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.checkpoint.relocate import names_places, relocated
-from recovery.checkpoint.rows import CHUNK_BYTES, Content, HeldFile, as_bytes, file_of
+from recovery.checkpoint.rows import CHUNK_BYTES, Content, HeldFile, checked_row
 from recovery.checkpoint.state_files import StateFiles
 from recovery.durable import PRIVATE, make_directories
 from recovery.errors import CorruptPartitionError
 from recovery.ids import BatchId
+from recovery.untrusted_paths import open_beneath
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,10 @@ def restore(rows: Iterable[tuple[str, Content]], directory: Path, location: str 
     chunks: dict[str, int] = {}
     last: dict[str, int] = {}
     for key, content in rows:
-        path, chunk = file_of(key)
-        data = as_bytes(content)
-        _write(directory / path, max(0, chunk - 1) * CHUNK_BYTES, data)
+        path, chunk, data = checked_row(key, content)
+        with open_beneath(directory, path, CorruptPartitionError) as handle:
+            handle.seek(max(0, chunk - 1) * CHUNK_BYTES)
+            handle.write(data)
         sizes[path] = sizes.get(path, 0) + len(data)
         chunks[path] = chunks.get(path, 0) + (chunk > 0)
         last[path] = max(last.get(path, 0), chunk)
@@ -58,17 +60,6 @@ def restore(rows: Iterable[tuple[str, Content]], directory: Path, location: str 
             offsets = directory / "offsets"
             (offsets / str(batch - 1)).write_bytes((offsets / str(batch)).read_bytes())
     return Restored(batch, held)
-
-
-def _write(file: Path, offset: int, data: bytes) -> None:
-    try:
-        handle = file.open("r+b" if offset or file.exists() else "wb")
-    except FileNotFoundError:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle = file.open("wb")
-    with handle:
-        handle.seek(offset)
-        handle.write(data)
 
 
 def _last_batch(held: dict[str, HeldFile]) -> BatchId | None:

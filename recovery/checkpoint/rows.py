@@ -4,7 +4,8 @@
     state/0/1/20.zip#00001      the first CHUNK_BYTES
     state/0/1/20.zip#00002      what follows; all but the last have exactly CHUNK_BYTES
 
-Paths are relative to the checkpoint. Rows that are text are kept as text, so that they can be read in SQLite.
+Paths are relative to the checkpoint. Rows that are text are kept as text, so that they can be read in SQLite. Whoever
+made a partition chose its rows: before a path leads anywhere, `row_objection` is asked.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from recovery.errors import CorruptPartitionError, shown
 from recovery.ids import StepId
+from recovery.untrusted_paths import objection
 
 CHECKPOINT_STEP = StepId("$checkpoint")
 CHUNK_BYTES = 1 << 20
 Content = str | bytes
-_CHUNK = re.compile(r"(.+)#(\d{5,})", re.DOTALL)
+_CHUNK = re.compile(r"(.+)#([0-9]{5,7})", re.DOTALL)
+_OF_CHECKPOINT = re.compile(r"metadata|(offsets|commits)/(-1|0|[1-9][0-9]{0,14})|(sources|state)/.+", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,32 @@ def file_of(key: str) -> tuple[str, int]:
     """The path of the file that a row belongs to, and the number of its chunk; 0 when it is the whole file."""
     match = _CHUNK.fullmatch(key)
     return (match[1], int(match[2])) if match else (key, 0)
+
+
+def row_objection(key: object) -> str | None:
+    """Why there is no row of this key in a checkpoint that a run has left; None: there may be."""
+    if not isinstance(key, str):
+        return f"the key {shown(key)} of a file of Spark's checkpoint is no text"
+    path, chunk = file_of(key)
+    wrong = objection(path)
+    if wrong is None and _OF_CHECKPOINT.fullmatch(path) is None:
+        wrong = "is none of a checkpoint"
+    if wrong is None and path != key and (chunk < 1 or key != f"{path}#{chunk:05}"):
+        wrong = "has no such part"
+    return None if wrong is None else f"the path {shown(key)} of a file of Spark's checkpoint {wrong}"
+
+
+def checked_row(key: object, content: object) -> tuple[str, int, bytes]:
+    """The path, the number of the chunk and the bytes of a row that is to become a file. Raises
+    CorruptPartitionError."""
+    wrong = row_objection(key)
+    if wrong is None and not isinstance(content, str | bytes):
+        wrong = f"the row {shown(key)} of Spark's checkpoint holds no content of a file"
+    if wrong is not None:
+        raise CorruptPartitionError(wrong)
+    assert isinstance(key, str)
+    assert isinstance(content, str | bytes)
+    return *file_of(key), as_bytes(content)
 
 
 def as_content(data: bytes) -> Content:

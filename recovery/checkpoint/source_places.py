@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from recovery.errors import CorruptPartitionError
+from recovery.untrusted_json import Count, decode_json
 
 FILE_FORMATS = {"text", "csv", "json", "parquet", "orc", "xml", "avro", "binaryfile"}
 """Formats of Spark's file source, as the names of sources have them, in lower case."""
@@ -99,20 +100,23 @@ def places_of(
 
 
 class _Place(msgspec.Struct, forbid_unknown_fields=True):
-    source: int
+    source: Count
     ticks: bool = False
     reads: str | None = None
 
 
 def recorded_places(text: str) -> SourcePlaces:
     """From its text. Raises CorruptPartitionError when it is none."""
-    try:
-        found = msgspec.json.decode(text, type=list[_Place])
-    except msgspec.DecodeError as error:
-        raise CorruptPartitionError(f"{text!r} does not tell the places of sources: {error}") from error
+    found = decode_json(text, _unreadable, list[_Place])
+    if any(each.source >= len(found) for each in found):
+        raise _unreadable("a source in it has a number that none can have")
     return SourcePlaces(
         tuple(each.source for each in found), tuple(each.ticks for each in found), tuple(each.reads for each in found)
     )
+
+
+def _unreadable(why: str) -> CorruptPartitionError:
+    return CorruptPartitionError(f"what the partitions hold does not tell the places of sources: {why}")
 
 
 def reads(name: str) -> str:

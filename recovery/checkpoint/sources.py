@@ -59,7 +59,10 @@ def fit_sources(
     if restored.batch is None:
         return restored
     log = directory / "offsets" / str(restored.batch)
-    lines = log.read_text().split("\n")
+    try:
+        lines = log.read_text().split("\n")
+    except UnicodeDecodeError as error:
+        raise SparkCheckpointError(f"offsets/{restored.batch} is not a text as Spark writes it") from error
     header, offsets = lines[:HEADER_LINES], lines[HEADER_LINES:]
     numbered = lines[0] != ONE_LINE_EACH
     if numbered:
@@ -171,6 +174,6 @@ def _but_ticks(line: str) -> str:
 def _is_tick(line: str) -> bool:
     try:
         found = msgspec.json.decode(line)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(found, dict) and found.keys() == {"tick_ms"}

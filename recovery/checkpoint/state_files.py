@@ -13,20 +13,26 @@ from __future__ import annotations
 import os
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from recovery.checkpoint.needed import Chain, StoreFiles, is_version, needed_chain, store_files
 from recovery.checkpoint.rows import HeldFile
 from recovery.errors import SparkCheckpointError, UnsupportedPlanError
 from recovery.ids import BatchId
+from recovery.untrusted_paths import checked_name
 
 SHARED = ("SSTs", "logs")
 """Directories of a RocksDB store whose files are named in its .zip files."""
 
 KINDS = (("snapshot", "delta"), ("zip", "changelog"))
 """What bases and changes are called, by kind of store."""
+
+MOST_METADATA_BYTES = 64 << 20
+"""Of what a RocksDB snapshot says of its files."""
 
 MOST_PROBED = 200
 """Versions after the base that is held; where there are more, a listing is quicker."""
@@ -195,9 +201,13 @@ def _by_directory(held: Mapping[str, HeldFile]) -> dict[str, list[str]]:
 
 def _named_in(path: Path, directory: str) -> Iterator[str]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            described = archive.read("metadata")
-    except (zipfile.BadZipFile, KeyError) as error:
+        with zipfile.ZipFile(path) as archive, archive.open("metadata") as file:
+            # Some kilobytes may be packed that are terabytes.
+            described = file.read(MOST_METADATA_BYTES + 1)
+    except (zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
         raise SparkCheckpointError(f"it is not a snapshot as Spark writes them: {error}", path=path) from error
-    for kind, name in _SHARED_NAME.findall(described):
-        yield f"{directory}/{SHARED[0] if kind == b'Sst' else SHARED[1]}/{name.decode()}"
+    if len(described) > MOST_METADATA_BYTES:
+        raise SparkCheckpointError(f"its description is longer than {MOST_METADATA_BYTES >> 20} MiB", path=path)
+    for kind, encoded in _SHARED_NAME.findall(described):
+        name = checked_name(encoded.decode(errors="surrogateescape"), partial(SparkCheckpointError, path=path))
+        yield f"{directory}/{SHARED[0] if kind == b'Sst' else SHARED[1]}/{name}"

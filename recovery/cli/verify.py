@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
@@ -11,7 +10,7 @@ from recovery.cli.common import directory_argument, json_option, print_json, say
 from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.planning.resume import plan_resume
 from recovery.storage.files import scan
-from recovery.storage.verify import PartitionCheck, Verdict
+from recovery.storage.verify import Verdict, check_all
 
 
 @click.command()
@@ -24,8 +23,7 @@ def verify(directory: Path, as_json: bool) -> None:
     """
     found = scan(directory)
     paths = [file.path for file in found if file.description is not None]
-    with ThreadPoolExecutor(4) as pool:
-        verdicts = list(pool.map(lambda path: PartitionCheck(path).run(), paths))
+    verdicts = check_all(paths)
     damaged = [verdict for verdict in verdicts if verdict.problems]
     errors: list[RecoveryError] = [CorruptPartitionError("; ".join(v.problems[:3]), path=v.path) for v in damaged]
     verdicts += [Verdict(f.path, 0, (f.error.found,)) for f in found if f.error is not None]

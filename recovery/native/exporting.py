@@ -7,7 +7,6 @@ export.3  Rename: the checkpoint is there, whole.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from recovery.checkpoint.places import CheckpointPlace, Observer, ignore
 from recovery.ids import BatchId
 from recovery.native.held import materialise
 from recovery.state.steps import moment
-from recovery.storage.verify import PartitionCheck
+from recovery.storage.verify import check_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +43,8 @@ def export(
     at = moment(directory, epoch)
     place.check_vacant()
     # export.1
-    with ThreadPoolExecutor(4) as pool:
-        for verdict in pool.map(lambda path: PartitionCheck(path).run(), at.paths):
-            verdict.raise_if_damaged()
+    for verdict in check_all(at.paths):
+        verdict.raise_if_damaged()
     with place.writing(observe) as draft:
         # export.2
         restored = materialise(directory, at, draft, observe, place.location)

@@ -8,8 +8,8 @@ from pathlib import Path
 from recovery.checkpoint.operators import NativeOperator, operators_of
 from recovery.checkpoint.places import Observer, Progressed, ignore, storage_errors
 from recovery.checkpoint.restore import Restored, restore
-from recovery.checkpoint.rows import CHECKPOINT_STEP, Content, file_of
-from recovery.errors import EpochNotHeldError, SparkCheckpointError
+from recovery.checkpoint.rows import CHECKPOINT_STEP, Content, file_of, row_objection
+from recovery.errors import CorruptPartitionError, EpochNotHeldError, SparkCheckpointError
 from recovery.planning.measures import Measure, operator_rows
 from recovery.state.steps import Moment
 from recovery.storage.files import scan
@@ -19,6 +19,9 @@ def held_files(at: Moment) -> dict[str, int]:
     """The files of the checkpoint of a moment, and their sizes in bytes. Their content is not read."""
     files: dict[str, int] = {}
     for key, size in at.sizes(CHECKPOINT_STEP):
+        wrong = row_objection(key)
+        if wrong is not None:
+            raise CorruptPartitionError(wrong, path=at.paths[0].parent)
         path, _ = file_of(key)
         files[path] = files.get(path, 0) + size
     return files

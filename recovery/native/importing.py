@@ -9,7 +9,8 @@ A crash within import.3 leaves the epoch in some partitions only: it does not co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from recovery.checkpoint.places import (
     vanished,
 )
 from recovery.checkpoint.position import missing_entry, position_files
-from recovery.checkpoint.rows import CHECKPOINT_STEP, Content, held_file
+from recovery.checkpoint.rows import CHECKPOINT_STEP, Content, held_file, row_objection
 from recovery.checkpoint.state_files import StateFiles
 from recovery.clock import Clock
 from recovery.errors import AlreadyInitializedError, ConfigurationError, SparkCheckpointError, StorageError
@@ -136,6 +137,7 @@ def _rows(place: CheckpointPlace, checkpoint: Path, batch: BatchId) -> tuple[Cap
         try:
             missing = missing_entry(checkpoint, batch)
             wanted = position_files(checkpoint, batch) | StateFiles(checkpoint, {}).needed(batch)
+            _check_paths(place, wanted)
             held = {path: held_file((checkpoint / path).stat().st_size) for path in wanted}
             staged = {path: checkpoint / path for path in sorted(wanted)}
             rows = Captured(held, staged, iter(()), checkpoint)
@@ -154,6 +156,19 @@ def _rows(place: CheckpointPlace, checkpoint: Path, batch: BatchId) -> tuple[Cap
     return rows, {path: file.size_bytes for path, file in held.items()}
 
 
+def _check_paths(place: CheckpointPlace, paths: Collection[str]) -> None:
+    """Raises SparkCheckpointError for a path that could not become a file again when a run restores it."""
+    for path in sorted(paths):
+        wrong = row_objection(path)
+        if wrong is not None:
+            raise SparkCheckpointError(
+                wrong,
+                path=place.shown,
+                cause="The checkpoint was made or changed by something else than Spark.",
+                remedy="Take the checkpoint as the job left it.",
+            )
+
+
 def _check_stores(place: CheckpointPlace, sizes: Mapping[str, int], operators: Sequence[NativeOperator]) -> None:
     missing = missing_store(sizes, operators)
     if missing is not None:
@@ -166,7 +181,7 @@ def _check_stores(place: CheckpointPlace, sizes: Mapping[str, int], operators: S
 
 
 def _is_offset(path: str) -> bool:
-    return path.startswith("offsets/") and path.removeprefix("offsets/").isdecimal()
+    return re.fullmatch(r"offsets/[0-9]{1,15}", path) is not None
 
 
 def _check_name(flow_id: str) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from recovery.planning.timeline import timeline
 from recovery.planning.values import ClosedEpoch, Execution
+from recovery.untrusted_json import Moment, Number, Real, Refusal, decode_json
 
 NEWEST = 1_000
 
@@ -16,8 +17,8 @@ NEWEST = 1_000
 class StepSize(NamedTuple):
     """The live state of one step: rows, and the bytes of their keys and values as they are stored."""
 
-    rows: int
-    size_bytes: int
+    rows: Number
+    size_bytes: Number
 
 
 class ClosedPartition(NamedTuple):
@@ -52,29 +53,29 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     in it is not known.
     """
 
-    execution: int
-    epoch: int
-    measured_ms: int
-    resume_s: float
-    batch: int = -1
-    batches: int = 0
-    batch_s: float = 0.0
-    input_rows: int = 0
-    rows: int = 0
-    touched: int = 0
-    looked_up: int = 0
-    seam_s: float = 0.0
-    snapshot_s: float = 0.0
-    pause_s: float = 0.0
-    written: int = 0
-    written_bytes: int = 0
-    collected: int = 0
-    collect_s: float = 0.0
-    memory_driver_bytes: int | None = None
-    memory_jvm_bytes: int | None = None
-    memory_workers_bytes: int | None = None
+    execution: Number
+    epoch: Number
+    measured_ms: Moment
+    resume_s: Real
+    batch: Number = -1
+    batches: Number = 0
+    batch_s: Real = 0.0
+    input_rows: Number = 0
+    rows: Number = 0
+    touched: Number = 0
+    looked_up: Number = 0
+    seam_s: Real = 0.0
+    snapshot_s: Real = 0.0
+    pause_s: Real = 0.0
+    written: Number = 0
+    written_bytes: Number = 0
+    collected: Number = 0
+    collect_s: Real = 0.0
+    memory_driver_bytes: Number | None = None
+    memory_jvm_bytes: Number | None = None
+    memory_workers_bytes: Number | None = None
     steps: dict[str, StepSize] = {}
-    operators: dict[int, int] = {}
+    operators: dict[Number, Number] = {}
 
     @property
     def state_bytes(self) -> int:
@@ -115,9 +116,9 @@ def measure_json(measure: Measure) -> dict[str, Any]:
     }
 
 
-def from_text(text: str) -> Measure:
-    """The measure that a text holds; what a later version adds is left out. Raises ValueError."""
-    return msgspec.json.decode(text, type=Measure)
+def from_text(text: str, refuse: Refusal) -> Measure:
+    """The measure that a text holds; what a later version adds is left out. Raises what `refuse` makes of another."""
+    return decode_json(text, refuse, Measure)
 
 
 def operator_rows(

@@ -118,11 +118,13 @@ def _claim(
     if declared is not None:
         try:
             before, now = Declaration.from_text(declared), step.declaration
-        except ValueError as error:
-            raise CorruptPartitionError(str(error), path=path) from error
+            state = list(misfits(before.state, now.state))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise CorruptPartitionError(
+                f"what step {old!r:.80} declared of its state cannot be read: {error}", path=path
+            ) from error
         if before.key != now.key and not keeps:
             key = [f"its key was {before.key_text()} and is {now.key_text()}"]
-        state = list(misfits(before.state, now.state))
         if state and not key and step.migrate is not None:
             return StepEdit(old, new, step.migrate(before.state))
     unread = None

@@ -16,8 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from recovery.errors import OutputMismatchError
+from recovery.errors import OutputMismatchError, shown
 from recovery.sinks.protocol import Resume
+from recovery.untrusted_json import Count, Number, decode_json
+from recovery.untrusted_paths import name_objection
 
 VERSION = 1
 VISIBLE_NAME = re.compile(r"epoch-\d{8,}-[0-9a-f]+-\d{8,}-\d{5,}\.[\w.]+")
@@ -40,7 +42,7 @@ class OutputFile:
     """One file of the output."""
 
     name: str
-    bytes: int
+    bytes: Count
     sha256: str
 
 
@@ -48,9 +50,9 @@ class OutputFile:
 class Entry:
     """The output of one epoch; `previous` is the digest of the entry before, or the owner's sink id."""
 
-    epoch: int
+    epoch: Count
     execution: str
-    batch: int
+    batch: Number
     files: tuple[OutputFile, ...]
     previous: str
     digest: str = ""
@@ -61,7 +63,7 @@ class Note:
     """What the partitions keep of the output: the entry of their newest epoch. `path` is for people."""
 
     sink: str
-    epoch: int
+    epoch: Count
     digest: str
     path: str
 
@@ -119,24 +121,22 @@ def encode(value: Owner | Entry | Note) -> bytes:
 
 def decode_note(text: str) -> Note:
     """Raises OutputMismatchError for the note of another kind of sink."""
-    try:
-        return msgspec.json.decode(text, type=Note)
-    except (msgspec.DecodeError, RecursionError):
-        raise OutputMismatchError(
+
+    def refuse(_why: str) -> OutputMismatchError:
+        return OutputMismatchError(
             "the flow's output so far was written by another kind of sink",
             cause="The sink of the flow was changed.",
             remedy="Take the former sink, or begin a new output in an empty directory with FileSink(..., fresh=True).",
-        ) from None
+        )
+
+    return decode_json(text, refuse, Note)
 
 
 def decode_owner(text: bytes | None, path: Path) -> Owner | None:
     """None for an absent file. Raises OutputMismatchError when it was changed, or written by a newer version."""
     if text is None:
         return None
-    try:
-        owner = msgspec.json.decode(text, type=Owner)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise OutputMismatchError(f"it cannot be read: {error}", path=path) from error
+    owner = decode_json(text, lambda why: OutputMismatchError(f"it cannot be read: {why}", path=path), Owner)
     if owner.version != VERSION:
         raise OutputMismatchError(
             f"it is of version {owner.version}, and this package knows {VERSION}",
@@ -147,18 +147,25 @@ def decode_owner(text: bytes | None, path: Path) -> Owner | None:
     return owner
 
 
-def decode_entry(line: bytes) -> Entry | None:
-    """The entry, None when it is not whole."""
+def decode_entry(line: bytes, path: Path) -> Entry | None:
+    """The entry, None when it is not whole. Raises OutputMismatchError for one with names that no run gives: they would
+    lead out of the output directory."""
     head, _, rest = line.rpartition(_DIGEST)
     if rest != f'{hashlib.sha256(head).hexdigest()}"}}'.encode():
         return None
     try:
         entry = _ENTRY.decode(line)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return None
-    # They become parts of paths.
-    named = _EXECUTION.fullmatch(entry.execution) and all(VISIBLE_NAME.fullmatch(file.name) for file in entry.files)
-    return entry if named and entry.epoch >= 0 else None
+    odd = [name for name in (file.name for file in entry.files) if not VISIBLE_NAME.fullmatch(name)]
+    if odd or name_objection(entry.execution) is not None:
+        raise OutputMismatchError(
+            f"an entry names {shown(odd[0] if odd else entry.execution)}, which is no name that a run gives",
+            path=path,
+            cause="The entry was made by somebody else: its digest is right.",
+            remedy="Do not use this output directory; put back the one that the flow wrote.",
+        )
+    return entry if entry.epoch >= 0 else None
 
 
 def decode_manifest(data: bytes, path: Path) -> tuple[tuple[Entry, ...], bool]:
@@ -170,7 +177,7 @@ def decode_manifest(data: bytes, path: Path) -> tuple[tuple[Entry, ...], bool]:
     *lines, rest = data.split(b"\n")
     more = bool(rest)
     for number, line in enumerate(lines, 1):
-        entry = decode_entry(line)
+        entry = decode_entry(line, path)
         if entry is not None:
             # A process that was stopped while publishing may wake and add what its successor has added.
             more = more or entry.digest in entries

@@ -190,7 +190,11 @@ class OutputDirectory:
             entries, torn = decode_manifest(self._disk.read(self._manifest) or b"", self._manifest)
             prepared_files = self._disk.files(self._prepared)
             lines = [self._disk.read(self._prepared / name) for name in prepared_files if name.startswith("prepared-")]
-            prepared = [entry for line in lines if line is not None and (entry := decode_entry(line)) is not None]
+            prepared = [
+                entry
+                for line in lines
+                if line is not None and (entry := decode_entry(line, self._prepared)) is not None
+            ]
             waiting = {name: size for name, size in prepared_files.items() if VISIBLE_NAME.fullmatch(name)}
             owner_path = self._hidden / "owner.json"
             owner = decode_owner(self._disk.read(owner_path), owner_path)

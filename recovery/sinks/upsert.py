@@ -544,7 +544,7 @@ class UpsertSink:
     def _decode(self, text: str) -> UpsertNote:
         try:
             return msgspec.json.decode(text, type=UpsertNote)
-        except msgspec.DecodeError:
+        except (ValueError, RecursionError):
             raise self._mismatch(
                 "the flow's output so far was written by another kind of sink",
                 "The sink was changed.",

@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,7 +35,7 @@ from recovery.state.rewinds import check_start, note_start
 from recovery.state.runs import BLOCKED, EDIT, FAILED, RUNNING, SKIPPED, SUCCEEDED, NodeRun, Run, RunRecorder
 from recovery.storage.files import scan
 from recovery.storage.lock import DirectoryLock
-from recovery.storage.verify import PartitionCheck
+from recovery.storage.verify import check_all
 
 PIPELINE = "pipeline"
 TOLD_WITHIN_S = 2.0
@@ -277,9 +276,8 @@ def _planned(pipeline: Pipeline, config: RecoveryConfig, clock: Clock) -> Iterat
     with DirectoryLock(config.path, clock, f"pipeline {pipeline.name}"):
         plan = plan_resume(scan(config.path), flow_id=pipeline.name, resume_epoch=config.rewind_to)
         check_start(plan, config, clock)
-        with ThreadPoolExecutor(4) as pool:
-            for verdict in pool.map(lambda d: PartitionCheck(d.path).run(), plan.partitions):
-                verdict.raise_if_damaged()
+        for verdict in check_all([d.path for d in plan.partitions]):
+            verdict.raise_if_damaged()
         yield plan
 
 

@@ -22,6 +22,7 @@ from recovery.storage.history import KeyState, changes_between, states_at
 
 STATE_SCHEMA = "key string, state string, epoch bigint, timeout timestamp_ltz"
 CHANGE_SCHEMA = "key string, change string, before string, after string"
+LONGEST_MS = (1 << 63) // 1000 - 1
 ROWS_PER_BATCH = 10_000
 
 STATE_ARROW = pyarrow.schema([
@@ -105,9 +106,7 @@ class StateReader(DataSourceReader):
         assert isinstance(partition, StatePartition)
         if partition.since is None:
             states = states_at(partition.path, self._step, partition.cut)
-            rows = (
-                (s.key, self._text(s), s.epoch, None if s.timeout_ms is None else s.timeout_ms * 1000) for s in states
-            )
+            rows = ((s.key, self._text(s), s.epoch, _micros(s.timeout_ms)) for s in states)
             yield from _batches(rows, STATE_ARROW)
             return
         changes = changes_between(partition.path, self._step, partition.since, partition.cut)
@@ -126,6 +125,11 @@ class StateReader(DataSourceReader):
         if isinstance(state.value, bytes):
             raise StateValueError(f"the value of step {self._step!r} key {state.key!r:.80} is no text", remedy="")
         return state.value
+
+
+def _micros(timeout_ms: int | None) -> int | None:
+    """For a column of timestamps, which end a little later than a timeout can."""
+    return None if timeout_ms is None else min(max(timeout_ms, -LONGEST_MS), LONGEST_MS) * 1000
 
 
 def _batches(rows: Iterator[tuple[Any, ...]], schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:

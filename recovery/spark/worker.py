@@ -500,7 +500,18 @@ def common_length(texts: list[str]) -> int:
 
 
 def parse_keys(texts: list[str], kinds: Sequence[T.DataType], time_zone: str) -> list[pa.Array]:
-    """The key's columns from state keys."""
+    """The key's columns from state keys. Raises StateValueError for keys that no run wrote."""
+    try:
+        return _parsed_keys(texts, kinds, time_zone)
+    except (ValueError, TypeError, NotImplementedError, RecursionError) as error:
+        raise StateValueError(
+            f"a state key does not fit the key's columns: {error}",
+            cause="The state was edited, or written by another kind of step under the same id.",
+            remedy="Put it right with `recovery state`, or start anew with --drop-step.",
+        ) from error
+
+
+def _parsed_keys(texts: list[str], kinds: Sequence[T.DataType], time_zone: str) -> list[pa.Array]:
     types = [to_arrow_type(kind, timezone=time_zone) for kind in kinds]
     if len(types) == 1:
         parts: list[list[str | None]] = [[decode_key(text) for text in texts]]

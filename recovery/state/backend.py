@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from recovery.clock import Clock
 from recovery.config import format_interval
-from recovery.errors import StateLockedError
+from recovery.errors import CorruptPartitionError, StateLockedError
 from recovery.processes import describe_holder
 from recovery.state.ids import StateId
 from recovery.state.retry import Busy, RetryPolicy
@@ -186,5 +186,8 @@ def to_text(content: Any) -> str | None:
 
 
 def _document(stored: StoredState) -> Document:
-    content = None if stored.content is None else json.loads(stored.content)
+    try:
+        content = None if stored.content is None else json.loads(stored.content)
+    except (ValueError, RecursionError) as error:
+        raise CorruptPartitionError(f"the state {stored.state_id!r:.120} cannot be read: {error}") from None
     return Document(stored.state_id, stored.generation, content, stored.changed_ms)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from recovery.errors import CorruptPartitionError
 from recovery.planning.resume import common_cuts, plan_resume
 from recovery.state import marks
 from recovery.state.backend import Backend, DirectoryBackend, Document
@@ -15,7 +16,7 @@ from recovery.state.epochs import Edited, StepKey
 from recovery.state.ids import StateId, escape, unescape
 from recovery.state.steps import moment
 from recovery.storage.files import scan
-from recovery.storage.history import few_states_at, has_step
+from recovery.storage.history import KeyState, few_states_at, has_step
 from recovery.storage.lock import lock_holder
 from recovery.storage.states import BusyPartition, home
 
@@ -91,8 +92,18 @@ def _rows(backend: Backend) -> dict[StateId, dict[str, Any]]:
     for state in few_states_at(path, marks.EPOCH_STEP, moment(directory).cut):
         environment, _, key = state.key.partition("/")
         state_id = f"@{environment}/{marks.DOCUMENT}" if unescape(environment) else marks.DOCUMENT
-        found.setdefault(state_id, {})[key] = json.loads(state.value)
+        found.setdefault(state_id, {})[key] = _row(path, state)
     return found
+
+
+def _row(path: Path, state: KeyState) -> dict[str, Any]:
+    """Raises CorruptPartitionError for one that no run wrote."""
+    try:
+        return marks.checked_row(json.loads(state.value))
+    except (ValueError, RecursionError) as error:
+        raise CorruptPartitionError(
+            f"the mark {state.key!r:.120} of an epoch cannot be read: {error}", path=path
+        ) from None
 
 
 def changes(environment: str, rows: Mapping[str, Mapping[str, Any]]) -> dict[StepKey, Edited]:

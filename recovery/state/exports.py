@@ -11,6 +11,7 @@ from recovery.errors import CorruptStateError, StateValueError
 from recovery.printable import one_line
 from recovery.state.targets import Entry
 from recovery.state.values import parse_json
+from recovery.untrusted_json import MOST
 
 FORMAT = "recovery-state"
 REMEDY = "Make an export anew: python -m recovery state export DIR --output-file FILE"
@@ -66,7 +67,7 @@ def read_export(lines: Sequence[str]) -> list[Exported]:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) is int and abs(value) < 1 << 63
+    return type(value) is int and abs(value) <= MOST
 
 
 def _read(line: Any) -> Exported:

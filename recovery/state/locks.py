@@ -86,5 +86,5 @@ class FileLock:
 def _holder(descriptor: int) -> str:
     try:
         return describe_holder(json.loads(os.pread(descriptor, 65536, 0)))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return "another process"

@@ -25,6 +25,7 @@ from recovery.keys import partition_of
 from recovery.state.ids import check
 from recovery.state.text_order import disagreement, is_unordered
 from recovery.state.values import from_json, to_json
+from recovery.untrusted_json import is_moment
 
 DOCUMENT = "hwm"
 EPOCH_STEP = "$hwm"
@@ -120,11 +121,28 @@ def replaced(before: Any, content: Any, closed: Mapping[str, Any]) -> dict[str, 
 def read(content: Any, closed: Mapping[str, Any] | None = None) -> dict[str, Mark]:
     """The marks of a document and of the rows of epochs, by key."""
     entries = {**_entries(content), **counting(content, closed or {})}
-    return {
-        key: Mark(key, from_json(entry["value"]), entry["changed_ms"], entry["version"])
-        for key, entry in sorted(entries.items())
-        if "value" in entry
-    }
+    return {key: _mark(key, entry) for key, entry in sorted(entries.items()) if "value" in entry}
+
+
+def _mark(key: str, entry: Mapping[str, Any]) -> Mark:
+    """Raises StateValueError for one that somebody else wrote."""
+    changed_ms, version = entry.get("changed_ms"), entry.get("version")
+    if not is_moment(changed_ms) or type(version) is not int:
+        raise StateValueError(
+            f"the mark {key!r:.120} has not the form of one",
+            cause="Somebody wrote it from outside.",
+            remedy="Set it again: python -m recovery hwm set --force DIR KEY VALUE",
+        )
+    return Mark(key, from_json(entry["value"]), changed_ms, version)
+
+
+def checked_row(row: Any) -> dict[str, Any]:
+    """A row of an epoch, when it has the form of one. Raises ValueError."""
+    if not isinstance(row, dict) or "value" not in row or not is_moment(row.get("changed_ms")):
+        raise ValueError("it is no mark")
+    if type(row.get("version")) is not int:
+        raise ValueError("it has no version")
+    return row
 
 
 def is_empty(content: Any) -> bool:

@@ -30,6 +30,7 @@ from recovery.state.leases import HeldLease, LeaseTerms
 from recovery.state.objects import Conflict, Objects, Token, nonce
 from recovery.state.paths import STATE_FILE, decode_path, encode_path
 from recovery.state.retry import RetryPolicy
+from recovery.untrusted_json import MOST, is_moment
 
 FORMAT, VERSION = "recovery-state", 1
 READERS = 8
@@ -227,6 +228,8 @@ def deserialize(content: bytes, path: str) -> Stored:
             number_of(fields["changed_ms"], LATEST_MS),
         )  # fmt: skip
         fences = {text_of(name): number_of(fence) for name, fence in fields["fences"].items()}
+        if not is_moment(document.changed_ms) or not 0 <= document.generation <= MOST:
+            raise ValueError("its generation or its time is none that a program writes")
         # Objects of an earlier version do not have them.
         recent = tuple(text_of(each) for each in fields.get("recent", ()))
         return Stored(document, fences, text_of(fields["writer"]), text_of(fields["nonce"]), recent)

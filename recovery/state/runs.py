@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recovery.clock import Clock
-from recovery.errors import ConfigurationError, RecoveryError, shown
+from recovery.errors import ConfigurationError, CorruptStateError, RecoveryError, shown
 from recovery.processes import identity, is_same, is_visible
 from recovery.state.backend import Backend, Document
 from recovery.state.ids import StateId, join
+from recovery.untrusted_json import MOST, is_moment
 
 HEARTBEAT_S = 10.0
 MISSED_BEATS = 6
@@ -120,7 +121,7 @@ class RunHistory:
     def begin(self, pipeline: str, kind: str, details: Mapping[str, Any] | None = None) -> RunRecorder:
         """Note that a run began; it is running until the recorder says how it ended, or the process dies."""
         # After every run before it, whatever the clock says.
-        last_ms = max((d.content["started_ms"] for d in self._documents(pipeline)), default=0)
+        last_ms = max((_parsed(each)[0].started_ms for each in self._documents(pipeline)), default=0)
         now_ms = self._clock.wall_ms()
         started_ms = max(now_ms, last_ms + 1)
         run = Run(
@@ -164,7 +165,7 @@ class RunHistory:
         return [d for d in self._backend.list(self._prefix + prefix) if d.content is not None]
 
     def _read(self, document: Document) -> Run:
-        run, beat_s = read_run(document.state_id.rpartition("/")[2], document.content)
+        run, beat_s = _parsed(document)
         if run.status == RUNNING and is_alive(run, self._clock.wall_ms(), beat_s):
             return run
         if run.kind == SAVED and run.status != RUNNING:
@@ -246,8 +247,40 @@ def read_run(run_id: str, content: Mapping[str, Any]) -> tuple[Run, float]:
     """The run that a document holds, as its process wrote it, and the seconds between its heartbeats."""
     fields = dict(content)
     beat_s = fields.pop("heartbeat_s", HEARTBEAT_S)
-    nodes = {name: NodeRun(**node) for name, node in fields.pop("nodes").items()}
-    return Run(run_id=run_id, nodes=nodes, **fields), beat_s
+    nodes = {name: _checked_node(NodeRun(**node)) for name, node in fields.pop("nodes").items()}
+    return _checked_run(Run(run_id=run_id, nodes=nodes, **fields)), float(beat_s)
+
+
+def _parsed(document: Document) -> tuple[Run, float]:
+    """Raises CorruptStateError for a document that holds no run."""
+    try:
+        return read_run(document.state_id.rpartition("/")[2], document.content)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        raise CorruptStateError(
+            f"the run {document.state_id!r:.120} has not the form of one: {error}",
+            cause="Somebody wrote it from outside.",
+            remedy="Remove it: python -m recovery state clear DIR ID",
+        ) from None
+
+
+def _checked_run(run: Run) -> Run:
+    """Raises TypeError for values that no run has."""
+    texts = run.pipeline, run.kind, run.status, run.host, run.error or "", run.process or ""
+    moments = run.started_ms, run.heartbeat_ms, run.started_ms if run.ended_ms is None else run.ended_ms
+    whole = type(run.pid) is int and isinstance(run.details, Mapping)
+    if not (whole and all(isinstance(each, str) for each in texts) and all(map(is_moment, moments))):
+        raise TypeError("a value of another type, or a time beyond any date")
+    return run
+
+
+def _checked_node(node: NodeRun) -> NodeRun:
+    """The same of a node."""
+    texts = node.status, node.definition or "", node.why or "", node.error or ""
+    numbers = node.duration_s, node.rows
+    right = all(each is None or (type(each) in (int, float) and abs(each) <= MOST) for each in numbers)
+    if not (right and isinstance(node.details, Mapping) and all(isinstance(each, str) for each in texts)):
+        raise TypeError("a value of another type in a node")
+    return node
 
 
 def parse_nodes(nodes: Mapping[str, Any]) -> dict[str, NodeRun]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from recovery.clock import Clock
 from recovery.config import Interval, parse_interval
-from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundError, shown
+from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundError, StateValueError, shown
 from recovery.state.backend import Backend, DirectoryBackend, Document, same_place
 from recovery.state.ids import StateId, join
 from recovery.state.values import from_json, to_json
@@ -131,8 +131,15 @@ class ScopedState:
     def _valid(document: Document | None, now_ms: int) -> Any:
         if document is None or document.content is None:
             return None
-        expires_ms = document.content.get("expires_ms")
-        return None if expires_ms is not None and expires_ms <= now_ms else document.content
+        content = document.content
+        expires_ms = content.get("expires_ms") if isinstance(content, dict) else False
+        if expires_ms is False or "value" not in content or not isinstance(expires_ms, int | None):
+            raise StateValueError(
+                f"{document.state_id!r:.120} has not the form of a value",
+                cause="Somebody wrote it from outside.",
+                remedy="Remove it: python -m recovery state clear DIR ID",
+            )
+        return None if expires_ms is not None and expires_ms <= now_ms else content
 
 
 def remove_expired(backend: Backend, now_ms: int) -> int:

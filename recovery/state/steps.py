@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,7 @@ from recovery.storage.history import (
 )
 from recovery.storage.lock import DirectoryLock, lock_holder
 from recovery.storage.seam import RESERVED_PREFIX
-from recovery.storage.verify import PartitionCheck
+from recovery.storage.verify import check_all
 
 E = TypeVar("E")
 
@@ -254,9 +253,8 @@ def _audited(
 
 def check_whole(plan: ResumePlan) -> None:
     """Nothing is written on top of a damaged file. Raises CorruptPartitionError."""
-    with ThreadPoolExecutor(4) as pool:
-        for verdict in pool.map(lambda d: PartitionCheck(d.path).run(), plan.partitions):
-            verdict.raise_if_damaged()
+    for verdict in check_all([d.path for d in plan.partitions]):
+        verdict.raise_if_damaged()
 
 
 def _check_step(step: str) -> None:

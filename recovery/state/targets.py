@@ -328,7 +328,7 @@ def _step_entry(step: str, state: KeyState) -> Entry:
         raise StateValueError(f"the value of step {step!r} key {state.key!r:.80} is no text", cause="", remedy="")
     try:
         return Entry((step, state.key), json.loads(state.value), state.epoch, state.timeout_ms)
-    except ValueError:
+    except (ValueError, RecursionError):
         # The run's own values are text of any form.
         return Entry((step, state.key), state.value, state.epoch, state.timeout_ms)
 

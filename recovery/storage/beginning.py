@@ -14,6 +14,7 @@ import apsw
 
 from recovery.errors import CorruptPartitionError
 from recovery.ids import Lease
+from recovery.storage.columns import checked_rows
 from recovery.storage.digests import record_digest
 from recovery.storage.partition import check_lease
 from recovery.storage.schema import has_beginning, rows, snapshot, transaction, translated
@@ -54,6 +55,8 @@ def check_beginning(connection: apsw.Connection) -> list[str]:
     found = rows(connection, BEGINNING) if has_beginning(connection) else []
     if len(found) > 1:
         return ["beginning has more than one row"]
-    if any(record_digest(*row[:-1]) != row[-1] for row in found):
-        return ["the row of beginning does not match its digest"]
+    try:
+        checked_rows("beginning", found)
+    except CorruptPartitionError as error:
+        return [error.found]
     return []

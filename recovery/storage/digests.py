@@ -15,6 +15,7 @@ import apsw
 import apsw.sqlite_extra
 import msgspec
 
+from recovery.errors import CorruptPartitionError
 from recovery.wording import counted
 
 _HALF_BITS = 30
@@ -52,7 +53,10 @@ SUM_SQL = f"count(*), coalesce(sum(digest >> {_HALF_BITS}), 0), coalesce(sum(dig
 
 
 def combine(high: int, low: int) -> int:
-    """The digest sum meant by the two sums of SUM_SQL, modulo 2^60."""
+    """The digest sum meant by the two sums of SUM_SQL, modulo 2^60. Raises CorruptPartitionError where digests are no
+    whole numbers, so that their sum is none either."""
+    if type(high) is not int or type(low) is not int:
+        raise CorruptPartitionError("a digest in it is no whole number")
     return ((high << _HALF_BITS) + low) % MODULUS
 
 

@@ -385,7 +385,9 @@ class FilePartitions:
             keep_beginning(self._writers[index], self.paths[index], lease, content)
             faults.reach("start.5.partition")
 
+        self._open_files.check()
         self._each(keep)
+        self._open_files.check()
 
     def beginning(self) -> str | None:
         """See `PartitionStore.beginning`."""

@@ -215,6 +215,12 @@ def _states(connection: apsw.Connection, path: Path, sql: str, bindings: dict[st
             raise CorruptPartitionError(
                 f"the state of step {bindings['step']!r} key {key!r:.80} does not match its digest", path=path
             )
+        # A digest shows only that somebody meant it so.
+        typed = isinstance(key, str) and isinstance(value, str | bytes) and type(epoch) is int
+        if not (typed and (timeout_ms is None or type(timeout_ms) is int)):
+            raise CorruptPartitionError(
+                f"the state of step {bindings['step']!r} key {key!r:.80} is of a type that no run writes", path=path
+            )
         yield KeyState(key, epoch, value, timeout_ms)
 
 

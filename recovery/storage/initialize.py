@@ -16,8 +16,10 @@ from recovery.clock import Clock, SystemClock
 from recovery.durable import PRIVATE, UMASK, Modes, make_directories, sync
 from recovery.errors import AlreadyInitializedError, ConfigurationError, DirectoryLockedError, StorageError
 from recovery.ids import PartitionIndex
+from recovery.storage.columns import MAX_PARTITIONS
 from recovery.storage.partition import insert_parts
-from recovery.storage.schema import (
+from recovery.storage.schema import connect, partition_path, read_partition, rows, transaction, translated, use_log
+from recovery.storage.tables import (
     APPLICATION_ID,
     CREATE_BEGINNING,
     CREATE_CHANGES,
@@ -25,16 +27,8 @@ from recovery.storage.schema import (
     CREATE_STATES,
     CREATE_TABLES,
     SCHEMA_VERSION,
-    connect,
-    partition_path,
-    read_partition,
-    rows,
-    transaction,
-    translated,
-    use_log,
 )
 
-MAX_PARTITIONS = 4096
 STAGING = ".init-"
 RESTORING = ".restore-"
 _STAGING_NAME = re.compile(r"\.(init|restore-\d+)-[0-9a-f]+")

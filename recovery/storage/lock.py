@@ -222,7 +222,7 @@ def _named_holder(descriptor: int) -> dict[str, Any] | None:
     for attempt in range(NAME_ATTEMPTS):
         if attempt:
             time.sleep(ATTEMPT_INTERVAL_S)
-        with contextlib.suppress(ValueError, TypeError):
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
             holder = dict(json.loads(os.pread(descriptor, 4096, 0)))
             if not has_ended(holder):
                 return holder

@@ -21,9 +21,11 @@ import msgspec
 
 from recovery.errors import CorruptPartitionError
 from recovery.ids import BatchId, Epoch, StepId
+from recovery.storage.columns import check_columns, is_digest, whole
 from recovery.storage.digests import MODULUS, load_digests, mismatch_text, record_digest, row_digest_sql
 from recovery.storage.schema import has_changes, rows, value
 
+is_count = whole()
 CHUNK_ROWS = 4096
 FIRST_ROWS = 16
 """Of a step's first chunk: nothing is known yet of how long its values are."""
@@ -44,6 +46,13 @@ FROM (
 # What is damaged may be no text any more.
 CHUNKS = "SELECT epoch, CAST(step_id AS BLOB), number, row_count, CAST(content AS BLOB), digest FROM changes"
 SUMS = "SELECT epoch, row_count, digest FROM changes"
+TOLD = "SELECT epoch, row_count, changes_digest FROM logged"
+# Chunks with a right digest that are no list, or one of another length.
+UNREADABLE = """
+SELECT count(*) FROM changes
+WHERE CASE WHEN json_valid(content) THEN json_type(content) <> 'array' OR json_array_length(content) <> row_count
+    ELSE true END
+"""
 
 CHANGED = """
 SELECT c.epoch, c.step_id, each.value ->> 0 AS state_key,
@@ -217,12 +226,17 @@ def check_log(connection: apsw.Connection, unread: Collection[StepId] = ()) -> l
         return []
     found: dict[int, tuple[int, int]] = {}
     for epoch, row_count, digest in connection.execute(SUMS):
+        if not (is_count(epoch) and is_count(row_count) and is_digest(digest)):
+            return ["a row of changes holds what no run writes there"]
         before = found.get(epoch, (0, 0))
         found[epoch] = before[0] + row_count, (before[1] + digest) % MODULUS
     looked_at = f"{CHUNKS} WHERE step_id NOT IN ({', '.join('?' * len(unread))})"
-    damaged = sum(_chunk_digest(*chunk[:-1]) != chunk[-1] for chunk in connection.execute(looked_at, tuple(unread)))
+    damaged = 0
+    for chunk in connection.execute(looked_at, tuple(unread)):
+        check_columns("changes", chunk[:-1])
+        damaged += _chunk_digest(*chunk[:-1]) != chunk[-1]
     problems = [mismatch_text(damaged, "changes")] if damaged else []
-    told = rows(connection, "SELECT epoch, row_count, changes_digest FROM logged")
+    told = rows(connection, TOLD)
     for epoch, *sums in told:
         if found.pop(epoch, (0, 0)) != tuple(sums):
             problems.append(f"the changes of epoch {epoch} are not all there")
@@ -230,6 +244,15 @@ def check_log(connection: apsw.Connection, unread: Collection[StepId] = ()) -> l
     return problems
 
 
-def _has_log(connection: apsw.Connection) -> bool:
-    """Whether the file has the table: before its first writer of this version it may lack it."""
-    return bool(connection.pragma("user_version") >= 5)
+def check_chunks(connection: apsw.Connection) -> list[str]:
+    """What is wrong with the content of a log whose digests are right, a sentence each."""
+    unreadable = value(connection, UNREADABLE) if has_changes(connection) else 0
+    return [f"{unreadable} rows of changes cannot be read"] if unreadable else []
+
+
+def logged_keys(connection: apsw.Connection, step: StepId) -> Iterator[str]:
+    """The keys of a step in the log."""
+    if has_changes(connection):
+        sql = f"SELECT DISTINCT state_key FROM ({CHANGED.format(changes='changes')} WHERE c.step_id = ?)"
+        for (key,) in connection.execute(sql, (step,)):
+            yield key

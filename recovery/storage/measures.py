@@ -12,16 +12,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import apsw
 
 from recovery.errors import CorruptPartitionError
 from recovery.planning.measures import Measure, StepSize, from_text, outdated, to_text
+from recovery.storage.columns import check_columns, checked_rows
 from recovery.storage.digests import mismatch_text, record_digest
 from recovery.storage.log import overlaid
-from recovery.storage.schema import ROW_BYTES, read_partition, rows, snapshot, transaction, translated, value
+from recovery.storage.schema import read_partition, rows, snapshot, transaction, translated, value
 from recovery.storage.seam import RESERVED_PREFIX
+from recovery.storage.tables import ROW_BYTES
 
 SIZES = "SELECT step_id, live_rows, live_bytes FROM sizes"
 MEASURES = "SELECT measure_id, ex_num, epoch, measured_ms, content, digest FROM measures ORDER BY measure_id"
@@ -48,7 +49,10 @@ def change_sizes(connection: apsw.Connection, changes: Mapping[str, tuple[int, i
 
 def read_sizes(connection: apsw.Connection) -> dict[str, StepSize]:
     """The steps of one partition."""
-    return {step: StepSize(*size) for step, *size in rows(connection, SIZES)}
+    found = rows(connection, SIZES)
+    for row in found:
+        check_columns("sizes", row)
+    return {step: StepSize(*size) for step, *size in found}
 
 
 def counted_rows(connection: apsw.Connection, step: str) -> int | None:
@@ -79,8 +83,16 @@ def check_measures(connection: apsw.Connection) -> list[str]:
     """What is wrong with `measures`, a sentence each. A read transaction is open."""
     if not _exists(connection):
         return []
-    damaged = _damaged(rows(connection, MEASURES))
-    return [mismatch_text(damaged, "measures")] if damaged else []
+    found = rows(connection, MEASURES)
+    damaged = sum(record_digest(*row[:-1]) != row[-1] for row in found)
+    if damaged:
+        return [mismatch_text(damaged, "measures")]
+    try:
+        for row in checked_rows("measures", found):
+            _measure(*row)
+    except CorruptPartitionError as error:
+        return [error.found]
+    return []
 
 
 def add_measure(connection: apsw.Connection, path: Path, measure: Measure) -> None:
@@ -110,9 +122,7 @@ def read_measures(path: Path) -> list[Measure]:
             if not _exists(connection):
                 return []
             found = rows(connection, MEASURES)
-        if _damaged(found):
-            raise CorruptPartitionError("a row of table measures does not match its digest", path=path)
-        return [from_text(row[4]) for row in found]
+            return [_measure(*row) for row in checked_rows("measures", found)]
 
     return read_partition(path, read)
 
@@ -128,8 +138,8 @@ def largest_states(path: Path, limit: int) -> list[tuple[str, str, int]]:
     return read_partition(path, read)
 
 
-def _damaged(found: list[tuple[Any, ...]]) -> int:
-    return sum(record_digest(*row[:-1]) != row[-1] for row in found)
+def _measure(_id: int, _execution: int, _epoch: int, _measured_ms: int, content: str) -> Measure:
+    return from_text(content, lambda why: CorruptPartitionError(f"a row of table measures cannot be read: {why}"))
 
 
 def _exists(connection: apsw.Connection) -> bool:

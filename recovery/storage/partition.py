@@ -17,6 +17,7 @@ from recovery.errors import CorruptPartitionError, LeaseLostError
 from recovery.ids import NO_EPOCH, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
 from recovery.planning.measures import ClosedPartition, StepSize
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription, StepEdit
+from recovery.storage.columns import checked_rows
 from recovery.storage.digests import MODULUS, SUM_SQL, combine, record_digest, row_digest_sql
 from recovery.storage.log import (
     NEWEST,
@@ -30,8 +31,9 @@ from recovery.storage.log import (
     overlaid,
 )
 from recovery.storage.measures import change_sizes, read_sizes
-from recovery.storage.schema import ROW_BYTES, has_changes, rows, snapshot, transaction, translated, value
+from recovery.storage.schema import has_changes, rows, snapshot, transaction, translated, value
 from recovery.storage.seam import RESERVED_PREFIX, CloseRequest
+from recovery.storage.tables import ROW_BYTES
 from recovery.wording import counted
 
 PARTS = "SELECT part_index, part_count, store_id, flow_id, created_ms, digest FROM parts"
@@ -147,14 +149,14 @@ FROM temp.undo WHERE snap_epoch < ?
 def describe(connection: apsw.Connection, path: Path) -> PartitionDescription:
     """What the partition says of itself, after checking the digests of what it says. One read transaction."""
     with translated(path), snapshot(connection):
-        parts = _checked(path, "parts", rows(connection, PARTS))
-        commits = _checked(path, "commits", rows(connection, COMMITS))
+        parts = checked_rows("parts", rows(connection, PARTS))
+        commits = checked_rows("commits", rows(connection, COMMITS))
         if len(parts) != 1 or len(commits) != 1:
             raise CorruptPartitionError("it does not say which partition it is", path=path)
         [(index, count, store_id, flow_id, _)] = parts
-        executions = _checked(path, "exs", rows(connection, EXECUTIONS))
-        epochs = _checked(path, "epochs", rows(connection, EPOCHS.format(where="")))
-        logged = _checked(path, "logged", _logged_rows(connection))
+        executions = checked_rows("exs", rows(connection, EXECUTIONS))
+        epochs = checked_rows("epochs", rows(connection, EPOCHS.format(where="")))
+        logged = checked_rows("logged", _logged_rows(connection))
         size = connection.pragma("page_count") * connection.pragma("page_size")
     return PartitionDescription(
         path=path,
@@ -720,11 +722,3 @@ def _insert_epoch(connection: apsw.Connection, closed: ClosedEpoch) -> None:
 
 def _set_collected(connection: apsw.Connection, index: int, floor: Epoch) -> None:
     connection.execute("INSERT OR REPLACE INTO commits VALUES (?, ?, ?)", (index, floor, record_digest(index, floor)))
-
-
-def _checked(path: Path, table: str, found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """The rows without their digests, which are the last column. Raises CorruptPartitionError."""
-    for row in found:
-        if record_digest(*row[:-1]) != row[-1]:
-            raise CorruptPartitionError(f"a row of table {table} does not match its digest: {row!r}", path=path)
-    return [row[:-1] for row in found]

@@ -44,160 +44,38 @@ from recovery.errors import (
 from recovery.storage.digests import load_digests
 from recovery.storage.forked import check_process, opened
 from recovery.storage.places import missing_file, refuse_other_names
+from recovery.storage.tables import APPLICATION_ID, MIGRATIONS, OBJECTS, SCHEMA_VERSION, altered_objects
+from recovery.threads import is_stopped
 from recovery.wording import counted
 
-APPLICATION_ID = 0x52435650  # "RCVP"
-SCHEMA_VERSION = 6
 BUSY_TIMEOUT_MS = 60_000
 SMALLEST_PAGE_BYTES = 512
+OPS_PER_LOOK = 2_000_000
+"""Instructions of SQLite between two looks at whether a signal has come: some tenths of a second."""
+
+# A file may come from somebody else: nothing in its schema runs, and no pragma opens what SQLite keeps closed.
+DISTRUST = {
+    apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_VIEW: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION: 0,
+    apsw.SQLITE_DBCONFIG_DQS_DDL: 0,
+    apsw.SQLITE_DBCONFIG_DQS_DML: 0,
+}
+# Beyond what the statements of this package need; what a file brings is not to need more.
+LIMITS = {
+    apsw.SQLITE_LIMIT_SQL_LENGTH: 1_000_000,
+    apsw.SQLITE_LIMIT_EXPR_DEPTH: 100,
+    apsw.SQLITE_LIMIT_COMPOUND_SELECT: 50,
+    apsw.SQLITE_LIMIT_VDBE_OP: 25_000,
+    apsw.SQLITE_LIMIT_FUNCTION_ARG: 20,
+    apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 100,
+    apsw.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
+}
 
 Mode = Literal["unshared", "aside", "ro", "rw", "rwc"]
 
 T = TypeVar("T")
-
-CREATE_TABLES = """
-CREATE TABLE parts (
-    part_index INTEGER PRIMARY KEY,
-    part_count INTEGER NOT NULL,
-    store_id   TEXT NOT NULL,
-    flow_id    TEXT,
-    created_ms INTEGER NOT NULL,
-    digest     INTEGER NOT NULL
-) STRICT;
-
-CREATE TABLE exs (
-    ex_num            INTEGER PRIMARY KEY,
-    ex_id             TEXT NOT NULL,
-    flow_id           TEXT NOT NULL,
-    resume_epoch      INTEGER NOT NULL,
-    started_ms        INTEGER NOT NULL,
-    snapshot_interval_s REAL NOT NULL,
-    backup_interval_s REAL NOT NULL,
-    host              TEXT NOT NULL,
-    pid               INTEGER NOT NULL,
-    version           TEXT NOT NULL,
-    digest            INTEGER NOT NULL
-) STRICT;
-
-CREATE TABLE epochs (
-    epoch             INTEGER PRIMARY KEY,
-    ex_num            INTEGER NOT NULL,
-    ex_id             TEXT NOT NULL,
-    batch_id          INTEGER NOT NULL,
-    closed_ms         INTEGER NOT NULL,
-    clock_ms          INTEGER NOT NULL,
-    written           INTEGER NOT NULL,
-    live_rows         INTEGER NOT NULL,
-    live_digest       INTEGER NOT NULL,
-    superseded_rows   INTEGER NOT NULL,
-    superseded_digest INTEGER NOT NULL,
-    digest            INTEGER NOT NULL
-) STRICT;
-
-CREATE TABLE commits (
-    part_index   INTEGER PRIMARY KEY,
-    commit_epoch INTEGER NOT NULL,
-    digest       INTEGER NOT NULL
-) STRICT;
-
-CREATE TABLE snaps (
-    step_id    TEXT NOT NULL,
-    state_key  TEXT NOT NULL,
-    snap_epoch INTEGER NOT NULL,
-    ser_change ANY NOT NULL,
-    timeout_ms INTEGER,
-    digest     INTEGER NOT NULL,
-    PRIMARY KEY (step_id, state_key)
-) STRICT, WITHOUT ROWID;
-
-CREATE INDEX snaps_timeout ON snaps (step_id, timeout_ms) WHERE timeout_ms IS NOT NULL;
-
-CREATE TABLE superseded (
-    until_epoch INTEGER NOT NULL,
-    step_id     TEXT NOT NULL,
-    state_key   TEXT NOT NULL,
-    snap_epoch  INTEGER,
-    ser_change  ANY,
-    timeout_ms  INTEGER,
-    digest      INTEGER NOT NULL,
-    PRIMARY KEY (until_epoch, step_id, state_key)
-) STRICT, WITHOUT ROWID;
-"""
-
-CREATE_CHANGES = """
-CREATE TABLE changes (
-    epoch     INTEGER NOT NULL,
-    step_id   TEXT NOT NULL,
-    number    INTEGER NOT NULL,
-    row_count INTEGER NOT NULL,
-    content   TEXT NOT NULL,
-    digest    INTEGER NOT NULL,
-    PRIMARY KEY (epoch, step_id, number)
-) STRICT;
-
-CREATE TABLE logged (
-    epoch          INTEGER PRIMARY KEY,
-    row_count      INTEGER NOT NULL,
-    changes_digest INTEGER NOT NULL,
-    digest         INTEGER NOT NULL
-) STRICT;
-"""
-
-CREATE_STATES = """
-CREATE TABLE states (
-    state_id   TEXT PRIMARY KEY,
-    generation INTEGER NOT NULL,
-    content    TEXT,
-    changed_ms INTEGER NOT NULL,
-    digest     INTEGER NOT NULL
-) STRICT, WITHOUT ROWID;
-
-CREATE TABLE totals (
-    one        INTEGER PRIMARY KEY,
-    states     INTEGER NOT NULL,
-    states_digest INTEGER NOT NULL,
-    digest     INTEGER NOT NULL
-) STRICT;
-"""
-
-CREATE_MEASURES = """
-CREATE TABLE sizes (
-    step_id    TEXT PRIMARY KEY,
-    live_rows  INTEGER NOT NULL,
-    live_bytes INTEGER NOT NULL
-) STRICT, WITHOUT ROWID;
-
-CREATE TABLE measures (
-    measure_id  INTEGER PRIMARY KEY,
-    ex_num      INTEGER NOT NULL,
-    epoch       INTEGER NOT NULL,
-    measured_ms INTEGER NOT NULL,
-    content     TEXT NOT NULL,
-    digest      INTEGER NOT NULL
-) STRICT;
-
-"""
-
-CREATE_BEGINNING = """
-CREATE TABLE beginning (
-    one     INTEGER PRIMARY KEY,
-    ex_num  INTEGER NOT NULL,
-    ex_id   TEXT NOT NULL,
-    content TEXT NOT NULL,
-    digest  INTEGER NOT NULL
-) STRICT;
-"""
-
-ROW_BYTES = "octet_length(state_key) + octet_length(ser_change)"
-"""The size of a row of `snaps` as it is counted in `sizes`: key and value, as they are stored."""
-
-MEASURE_SNAPS = f"""
-INSERT INTO sizes SELECT step_id, count(*), sum({ROW_BYTES}) FROM snaps GROUP BY step_id
-"""
-
-MIGRATIONS = {1: CREATE_STATES, 2: CREATE_MEASURES + MEASURE_SNAPS, 3: "", 4: CREATE_CHANGES, 5: CREATE_BEGINNING}
-"""What turns a file of a version into one of the next. The second reads the state once, to count it. The third changes
-nothing: what is new in version 4 is left out of `superseded`, which older programs would miss."""
 
 
 def partition_path(directory: Path, index: int) -> Path:
@@ -206,7 +84,8 @@ def partition_path(directory: Path, index: int) -> Path:
 
 
 def connect(path: Path, mode: Mode) -> apsw.Connection:
-    """A connection to any SQLite file of ours, with the busy timeout set and nothing checked.
+    """A connection to any SQLite file of ours, with the busy timeout set and nothing checked. Views and triggers are
+    off, but temporary ones; functions and limits are those for files that nobody vouches for.
 
     "unshared" reads the file alone, without its log and without locks: right only while nobody writes to it.
     "aside" reads it with its log, without locks and without the log's index in a file: right only where nobody can
@@ -234,6 +113,13 @@ def connect(path: Path, mode: Mode) -> apsw.Connection:
             # Keeps the log's index in memory.
             connection.pragma("locking_mode", "EXCLUSIVE")
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        for option, setting in DISTRUST.items():
+            connection.config(option, setting)
+        if mode != "rwc":
+            # A file that is being made does without a journal.
+            connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+        for limit, most in LIMITS.items():
+            connection.limit(limit, most)
     return connection
 
 
@@ -243,7 +129,8 @@ def file_uri(path: Path, query: str = "") -> str:
 
 
 def open_partition(path: Path, mode: Literal["unshared", "ro", "rw"]) -> apsw.Connection:
-    """A connection to a recovery partition, after checking that it is one that this version can read.
+    """A connection to a recovery partition, after checking that it is one that this version can read, and has the
+    tables of its version and nothing else under their names. Ctrl-C interrupts what is read by it.
 
     A log without its index is read where the index cannot be made, as in a directory that may only be read.
     Raises CorruptPartitionError, ForeignPartitionError, UnsupportedVersionError or StorageError, and, for writing,
@@ -265,18 +152,11 @@ def _open_checked(path: Path, mode: Mode) -> apsw.Connection:
     connection = connect(path, mode)
     try:
         with translated(path):
-            application = connection.pragma("application_id")
-            version = connection.pragma("user_version")
-        if application != APPLICATION_ID:
-            raise ForeignPartitionError(
-                "an SQLite database, but not a recovery partition", path=path, cause="Another program's file."
-            )
-        if version > SCHEMA_VERSION:
-            raise UnsupportedVersionError(
-                f"schema version {version}; this version of recovery reads up to {SCHEMA_VERSION}", path=path
-            )
-        if version < 1:
-            raise CorruptPartitionError(f"schema version {version} never existed", path=path)
+            # Python handles signals before it is asked: Ctrl-C raises its error in a statement of the main thread.
+            connection.set_progress_handler(is_stopped, OPS_PER_LOOK)
+            connection.pragma("cell_size_check", True)
+            with snapshot(connection):
+                version = _checked_version(connection, path)
         if version < SCHEMA_VERSION and mode == "rw":
             migrate(connection, path)
     except BaseException:
@@ -294,6 +174,33 @@ def _check_log_readable(path: Path) -> None:
             cause="The log's permissions are not those of the file.",
             remedy=f"Let this user read {log}.",
         )
+
+
+def _checked_version(connection: apsw.Connection, path: Path) -> int:
+    application = connection.pragma("application_id")
+    version = int(connection.pragma("user_version"))
+    if application != APPLICATION_ID:
+        raise ForeignPartitionError(
+            "an SQLite database, but not a recovery partition", path=path, cause="Another program's file."
+        )
+    if version > SCHEMA_VERSION:
+        raise UnsupportedVersionError(
+            f"schema version {version}; this version of recovery reads up to {SCHEMA_VERSION}", path=path
+        )
+    if version < 1:
+        raise CorruptPartitionError(f"schema version {version} never existed", path=path)
+    encoding = connection.pragma("encoding")
+    if encoding != "UTF-8":
+        raise CorruptPartitionError(f"its texts are kept as {encoding}, not as UTF-8", path=path)
+    wrong = altered_objects(rows(connection, OBJECTS), version)
+    if wrong is not None:
+        raise CorruptPartitionError(
+            wrong,
+            path=path,
+            cause="The file was edited from outside. Somebody who sent it could have it do more than it shows.",
+            remedy="Restore this file from a backup. Drop an index, a view or a trigger that you made yourself.",
+        )
+    return version
 
 
 def migrate(connection: apsw.Connection, path: Path) -> None:
@@ -503,6 +410,10 @@ def translated(path: Path) -> Iterator[None]:
     """Turn SQLite's and the operating system's errors into ours, naming `path`."""
     try:
         yield
+    except CorruptPartitionError as error:
+        # Whoever looks at rows does not know where they are from.
+        error.path = error.path or os.fspath(path)
+        raise
     except RecoveryError:
         raise
     except _CORRUPT as error:

@@ -20,6 +20,7 @@ from typing import Any
 import apsw
 
 from recovery.errors import CorruptPartitionError, DuplicatePartitionError, MissingPartitionsError, NoPartitionsError
+from recovery.storage.columns import ODD_DOCUMENT, check_columns
 from recovery.storage.digests import (
     MODULUS,
     SUM_SQL,
@@ -57,6 +58,7 @@ SET generation = excluded.generation, content = excluded.content, changed_ms = e
 SIGN = f"UPDATE states SET digest = {DIGEST} WHERE state_id = ? RETURNING digest"
 SUM = f"SELECT {SUM_SQL} FROM states"
 DAMAGED = f"SELECT count(*) FROM states WHERE digest IS NOT {DIGEST}"
+ODD = f"SELECT count(*) FROM states WHERE {ODD_DOCUMENT}"
 NO_TOTALS = "the row of totals is missing or damaged"
 TOTALS = "SELECT one, states, states_digest, digest FROM totals"
 
@@ -166,6 +168,9 @@ def check_states(connection: apsw.Connection) -> list[str]:
     damaged = value(connection, DAMAGED)
     if damaged:
         problems.append(mismatch_text(damaged, "states"))
+    odd = value(connection, ODD)
+    if odd:
+        problems.append(f"{odd} rows of states hold what no program writes there")
     expected = _totals(connection)
     if expected is None:
         problems.append(NO_TOTALS)
@@ -234,6 +239,7 @@ def _totals(connection: apsw.Connection) -> tuple[int, int] | None:
         return 0, 0
     if len(found) != 1 or record_digest(*found[0][:-1]) != found[0][-1]:
         return None
+    check_columns("totals", found[0][:-1])
     return found[0][1], found[0][2]
 
 
@@ -247,6 +253,7 @@ def _read(connection: apsw.Connection, path: Path, ids: Sequence[str]) -> dict[s
 def _checked(path: Path, row: tuple[Any, ...]) -> StoredState:
     if not row[4]:
         raise CorruptPartitionError(f"the state {str(row[0])[:80]!r} does not match its digest", path=path)
+    check_columns("states", row[:4])
     return StoredState(*row[:4])
 
 

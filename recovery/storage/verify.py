@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
 
+from recovery.checkpoint.rows import CHECKPOINT_STEP, row_objection
 from recovery.errors import CorruptPartitionError
 from recovery.ids import FIRST_EPOCH
 from recovery.planning.measures import StepSize
 from recovery.planning.values import PartitionDescription
 from recovery.storage.beginning import check_beginning
+from recovery.storage.columns import ODD_STATE
 from recovery.storage.digests import SNAPS_DIGEST, SUM_SQL, combine, load_digests, mismatch_text
-from recovery.storage.log import check_log
+from recovery.storage.log import check_chunks, check_log, logged_keys
 from recovery.storage.measures import check_measures, check_sizes
 from recovery.storage.partition import describe
-from recovery.storage.schema import ROW_BYTES, read_partition, rows, snapshot, translated
+from recovery.storage.schema import read_partition, rows, snapshot, translated
 from recovery.storage.states import check_states
+from recovery.storage.tables import ROW_BYTES
+from recovery.threads import each
 from recovery.wording import counted
 
 SNAPS = f"""
-SELECT CAST(step_id AS BLOB), {SUM_SQL}, sum(digest IS NOT {SNAPS_DIGEST}), sum({ROW_BYTES}) FROM snaps GROUP BY step_id
+SELECT CAST(step_id AS BLOB), {SUM_SQL}, sum(digest IS NOT {SNAPS_DIGEST}), sum({ODD_STATE}),
+    sum({ROW_BYTES})
+FROM snaps GROUP BY step_id
 """
 SUPERSEDED = f"""
-SELECT until_epoch, {SUM_SQL}, sum(digest IS NOT {SNAPS_DIGEST}) FROM superseded GROUP BY until_epoch
+SELECT until_epoch, {SUM_SQL}, sum(digest IS NOT {SNAPS_DIGEST}),
+    sum(ser_change IS NOT NULL AND ({ODD_STATE}))
+FROM superseded GROUP BY until_epoch
 """
+AT_ONCE = 4
+LIVE_KEYS = "SELECT state_key FROM snaps WHERE step_id = ?"
+OLD_KEYS = "SELECT state_key FROM superseded WHERE until_epoch = ? AND step_id = ?"
 # What is damaged may be no text any more.
 DAMAGED = f"""
 SELECT CAST(step_id AS BLOB), CAST(state_key AS BLOB) FROM {{table}} WHERE digest IS NOT {SNAPS_DIGEST} LIMIT 3
@@ -45,6 +58,11 @@ class Verdict:
         """Raises CorruptPartitionError naming the first problems."""
         if self.problems:
             raise CorruptPartitionError("; ".join(self.problems[:3]), path=self.path)
+
+
+def check_all(paths: Sequence[Path]) -> list[Verdict]:
+    """A full check of each of several partitions, in the order of their paths. Raises StorageError."""
+    return each(lambda path: PartitionCheck(path).run(), paths, at_once=AT_ONCE, name="check")
 
 
 class PartitionCheck:
@@ -84,12 +102,14 @@ class PartitionCheck:
         description = describe(connection, self.path)
         problems = _gaps(description)
         steps = rows(connection, SNAPS)
-        live_rows, high, low, damaged = (sum(step[index] for step in steps) for index in range(1, 5))
+        live_rows, high, low, damaged, odd = (sum(step[index] for step in steps) for index in range(1, 6))
         folded = description.folded_epoch
         newest = next((closed for closed in description.epochs if closed.epoch == folded), None)
         expected = (newest.live_rows, newest.live_digest) if newest else (0, 0)
         if damaged:
             problems.append(_damaged(connection, "snaps", damaged))
+        if odd:
+            problems.append(f"{odd} rows of snaps hold what no run writes there")
         if live_rows != expected[0]:
             problems.append(f"snaps holds {counted(live_rows, 'row')} where epoch {folded} left {expected[0]}")
         elif combine(high, low) != expected[1]:
@@ -98,8 +118,10 @@ class PartitionCheck:
             problems += check_sizes(connection, {_text(step): StepSize(each[0], each[-1]) for step, *each in steps})
         held = {e.epoch: (e.superseded_rows, e.superseded_digest) for e in description.epochs}
         total = live_rows
-        for until, count, high, low, damaged in rows(connection, SUPERSEDED):
+        for until, count, high, low, damaged, odd in rows(connection, SUPERSEDED):
             total += count
+            if odd:
+                problems.append(f"{odd} rows of superseded hold what no run writes there")
             if damaged:
                 problems.append(_damaged(connection, "superseded", damaged))
             if held.pop(until, None) != (count, combine(high, low)):
@@ -109,10 +131,20 @@ class PartitionCheck:
                 verb = "is" if count == 1 else "are"
                 problems.append(f"the {counted(count, 'row')} that epoch {epoch} superseded {verb} missing")
         total += sum(closed.logged_rows or 0 for closed in description.epochs)
-        problems += check_log(connection)
+        problems += check_log(connection) or check_chunks(connection) or _paths(connection)
         problems += [*check_measures(connection), *check_states(connection), *check_beginning(connection)]
         problems += [f"SQLite says: {row[0]}" for row in rows(connection, "PRAGMA integrity_check(3)")]
         return Verdict(self.path, total, tuple(p for p in problems if p != "SQLite says: ok"))
+
+
+def _paths(connection: apsw.Connection) -> list[str]:
+    """The first row of Spark's checkpoint that must not become a file, as a sentence: what a run restores and what is
+    exported would lead elsewhere."""
+    superseded = rows(connection, "SELECT DISTINCT until_epoch FROM superseded")
+    queries = [(LIVE_KEYS, (CHECKPOINT_STEP,)), *((OLD_KEYS, (*until, CHECKPOINT_STEP)) for until in superseded)]
+    found = (key for sql, bindings in queries for (key,) in connection.execute(sql, bindings))
+    wrong = map(row_objection, itertools.chain(found, logged_keys(connection, CHECKPOINT_STEP)))
+    return list(itertools.islice(filter(None, wrong), 1))
 
 
 def _damaged(connection: apsw.Connection, table: str, count: int) -> str:
@@ -125,10 +157,14 @@ def _gaps(description: PartitionDescription) -> list[str]:
     """Epochs and executions that must be there: every epoch from the collected one on, and whoever closed it."""
     problems = []
     first = max(description.collected, FIRST_EPOCH)
-    held = [closed.epoch for closed in description.epochs]
-    missing = sorted(set(range(first, max(description.newest_epoch, description.collected) + 1)) - set(held))
-    if missing:
-        problems.append(f"epoch {missing[0]} is missing between {first} and {description.newest_epoch}")
+    # Counted along what is there: what is missing may be more than could ever be counted.
+    wanted = int(first)
+    for held in sorted({closed.epoch for closed in description.epochs if closed.epoch >= first}):
+        if held != wanted:
+            break
+        wanted += 1
+    if wanted <= max(description.newest_epoch, description.collected):
+        problems.append(f"epoch {wanted} is missing between {first} and {description.newest_epoch}")
     known = {execution.lease for execution in description.executions}
     for closed in description.epochs:
         if closed.execution not in known:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recovery.errors import CorruptPartitionError
 from recovery.planning.measures import (
     Measure,
     StepSize,
@@ -28,7 +29,7 @@ def test_a_measure_comes_back_equal():
         memory_driver_bytes=5, memory_workers_bytes=6, steps={"ключ": StepSize(2, 30), "b": StepSize(1, 4)},
         operators={0: 12, 3: 0},
     )  # fmt: skip
-    assert from_text(to_text(measure)) == measure
+    assert from_text(to_text(measure), CorruptPartitionError) == measure
     assert (measure.state_rows, measure.state_bytes, measure.memory_bytes) == (3, 34, 11)
     assert measure.update_latency_s == 0.025
     assert json.loads(json.dumps(measure_json(measure)))["steps"]["b"] == {"rows": 1, "bytes": 4}
@@ -36,7 +37,7 @@ def test_a_measure_comes_back_equal():
 
 def test_a_measure_of_another_version_is_read():
     """Fields that are missing have their defaults, those that are not known are left out."""
-    found = from_text('{"execution":1,"epoch":2,"measured_ms":3,"resume_s":0.1,"later":[1]}')
+    found = from_text('{"execution":1,"epoch":2,"measured_ms":3,"resume_s":0.1,"later":[1]}', CorruptPartitionError)
     assert (found.epoch, found.steps, found.update_latency_s, found.memory_bytes, found.operators) == (
         2,
         {},
@@ -44,8 +45,8 @@ def test_a_measure_of_another_version_is_read():
         None,
         {},
     )
-    with pytest.raises(ValueError):
-        from_text("{}")
+    with pytest.raises(CorruptPartitionError):
+        from_text("{}", CorruptPartitionError)
 
 
 def test_rows_of_operators_are_those_of_the_very_micro_batch():

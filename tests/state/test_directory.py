@@ -20,7 +20,8 @@ from recovery import (
     StateManager,
 )
 from recovery.state.retry import RetryPolicy
-from recovery.storage.schema import MIGRATIONS, SCHEMA_VERSION, open_partition
+from recovery.storage.schema import open_partition
+from recovery.storage.tables import MIGRATIONS, SCHEMA_VERSION
 from recovery.storage.verify import PartitionCheck
 from tests.state.support import IMPATIENT, all_of, background, forked, part_0
 from tests.stores import Driver, alter, problems, query, run_python, state_at

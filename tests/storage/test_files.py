@@ -25,7 +25,7 @@ from recovery.errors import (
     UnsupportedVersionError,
 )
 from recovery.planning.resume import plan_resume
-from recovery.storage import schema
+from recovery.storage import schema, tables
 from recovery.storage.copies import copy_with_log
 from recovery.storage.files import FilePartitions, scan, step_names
 from recovery.storage.verify import PartitionCheck
@@ -158,7 +158,7 @@ class TestScan:
     def test_a_newer_schema_is_not_read(self, store_dir):
         """A file of a later version is refused by version, whatever its name."""
         (store_dir / "part-1.sqlite3").rename(store_dir / "elsewhere.sqlite3")
-        alter(store_dir / "elsewhere.sqlite3", f"PRAGMA user_version = {schema.SCHEMA_VERSION + 1}")
+        alter(store_dir / "elsewhere.sqlite3", f"PRAGMA user_version = {tables.SCHEMA_VERSION + 1}")
         errors = [file.error for file in scan(store_dir) if file.error]
         assert [type(error) for error in errors] == [UnsupportedVersionError]
 
@@ -250,6 +250,8 @@ except StorageError as error:
     print(error.path)
 """
         try:
+            for path in public.iterdir():
+                path.chmod(0o644)
             public.chmod(0o555)
             result = run_python(code, public)
             assert (result.stdout.strip(), result.stderr) == ("3 None 3", "")
@@ -292,6 +294,8 @@ class TestCopiesThatMayOnlyBeRead:
             StateManager(store_dir).set_hwm("orders", 5)
             for path in paths_of(store_dir):
                 copy_with_log(path, public / path.name)
+        for path in public.iterdir():
+            path.chmod(0o644)
         (public / "empty").mkdir()
         yield public
         shutil.rmtree(public)
