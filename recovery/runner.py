@@ -15,7 +15,7 @@ from recovery.config import AVAILABLE_NOW, DEFAULT_MASTER, Interval, RecoveryCon
 from recovery.flow import Flow
 from recovery.signals import acting, end_now, handled
 from recovery.spark.events import Observer, RunSummary
-from recovery.spark.jvm import abandon_launch
+from recovery.spark.launch_jvm import abandon_launch
 from recovery.spark.preparing import Prepared
 from recovery.spark.query import RecoveryQuery
 from recovery.spark.session import check_master, create_session

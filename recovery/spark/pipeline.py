@@ -23,7 +23,7 @@ from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.signals import InterruptedBySignal, acting, end_now
 from recovery.spark.failures import in_short
 from recovery.spark.incremental import Load, Loading, _current, moved
-from recovery.spark.jvm import abandon_launch
+from recovery.spark.launch_jvm import abandon_launch
 from recovery.spark.session import check_master, create_session
 from recovery.state.closed_marks import changes
 from recovery.state.epochs import EpochWriter

@@ -21,7 +21,7 @@ from recovery.errors import ConfigurationError, SparkUnavailableError
 from recovery.spark import local_files
 from recovery.spark.classes import archive_options, archive_path
 from recovery.spark.java import choose_java, java_home
-from recovery.spark.jvm import LaunchError, end, launch, user_options
+from recovery.spark.launch_jvm import LaunchError, end, launch, user_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

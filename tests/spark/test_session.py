@@ -21,7 +21,7 @@ from recovery import ConfigurationError
 from recovery.errors import SparkUnavailableError
 from recovery.loader import import_paths
 from recovery.spark.java import _bundled_java, java_home
-from recovery.spark.jvm import ErrorOutput, reason_in
+from recovery.spark.launch_jvm import ErrorOutput, reason_in
 from recovery.spark.session import _daemon, check_master, prepare_environment
 
 ROOT = str(Path(recovery.__file__).resolve().parents[1])
