@@ -1,5 +1,5 @@
 """Where Spark finds `format("appended")`: see pyspark_recovery."""
 
-from recovery.spark.appended import AppendedDataSource as DefaultSource
+from recovery.spark.sources.appended import AppendedDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -10,7 +10,7 @@ import sys
 _name = (getattr(sys, "argv", []) or [""])[0]
 if _name.endswith("/recovery") or (_name == "-m" and sys.orig_argv[-len(sys.argv)] in ("recovery", "-mrecovery")):
     # The command imports this first: from here on a signal ends it without a traceback, also as process 1.
-    from recovery.signals import end_now, handle
+    from recovery.host.signals import end_now, handle
 
     handle(end_now)
     del end_now, handle
@@ -65,8 +65,10 @@ if TYPE_CHECKING:
     from recovery.config import RecoveryConfig
     from recovery.flow import Flow
     from recovery.group_state import GroupState
+    from recovery.operational.backends.retry import RetryPolicy
+    from recovery.operational.manager import StateManager, process_state, task_instance_state, task_state
+    from recovery.operational.scopes import ScopedState
     from recovery.pipeline import Node, Pipeline
-    from recovery.runner import run
     from recovery.sinks import (
         AllKeysSink,
         BatchContext,
@@ -79,20 +81,18 @@ if TYPE_CHECKING:
         UpsertSink,
         current_batch,
     )
-    from recovery.spark.aggregate import aggregate
-    from recovery.spark.arrow_step import stateful_arrow
-    from recovery.spark.events import RunSummary
-    from recovery.spark.formats import register
-    from recovery.spark.incremental import incremental
-    from recovery.spark.listener import MetricsListener, query_metrics
-    from recovery.spark.native_state import native_operators, native_state
-    from recovery.spark.pipeline import PipelineSummary, run_pipeline
-    from recovery.spark.query import RecoveryQuery
-    from recovery.spark.starting import start
-    from recovery.spark.step import stateful, stateful_map
-    from recovery.state.manager import StateManager, process_state, task_instance_state, task_state
-    from recovery.state.retry import RetryPolicy
-    from recovery.state.scopes import ScopedState
+    from recovery.spark.pipelines.incremental import incremental
+    from recovery.spark.pipelines.run import PipelineSummary, run_pipeline
+    from recovery.spark.run.blocking import run
+    from recovery.spark.run.events import RunSummary
+    from recovery.spark.run.listener import MetricsListener, query_metrics
+    from recovery.spark.run.query import RecoveryQuery
+    from recovery.spark.run.start import start
+    from recovery.spark.sources.formats import register
+    from recovery.spark.sources.native_state import native_operators, native_state
+    from recovery.spark.steps.aggregate import aggregate
+    from recovery.spark.steps.arrow import stateful_arrow
+    from recovery.spark.steps.stateful import stateful, stateful_map
     from recovery.storage.initialize import init_partitions
 
 __all__ = [
@@ -187,35 +187,35 @@ _LATER = {
     "FileSink": "recovery.sinks",
     "Flow": "recovery.flow",
     "GroupState": "recovery.group_state",
-    "MetricsListener": "recovery.spark.listener",
+    "MetricsListener": "recovery.spark.run.listener",
     "Node": "recovery.pipeline",
     "Pipeline": "recovery.pipeline",
-    "PipelineSummary": "recovery.spark.pipeline",
+    "PipelineSummary": "recovery.spark.pipelines.run",
     "RecoveryConfig": "recovery.config",
-    "RecoveryQuery": "recovery.spark.query",
+    "RecoveryQuery": "recovery.spark.run.query",
     "Resume": "recovery.sinks",
-    "RetryPolicy": "recovery.state.retry",
-    "RunSummary": "recovery.spark.events",
-    "ScopedState": "recovery.state.scopes",
-    "StateManager": "recovery.state.manager",
+    "RetryPolicy": "recovery.operational.backends.retry",
+    "RunSummary": "recovery.spark.run.events",
+    "ScopedState": "recovery.operational.scopes",
+    "StateManager": "recovery.operational.manager",
     "UpsertSink": "recovery.sinks",
-    "aggregate": "recovery.spark.aggregate",
+    "aggregate": "recovery.spark.steps.aggregate",
     "current_batch": "recovery.sinks",
-    "incremental": "recovery.spark.incremental",
+    "incremental": "recovery.spark.pipelines.incremental",
     "init_partitions": "recovery.storage.initialize",
-    "native_operators": "recovery.spark.native_state",
-    "native_state": "recovery.spark.native_state",
-    "process_state": "recovery.state.manager",
-    "query_metrics": "recovery.spark.listener",
-    "register": "recovery.spark.formats",
-    "run": "recovery.runner",
-    "run_pipeline": "recovery.spark.pipeline",
-    "start": "recovery.spark.starting",
-    "stateful": "recovery.spark.step",
-    "stateful_arrow": "recovery.spark.arrow_step",
-    "stateful_map": "recovery.spark.step",
-    "task_instance_state": "recovery.state.manager",
-    "task_state": "recovery.state.manager",
+    "native_operators": "recovery.spark.sources.native_state",
+    "native_state": "recovery.spark.sources.native_state",
+    "process_state": "recovery.operational.manager",
+    "query_metrics": "recovery.spark.run.listener",
+    "register": "recovery.spark.sources.formats",
+    "run": "recovery.spark.run.blocking",
+    "run_pipeline": "recovery.spark.pipelines.run",
+    "start": "recovery.spark.run.start",
+    "stateful": "recovery.spark.steps.stateful",
+    "stateful_arrow": "recovery.spark.steps.arrow",
+    "stateful_map": "recovery.spark.steps.stateful",
+    "task_instance_state": "recovery.operational.manager",
+    "task_state": "recovery.operational.manager",
 }
 
 

@@ -1,6 +1,6 @@
 """`python -m recovery`, and the command `recovery`: signals count before anything that takes time is imported."""
 
-from recovery.signals import end_after_grace, end_now, handle
+from recovery.host.signals import end_after_grace, end_now, handle
 
 
 def main(prog_name: str | None = None) -> None:

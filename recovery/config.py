@@ -12,9 +12,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from recovery.addresses import local_path
+from recovery.base.addresses import local_path
+from recovery.base.wording import counted
 from recovery.errors import ConfigurationError
-from recovery.wording import counted
 
 Interval = int | float | str | timedelta
 

@@ -51,7 +51,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from recovery.printable import one_line
+from recovery.base.printable import one_line
 
 
 class RecoveryError(Exception):

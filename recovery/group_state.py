@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic
 
-from recovery.codec import StateCodec, StateType, has_fields
 from recovery.errors import StateValueError, shortened
+from recovery.values.codec import StateCodec, StateType, has_fields
 
 if TYPE_CHECKING:
     # In the standard library a variable has a default since Python 3.13.

@@ -16,10 +16,10 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from recovery.base.wording import counted
 from recovery.errors import ConfigurationError
+from recovery.operational.ids import check
 from recovery.planning.pipeline import order
-from recovery.state.ids import check
-from recovery.wording import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

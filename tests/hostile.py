@@ -10,9 +10,9 @@ from typing import Any
 import apsw
 import msgspec
 
-from recovery.storage.digests import MODULUS, SNAPS_DIGEST, load_digests, record_digest
-from recovery.storage.log import CHUNKS, _chunk_digest
-from recovery.storage.states import DIGEST as STATE_DIGEST
+from recovery.storage.sqlite.digests import MODULUS, SNAPS_DIGEST, load_digests, record_digest
+from recovery.storage.sqlite.documents import DIGEST as STATE_DIGEST
+from recovery.storage.sqlite.epoch_log import CHUNKS, _chunk_digest
 
 RECORDS = {
     "parts": 5, "commits": 2, "exs": 10, "epochs": 11, "logged": 3, "measures": 5, "totals": 3,

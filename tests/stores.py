@@ -13,12 +13,12 @@ from pathlib import Path
 
 import apsw
 
-from recovery.keys import partition_of
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import Execution
-from recovery.storage.files import FilePartitions, FileTaskStore, connect_task, scan
 from recovery.storage.seam import BatchCount, Changes, CloseRequest
+from recovery.storage.sqlite.store import FilePartitions, FileTaskStore, connect_task, scan
 from recovery.storage.verify import PartitionCheck
+from recovery.values.keys import partition_of
 
 ROOT = Path(__file__).resolve().parents[1]
 STEP = "count"

@@ -12,10 +12,10 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
-from recovery.keys import encode_key
-from recovery.spark.arrow_worker import ArrowStepTask
-from recovery.spark.step import HASH_BITS, KEY, PLACE, UNHASHED, StepDefinition
-from recovery.spark.worker import run_tasks
+from recovery.spark.steps.stateful import HASH_BITS, KEY, PLACE, UNHASHED, StepDefinition
+from recovery.spark.tasks.arrow_task import ArrowStepTask
+from recovery.spark.tasks.step_task import run_tasks
+from recovery.values.keys import encode_key
 from tests.stores import STEP, Driver, paths_of, query
 
 

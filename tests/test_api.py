@@ -47,7 +47,9 @@ def test_other_names_do_not_exist():
         _ = recovery.stateless
 
 
-@pytest.mark.parametrize("module", ["recovery", "recovery.cli", "recovery.storage.files", "recovery.planning.resume"])
+@pytest.mark.parametrize(
+    "module", ["recovery", "recovery.cli", "recovery.storage.sqlite.store", "recovery.planning.resume"]
+)
 def test_looking_at_a_directory_needs_no_spark(module):
     """Importing the package, the command line or storage imports neither PySpark nor pandas nor Arrow."""
     code = (
@@ -60,8 +62,8 @@ def test_looking_at_a_directory_needs_no_spark(module):
 def test_python_workers_import_what_their_tasks_need():
     """Each worker of a run imports it anew, while the first micro-batch waits."""
     code = (
-        "import sys, recovery.spark.arrow_worker\n"
-        "unwanted = 'recovery.sinks', 'recovery.state.', 'pandas'\n"
+        "import sys, recovery.spark.tasks.arrow_task\n"
+        "unwanted = 'recovery.sinks', 'recovery.operational.', 'pandas'\n"
         "print(sorted(name for name in sys.modules if name.startswith(unwanted)))"
     )
     result = run_python(code)

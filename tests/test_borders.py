@@ -50,13 +50,16 @@ def below(*packages: str) -> list[str]:
 @pytest.mark.parametrize("module", below("recovery.storage"))
 def test_storage_knows_nothing_of_spark(module):
     """Neither Spark, nor our side of it, nor what runs flows."""
-    assert reaching(module, *SPARK, "pyarrow", "pandas", "recovery.spark", "recovery.cli", "recovery.runner") == set()
+    assert (
+        reaching(module, *SPARK, "pyarrow", "pandas", "recovery.spark", "recovery.cli", "recovery.spark.run.blocking")
+        == set()
+    )
 
 
-@pytest.mark.parametrize("module", below("recovery.state"))
+@pytest.mark.parametrize("module", below("recovery.operational"))
 def test_operational_state_knows_nothing_of_spark(module):
     """It is there without it, and knows storage by its public names."""
-    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.cli", "recovery.runner") == set()
+    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.cli", "recovery.spark.run.blocking") == set()
     used = reaching(module, "recovery.storage")
     assert {name.rpartition(".")[0] for name in used} <= STORAGE_FOR_STATE
     assert [name for name in used if name.rpartition(".")[2].startswith("_")] == []
@@ -76,7 +79,9 @@ def test_planning_does_nothing(module):
     assert re.findall(touching, MODULES[module].read_text()) == []
 
 
-@pytest.mark.parametrize("module", below("recovery.spark", "recovery.cli", "recovery.runner", "recovery.loader"))
+@pytest.mark.parametrize(
+    "module", below("recovery.spark", "recovery.cli", "recovery.spark.run.blocking", "recovery.cli.flow_loader")
+)
 def test_the_spark_side_uses_storage_by_its_public_names(module):
     """Of storage it knows seven modules, and nothing in them that begins with an underscore."""
     used = reaching(module, "recovery.storage")
@@ -87,7 +92,7 @@ def test_the_spark_side_uses_storage_by_its_public_names(module):
 @pytest.mark.parametrize("module", below("recovery.backup"))
 def test_backups_know_nothing_of_spark(module):
     """They know partitions through the public names of storage, and SQLite not at all."""
-    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.cli", "recovery.runner") == set()
+    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.cli", "recovery.spark.run.blocking") == set()
     used = reaching(module, "recovery.storage")
     assert {name.rpartition(".")[0] for name in used} <= STORAGE_FOR_BACKUPS
     assert [name for name in used if name.rpartition(".")[2].startswith("_")] == []
@@ -102,7 +107,7 @@ def test_backups_take_time_and_chance_as_arguments(module):
 @pytest.mark.parametrize("module", below("recovery.native"))
 def test_native_state_is_looked_at_without_spark(module):
     """What is held is told, exported and imported without Spark, and storage known by its public names."""
-    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.cli", "recovery.runner") == set()
+    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.cli", "recovery.spark.run.blocking") == set()
     used = reaching(module, "recovery.storage")
     assert {name.rpartition(".")[0] for name in used} <= STORAGE_FOR_STATE
     assert [name for name in used if name.rpartition(".")[2].startswith("_")] == []
@@ -111,7 +116,7 @@ def test_native_state_is_looked_at_without_spark(module):
 @pytest.mark.parametrize("module", below("recovery.metrics", "recovery.report"))
 def test_metrics_and_report_know_neither_spark_nor_sqlite(module):
     """They are made of values, and look at a directory without Spark."""
-    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.runner") == set()
+    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.spark.run.blocking") == set()
 
 
 @pytest.mark.parametrize("module", below("recovery.appended"))
@@ -141,6 +146,6 @@ def test_storage_takes_time_and_chance_as_arguments(module):
 
 def test_the_borders_are_about_something():
     """The modules are found, and so are their imports."""
-    assert {"recovery.storage.files", "recovery.planning.resume", "recovery.spark.resuming"} <= set(MODULES)
-    assert reaching("recovery.storage.digests", "apsw") == {"apsw", "apsw.sqlite_extra"}
-    assert reaching("recovery.spark.resuming", "recovery.storage.files") != set()
+    assert {"recovery.storage.sqlite.store", "recovery.planning.resume", "recovery.spark.run.position"} <= set(MODULES)
+    assert reaching("recovery.storage.sqlite.digests", "apsw") == {"apsw", "apsw.sqlite_extra"}
+    assert reaching("recovery.spark.run.position", "recovery.storage.sqlite.store") != set()

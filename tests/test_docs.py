@@ -18,7 +18,13 @@ import recovery
 from recovery import aggregates
 from recovery.cli import main
 from recovery.errors import all_errors
-from recovery.storage.tables import CREATE_BEGINNING, CREATE_CHANGES, CREATE_MEASURES, CREATE_STATES, CREATE_TABLES
+from recovery.storage.sqlite.tables import (
+    CREATE_BEGINNING,
+    CREATE_CHANGES,
+    CREATE_MEASURES,
+    CREATE_STATES,
+    CREATE_TABLES,
+)
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

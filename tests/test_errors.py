@@ -21,7 +21,7 @@ from recovery.errors import (
     all_errors,
     error_named,
 )
-from recovery.spark.failures import as_recovery_error
+from recovery.spark.jvm.errors import as_recovery_error
 
 ALL = list(all_errors())
 DRAWN = re.findall(r"^[├└]── (\w+) +(\d+)", errors.__doc__, re.MULTILINE)

@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql.streaming.state import GroupState as SparkGroupState
 
 from recovery import GroupState
-from recovery.codec import StateCodec
 from recovery.errors import StateValueError
 from recovery.group_state import CallFacts, group_states
+from recovery.values.codec import StateCodec
 
 NOW_MS = 1_000_000
 

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from recovery import ConfigurationError, Node, Pipeline
+from recovery.cli.flow_loader import load, load_flow
 from recovery.errors import FlowLoadError
-from recovery.loader import load, load_flow
 from tests.stores import run_python
 
 SOURCE = """
@@ -36,7 +36,7 @@ def definition(source: str, tmp_path) -> str:
     path = tmp_path / str(len(list(tmp_path.iterdir()))) / "jobs.py"
     path.parent.mkdir()
     path.write_text(source)
-    code = "import sys; from recovery.loader import load; print(load(sys.argv[1]).nodes[0].definition)"
+    code = "import sys; from recovery.cli.flow_loader import load; print(load(sys.argv[1]).nodes[0].definition)"
     done = run_python(code, path)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -14,7 +14,6 @@ from recovery.checkpoint.places import LocalPlace
 from recovery.checkpoint.relocate import relocated
 from recovery.checkpoint.source_places import recorded_places
 from recovery.checkpoint.state_files import StateFiles
-from recovery.declaration import Declaration
 from recovery.errors import (
     CorruptPartitionError,
     CorruptStateError,
@@ -22,8 +21,9 @@ from recovery.errors import (
     SparkCheckpointError,
     StateValueError,
 )
+from recovery.operational.exports import read_export
 from recovery.sinks.manifest import Entry, OutputFile, decode_entry, decode_note, decode_owner, encode, sealed
-from recovery.state.exports import read_export
+from recovery.values.declaration import Declaration
 from tests.checkpoint.support import log, snapshot_zip, write
 
 DEEP = "[" * 200_000 + "]" * 200_000

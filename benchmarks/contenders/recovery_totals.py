@@ -29,7 +29,7 @@ from recovery import (
     stateful_arrow,
 )
 from recovery.aggregates import count, sum_
-from recovery.spark.session import create_session
+from recovery.spark.jvm.session import create_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

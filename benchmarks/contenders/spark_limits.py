@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.contenders.recovery_totals import events, versions
-from recovery.spark.session import create_session
+from recovery.spark.jvm.session import create_session
 
 
 def count_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

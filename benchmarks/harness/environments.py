@@ -54,7 +54,7 @@ def own_python() -> Path:
 
 def java_environment() -> dict[str, str]:
     """JAVA_HOME as our sessions set it, so that all contenders on Spark run on the same Java."""
-    from recovery.spark.session import prepare_environment
+    from recovery.spark.jvm.session import prepare_environment
 
     prepare_environment()
     home = os.environ.get("JAVA_HOME")
@@ -64,8 +64,8 @@ def java_environment() -> dict[str, str]:
 def warmed_up(kept: Path) -> dict[str, str]:
     """The environment of a contender of ours that starts after `recovery warmup`, with an archive under `kept`, which
     is made when missing."""
-    from recovery.spark.classes import CACHE_VARIABLE, archive_path
-    from recovery.spark.java import java_home
+    from recovery.spark.jvm.class_archive import CACHE_VARIABLE, archive_path
+    from recovery.spark.jvm.java import java_home
 
     environment = {**java_environment(), CACHE_VARIABLE: str(kept.absolute())}
     archive = archive_path(java_home())

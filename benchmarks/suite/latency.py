@@ -116,7 +116,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     """The child: runs one of the variants."""
     from benchmarks.contenders.recovery_totals import events, step, versions, write_totals
     from recovery import DiscardSink, Flow, RecoveryConfig, init_partitions, start
-    from recovery.spark.session import create_session
+    from recovery.spark.jvm.session import create_session
 
     spark = create_session(
         "latency", master=f"local[{CORES}]", conf={"spark.sql.streaming.numRecentProgressUpdates": "100000"}

@@ -106,7 +106,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
 
     from benchmarks.contenders.recovery_totals import versions
     from recovery import Flow, RecoveryConfig, init_partitions, start
-    from recovery.spark.session import create_session
+    from recovery.spark.jvm.session import create_session
 
     conf = {"spark.sql.shuffle.partitions": str(CORES), **STORES[arguments["store"]]}
     spark = create_session("native", master=f"local[{CORES}]", conf=conf)
@@ -194,7 +194,7 @@ def _totals(spark: Any, arguments: dict[str, Any], directory: Path) -> tuple[int
 
     from recovery.checkpoint.restore import restore
     from recovery.checkpoint.rows import CHECKPOINT_STEP
-    from recovery.storage.files import read_step
+    from recovery.storage.sqlite.store import read_step
 
     checkpoint = Path("checkpoint")
     if not arguments["plain"]:

@@ -126,7 +126,7 @@ def make(arguments: dict[str, Any]) -> dict[str, Any]:
     """The child that fills a store."""
     from benchmarks.contenders.recovery_totals import files_flow
     from recovery import RecoveryConfig, init_partitions, run
-    from recovery.spark.session import create_session
+    from recovery.spark.jvm.session import create_session
 
     init_partitions("recovery", CORES)
     spark = create_session("make", master=f"local[{CORES}]")
@@ -138,7 +138,7 @@ def make(arguments: dict[str, Any]) -> dict[str, Any]:
 def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     """The child that resumes copies of a store, one after the other in one session."""
     from benchmarks.contenders.recovery_totals import versions
-    from recovery.spark.session import create_session
+    from recovery.spark.jvm.session import create_session
 
     size = sum(path.stat().st_size for path in Path(arguments["store"]).glob("part-*"))
     spark = create_session("resume", master=f"local[{CORES}]")

@@ -152,11 +152,11 @@ class Store:
     """One partition and an execution on it, driven as a run does."""
 
     def __init__(self) -> None:
-        from recovery.ids import ExecutionNumber, StepId
+        from recovery.base.ids import ExecutionNumber, StepId
         from recovery.planning.resume import plan_resume
         from recovery.planning.values import Execution
-        from recovery.storage.files import FilePartitions, scan
         from recovery.storage.initialize import init_partitions
+        from recovery.storage.sqlite.store import FilePartitions, scan
 
         [self.path] = init_partitions("recovery", 1)
         plan = plan_resume(scan(Path("recovery")))
@@ -170,9 +170,9 @@ class Store:
 
     def touch(self, keys: Iterable[str]) -> None:
         """Apply one micro-batch that changes these keys."""
-        from recovery.ids import BatchId, PartitionIndex, StepId
-        from recovery.storage.files import connect_task
+        from recovery.base.ids import BatchId, PartitionIndex, StepId
         from recovery.storage.seam import BatchCount, Changes
+        from recovery.storage.sqlite.store import connect_task
 
         self.batch += 1
         self.files.open(self.lease, BatchId(self.batch))
@@ -184,7 +184,7 @@ class Store:
 
     def close(self, floor: int = 0, logged: bool = False) -> float:
         """Close an epoch; the seconds it took."""
-        from recovery.ids import BatchId, Epoch
+        from recovery.base.ids import BatchId, Epoch
         from recovery.storage.seam import CloseRequest
 
         request = CloseRequest(
@@ -197,7 +197,7 @@ class Store:
 
     def fold(self) -> float:
         """Fold what is logged; the seconds it took."""
-        from recovery.ids import BatchId, Epoch
+        from recovery.base.ids import BatchId, Epoch
 
         started_s = time.perf_counter()
         self.files.seal(self.lease, BatchId(self.batch), apart=True)
@@ -217,7 +217,7 @@ class Store:
 
     def answer(self, seconds: float, written_bytes: int, held: int) -> dict[str, Any]:
         """Collects what is left, and checks that the state is whole."""
-        from recovery.ids import Epoch
+        from recovery.base.ids import Epoch
         from recovery.storage.verify import PartitionCheck
 
         self.files.collect(Epoch(self.batch + 1))
@@ -278,8 +278,8 @@ def _collect(held: int, touched: int) -> dict[str, Any]:
     store.close()
     store.touch(_keys(touched))
     store.close(floor=1)
-    from recovery.storage import partition
-    from recovery.storage.schema import transaction
+    from recovery.storage.sqlite import partition
+    from recovery.storage.sqlite.schema import transaction
 
     [writer] = store.files._writers
     started_s = time.perf_counter()
@@ -292,9 +292,9 @@ def _collect(held: int, touched: int) -> dict[str, Any]:
 def _raw(held: int, touched: int) -> dict[str, Any]:
     import apsw
 
-    from recovery.storage import deltas
-    from recovery.storage.schema import prepare_writer
-    from recovery.storage.tables import CREATE_TABLES
+    from recovery.storage.deltas.delta import delta as deltas
+    from recovery.storage.sqlite.schema import prepare_writer
+    from recovery.storage.sqlite.tables import CREATE_TABLES
 
     source = apsw.Connection("touched.sqlite3")
     source.execute(deltas.CREATE_TOUCHED.format(table="touched")).fetchall()

@@ -105,7 +105,7 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     from benchmarks.contenders.recovery_totals import events, files_flow, versions, write_totals
     from benchmarks.contenders.spark_totals import ROCKSDB, totals, write_states
     from recovery import DiscardSink, RecoveryConfig, init_partitions, start
-    from recovery.spark.session import create_session
+    from recovery.spark.jvm.session import create_session
 
     conf = {
         "spark.driver.memory": arguments["driver_memory"],

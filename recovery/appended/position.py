@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from recovery.appended.files import directory_of, name_of
+from recovery.base.untrusted_json import Count
 from recovery.errors import CorruptPartitionError, UnsupportedVersionError
-from recovery.untrusted_json import Count
 
 Read = Callable[[int, int], bytes]
 """`read(offset, length)`: the bytes there, fewer only where the file ends."""

@@ -10,8 +10,8 @@ from recovery.appended.locate import Holds, Look, later_generations, locate
 from recovery.appended.options import Options
 from recovery.appended.position import FilePosition
 from recovery.appended.rotation import bases
+from recovery.base.wording import counted, were
 from recovery.errors import InputRewrittenError
-from recovery.wording import counted, were
 
 BeginsWith = Callable[[FileStat, FileStat], bool]
 """Whether the first file begins with the whole content of the second."""

@@ -10,13 +10,13 @@ from recovery.backup.progress import Observer, ignore
 from recovery.backup.restore import Announce, Restored, restore
 from recovery.backup.scratch import scratch_directory
 from recovery.backup.sources import Source
-from recovery.clock import Clock
+from recovery.base.clock import Clock
+from recovery.base.ids import Epoch
 from recovery.config import format_interval
+from recovery.epochs.execution import new_execution
 from recovery.errors import BackupDamagedError, BackupTooOldError, RecoveryError
-from recovery.execution import new_execution
-from recovery.ids import Epoch
 from recovery.planning.resume import ResumePlan, plan_resume
-from recovery.storage.files import FilePartitions, scan, step_names
+from recovery.storage.sqlite.store import FilePartitions, scan, step_names
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,17 +20,17 @@ from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.repository import begin, check_store, finish, give_up, list_backups
 from recovery.backup.scratch import scratch_directory
 from recovery.backup.target import CHUNK_BYTES, Target, UnreadableError
-from recovery.clock import Clock
-from recovery.durable import create
+from recovery.base.clock import Clock
+from recovery.base.ids import PartitionIndex
+from recovery.base.threads import each
+from recovery.base.wording import counted
 from recovery.errors import BackupDamagedError, InconsistentPartitionsError, RecoveryError, StorageError
-from recovery.ids import PartitionIndex
+from recovery.host.durable import create
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.storage.copies import PinnedPartition, pin
-from recovery.storage.files import allow_open_files, scan
+from recovery.storage.sqlite.store import allow_open_files, scan
 from recovery.storage.verify import PartitionCheck
-from recovery.threads import each
-from recovery.wording import counted
 
 AT_ONCE = 4
 ATTEMPTS = 3

@@ -26,11 +26,11 @@ from typing import Annotated, Any
 import msgspec
 
 from recovery.backup.target import DRAFT
-from recovery.clock import LATEST_MS
+from recovery.base.clock import LATEST_MS
+from recovery.base.ids import BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex
 from recovery.errors import shown
-from recovery.ids import BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
-from recovery.storage.digests import record_digest
+from recovery.storage.sqlite.digests import record_digest
 
 FORMAT = 1
 MANIFESTS = "manifests/"

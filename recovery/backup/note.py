@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from recovery.durable import modes_beside, read_regular, replace
-from recovery.untrusted_json import MOST, is_moment
+from recovery.base.untrusted_json import MOST, is_moment
+from recovery.host.durable import modes_beside, read_regular, replace
 
 NAME = "last-backup.json"
 LONGEST = 1 << 16

@@ -18,10 +18,10 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 import pyarrow
 import pyarrow.fs
 
-from recovery.addresses import local_path
 from recovery.backup.target import NO_ANSWER_S, DirectoryTarget, ObjectTarget, Target
-from recovery.durable import PRIVATE, UMASK
+from recovery.base.addresses import local_path
 from recovery.errors import ConfigurationError
+from recovery.host.durable import PRIVATE, UMASK
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 ATTEMPTS = 3

@@ -17,17 +17,17 @@ from typing import TypeVar
 
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.sources import Source
-from recovery.clock import Clock
-from recovery.durable import PRIVATE, UMASK
+from recovery.base.clock import Clock
+from recovery.base.threads import each
 from recovery.errors import AlreadyInitializedError, BackupDamagedError, CorruptPartitionError, RecoveryError
+from recovery.host.durable import PRIVATE, UMASK
 from recovery.planning.backups import Copy, RestorePlan, plan_restore
 from recovery.planning.resume import plan_resume
 from recovery.storage.copies import settle
-from recovery.storage.files import describe_file, scan
 from recovery.storage.initialize import place_restored
-from recovery.storage.schema import partition_path
+from recovery.storage.sqlite.schema import partition_path
+from recovery.storage.sqlite.store import describe_file, scan
 from recovery.storage.verify import PartitionCheck
-from recovery.threads import each
 
 AT_ONCE = 4
 SHOWN = 3

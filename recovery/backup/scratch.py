@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from recovery.durable import create
+from recovery.host.durable import create
 
 MARK = ".recovery-scratch"
 """A file in each, by which it is known, and which is locked while it is used. It says on which host: elsewhere its lock

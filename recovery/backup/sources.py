@@ -12,8 +12,8 @@ from recovery.backup.manifest import MANIFESTS, StoredCopy
 from recovery.backup.progress import Observer, Progressed
 from recovery.backup.repository import STALE_AFTER_S, Listing, list_backups
 from recovery.backup.target import DirectoryTarget, Target, UnreadableError
-from recovery.clock import Clock
-from recovery.durable import create, files_below
+from recovery.base.clock import Clock
+from recovery.base.wording import counted
 from recovery.errors import (
     BackupDamagedError,
     CorruptPartitionError,
@@ -22,13 +22,13 @@ from recovery.errors import (
     RecoveryError,
     StorageError,
 )
+from recovery.host.durable import create, files_below
+from recovery.host.processes import describe_holder
 from recovery.planning.backups import Copy
-from recovery.processes import describe_holder
 from recovery.storage.copies import copy_with_log, describe_copy
-from recovery.storage.files import SUFFIX
 from recovery.storage.lock import lock_holder
-from recovery.storage.schema import translated
-from recovery.wording import counted
+from recovery.storage.sqlite.schema import translated
+from recovery.storage.sqlite.store import SUFFIX
 
 
 class Source(Protocol):

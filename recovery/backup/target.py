@@ -21,8 +21,8 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 import pyarrow
 import pyarrow.fs
 
-from recovery.durable import PRIVATE, UMASK, Modes, create, files_below, make_directories, sync
 from recovery.errors import BackupDamagedError, BackupTargetError
+from recovery.host.durable import PRIVATE, UMASK, Modes, create, files_below, make_directories, sync
 
 CHUNK_BYTES = 4 << 20
 NO_ANSWER_S = 60.0

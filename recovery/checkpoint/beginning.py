@@ -23,12 +23,12 @@ from typing import Any
 
 import msgspec
 
+from recovery.base.ids import NO_BATCH
 from recovery.checkpoint.offsets import NO_TICK, NOTHING_READ, OffsetLog, ticking
 from recovery.checkpoint.position import HEADER_LINES, initial_logs
 from recovery.checkpoint.rows import Content, as_bytes, as_content
 from recovery.checkpoint.source_places import SourcePlaces
 from recovery.errors import CorruptPartitionError
-from recovery.ids import NO_BATCH
 
 _COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
 _DIGITS = re.compile(r"[\d:.,+/ TZ-]+")

@@ -14,12 +14,12 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from recovery.base.ids import BatchId
 from recovery.checkpoint.position import is_progress, position_files
 from recovery.checkpoint.rows import CHUNK_BYTES, Content, HeldFile, as_content, file_of, held_file, row_keys
 from recovery.checkpoint.state_files import StateFiles
-from recovery.durable import make_directories
 from recovery.errors import SparkCheckpointError
-from recovery.ids import BatchId
+from recovery.host.durable import make_directories
 
 _NO_LINKS = {errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS, errno.EACCES}
 _TRIES = 20

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from recovery.base.ids import BatchId
 from recovery.checkpoint.position import HEADER_LINES, ONE_LINE_EACH
 from recovery.checkpoint.source_places import SourcePlaces
-from recovery.ids import BatchId
 
 NOTHING_READ = "-"
 """Spark's line for a source that has no offset yet."""

@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from recovery.base.ids import BatchId
+from recovery.base.untrusted_paths import checked
 from recovery.checkpoint.needed import StoreFiles, is_version, needed_chain, store_files
-from recovery.durable import make_directories, sync
 from recovery.errors import ConfigurationError, SparkCheckpointError, StorageError
-from recovery.ids import BatchId
-from recovery.untrusted_paths import checked
+from recovery.host.durable import make_directories, sync
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _COMMIT = re.compile(r"commits/[0-9]{1,15}")

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import msgspec
 
+from recovery.base.ids import NO_BATCH, BatchId
+from recovery.base.untrusted_json import MOST
+from recovery.base.untrusted_paths import objection
 from recovery.checkpoint.rows import file_of
 from recovery.errors import FlowFailedError, SparkCheckpointError, UnsupportedPlanError
-from recovery.ids import NO_BATCH, BatchId
-from recovery.untrusted_json import MOST
-from recovery.untrusted_paths import objection
 
 HEADER_LINES = 2
 """Of a log of offsets: its version, and settings; then comes a line for each source."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from recovery.base.untrusted_paths import objection
 from recovery.errors import SparkCheckpointError, shown
-from recovery.untrusted_paths import objection
 
 _METADATA = re.compile(r"state/\d+/_metadata/v2/\d+")
 

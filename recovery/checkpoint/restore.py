@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from recovery.base.ids import BatchId
+from recovery.base.untrusted_paths import open_beneath
 from recovery.checkpoint.relocate import names_places, relocated
 from recovery.checkpoint.rows import CHUNK_BYTES, Content, HeldFile, checked_row
 from recovery.checkpoint.state_files import StateFiles
-from recovery.durable import PRIVATE, make_directories
 from recovery.errors import CorruptPartitionError
-from recovery.ids import BatchId
-from recovery.untrusted_paths import open_beneath
+from recovery.host.durable import PRIVATE, make_directories
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from recovery.base.ids import StepId
+from recovery.base.untrusted_paths import objection
 from recovery.errors import CorruptPartitionError, shown
-from recovery.ids import StepId
-from recovery.untrusted_paths import objection
 
 CHECKPOINT_STEP = StepId("$checkpoint")
 CHUNK_BYTES = 1 << 20

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from recovery.base.untrusted_json import Count, decode_json
 from recovery.errors import CorruptPartitionError
-from recovery.untrusted_json import Count, decode_json
 
 FILE_FORMATS = {"text", "csv", "json", "parquet", "orc", "xml", "avro", "binaryfile"}
 """Formats of Spark's file source, as the names of sources have them, in lower case."""

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from recovery.base.ids import BatchId
+from recovery.base.untrusted_paths import checked_name
 from recovery.checkpoint.needed import Chain, StoreFiles, is_version, needed_chain, store_files
 from recovery.checkpoint.rows import HeldFile
 from recovery.errors import SparkCheckpointError, UnsupportedPlanError
-from recovery.ids import BatchId
-from recovery.untrusted_paths import checked_name
 
 SHARED = ("SSTs", "logs")
 """Directories of a RocksDB store whose files are named in its .zip files."""

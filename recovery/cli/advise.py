@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
+from recovery.base.clock import SystemClock
+from recovery.base.printable import one_line
 from recovery.cli.common import INTERVAL, directory_argument, json_option, print_json, say, style, table
-from recovery.clock import SystemClock
 from recovery.planning.advice import Advice, Option, advise, format_share
 from recovery.planning.health import DEFAULTS, format_seconds
-from recovery.printable import one_line
 from recovery.report.facts import Facts, gather, known
 
 

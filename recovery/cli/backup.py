@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from recovery.addresses import local_path
+from recovery.base.addresses import local_path
+from recovery.base.clock import SystemClock
+from recovery.base.printable import one_line
+from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import (
     INTERVAL,
@@ -27,11 +30,8 @@ from recovery.cli.common import (
     umask_option,
 )
 from recovery.cli.signals import StopSignals, answering
-from recovery.clock import SystemClock
 from recovery.errors import BackupTargetError, ConfigurationError, NoBackupError, RecoveryError, StorageError
 from recovery.planning.backups import KeepRule, parse_keep
-from recovery.printable import one_line
-from recovery.wording import counted
 
 if TYPE_CHECKING:
     # With them comes Arrow, which other commands need not wait for.

@@ -10,7 +10,10 @@ from typing import Any, TypeVar
 
 import click
 
-from recovery.addresses import is_cut_off, local_path
+from recovery.base.addresses import is_cut_off, local_path
+from recovery.base.clock import SystemClock
+from recovery.base.printable import one_line
+from recovery.base.wording import counted
 from recovery.checkpoint.places import CheckpointPlace, LocalPlace, is_uri
 from recovery.cli.checkpoint_progress import CheckpointProgress
 from recovery.cli.common import directory_argument, format_size, json_option, print_json, say
@@ -25,13 +28,10 @@ from recovery.cli.native import (
 )
 from recovery.cli.places import directory_and
 from recovery.cli.settings import settings_options
-from recovery.clock import SystemClock
 from recovery.native.exporting import Exported, export
 from recovery.native.held import held_files
 from recovery.native.importing import Imported, import_checkpoint
-from recovery.printable import one_line
-from recovery.state.steps import moment
-from recovery.wording import counted
+from recovery.operational.step_edits import moment
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -145,7 +145,7 @@ def opened(name: str, conf: dict[str, str]) -> Iterator[CheckpointPlace]:
         yield LocalPlace(local_path(name), lambda: token_hex(4))
         return
     with session(conf) as spark:
-        from recovery.spark.hadoop import HadoopPlace
+        from recovery.spark.jvm.hadoop import HadoopPlace
 
         yield HadoopPlace(spark, name, lambda: token_hex(4))
 

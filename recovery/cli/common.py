@@ -19,14 +19,14 @@ from typing import Any, NoReturn, TextIO, TypeVar
 
 import click
 
-from recovery.addresses import local_path
+from recovery.base.addresses import local_path
+from recovery.base.printable import columns, one_line, printable
+from recovery.base.wording import moment_text
 from recovery.config import parse_interval, parse_trigger
-from recovery.durable import PRIVATE, UMASK, replace
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, StorageError
+from recovery.host.durable import PRIVATE, UMASK, replace
+from recovery.host.signals import handled, interrupt
 from recovery.planning.health import format_bytes, parse_targets
-from recovery.printable import columns, one_line, printable
-from recovery.signals import handled, interrupt
-from recovery.wording import moment_text
 
 F = TypeVar("F", bound=Any)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from recovery.cli.common import DIRECTORY, say
-from recovery.durable import make_directories
 from recovery.errors import AlreadyInitializedError
+from recovery.host.durable import make_directories
 
 
 @click.command()

@@ -7,13 +7,13 @@ from secrets import token_hex
 
 import click
 
+from recovery.base.clock import SystemClock
+from recovery.base.printable import one_line
+from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import INTERVAL, format_size, json_option, print_json, say, table, tell_error
 from recovery.cli.restore import MomentType, announcing, plan_facts
-from recovery.clock import SystemClock
 from recovery.planning.going_back import after_text
-from recovery.printable import one_line
-from recovery.wording import counted
 
 SCRATCH = click.Path(exists=True, file_okay=False, writable=True, path_type=Path)
 

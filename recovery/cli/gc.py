@@ -7,18 +7,18 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from recovery.base.clock import CLOCK_STEP, RecoveryClock, SystemClock
+from recovery.base.wording import counted, listed, moment_text
 from recovery.cli.common import INTERVAL, directory_argument, format_size, json_option, print_json, say
-from recovery.clock import CLOCK_STEP, RecoveryClock, SystemClock
 from recovery.errors import RecoveryError
+from recovery.operational.backends.open import open_backend
+from recovery.operational.backends.retry import RetryPolicy
+from recovery.operational.scopes import remove_expired
 from recovery.planning.going_back import check_history, kept_interval_s
 from recovery.planning.resume import common_cuts, plan_resume
 from recovery.planning.retention import collection_floor, shared_history
-from recovery.state.open import open_backend
-from recovery.state.retry import RetryPolicy
-from recovery.state.scopes import remove_expired
-from recovery.storage.files import SCRATCH_NAME, FilePartitions, scan
 from recovery.storage.lock import DirectoryLock
-from recovery.wording import counted, listed, moment_text
+from recovery.storage.sqlite.store import SCRATCH_NAME, FilePartitions, scan
 
 
 @click.command()

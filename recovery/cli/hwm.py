@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
+from recovery.base.wording import counted
 from recovery.cli.common import echo_json, format_time, json_option, print_json, say, table, tell
 from recovery.cli.places import directory_and, open_state, state_options
 from recovery.errors import StateNotFoundError, StateValueError
-from recovery.state.marks import Mark, is_future
-from recovery.state.values import dumps, loads, to_json
-from recovery.wording import counted
+from recovery.operational.marks import Mark, is_future
+from recovery.operational.values import dumps, loads, to_json
 
 # A value may begin with a minus.
 VALUES = {"ignore_unknown_options": True}

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
+from recovery.base.printable import one_line
+from recovery.base.wording import counted
 from recovery.cli.common import DIRECTORY, json_option, print_json, say, umask_option
-from recovery.printable import one_line
 from recovery.storage.initialize import init_partitions
-from recovery.wording import counted
 
 
 @click.command()

@@ -14,8 +14,8 @@ from recovery.cli.common import format_size, print_json, say, table
 from recovery.errors import ConfigurationError, RecoveryError, StateNotFoundError
 from recovery.native.choose import Wanted, choose_operator
 from recovery.native.held import held_operators, held_rows
-from recovery.state.steps import Moment, moment
-from recovery.storage.measures import read_measures
+from recovery.operational.step_edits import Moment, moment
+from recovery.storage.sqlite.measures import read_measures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,7 +63,7 @@ def refused_operator_option(function: F) -> F:
 @contextlib.contextmanager
 def session(conf: Mapping[str, str]) -> Iterator[SparkSession]:
     """A Spark session for one command."""
-    from recovery.spark.session import create_session
+    from recovery.spark.jvm.session import create_session
 
     spark = create_session("recovery checkpoint", conf=conf)
     try:
@@ -136,7 +136,7 @@ def print_state(
         moment(directory, since)
     choose_operator(held_operators(at), Wanted(operator, store, variable, timers), at.epoch)
     with session(conf) as spark:
-        from recovery.spark.native_state import native_state, of_key, rows_as_json
+        from recovery.spark.sources.native_state import native_state, of_key, rows_as_json
 
         frame = native_state(
             spark, directory, operator=operator, epoch=at.epoch, store=store, variable=variable, since=since,

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from recovery.base.printable import one_line
+from recovery.base.wording import counted
 from recovery.cli.common import print_json, tell
 from recovery.cli.places import chosen_backend
 from recovery.config import RecoveryConfig, format_interval
-from recovery.printable import one_line
-from recovery.state.runs import RUNNING, NodeRun
-from recovery.wording import counted
+from recovery.operational.runs import RUNNING, NodeRun
 
 if TYPE_CHECKING:
     from recovery.pipeline import Pipeline
@@ -29,7 +29,7 @@ def run_nodes(
     as_json: bool,
 ) -> None:
     """Run a pipeline; a line for every node goes to standard error, or a JSON document to standard output."""
-    from recovery.spark.pipeline import run_pipeline
+    from recovery.spark.pipelines.run import run_pipeline
 
     place = chosen_backend()
     if config is None:

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import click
 
-from recovery.addresses import local_path
-from recovery.state.manager import StateManager
-from recovery.state.objects import is_uri
-from recovery.state.open import VARIABLE
+from recovery.base.addresses import local_path
+from recovery.operational.backends.objects import is_uri
+from recovery.operational.backends.open import VARIABLE
+from recovery.operational.manager import StateManager
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from recovery.base.printable import one_line
 from recovery.cli.common import (
     directory_argument,
     format_time,
@@ -23,8 +24,7 @@ from recovery.errors import RecoveryError
 from recovery.planning.explain import Explanation, explain
 from recovery.planning.going_back import after_text, discarded
 from recovery.planning.resume import ResumePlan, plan_resume
-from recovery.printable import one_line
-from recovery.storage.files import scan
+from recovery.storage.sqlite.store import scan
 
 
 @click.command()

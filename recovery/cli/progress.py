@@ -12,18 +12,18 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from recovery.base.printable import fitted, one_line
+from recovery.base.wording import counted
 from recovery.cli.common import format_time, tell
 from recovery.config import format_interval
+from recovery.host.signals import again
 from recovery.planning.going_back import after_text
 from recovery.planning.health import DEFAULTS
-from recovery.printable import fitted, one_line
-from recovery.signals import again
-from recovery.wording import counted
 
 if TYPE_CHECKING:
+    from recovery.epochs.closer import EpochClosed
     from recovery.planning.resume import ResumePlan
-    from recovery.spark.closing import EpochClosed
-    from recovery.spark.events import BatchDone, Event, InputCounted, Resumed, RunSummary, Stopping
+    from recovery.spark.run.events import BatchDone, Event, InputCounted, Resumed, RunSummary, Stopping
 
 CLEAR = "\r\x1b[K"
 """Brings a terminal to the start of the line, and empties it."""

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from recovery.base.clock import SystemClock
+from recovery.base.printable import one_line
 from recovery.cli.common import (
     DIRECTORY,
     INTERVAL,
@@ -19,11 +21,9 @@ from recovery.cli.common import (
     threshold_option,
     write_whole,
 )
-from recovery.clock import SystemClock
 from recovery.errors import ConfigurationError
 from recovery.planning.advice import advise
 from recovery.planning.health import parse_targets
-from recovery.printable import one_line
 from recovery.report.facts import gather, known, largest
 
 

@@ -28,10 +28,10 @@ from recovery.cli.progress import Progress, summary_text
 from recovery.cli.settings import settings_options
 from recovery.config import AVAILABLE_NOW, DEFAULT_MASTER, RecoveryConfig
 from recovery.errors import HistoryLossError
-from recovery.signals import end_now, handle, is_main_thread
+from recovery.host.signals import end_now, handle, is_main_thread
 
 if TYPE_CHECKING:
-    from recovery.spark.events import RunSummary
+    from recovery.spark.run.events import RunSummary
 
 T = TypeVar("T")
 WITH_DIRECTORY = (
@@ -143,10 +143,10 @@ def run(
         )
     else:
         _refuse_directory_options(click.get_current_context())
-    from recovery.loader import import_paths, load
+    from recovery.cli.flow_loader import import_paths, load
     from recovery.pipeline import Pipeline
-    from recovery.runner import run as run_flow
-    from recovery.spark.session import prepare_environment
+    from recovery.spark.jvm.session import prepare_environment
+    from recovery.spark.run.blocking import run as run_flow
 
     prepare_environment(*import_paths(target))
     flow = load(target)

@@ -10,7 +10,7 @@ import click
 
 from recovery.cli.common import DIRECTORY
 from recovery.errors import ConfigurationError
-from recovery.properties import parse_properties, read_properties
+from recovery.host.properties import parse_properties, read_properties
 
 F = TypeVar("F", bound=Any)
 

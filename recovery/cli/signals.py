@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
-from recovery.signals import STOPPING, again, end_now, handle, handled
+from recovery.host.signals import STOPPING, again, end_now, handle, handled
 
 LONGEST_WAIT_S = 1e9
 """The system takes no longer time."""

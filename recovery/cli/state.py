@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from recovery.base.printable import one_line, printable
 from recovery.cli.common import echo_json, format_time, json_option, print_json, say, table
 from recovery.cli.hwm import VALUES
 from recovery.cli.native import (
@@ -41,11 +42,10 @@ from recovery.cli.state_common import (
 from recovery.cli.state_files import export, import_, migrate_
 from recovery.cli.state_transfer import copy, move
 from recovery.errors import StateNotFoundError
-from recovery.printable import one_line, printable
-from recovery.state.objects import is_uri
-from recovery.state.steps import moment
-from recovery.state.targets import REMOVED, Steps, merge, missing, unknown_step
-from recovery.state.values import parse_json
+from recovery.operational.backends.objects import is_uri
+from recovery.operational.step_edits import moment
+from recovery.operational.targets import REMOVED, Steps, merge, missing, unknown_step
+from recovery.operational.values import parse_json
 
 F = TypeVar("F", bound=Callable[..., Any])
 

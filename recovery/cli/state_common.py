@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 
 import click
 
-from recovery.addresses import local_path
+from recovery.base.addresses import local_path
+from recovery.base.clock import SystemClock
+from recovery.base.printable import one_line
 from recovery.cli.common import json_option, print_json, say
 from recovery.cli.native import refused_operator_option
 from recovery.cli.places import directory_and, open_state, state_options
-from recovery.clock import SystemClock
 from recovery.errors import ConfigurationError, CorruptStateError, StateValueError
-from recovery.printable import one_line
-from recovery.state.targets import Documents, Name, Steps, Target, unknown_step
-from recovery.state.values import parse_json
+from recovery.operational.targets import Documents, Name, Steps, Target, unknown_step
+from recovery.operational.values import parse_json
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
-from recovery.addresses import local_path
+from recovery.base.addresses import local_path
+from recovery.base.clock import SystemClock
+from recovery.base.wording import counted
 from recovery.cli.common import echo_json, json_option, write_whole
 from recovery.cli.places import directory_and, state_options
 from recovery.cli.state_common import (
@@ -25,15 +27,13 @@ from recovery.cli.state_common import (
     shown,
     told_of,
 )
-from recovery.clock import SystemClock
 from recovery.errors import CorruptStateError
-from recovery.state import marks
-from recovery.state.exports import Exported, export_lines, read_export
-from recovery.state.migrate import migrate
-from recovery.state.open import open_backend
-from recovery.state.retry import RetryPolicy
-from recovery.state.targets import Documents, Name, Steps, Target, Timed, check_content, unknown_step
-from recovery.wording import counted
+from recovery.operational import marks
+from recovery.operational.backends.migrate import migrate
+from recovery.operational.backends.open import open_backend
+from recovery.operational.backends.retry import RetryPolicy
+from recovery.operational.exports import Exported, export_lines, read_export
+from recovery.operational.targets import Documents, Name, Steps, Target, Timed, check_content, unknown_step
 
 
 @click.command()

@@ -10,7 +10,7 @@ import click
 from recovery.cli.places import directory_and
 from recovery.cli.state_common import Where, ask, ask_of_new_steps, done, shown, writing_options
 from recovery.errors import ConfigurationError, StateNotFoundError
-from recovery.state.targets import REMOVED, Entry, Name, Timed, missing
+from recovery.operational.targets import REMOVED, Entry, Name, Timed, missing
 
 F = TypeVar("F", bound=Callable[..., Any])
 

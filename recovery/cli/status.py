@@ -8,6 +8,9 @@ from typing import Any
 
 import click
 
+from recovery.base.clock import SystemClock
+from recovery.base.printable import one_line
+from recovery.base.wording import listed
 from recovery.cli.common import (
     directory_argument,
     format_size,
@@ -20,22 +23,19 @@ from recovery.cli.common import (
     threshold_option,
 )
 from recovery.cli.native import operators_at, operators_text
-from recovery.clock import SystemClock
 from recovery.config import format_interval
 from recovery.errors import EpochNotHeldError, RecoveryError, StorageError, with_path
+from recovery.host.processes import describe_holder
+from recovery.operational.step_edits import moment
 from recovery.planning.going_back import after_text
 from recovery.planning.health import Finding, Level, parse_targets, worst
 from recovery.planning.measures import StepSize, measure_json
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
-from recovery.printable import one_line
-from recovery.processes import describe_holder
 from recovery.report.facts import Facts, gather
-from recovery.state.steps import moment
-from recovery.storage.files import log_bytes, step_names
 from recovery.storage.lock import lock_holder
 from recovery.storage.seam import RESERVED_PREFIX
-from recovery.wording import listed
+from recovery.storage.sqlite.store import log_bytes, step_names
 
 READ_ATTEMPTS = 5
 

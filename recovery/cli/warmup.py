@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import click
 
+from recovery.base.printable import one_line
 from recovery.cli.common import format_size, json_option, print_json, say
-from recovery.printable import one_line
 
 
 @click.command()
@@ -21,9 +21,9 @@ def warmup(remove: bool, as_json: bool) -> None:
     maps them; with Java 25 or newer also what Java learnt about them meanwhile, so that the first minutes are faster.
     One to two minutes. After an update of Java or Spark the file is not used any more: call it again.
     """
-    from recovery.spark.classes import make_archive, remove_archives
-    from recovery.spark.java import java_home
-    from recovery.spark.session import prepare_environment
+    from recovery.spark.jvm.class_archive import make_archive, remove_archives
+    from recovery.spark.jvm.java import java_home
+    from recovery.spark.jvm.session import prepare_environment
 
     if remove:
         removed = remove_archives()

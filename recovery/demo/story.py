@@ -16,10 +16,10 @@ import msgspec
 
 from recovery.demo.flights import add_plainly, read_flights
 from recovery.demo.flow import Delays
-from recovery.durable import open_own
 from recovery.errors import FlowFailedError
-from recovery.storage.files import read_step, scan
+from recovery.host.durable import open_own
 from recovery.storage.initialize import init_partitions
+from recovery.storage.sqlite.store import read_step, scan
 
 PARTITIONS = 2
 Say = Callable[[str], None]

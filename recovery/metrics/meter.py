@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from recovery.clock import Clock
-from recovery.ids import BatchId, Epoch
+from recovery.base.clock import Clock
+from recovery.base.ids import BatchId, Epoch
 from recovery.metrics.memory import Memory, measure_memory
 from recovery.planning.health import Finding, Target, of_epoch
 from recovery.planning.measures import ClosedPartition, Measure, measure_json, summed

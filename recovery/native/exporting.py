@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from recovery.base.ids import BatchId
 from recovery.checkpoint.operators import NativeOperator, operators_of
 from recovery.checkpoint.places import CheckpointPlace, Observer, ignore
-from recovery.ids import BatchId
 from recovery.native.held import materialise
-from recovery.state.steps import moment
+from recovery.operational.step_edits import moment
 from recovery.storage.verify import check_all
 
 

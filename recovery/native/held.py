@@ -10,9 +10,9 @@ from recovery.checkpoint.places import Observer, Progressed, ignore, storage_err
 from recovery.checkpoint.restore import Restored, restore
 from recovery.checkpoint.rows import CHECKPOINT_STEP, Content, file_of, row_objection
 from recovery.errors import CorruptPartitionError, EpochNotHeldError, SparkCheckpointError
+from recovery.operational.step_edits import Moment
 from recovery.planning.measures import Measure, operator_rows
-from recovery.state.steps import Moment
-from recovery.storage.files import scan
+from recovery.storage.sqlite.store import scan
 
 
 def held_files(at: Moment) -> dict[str, int]:

@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from recovery.base.clock import Clock
+from recovery.base.ids import BatchId, Epoch
 from recovery.checkpoint.capture import Captured
 from recovery.checkpoint.operators import NativeOperator, missing_store, operators_of
 from recovery.checkpoint.places import (
@@ -28,14 +30,12 @@ from recovery.checkpoint.places import (
 from recovery.checkpoint.position import missing_entry, position_files
 from recovery.checkpoint.rows import CHECKPOINT_STEP, Content, held_file, row_objection
 from recovery.checkpoint.state_files import StateFiles
-from recovery.clock import Clock
 from recovery.errors import AlreadyInitializedError, ConfigurationError, SparkCheckpointError, StorageError
-from recovery.ids import BatchId, Epoch
+from recovery.operational.step_edits import check_whole, close_audited
 from recovery.planning.going_back import kept_interval_s
 from recovery.planning.resume import ResumePlan, plan_resume
-from recovery.state.steps import check_whole, close_audited
-from recovery.storage.files import SCRATCH_NAME, scan
 from recovery.storage.lock import DirectoryLock
+from recovery.storage.sqlite.store import SCRATCH_NAME, scan
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from recovery.base.wording import counted
 from recovery.config import format_interval
 from recovery.planning.health import format_bytes, format_seconds
 from recovery.planning.measures import Measure
-from recovery.wording import counted
 
 NEEDED_EPOCHS = 3
 RECENT = 100

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from recovery.base.ids import NO_EPOCH, Epoch
+from recovery.base.wording import counted
 from recovery.config import format_interval
 from recovery.errors import LinkedPartitionError
-from recovery.ids import NO_EPOCH, Epoch
 from recovery.planning.resume import Cut, common_cuts, cut_off
 from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
-from recovery.wording import counted
 
 ShowTime = Callable[[int], str]
 """How a moment, in milliseconds since 1970, is written for people."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from recovery.base.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, ExecutionNumber
+from recovery.base.wording import counted, listed
 from recovery.config import format_interval
 from recovery.errors import ConfigurationError, HistoryLossError, RewindRepeatedError
-from recovery.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, ExecutionNumber
 from recovery.planning.resume import BEGINNING, Cut, ResumePlan
 from recovery.planning.values import ClosedEpoch, PartitionDescription
-from recovery.wording import counted, listed
 
 When = Callable[[int], str]
 """How a moment is shown."""

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from recovery.ids import Epoch, Lease
+from recovery.base.ids import Epoch, Lease
 from recovery.planning.timeline import timeline
 from recovery.planning.values import ClosedEpoch, Execution
 

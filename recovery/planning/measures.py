@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from recovery.base.untrusted_json import Moment, Number, Real, Refusal, decode_json
 from recovery.planning.timeline import timeline
 from recovery.planning.values import ClosedEpoch, Execution
-from recovery.untrusted_json import Moment, Number, Real, Refusal, decode_json
 
 NEWEST = 1_000
 

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from recovery.base.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, ExecutionNumber
+from recovery.base.wording import counted, listed
 from recovery.config import format_interval
 from recovery.errors import (
     DuplicatePartitionError,
@@ -23,9 +25,7 @@ from recovery.errors import (
     MissingPartitionsError,
     NoPartitionsError,
 )
-from recovery.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, ExecutionNumber
 from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
-from recovery.wording import counted, listed
 
 Cut = tuple[Epoch, str, BatchId]
 BEGINNING: Cut = (NO_EPOCH, "", NO_BATCH)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from recovery.ids import NO_EPOCH, Epoch
+from recovery.base.ids import NO_EPOCH, Epoch
 from recovery.planning.values import PartitionDescription
 
 

@@ -11,10 +11,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery.declaration import Declaration, Form, misfits
+from recovery.base.ids import StepId
 from recovery.errors import CorruptPartitionError, StepChangedError, UnknownStepError
-from recovery.ids import StepId
 from recovery.planning.values import Convert, StepEdit
+from recovery.values.declaration import Declaration, Form, misfits
 
 Misread = Callable[[StepId, StepId], str | None]
 """Given the step that holds states and the step of the flow that is to go on with them: the first of them that it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recovery.ids import NO_EPOCH, Epoch, Lease
+from recovery.base.ids import NO_EPOCH, Epoch, Lease
 from recovery.planning.values import ClosedEpoch, Execution
 
 

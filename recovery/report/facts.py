@@ -11,16 +11,16 @@ from recovery.backup.note import LastBackup, last_backup
 from recovery.checkpoint.rows import CHECKPOINT_STEP
 from recovery.errors import RecoveryError
 from recovery.native.held import held_operators, held_rows
+from recovery.operational.step_edits import moment
 from recovery.planning.advice import Known
 from recovery.planning.health import Finding, Target, findings, unsaved_s
 from recovery.planning.measures import Measure, StepSize, summed
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
-from recovery.state.steps import moment
-from recovery.storage.files import scan
 from recovery.storage.lock import lock_holder
-from recovery.storage.measures import largest_states, read_measures, sizes_in
 from recovery.storage.seam import RESERVED_PREFIX
+from recovery.storage.sqlite.measures import largest_states, read_measures, sizes_in
+from recovery.storage.sqlite.store import scan
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from importlib.resources import files
 
+from recovery.base.ids import Epoch
+from recovery.base.wording import counted, moment_text, short_moment_text
 from recovery.config import format_interval
 from recovery.errors import with_path
-from recovery.ids import Epoch
 from recovery.planning.advice import Advice
 from recovery.planning.explain import Role, explain
 from recovery.planning.going_back import after_text
@@ -20,7 +21,6 @@ from recovery.planning.values import ClosedEpoch
 from recovery.report.charts import Bar, Limit, Link, Point, lane_chart, line_chart, meter, share_bar
 from recovery.report.facts import Facts
 from recovery.report.text import escaped, format_count, shortened
-from recovery.wording import counted, moment_text, short_moment_text
 
 RESERVED = "$"
 SHOWN_PARTITIONS = 64

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from recovery.addresses import local_path
+from recovery.base.addresses import local_path
 from recovery.errors import ConfigurationError
 from recovery.planning.resume import plan_resume
 from recovery.sinks.plain import DiscardSink
 from recovery.sinks.protocol import EpochOutput, Resume
-from recovery.storage.files import scan
+from recovery.storage.sqlite.store import scan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

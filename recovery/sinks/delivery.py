@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recovery import faults
+from recovery.base import faults
+from recovery.base.ids import BatchId, Epoch, StepId
+from recovery.base.tracebacks import essence_of
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, SinkFailedError, StorageError
-from recovery.ids import BatchId, Epoch, StepId
 from recovery.sinks.files import FileSink
 from recovery.sinks.plain import DiscardSink
 from recovery.sinks.protocol import BATCH_BEING_WRITTEN, BatchContext, EpochOutput, Resume
-from recovery.tracebacks import essence_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -10,7 +10,7 @@ import stat
 import sys
 from pathlib import Path
 
-from recovery.durable import UMASK, create, open_own, read_regular, sync
+from recovery.host.durable import UMASK, create, open_own, read_regular, sync
 
 
 class Disk:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from recovery.addresses import looks_like_address
+from recovery.base.addresses import looks_like_address
 from recovery.errors import ConfigurationError
 from recovery.sinks.disk import Disk
 from recovery.sinks.manifest import Entry

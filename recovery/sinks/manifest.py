@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
+from recovery.base.untrusted_json import Count, Number, decode_json
+from recovery.base.untrusted_paths import name_objection
 from recovery.errors import OutputMismatchError, shown
 from recovery.sinks.protocol import Resume
-from recovery.untrusted_json import Count, Number, decode_json
-from recovery.untrusted_paths import name_objection
 
 VERSION = 1
 VISIBLE_NAME = re.compile(r"epoch-\d{8,}-[0-9a-f]+-\d{8,}-\d{5,}\.[\w.]+")

@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery import faults
+from recovery.base import faults
 from recovery.errors import LeaseLostError, OutputMismatchError, StorageError
 from recovery.sinks.disk import Disk
 from recovery.sinks.manifest import (

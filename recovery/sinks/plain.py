@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recovery.printable import one_line
+from recovery.base.printable import one_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -21,8 +21,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from recovery.base.ids import BatchId, Epoch, Lease
 from recovery.errors import ConfigurationError
-from recovery.ids import BatchId, Epoch, Lease
 from recovery.planning.timeline import TimelinePart
 
 if TYPE_CHECKING:

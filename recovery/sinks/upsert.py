@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from recovery import faults
+from recovery.base import faults
 from recovery.errors import (
     ConfigurationError,
     FlowFailedError,

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import apsw
 
-from recovery.durable import create, sync
+from recovery.base.ids import Epoch
 from recovery.errors import CorruptPartitionError, RecoveryError
-from recovery.ids import Epoch
+from recovery.host.durable import create, sync
 from recovery.planning.values import PartitionDescription
-from recovery.storage.beginning import BEGINNING
-from recovery.storage.digests import MODULUS, load_digests
-from recovery.storage.partition import describe, rewind
-from recovery.storage.schema import (
+from recovery.storage.sqlite.beginning import BEGINNING
+from recovery.storage.sqlite.digests import MODULUS, load_digests
+from recovery.storage.sqlite.partition import describe, rewind
+from recovery.storage.sqlite.schema import (
     beside,
     connect,
     has_beginning,

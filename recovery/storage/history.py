@@ -9,14 +9,14 @@ from pathlib import Path
 
 import apsw
 
+from recovery.base.ids import NO_EPOCH
+from recovery.base.wording import counted, were
 from recovery.errors import CorruptPartitionError, EpochNotHeldError
-from recovery.ids import NO_EPOCH
 from recovery.planning.resume import BEGINNING, Cut
-from recovery.storage.digests import SNAPS_DIGEST, load_digests
-from recovery.storage.log import overlaid
-from recovery.storage.measures import counted_rows
-from recovery.storage.schema import read_partition, reading, rows, snapshot, translated
-from recovery.wording import counted, were
+from recovery.storage.sqlite.digests import SNAPS_DIGEST, load_digests
+from recovery.storage.sqlite.epoch_log import overlaid
+from recovery.storage.sqlite.measures import counted_rows
+from recovery.storage.sqlite.schema import read_partition, reading, rows, snapshot, translated
 
 # A row that was written by then, or what the first successor after it replaced, if that was written by then. When that
 # was is only known of rows that match their digest.

@@ -11,15 +11,23 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from recovery.addresses import local_path
-from recovery.clock import Clock, SystemClock
-from recovery.durable import PRIVATE, UMASK, Modes, make_directories, sync
+from recovery.base.addresses import local_path
+from recovery.base.clock import Clock, SystemClock
+from recovery.base.ids import PartitionIndex
 from recovery.errors import AlreadyInitializedError, ConfigurationError, DirectoryLockedError, StorageError
-from recovery.ids import PartitionIndex
-from recovery.storage.columns import MAX_PARTITIONS
-from recovery.storage.partition import insert_parts
-from recovery.storage.schema import connect, partition_path, read_partition, rows, transaction, translated, use_log
-from recovery.storage.tables import (
+from recovery.host.durable import PRIVATE, UMASK, Modes, make_directories, sync
+from recovery.storage.sqlite.columns import MAX_PARTITIONS
+from recovery.storage.sqlite.partition import insert_parts
+from recovery.storage.sqlite.schema import (
+    connect,
+    partition_path,
+    read_partition,
+    rows,
+    transaction,
+    translated,
+    use_log,
+)
+from recovery.storage.sqlite.tables import (
     APPLICATION_ID,
     CREATE_BEGINNING,
     CREATE_CHANGES,

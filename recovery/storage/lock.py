@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from recovery.clock import Clock
-from recovery.durable import modes_beside, open_own
+from recovery.base.clock import Clock
 from recovery.errors import DirectoryLockedError, StorageError
-from recovery.processes import as_holder, describe_holder, has_ended
-from recovery.storage.places import Watch
+from recovery.host.durable import modes_beside, open_own
+from recovery.host.processes import as_holder, describe_holder, has_ended
+from recovery.storage.sqlite.watched_files import Watch
 
 LOCK_NAME = "recovery.lock"
 FILE_LOCKS = "recovery-*.lock"

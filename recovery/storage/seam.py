@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from recovery.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
+from recovery.base.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
 from recovery.planning.values import Execution, PartitionDescription, StepEdit
 

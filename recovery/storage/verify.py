@@ -10,22 +10,22 @@ from pathlib import Path
 
 import apsw
 
+from recovery.base.ids import FIRST_EPOCH
+from recovery.base.threads import each
+from recovery.base.wording import counted
 from recovery.checkpoint.rows import CHECKPOINT_STEP, row_objection
 from recovery.errors import CorruptPartitionError
-from recovery.ids import FIRST_EPOCH
 from recovery.planning.measures import StepSize
 from recovery.planning.values import PartitionDescription
-from recovery.storage.beginning import check_beginning
-from recovery.storage.columns import ODD_STATE
-from recovery.storage.digests import SNAPS_DIGEST, SUM_SQL, combine, load_digests, mismatch_text
-from recovery.storage.log import check_chunks, check_log, logged_keys
-from recovery.storage.measures import check_measures, check_sizes
-from recovery.storage.partition import describe
-from recovery.storage.schema import read_partition, rows, snapshot, translated
-from recovery.storage.states import check_states
-from recovery.storage.tables import ROW_BYTES
-from recovery.threads import each
-from recovery.wording import counted
+from recovery.storage.sqlite.beginning import check_beginning
+from recovery.storage.sqlite.columns import ODD_STATE
+from recovery.storage.sqlite.digests import SNAPS_DIGEST, SUM_SQL, combine, load_digests, mismatch_text
+from recovery.storage.sqlite.documents import check_states
+from recovery.storage.sqlite.epoch_log import check_chunks, check_log, logged_keys
+from recovery.storage.sqlite.measures import check_measures, check_sizes
+from recovery.storage.sqlite.partition import describe
+from recovery.storage.sqlite.schema import read_partition, rows, snapshot, translated
+from recovery.storage.sqlite.tables import ROW_BYTES
 
 SNAPS = f"""
 SELECT CAST(step_id AS BLOB), {SUM_SQL}, sum(digest IS NOT {SNAPS_DIGEST}), sum({ODD_STATE}),

@@ -9,8 +9,8 @@ from recovery.backup.make import Made, make_backup
 from recovery.backup.restore import Restored, restore
 from recovery.backup.sources import open_source
 from recovery.backup.target import DirectoryTarget, Target
-from recovery.clock import SystemClock
-from recovery.storage.files import scan
+from recovery.base.clock import SystemClock
+from recovery.storage.sqlite.store import scan
 from tests.stores import Driver, State, problems, state_at
 
 _ids = itertools.count()

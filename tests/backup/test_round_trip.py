@@ -34,10 +34,10 @@ from recovery.errors import (
 )
 from recovery.planning.backups import KeepRule, parse_keep
 from recovery.storage.copies import PinnedPartition
-from recovery.storage.files import scan
-from recovery.storage.partition import describe
-from recovery.storage.schema import read_partition
-from recovery.storage.states import change_states
+from recovery.storage.sqlite.documents import change_states
+from recovery.storage.sqlite.partition import describe
+from recovery.storage.sqlite.schema import read_partition
+from recovery.storage.sqlite.store import scan
 from recovery.storage.verify import PartitionCheck
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
 from tests.stores import Driver, alter, paths_of, run_python
@@ -626,7 +626,7 @@ class TestPlainCopies:
 
     def test_a_live_directory_is_not_a_place_of_copies(self, store, tmp_path):
         """Files that a run has open are not copied with `cp`."""
-        from recovery.clock import SystemClock
+        from recovery.base.clock import SystemClock
         from recovery.storage.lock import DirectoryLock
 
         with (

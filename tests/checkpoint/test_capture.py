@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from recovery.base.ids import BatchId
 from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.restore import restore
 from recovery.checkpoint.rows import CHUNK_BYTES, HeldFile, file_of, held_file, row_keys
 from recovery.errors import CorruptPartitionError, SparkCheckpointError, UnsupportedPlanError
-from recovery.ids import BatchId
 from tests.checkpoint.support import files, log, snapshot_zip, write
 
 

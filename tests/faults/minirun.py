@@ -17,23 +17,24 @@ from typing import NoReturn
 
 import apsw
 
-from recovery import RecoveryConfig, faults
+from recovery import RecoveryConfig
+from recovery.base import faults
+from recovery.base.clock import Clock, SystemClock
+from recovery.base.ids import BatchId
 from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.restore import restore
 from recovery.checkpoint.rows import CHECKPOINT_STEP
-from recovery.clock import Clock, SystemClock
-from recovery.execution import new_execution
-from recovery.ids import BatchId
-from recovery.keys import partition_of
+from recovery.epochs.closer import DECLARATIONS_STEP, EpochCloser
+from recovery.epochs.execution import new_execution
 from recovery.planning.steps import StepPlan
 from recovery.sinks import DiscardSink
 from recovery.sinks.delivery import Delivery
-from recovery.spark.closing import DECLARATIONS_STEP, EpochCloser
-from recovery.spark.incremental import FlowLoads
-from recovery.spark.preparing import Prepared
-from recovery.spark.resuming import resume_of_sink
-from recovery.storage.files import connect_task
+from recovery.spark.pipelines.incremental import FlowLoads
+from recovery.spark.run.position import resume_of_sink
+from recovery.spark.run.prepare import Prepared
 from recovery.storage.seam import BatchCount, Changes
+from recovery.storage.sqlite.store import connect_task
+from recovery.values.keys import partition_of
 
 STEP = "totals"
 FLOW = "flow"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from recovery.clock import Uptime
+from recovery.base.clock import Uptime
 from recovery.planning.resume import plan_resume
-from recovery.storage.files import scan
+from recovery.storage.sqlite.store import scan
 from tests.faults.minirun import MiniRun, states, totals
 from tests.stores import problems
 

@@ -19,8 +19,8 @@ from recovery.errors import (
     RecoveryError,
 )
 from recovery.planning.resume import plan_resume
-from recovery.storage.files import scan
 from recovery.storage.initialize import init_partitions
+from recovery.storage.sqlite.store import scan
 from tests.stores import Driver, State, alter, paths_of, problems, state_at
 
 N = 3

@@ -19,19 +19,19 @@ import pytest
 from click.testing import CliRunner
 
 from recovery import StateManager
+from recovery.base.threads import each
 from recovery.checkpoint.restore import restore
 from recovery.checkpoint.source_places import places_of
 from recovery.cli import main
 from recovery.errors import CorruptPartitionError, all_errors
 from recovery.storage.copies import PinnedPartition
-from recovery.storage.files import FilePartitions, scan
 from recovery.storage.history import steps_in
 from recovery.storage.initialize import init_partitions
-from recovery.storage.measures import read_measures, sizes_in
-from recovery.storage.schema import DISTRUST, read_partition, value
-from recovery.storage.states import read_states
+from recovery.storage.sqlite.documents import read_states
+from recovery.storage.sqlite.measures import read_measures, sizes_in
+from recovery.storage.sqlite.schema import DISTRUST, read_partition, value
+from recovery.storage.sqlite.store import FilePartitions, scan
 from recovery.storage.verify import PartitionCheck
-from recovery.threads import each
 from tests.faults import hostile_values
 from tests.hostile import forge, lenient, make_right, put
 from tests.report.support import long_history

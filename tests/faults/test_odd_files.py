@@ -24,9 +24,9 @@ from recovery.errors import (
     UnsupportedVersionError,
 )
 from recovery.planning.resume import plan_resume
-from recovery.storage.files import scan
 from recovery.storage.initialize import init_partitions
-from recovery.storage.tables import SCHEMA_VERSION
+from recovery.storage.sqlite.store import scan
+from recovery.storage.sqlite.tables import SCHEMA_VERSION
 from recovery.storage.verify import PartitionCheck
 from tests.faults.test_copies import contents
 from tests.stores import Driver, State, alter, paths_of, state_at

@@ -13,10 +13,10 @@ from statistics import median
 
 import pytest
 
-from recovery.ids import BatchId
-from recovery.keys import partition_of
-from recovery.storage.files import connect_task, scan
+from recovery.base.ids import BatchId
 from recovery.storage.seam import BatchCount, Changes
+from recovery.storage.sqlite.store import connect_task, scan
+from recovery.values.keys import partition_of
 from tests.faults.minirun import STEP, MiniRun, child, states, wait
 from tests.stores import problems
 

@@ -8,10 +8,10 @@ import sys
 import time
 
 from recovery.cli.progress import Progress, summary_text
+from recovery.epochs.closer import EpochClosed
 from recovery.planning.health import DEFAULTS, of_epoch
 from recovery.planning.measures import Measure
-from recovery.spark.closing import EpochClosed
-from recovery.spark.events import BatchDone, InputCounted, RunSummary, Stopping
+from recovery.spark.run.events import BatchDone, InputCounted, RunSummary, Stopping
 
 
 def closed(epoch, snapshot_s):

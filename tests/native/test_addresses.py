@@ -13,7 +13,7 @@ from py4j.protocol import Py4JError
 
 from recovery.cli import main
 from recovery.errors import StorageError
-from recovery.spark.hadoop import HadoopPlace
+from recovery.spark.jvm.hadoop import HadoopPlace
 from tests.native.support import place, write_job
 
 

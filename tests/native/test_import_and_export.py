@@ -11,9 +11,9 @@ import signal
 import pytest
 from click.testing import CliRunner
 
+from recovery.base.clock import SystemClock
 from recovery.checkpoint.places import LocalPlace, Progressed
 from recovery.cli import main
-from recovery.clock import SystemClock
 from recovery.errors import (
     AlreadyInitializedError,
     ConfigurationError,
@@ -28,10 +28,10 @@ from recovery.errors import (
 )
 from recovery.native.exporting import export
 from recovery.native.importing import import_checkpoint
+from recovery.operational.step_edits import edit_states, moment
 from recovery.planning.resume import plan_resume
-from recovery.state.steps import edit_states, moment
-from recovery.storage.files import scan
 from recovery.storage.lock import DirectoryLock
+from recovery.storage.sqlite.store import scan
 from tests.checkpoint.support import write
 from tests.faults.minirun import child, die_at, wait
 from tests.native.support import held, job, place, write_job

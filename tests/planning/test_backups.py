@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recovery.base.ids import Lease
 from recovery.errors import (
     ConfigurationError,
     EpochNotHeldError,
@@ -18,7 +19,6 @@ from recovery.errors import (
     InconsistentPartitionsError,
     MissingPartitionsError,
 )
-from recovery.ids import Lease
 from recovery.planning.backups import Copy, KeepRule, backups_to_keep, parse_keep, plan_restore
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 

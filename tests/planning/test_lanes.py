@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.ids import Lease
+from recovery.base.ids import Lease
 from recovery.planning.lanes import lanes
 from recovery.planning.values import ClosedEpoch, Execution
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recovery.base.ids import Lease
 from recovery.errors import (
     CorruptPartitionError,
     DuplicatePartitionError,
@@ -23,7 +24,6 @@ from recovery.errors import (
     RecoveryError,
     StorageError,
 )
-from recovery.ids import Lease
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
 

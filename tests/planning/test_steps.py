@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from recovery.declaration import Declaration
 from recovery.errors import CorruptPartitionError, StepChangedError, UnknownStepError
 from recovery.planning.steps import FlowStep, StepChoices, plan_steps
 from recovery.planning.values import StepEdit
+from recovery.values.declaration import Declaration
 
 HERE = Path("db")
 WORD = (("word", "string"),)

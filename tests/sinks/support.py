@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recovery.ids import Lease
+from recovery.base.ids import Lease
 from recovery.planning.timeline import TimelinePart
 from recovery.sinks.disk import Disk
 from recovery.sinks.output import OutputDirectory

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from recovery.base.ids import Lease
 from recovery.errors import ConfigurationError, FlowFailedError, SinkFailedError, StorageError
-from recovery.ids import Lease
 from recovery.sinks.delivery import NOTE_KEY, SINK_STEP, Delivery
 from recovery.sinks.protocol import BatchContext, EpochOutput, EpochSink, Resume, current_batch
 

@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from recovery.base.ids import Lease
 from recovery.errors import (
     ConfigurationError,
     FlowFailedError,
@@ -24,7 +25,6 @@ from recovery.errors import (
     RecoveryError,
     SinkFailedError,
 )
-from recovery.ids import Lease
 from recovery.sinks.protocol import EpochOutput
 from recovery.sinks.upsert import UpsertSink
 from tests.sinks.memory_disk import Killed

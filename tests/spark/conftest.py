@@ -13,7 +13,7 @@ from tests.spark.support import Feed
 @pytest.fixture(scope="session")
 def spark():
     """local[2,4]: two tasks at a time, and a failed task is tried again, which plain local[2] never does."""
-    from recovery.spark.session import create_session, prepare_environment
+    from recovery.spark.jvm.session import create_session, prepare_environment
     from tests.spark.support import ROOT
 
     prepare_environment(str(ROOT))
@@ -25,7 +25,7 @@ def spark():
 @pytest.fixture(autouse=True)
 def exchanged(request, monkeypatch):
     """In every other test, drawn by lot, no micro-batch counts as small, and in others none as one for the driver."""
-    from recovery.spark import gathering, merging
+    from recovery.spark.tuning import gathering, merging
 
     lot = random.Random(f"{request.node.nodeid} {os.environ.get('RECOVERY_TEST_SEED')}")
     for module in (gathering, merging):

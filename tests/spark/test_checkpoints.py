@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 import recovery
 from recovery import RecoveryConfig, init_partitions, start
+from recovery.base.clock import SystemClock
 from recovery.checkpoint.places import LocalPlace
 from recovery.cli import main
-from recovery.clock import SystemClock
 from recovery.errors import SparkCheckpointError
 from recovery.native.exporting import export
 from recovery.native.importing import import_checkpoint
@@ -260,7 +260,7 @@ def command(*arguments):
 
 def test_another_file_system(spark, tmp_path):
     """A checkpoint is exported to a URI and imported from it, through Hadoop: what is there afterwards is the same."""
-    from recovery.spark.hadoop import HadoopPlace
+    from recovery.spark.jvm.hadoop import HadoopPlace
     from tests.native.support import held, job, write_job
 
     write_job(tmp_path / "job", batch=3)

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from recovery import init_partitions
+from recovery.base.faults import VARIABLE
 from recovery.demo.flights import add_plainly, read_flights
 from recovery.demo.flow import Delays
-from recovery.faults import VARIABLE
-from recovery.storage.files import scan
+from recovery.storage.sqlite.store import scan
 from tests.spark.support import ROOT, states
 
 FLOW = ROOT / "tests" / "flows" / "totals.py"

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import functions as F
 
 from recovery import DiscardSink, RecoveryConfig, init_partitions, start
-from recovery.spark import closing
-from recovery.storage.files import read_step
+from recovery.epochs import closer as closing
+from recovery.storage.sqlite.store import read_step
 from tests.spark.support import add_up, run_to_end, set_to, states, totals_step
 from tests.stores import paths_of, problems, query
 
@@ -189,10 +189,10 @@ def test_chained_steps(spark, feed, tmp_path):
 def test_late_tasks_are_refused(spark, feed, tmp_path):
     """A task that still runs when its query has been stopped leaves nothing in the next run's state."""
     from recovery import LeaseLostError
-    from recovery.ids import BatchId, PartitionIndex, StepId
-    from recovery.storage import files as files_module
-    from recovery.storage.files import connect_task
+    from recovery.base.ids import BatchId, PartitionIndex, StepId
     from recovery.storage.seam import BatchCount, Changes
+    from recovery.storage.sqlite import store as files_module
+    from recovery.storage.sqlite.store import connect_task
 
     addresses = []
     original = files_module.FilePartitions.address
@@ -227,7 +227,7 @@ def test_large_batches_are_chunked(spark, feed, tmp_path, monkeypatch):
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
 
     def small(key, rows, state):
-        import recovery.spark.worker as worker
+        import recovery.spark.tasks.step_task as worker
 
         worker.CHUNK_ROWS, worker.SPOOL_BYTES = 250, 2000
         yield from add_up(key, rows, state)

@@ -11,8 +11,8 @@ from pyspark.sql import functions as F
 
 from recovery import RecoveryConfig, aggregate, init_partitions, start, stateful
 from recovery.aggregates import count, sum_
-from recovery.keys import encode_key, partition_of
-from recovery.spark import gathering
+from recovery.spark.tuning import gathering
+from recovery.values.keys import encode_key, partition_of
 from tests.spark.support import ODD_KEYS, add_up, run_to_end, states, totals_step
 from tests.stores import paths_of
 from tests.stores import query as query_file

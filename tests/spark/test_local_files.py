@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recovery.spark.local_files import LOCAL, OURS, SPARKS
+from recovery.spark.jvm.local_files import LOCAL, OURS, SPARKS
 
 
 @pytest.fixture

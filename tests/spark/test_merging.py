@@ -24,7 +24,7 @@ from recovery import (
     start,
 )
 from recovery.aggregates import collect, count, last, max_, mean, sum_, top_k
-from recovery.spark import gathering, merging
+from recovery.spark.tuning import gathering, merging
 from tests.spark.support import ODD_KEYS, ROOT, Feed, run_to_end, set_to, states, totals_step
 
 
@@ -136,7 +136,7 @@ def workers(batch, number):
     own = {str(os.getpid())}
     while more := {pid for pid, parent, _ in processes if parent in own} - own:
         own |= more
-    started = any(pid in own and "-m recovery.spark.daemon" in words for pid, _, words in processes)
+    started = any(pid in own and "-m recovery.spark.jvm.daemon" in words for pid, _, words in processes)
     print("rows", sorted(map(tuple, batch.collect())), started)
 
 def killed(batch, number):

@@ -21,8 +21,8 @@ from recovery import (
     init_partitions,
     start,
 )
-from recovery.spark.plan import FORMAT_SETTING
-from recovery.storage.files import scan
+from recovery.spark.planner.bind import FORMAT_SETTING
+from recovery.storage.sqlite.store import scan
 from tests.flows.native import (
     EVENTS,
     STORES,

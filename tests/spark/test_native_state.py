@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 import recovery
 from recovery.cli import main
-from recovery.spark.formats import register
+from recovery.spark.sources.formats import register
 from tests.flows.native import STORES, events, join, timers, tumbling, write_events
 from tests.spark.support import run_to_end, set_to
 from tests.spark.test_checkpoints import command

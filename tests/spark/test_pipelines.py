@@ -25,9 +25,9 @@ from recovery import (
     init_partitions,
     run_pipeline,
 )
-from recovery.state.epochs import EpochWriter
+from recovery.epochs.writer import EpochWriter
+from tests.operational.support import IMPATIENT, SetClock
 from tests.spark.support import ROOT, run_to_end, totals_step
-from tests.state.support import IMPATIENT, SetClock
 
 MOMENT = datetime(2024, 5, 1, 12, tzinfo=UTC)
 

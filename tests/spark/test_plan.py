@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from recovery import UnsupportedPlanError
-from recovery.spark.nodes import children, walk, with_children
-from recovery.spark.plan import _frame, bind
+from recovery.spark.jvm.plan_nodes import children, walk, with_children
+from recovery.spark.planner.bind import _frame, bind
 from tests.spark.support import totals_step
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from recovery import init_partitions
-from recovery.private import PREFIX
+from recovery.host.private import PREFIX
 from tests.spark.support import ROOT
 
 FLOWS = ROOT / "tests" / "flows"

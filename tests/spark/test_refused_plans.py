@@ -24,7 +24,7 @@ from recovery import (
     stateful_arrow,
 )
 from recovery.aggregates import count, last
-from recovery.spark.plan import bind
+from recovery.spark.planner.bind import bind
 from tests.spark.support import run_to_end, set_to, totals_step
 
 

@@ -13,8 +13,8 @@ from pyspark.sql import types as T
 
 from recovery import FileSink, aggregate, stateful
 from recovery.aggregates import count
-from recovery.spark import row_width
-from recovery.spark.row_width import LIMIT, UNLIMITED
+from recovery.spark.tuning import row_width
+from recovery.spark.tuning.row_width import LIMIT, UNLIMITED
 from tests.spark.support import run_to_end, set_to, states, totals_step
 
 

@@ -18,11 +18,11 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 import recovery
 from recovery import ConfigurationError
+from recovery.cli.flow_loader import import_paths
 from recovery.errors import SparkUnavailableError
-from recovery.loader import import_paths
-from recovery.spark.java import _bundled_java, java_home
-from recovery.spark.launch_jvm import ErrorOutput, reason_in
-from recovery.spark.session import _daemon, check_master, prepare_environment
+from recovery.spark.jvm.java import _bundled_java, java_home
+from recovery.spark.jvm.launch import ErrorOutput, reason_in
+from recovery.spark.jvm.session import _daemon, check_master, prepare_environment
 
 ROOT = str(Path(recovery.__file__).resolve().parents[1])
 
@@ -80,7 +80,7 @@ def test_workers_run_this_python(environment):
     """Unless the user says otherwise; our daemon is for this one, in which it is installed."""
     prepare_environment()
     assert environment["PYSPARK_PYTHON"] == sys.executable
-    assert _daemon() == {"spark.python.daemon.module": "recovery.spark.daemon"}
+    assert _daemon() == {"spark.python.daemon.module": "recovery.spark.jvm.daemon"}
     environment["PYSPARK_PYTHON"] = "/opt/other/python"
     prepare_environment()
     assert environment["PYSPARK_PYTHON"] == "/opt/other/python"
@@ -240,7 +240,7 @@ def test_no_java_at_all(environment, monkeypatch, tmp_path):
 LEFT = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from recovery.spark import session
+from recovery.spark.jvm import session
 
 def children():
     return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
@@ -278,7 +278,7 @@ def test_a_session_that_cannot_be_made_leaves_no_jvm():
 import os
 from pathlib import Path
 from recovery.errors import SparkUnavailableError
-from recovery.spark.session import create_session
+from recovery.spark.jvm.session import create_session
 try:
     create_session("wrong", master="local[nothing]")
 except SparkUnavailableError:

@@ -27,7 +27,7 @@ from recovery import (
     stateful_map,
 )
 from recovery.aggregates import approx_distinct, collect, count, first, last, max_, mean, min_, sum_, variance
-from recovery.spark import gathering, merging
+from recovery.spark.tuning import gathering, merging
 from tests.spark.support import run_to_end, set_to
 
 ARROW = "spark.sql.execution.arrow."

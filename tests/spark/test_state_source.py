@@ -8,8 +8,8 @@ import pytest
 from pyspark.errors import PySparkException
 
 from recovery import register
-from recovery.clock import SystemClock
-from recovery.state.targets import REMOVED, Steps
+from recovery.base.clock import SystemClock
+from recovery.operational.targets import REMOVED, Steps
 from tests.spark.support import run_to_end, states, totals_step
 
 

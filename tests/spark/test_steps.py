@@ -37,13 +37,13 @@ from recovery import (
     stateful_map,
 )
 from recovery.aggregates import sum_
+from recovery.base.clock import SystemClock
 from recovery.cli import main
-from recovery.clock import SystemClock
-from recovery.keys import encode_key, partition_of
-from recovery.loader import load_flow
+from recovery.cli.flow_loader import load_flow
+from recovery.epochs.writer import EpochWriter
 from recovery.planning.resume import plan_resume
-from recovery.state.epochs import EpochWriter
-from recovery.storage.files import scan
+from recovery.storage.sqlite.store import scan
+from recovery.values.keys import encode_key, partition_of
 from tests.spark.support import ODD_KEYS, add_up, run_to_end, states, totals_step
 from tests.stores import problems
 
@@ -96,7 +96,7 @@ def test_spark_and_python_agree_on_partitions(spark):
 
     from pyspark.sql import types as T
 
-    from recovery.spark.step import _key_text
+    from recovery.spark.steps.stateful import _key_text
 
     rows = spark.createDataFrame([(key, 'é\n"\\') for key in ODD_KEYS], "key string, other string")
     for columns in (["key"], ["key", "other"]):
@@ -721,7 +721,7 @@ def test_nothing_is_given_up_for_a_position_that_is_none(spark, feed, tmp_path, 
     def torn(*_):
         raise SparkCheckpointError("sources/0/0 is missing")
 
-    monkeypatch.setattr("recovery.spark.resuming.check_logs", torn)
+    monkeypatch.setattr("recovery.spark.run.position.check_logs", torn)
     with pytest.raises(SparkCheckpointError):
         run_to_end(frame, tmp_path / "db", resume_epoch=2)
     assert [file.description for file in scan(tmp_path / "db")] == before

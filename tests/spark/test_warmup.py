@@ -10,9 +10,15 @@ from pathlib import Path
 import pytest
 
 from recovery.errors import StorageError
-from recovery.spark.classes import CACHE_VARIABLE, archive_options, archive_path, make_archive, remove_archives
-from recovery.spark.java import _bundled_java, java_home
-from recovery.spark.session import prepare_environment
+from recovery.spark.jvm.class_archive import (
+    CACHE_VARIABLE,
+    archive_options,
+    archive_path,
+    make_archive,
+    remove_archives,
+)
+from recovery.spark.jvm.java import _bundled_java, java_home
+from recovery.spark.jvm.session import prepare_environment
 from tests.spark.support import ROOT
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from recovery.errors import CorruptPartitionError, LeaseLostError
 from recovery.storage.copies import pin
-from recovery.storage.files import FilePartitions
+from recovery.storage.sqlite.store import FilePartitions
 from tests.stores import Driver, alter, paths_of, problems, query, state_at, window
 
 

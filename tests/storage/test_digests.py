@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.storage.digests import MODULUS, SUM_SQL, combine, load_digests, record_digest, row_digest_sql
+from recovery.storage.sqlite.digests import MODULUS, SUM_SQL, combine, load_digests, record_digest, row_digest_sql
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 VALUE = st.none() | TEXT | st.binary(max_size=20)

@@ -28,8 +28,8 @@ from recovery.errors import (
 )
 from recovery.planning.resume import plan_resume
 from recovery.storage import initialize
-from recovery.storage.files import scan
-from recovery.storage.tables import APPLICATION_ID, SCHEMA_VERSION
+from recovery.storage.sqlite.store import scan
+from recovery.storage.sqlite.tables import APPLICATION_ID, SCHEMA_VERSION
 from tests.stores import ROOT, Driver, problems, run_python, state_at
 
 

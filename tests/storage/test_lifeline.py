@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from recovery.clock import SystemClock
-from recovery.storage import lifeline as module
-from recovery.storage.lifeline import Lifeline, hold
+from recovery.base.clock import SystemClock
+from recovery.storage.deltas.delta import lifeline as module
+from recovery.storage.deltas.lifeline import Lifeline, hold
 
 PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
 INTRUDER = """

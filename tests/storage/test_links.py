@@ -14,19 +14,19 @@ import pytest
 from click.testing import CliRunner
 
 from recovery import StateManager
+from recovery.base.clock import SystemClock
 from recovery.cli import main
-from recovery.clock import SystemClock
 from recovery.errors import DirectoryLockedError, FileReplacedError, LinkedPartitionError, RecoveryError
 from recovery.planning.resume import plan_resume
-from recovery.storage.files import FilePartitions, scan
 from recovery.storage.initialize import STAGING
 from recovery.storage.lock import DirectoryLock, lock_holder
+from recovery.storage.sqlite.store import FilePartitions, scan
 from tests.stores import ROOT, STEP, Driver, paths_of, problems, state_at, window
 
 HOLD = """
 import sys
 from pathlib import Path
-from recovery.clock import SystemClock
+from recovery.base.clock import SystemClock
 from recovery.storage.lock import DirectoryLock
 with DirectoryLock(Path(sys.argv[1]), SystemClock(), "flow elsewhere"):
     print("held", flush=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.clock import SystemClock
+from recovery.base.clock import SystemClock
 from recovery.errors import DirectoryLockedError, StorageError
 from recovery.storage import lock as module
 from recovery.storage.lock import LOCK_NAME, DirectoryLock, lock_holder
@@ -24,7 +24,7 @@ from tests.stores import ROOT
 HOLD = """
 import sys
 from pathlib import Path
-from recovery.clock import SystemClock
+from recovery.base.clock import SystemClock
 from recovery.storage.lock import DirectoryLock
 with DirectoryLock(Path(sys.argv[1]), SystemClock(), "flow elsewhere"):
     print("held", flush=True)

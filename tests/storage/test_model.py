@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from recovery.errors import InconsistentPartitionsError, LeaseLostError
-from recovery.keys import partition_of
 from recovery.storage.history import states_at, steps_in
-from recovery.storage.partition import describe, step_values
-from recovery.storage.schema import read_partition, reading
 from recovery.storage.seam import StepEdit
+from recovery.storage.sqlite.partition import describe, step_values
+from recovery.storage.sqlite.schema import read_partition, reading
+from recovery.values.keys import partition_of
 from tests.stores import Driver, State, problems, query, state_at
 
 COUNT = 2

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import recovery
-from recovery.storage.schema import BUSY_TIMEOUT_MS, connect, has_log, open_partition, read_partition, reading
+from recovery.storage.sqlite.schema import BUSY_TIMEOUT_MS, connect, has_log, open_partition, read_partition, reading
 from tests.stores import STEP, Driver, paths_of
 
 PACKAGE = Path(recovery.__file__).parent

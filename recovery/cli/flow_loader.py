@@ -1,0 +1,163 @@
+"""Finding the flow that a command line names: MODULE_OR_FILE[:FLOW]; FLOW may be a call with literal arguments."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from recovery.base.tracebacks import headline
+from recovery.errors import FlowLoadError, RecoveryError
+from recovery.flow import Flow
+from recovery.pipeline import Pipeline
+
+DEFAULT_NAME = "flow"
+PIPELINE_NAME = "pipeline"
+
+
+def load_flow(target: str) -> Flow:
+    """The flow that a command line names; see `load`. Raises FlowLoadError, also when it is a pipeline."""
+    found = load(target)
+    if not isinstance(found, Flow):
+        raise FlowLoadError(f"{target}: that is a pipeline, not a flow", cause="", remedy="Name a Flow.")
+    return found
+
+
+def load(target: str) -> Flow | Pipeline:
+    """What `target` names, a flow or a pipeline: "words.py", "jobs.words:flow", "jobs/words.py:make('logs', n=2)".
+
+    A file's directory, or the current one for a module, is put on the import path. Raises FlowLoadError.
+    """
+    where, expression = _split(target)
+    module = _load_file(Path(where)) if _is_file(where) else _load_module(where)
+    if expression == DEFAULT_NAME and not hasattr(module, DEFAULT_NAME) and hasattr(module, PIPELINE_NAME):
+        expression = PIPELINE_NAME
+    found = _evaluate(module, expression, target)
+    if callable(found) and not isinstance(found, Flow):
+        found = _call(found, (), {}, target)
+    if not isinstance(found, Flow | Pipeline):
+        raise FlowLoadError(
+            f"{target}: {expression} is a {type(found).__name__}, not a Flow",
+            remedy="Name a Flow or a Pipeline, or a function that makes one.",
+        )
+    return found
+
+
+def import_paths(target: str) -> list[str]:
+    """The directories that workers need on their import path to run the flow that `target` names."""
+    where, _ = _split(target)
+    return [str(Path(where).resolve().parent) if _is_file(where) else str(Path.cwd())]
+
+
+def _split(target: str) -> tuple[str, str]:
+    """A colon that belongs to a call's argument, or to a path, does not part the two."""
+    head, colon, tail = target.partition(":")
+    while colon and not Path(head).is_file() and Path(target).exists():
+        head, colon, tail = target, "", ""
+    return head, tail or DEFAULT_NAME
+
+
+def _is_file(where: str) -> bool:
+    return where.endswith(".py") or Path(where).is_file()
+
+
+def _load_file(path: Path) -> ModuleType:
+    """Load a file under a name of its own, so that no module of the same name is taken for it; workers get its
+    functions by value."""
+    if not path.is_file():
+        raise FlowLoadError(f"there is no file {path}", cause="", remedy="Check the path.")
+    name = f"recovery_flow_{path.stem}"
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except RecoveryError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failed(str(path), error) from error
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(module)
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise FlowLoadError(
+                f"there is no module or file {name!r}", cause="", remedy="Name a .py file or an importable module."
+            ) from error
+        raise _failed(name, error) from error
+    except RecoveryError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failed(name, error) from error
+
+
+def _evaluate(module: ModuleType, expression: str, target: str) -> Any:
+    try:
+        node = ast.parse(expression, mode="eval").body
+    except SyntaxError:
+        raise _unreadable(target, expression) from None
+    if isinstance(node, ast.Name):
+        return _attribute(module, node.id, target)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        try:
+            arguments = [ast.literal_eval(argument) for argument in node.args]
+            if any(k.arg is None for k in node.keywords):
+                raise _unreadable(target, expression)
+            named = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
+        except (ValueError, TypeError):
+            raise _unreadable(target, expression) from None
+        return _call(_attribute(module, node.func.id, target), arguments, named, target)
+    raise _unreadable(target, expression)
+
+
+def _attribute(module: ModuleType, name: str, target: str) -> Any:
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        where, _ = _split(target)
+        flows = ", ".join(f"{where}:{key}" for key, value in sorted(vars(module).items()) if isinstance(value, Flow))
+        raise FlowLoadError(
+            f"{target}: it has no {name!r}",
+            cause="",
+            remedy=f"Name one of its flows: {flows}" if flows else "Define flow = Flow(name, build, sink=...).",
+        ) from None
+
+
+def _call(function: Any, arguments: Any, named: dict[str, Any], target: str) -> Any:
+    try:
+        return function(*arguments, **named)
+    except RecoveryError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failed(target, error) from error
+
+
+def _failed(where: str, error: BaseException) -> FlowLoadError:
+    found = f"{where} failed: {headline(error)}"
+    if isinstance(error, ImportError) and "no known parent package" in str(error):
+        # Python itself says no more where it is given such a file.
+        remedy = "Name it as a module, package.module, from the directory that holds the package."
+        return FlowLoadError(found, cause="A file is loaded by itself, outside of any package.", remedy=remedy)
+    return FlowLoadError(found, cause="", remedy="Mend the flow's code.")
+
+
+def _unreadable(target: str, expression: str) -> FlowLoadError:
+    return FlowLoadError(
+        f"{target}: {expression!r} is neither a name nor a call with literal arguments",
+        cause="",
+        remedy="Write it like flow, or make('text', n=2).",
+    )

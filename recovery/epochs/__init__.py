@@ -1,0 +1,1 @@
+"""Closing an epoch, without Spark."""

@@ -1,0 +1,1 @@
+"""Files, processes, signals and sockets of this machine."""

@@ -1,0 +1,1 @@
+"""Where operational state is kept: a directory, or a bucket."""

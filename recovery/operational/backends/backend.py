@@ -1,0 +1,193 @@
+"""Where operational state lives: the one seam between its verbs and a store of documents.
+
+A document is JSON under a state id. Its generation goes up by one with every change and never back, also when it is
+removed and made again. Every backend keeps the same promises: a write is durable when it returns, and all or nothing;
+of several that meet, each sees what the one before it left; what is damaged raises an error and is never taken for
+missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from recovery.base.clock import Clock
+from recovery.config import format_interval
+from recovery.errors import CorruptPartitionError, StateLockedError
+from recovery.host.processes import describe_holder
+from recovery.operational.backends.retry import Busy, RetryPolicy
+from recovery.operational.ids import StateId
+from recovery.storage.lock import lock_holder
+from recovery.storage.sqlite.documents import (
+    BusyPartition,
+    StoredState,
+    change_states,
+    forget_states,
+    home,
+    place_states,
+    read_prefix,
+    read_states,
+    writer_of,
+)
+
+LOCKS_NAME = "locks"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One state as it stands. `content` is JSON's own types; None: it was removed, which leaves a tombstone.
+
+    changed_ms is the wall time of the last change; it never goes back from one generation to the next.
+    """
+
+    state_id: StateId
+    generation: int
+    content: Any
+    changed_ms: int
+
+
+Change = Callable[[Document | None], Any]
+"""Gives the new content from the document as it stands, which is None when there never was one; None removes it.
+
+It may be called again when another writer was faster. Returning the content as it stands writes nothing."""
+
+
+class Backend(Protocol):
+    """A store of documents."""
+
+    location: str
+    """Where it is, for people; without credentials."""
+
+    def read(self, ids: Sequence[StateId]) -> dict[StateId, Document]:
+        """The documents of these ids; those that never were are left out, removed ones have no content."""
+        ...
+
+    def list(self, prefix: str = "") -> list[Document]:
+        """All documents whose id begins with `prefix`, removed ones too, sorted by id."""
+        ...
+
+    def update(self, changes: Mapping[StateId, Change]) -> dict[StateId, Document]:
+        """Change documents; returns them as they are now, without those that never were. Each change is atomic.
+
+        In the recovery directory all of them together are: one transaction. Elsewhere they are made in the order given.
+        Raises StateLockedError when others kept it waiting for too long.
+        """
+        ...
+
+    def forget(self, ids: Sequence[StateId]) -> int:
+        """Remove documents without a tombstone; returns how many there were."""
+        ...
+
+    def place(self, documents: Sequence[Document]) -> None:
+        """Put documents of another backend here as they are, generation and time included; atomic as `update` is."""
+        ...
+
+    def lock(self, name: str, purpose: str) -> AbstractContextManager[None]:
+        """Hold the lock of this name. Raises StateLockedError naming the holder, LeaseLostError when it was lost."""
+        ...
+
+
+class DirectoryBackend:
+    """Operational state in a recovery directory: see `recovery.storage.sqlite.documents`."""
+
+    def __init__(self, directory: str | os.PathLike[str], clock: Clock, retry: RetryPolicy) -> None:
+        self.directory = Path(directory)
+        self.location = str(directory)
+        self._clock = clock
+        self._retry = retry
+        home(self.directory)
+
+    def read(self, ids: Sequence[StateId]) -> dict[StateId, Document]:
+        """See `Backend.read`. All documents are as of one moment."""
+        return {each: _document(stored) for each, stored in read_states(home(self.directory), ids).items()}
+
+    def list(self, prefix: str = "") -> list[Document]:
+        """See `Backend.list`. All documents are as of one moment."""
+        return [_document(stored) for stored in read_prefix(home(self.directory), prefix)]
+
+    def update(self, changes: Mapping[StateId, Change]) -> dict[StateId, Document]:
+        """See `Backend.update`. All changes are one transaction."""
+
+        def as_text(change: Change) -> Callable[[StoredState | None], str | None]:
+            def changed(stored: StoredState | None) -> str | None:
+                return to_text(change(None if stored is None else _document(stored)))
+
+            return changed
+
+        texts = {state_id: as_text(change) for state_id, change in changes.items()}
+
+        def attempt() -> dict[StateId, Document]:
+            path, now_ms = home(self.directory), self._clock.wall_ms()
+            changed = change_states(path, texts, now_ms, busy_ms=round(self._retry.busy_s * 1000))
+            return {each: _document(stored) for each, stored in changed.items()}
+
+        return self._patiently(attempt)
+
+    def forget(self, ids: Sequence[StateId]) -> int:
+        """See `Backend.forget`. One transaction."""
+        return self._patiently(
+            lambda: forget_states(home(self.directory), ids, busy_ms=round(self._retry.busy_s * 1000))
+        )
+
+    def place(self, documents: Sequence[Document]) -> None:
+        """See `Backend.place`. One transaction."""
+        stored = [StoredState(d.state_id, d.generation, to_text(d.content), d.changed_ms) for d in documents]
+        self._patiently(lambda: place_states(home(self.directory), stored, busy_ms=round(self._retry.busy_s * 1000)))
+
+    @contextmanager
+    def lock(self, name: str, purpose: str) -> Iterator[None]:
+        """See `Backend.lock`. The operating system holds it, and frees it when the process dies."""
+        from recovery.operational.locks import FileLock
+
+        home(self.directory)
+        with FileLock(self.directory / LOCKS_NAME, name, self._clock, purpose, self._retry.longest_s):
+            yield
+
+    def _patiently(self, attempt: Callable[[], T]) -> T:
+        def once() -> T:
+            try:
+                return attempt()
+            except BusyPartition as error:
+                raise Busy(str(error)) from error
+
+        began_s = self._clock.elapsed_s()
+        try:
+            return self._retry.run(once)
+        except Busy as error:
+            waited = format_interval(self._clock.elapsed_s() - began_s)
+            raise StateLockedError(
+                f"{self._holder()} kept the operational state locked for {waited}", path=home(self.directory)
+            ) from error
+
+    def _holder(self) -> str:
+        writer, run = writer_of(home(self.directory)), lock_holder(self.directory)
+        if run is not None and (writer is None or writer == run["pid"]):
+            return describe_holder(run)
+        return "another process" if writer is None else f"process {writer}"
+
+
+def same_place(one: Backend, other: Backend) -> bool:
+    """Whether two backends hold the same documents; of URIs that differ in their settings alone it is assumed."""
+    if isinstance(one, DirectoryBackend) and isinstance(other, DirectoryBackend):
+        return home(one.directory).samefile(home(other.directory))
+    return one.location == other.location
+
+
+def to_text(content: Any) -> str | None:
+    """Content as it is stored. Two that are equal in Python may differ in it: 1, 1.0 and true."""
+    return None if content is None else json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+
+
+def _document(stored: StoredState) -> Document:
+    try:
+        content = None if stored.content is None else json.loads(stored.content)
+    except (ValueError, RecursionError) as error:
+        raise CorruptPartitionError(f"the state {stored.state_id!r:.120} cannot be read: {error}") from None
+    return Document(stored.state_id, stored.generation, content, stored.changed_ms)

@@ -1,0 +1,60 @@
+"""Moving operational state from one backend to another, with a proof that all of it arrived."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recovery.base.wording import counted
+from recovery.errors import ConfigurationError, CorruptStateError, StateLockedError
+from recovery.operational.backends.backend import Backend, Document
+from recovery.operational.closed_marks import above_closed, settled_marks
+from recovery.operational.ids import StateId
+
+
+def migrate(source: Backend, target: Backend, *, force: bool = False) -> int:
+    """Copy every document, tombstones, generations and times included; returns how many were written.
+
+    What the target has already must be the same, unless forced. The source stays as it is. Afterwards both are read
+    again and compared. Raises ConfigurationError, StateLockedError when the source changed meanwhile, CorruptStateError
+    when the target does not hold what was written.
+    """
+    found = _documents(source)
+    documents = {each: above_closed(target, document) for each, document in found.items()}
+    there = _documents(target)
+    differing = [each for each, document in there.items() if document != documents.get(each)]
+    if differing and not force:
+        raise ConfigurationError(
+            f"{target.location} holds other states already: {', '.join(map(repr, differing[:3]))}",
+            cause="It was used before.",
+            remedy="Take an empty place; or give --force: states of the same id are overwritten, others stay.",
+        )
+    wanted = [document for each, document in documents.items() if there.get(each) != document]
+    target.place(wanted)
+    _verify(target, documents)
+    if _documents(source) != found:
+        raise StateLockedError(
+            f"{source.location} was changed while it was copied",
+            cause="Something still writes there.",
+            remedy="Stop it, then run the same command again.",
+        )
+    return len(wanted)
+
+
+def _documents(backend: Backend) -> dict[StateId, Document]:
+    """All documents by id. Marks that epochs moved are marks like others in them, as they have to be where there are no
+    epochs: that is a change, and so another generation."""
+    found = {document.state_id: document for document in backend.list()}
+    settled = settled_marks(backend, found)
+    return found | {each: replace(document, generation=document.generation + 1) for each, document in settled.items()}
+
+
+def _verify(target: Backend, documents: dict[str, Document]) -> None:
+    found = {each: document for each, document in _documents(target).items() if each in documents}
+    if found != documents:
+        lost = [each for each, document in documents.items() if found.get(each) != document]
+        raise CorruptStateError(
+            f"{target.location} does not hold {len(lost)} of {counted(len(documents), 'state')} as written: "
+            f"{lost[0]!r:.80}",
+            cause="Somebody else writes there, or the store does not keep its promises.",
+            remedy="Run the same command again; do not use the copy before it succeeded.",
+        )

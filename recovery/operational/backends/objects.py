@@ -1,0 +1,395 @@
+"""Files that are written conditionally: only when nobody wrote them since they were read. On a disk or in a bucket."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import math
+import os
+import re
+import secrets
+import shlex
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from recovery.config import parse_interval
+from recovery.errors import ConfigurationError, RecoveryError, StateBackendError
+from recovery.host.durable import PRIVATE, create, files_below, open_own, read_regular, sync
+from recovery.storage.lock import free
+
+T = TypeVar("T")
+
+Token = Any
+"""What tells one content of an object from the next."""
+
+SCHEMES = ("file", "s3", "azure", "gs")
+TIMEOUT = "20s"
+LARGEST = 256 << 20
+"""Bytes of an object: no document comes near it, and one that somebody put there is not read into memory."""
+ATTEMPT_INTERVAL_S = 0.002
+_SETTINGS = {
+    "s3": {"endpoint": "endpoint", "region": "region"},
+    "azure": {"endpoint": "endpoint", "account": "account_name"},
+    "gs": {},
+}
+_OURS = ("timeout", "lock_timeout_seconds", "lock_retry_seconds")
+_QUERY = re.compile(r"\?[^\s\"')]+")
+_SECRETS = re.compile(r"KEY|SECRET|TOKEN|SAS|PASSWORD|CREDENTIAL", re.IGNORECASE)
+
+
+class Conflict(Exception):  # noqa: N818 - somebody else was faster: the write is tried again on what is there now
+    """The object is not the one that was read any more."""
+
+
+class Found(NamedTuple):
+    """An object's content and what it is recognised by."""
+
+    content: bytes
+    token: Token
+
+
+class Objects(Protocol):
+    """A place for small objects by path. Raises StateBackendError when it cannot be reached or refuses."""
+
+    location: str
+
+    def get(self, path: str) -> Found | None:
+        """The object, None when there is none."""
+        ...
+
+    def put(self, path: str, content: bytes, expected: Token | None) -> Token:
+        """Write the object whole and durably, when it is still the `expected` one; None: when there is none yet.
+
+        Raises Conflict when it is not; nothing was written then.
+        """
+        ...
+
+    def paths(self, prefix: str) -> list[str]:
+        """The paths of all objects below a directory, "" for all."""
+        ...
+
+    def delete(self, path: str) -> None:
+        """Remove the object; one that is gone already is no error."""
+        ...
+
+
+class Address(NamedTuple):
+    """A parsed URI of a backend."""
+
+    scheme: str
+    bucket: str
+    prefix: str
+    settings: Mapping[str, str]
+
+    @property
+    def shown(self) -> str:
+        """The URI without settings."""
+        return f"{self.scheme}://{self.bucket}{'/' if self.bucket and self.prefix else ''}{self.prefix}"
+
+    def seconds(self, name: str, default: str) -> float:
+        """One of the settings that are intervals."""
+        return parse_interval(self.settings.get(name, default))
+
+
+def is_uri(text: object) -> bool:
+    """Whether a place is named by a URI, and not by the path of a recovery directory."""
+    return isinstance(text, str) and "://" in text
+
+
+def parse_address(uri: str) -> Address:
+    """The parts of `s3://bucket/prefix?endpoint=…`. Raises ConfigurationError, which repeats nothing that is secret."""
+    try:
+        parts = urlsplit(uri)
+        pairs = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+    except ValueError:
+        raise _bad("it is no URI") from None
+    if parts.scheme not in SCHEMES:
+        raise _bad(f"there is no backend {parts.scheme!r}")
+    if "@" in parts.netloc or any(_SECRETS.search(name) for name in pairs):
+        raise _bad("credentials do not belong into a URI, which is printed and logged")
+    if "#" in uri:
+        # What follows it is no part of a path, so two addresses would be one place.
+        raise _bad("it holds a #, which ends the path; one in a name is written %23")
+    known = {*_OURS, *_SETTINGS.get(parts.scheme, {})}
+    if not pairs.keys() <= known:
+        raise _bad(f"unknown settings {sorted(pairs.keys() - known)}; there are {', '.join(sorted(known))}")
+    if parts.scheme == "file":
+        if parts.netloc or not parts.path.strip("/"):
+            raise _bad("a file URI names an absolute path: file:///srv/state")
+        return Address("file", "", unquote(parts.path), pairs)
+    if not parts.netloc:
+        raise _bad("it names no bucket or container")
+    return Address(parts.scheme, parts.netloc, unquote(parts.path).strip("/"), pairs)
+
+
+def open_objects(address: Address) -> Objects:
+    """The place that an address names. Raises ConfigurationError when its package is not installed."""
+    if address.scheme == "file":
+        return FileObjects(Path(address.prefix), address.seconds("timeout", TIMEOUT))
+    return BucketObjects(address)
+
+
+class FileObjects:
+    """Objects as files of a directory. Writers of this machine exclude each other by a lock of the operating system,
+    for which none waits longer than `timeout_s`.
+
+    The directory is there already: a share that is not mounted, or a path that is wrong, is never taken for empty.
+    """
+
+    def __init__(self, root: Path, timeout_s: float) -> None:
+        self.root = root
+        # One place has one name: by this it is recognised.
+        self.location = f"file://{os.path.realpath(root)}"
+        self._timeout_s = timeout_s
+
+    def get(self, path: str) -> Found | None:
+        """See `Objects.get`."""
+        with self._translated():
+            try:
+                content = read_regular(self.root / path, LARGEST)
+            except FileNotFoundError:
+                self._check_root()
+                return None
+            except NotADirectoryError:
+                self._check_root()
+                raise
+        return Found(content, hashlib.sha256(content).hexdigest())
+
+    def put(self, path: str, content: bytes, expected: Token | None) -> Token:
+        """See `Objects.put`. The file is replaced by a rename, after it and before its directory were synced."""
+        target = self.root / path
+        with self._translated():
+            self._check_root()
+            self._make(target.parent)
+            with self._writing():
+                found = self.get(path)
+                if (None if found is None else found.token) != expected:
+                    raise Conflict(path)
+                draft = target.with_name(f".{target.name}.draft")
+                # Only who writes has one, and a killed writer leaves it.
+                draft.unlink(missing_ok=True)
+                with os.fdopen(create(draft), "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                draft.replace(target)
+                sync(target.parent)
+        return hashlib.sha256(content).hexdigest()
+
+    def paths(self, prefix: str) -> list[str]:
+        """See `Objects.paths`."""
+        with self._translated():
+            found = [path for path in files_below(self.root / prefix) if path.suffix == ".json" and path.is_file()]
+            self._check_root()
+            return sorted(path.relative_to(self.root).as_posix() for path in found if not path.name.startswith("."))
+
+    def delete(self, path: str) -> None:
+        """See `Objects.delete`."""
+        target = self.root / path
+        with self._translated():
+            if not target.exists():
+                self._check_root()
+                return
+            with self._writing():
+                target.unlink(missing_ok=True)
+                sync(target.parent)
+
+    def _check_root(self) -> None:
+        try:
+            if stat.S_ISDIR(self.root.stat().st_mode):
+                return
+        except NotADirectoryError:
+            pass
+        except FileNotFoundError:
+            raise StateBackendError(
+                "there is no such directory",
+                path=self.root,
+                cause="What it lies on is not mounted, the path is wrong, or nothing was ever kept there.",
+                remedy=f"Mount it or correct the URI; to begin there, make it: mkdir -p {shlex.quote(str(self.root))}",
+            ) from None
+        raise StateBackendError(
+            "it is no directory",
+            path=self.root,
+            cause="The URI names a file, or a path that leads through one.",
+            remedy="Name a directory.",
+        )
+
+    def _make(self, directory: Path) -> None:
+        """Directories below the root; should it have gone by now, it is not made."""
+        below = [each for each in (directory, *directory.parents) if self.root in each.parents and not each.exists()]
+        for each in reversed(below):
+            each.mkdir(PRIVATE.directory, exist_ok=True)
+            sync(each.parent)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        path = self.root / ".writing"
+        descriptor, holder_pid = open_own(path), os.getpid()
+        try:
+            for _ in range(1 + math.ceil(self._timeout_s / ATTEMPT_INTERVAL_S)):
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(ATTEMPT_INTERVAL_S)
+            else:
+                raise StateBackendError(
+                    f"another process has been writing for {self._timeout_s:g} s",
+                    path=path,
+                    cause="It was stopped in the middle of a write, or the disk does not answer.",
+                    remedy=f"Find it with `fuser {path}`, and let it go on or end it.",
+                )
+            yield
+        finally:
+            free(descriptor, holder_pid)
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StateBackendError(
+                str(error), path=self.location, cause="The disk is full or failing, or this user may not write there."
+            ) from error
+
+
+class BucketObjects:
+    """Objects of S3, Azure Blob Storage or Google Cloud Storage, through obstore.
+
+    Credentials come from where the vendors' tools look for them: environment variables, instance metadata. No request
+    takes longer than the address's `timeout`, retries included.
+    """
+
+    _asking_pids: ClassVar[set[int]] = set()
+    """This process, once it has asked, and those that it was forked from after they had."""
+
+    def __init__(self, address: Address) -> None:
+        self.location = address.shown
+        self._prefix = f"{address.prefix}/" if address.prefix else ""
+        self._timeout_s = address.seconds("timeout", TIMEOUT)
+        try:
+            import obstore
+            from obstore import store
+        except ImportError:
+            raise ConfigurationError(
+                f"{address.shown} needs the package obstore",
+                cause="It is an extra.",
+                remedy="pip install obstore",
+            ) from None
+        self._api: Any = obstore
+        kind = {"s3": store.S3Store, "azure": store.AzureStore, "gs": store.GCSStore}[address.scheme]
+        given = {_SETTINGS[address.scheme][n]: v for n, v in address.settings.items() if n not in _OURS}
+        try:
+            self._store: Any = kind(
+                address.bucket,
+                config=given or None,
+                client_options={
+                    # Where a key file of Google's names another server, that may be one without TLS.
+                    "allow_http": address.scheme == "gs" or address.settings.get("endpoint", "").startswith("http:"),
+                    "timeout": timedelta(seconds=self._timeout_s / 2),
+                    "connect_timeout": timedelta(seconds=min(5.0, self._timeout_s / 2)),
+                },
+                retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=self._timeout_s / 2)},
+            )
+        except Exception as error:
+            raise ConfigurationError(
+                f"{address.shown} cannot be used: {scrubbed(str(error))}",
+                cause="A setting or an environment variable has a value that the store does not take.",
+                remedy="Correct it.",
+            ) from None
+
+    def get(self, path: str) -> Found | None:
+        """See `Objects.get`."""
+
+        def get() -> Found | None:
+            try:
+                found = self._api.get(self._store, self._prefix + path)
+                if found.meta["size"] > LARGEST:
+                    raise StateBackendError(f"{path} is larger than {LARGEST:,} bytes", path=self.location)
+                return Found(bytes(found.bytes()), _token(found.meta))
+            except FileNotFoundError:
+                return None
+
+        return self._ask(get)
+
+    def put(self, path: str, content: bytes, expected: Token | None) -> Token:
+        """See `Objects.put`."""
+        mode = "create" if expected is None else expected
+        return self._ask(
+            lambda: _token(self._api.put(self._store, self._prefix + path, content, mode=mode, use_multipart=False))
+        )
+
+    def paths(self, prefix: str) -> list[str]:
+        """See `Objects.paths`."""
+        below = (self._prefix + prefix).rstrip("/") or None
+        found = self._ask(lambda: self._api.list(self._store, prefix=below).collect())
+        return sorted(each["path"].removeprefix(self._prefix) for each in found)
+
+    def delete(self, path: str) -> None:
+        """See `Objects.delete`."""
+
+        def delete() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                self._api.delete(self._store, self._prefix + path)
+
+        self._ask(delete)
+
+    def _ask(self, call: Callable[[], T]) -> T:
+        self._check_process()
+        errors = self._api.exceptions
+        try:
+            return call()
+        except RecoveryError:
+            raise
+        except (errors.AlreadyExistsError, errors.PreconditionError) as error:
+            raise Conflict(scrubbed(str(error))) from None
+        except Exception as error:
+            # Stores answer so when two conditional writes meet.
+            if "409 Conflict" in str(error) or "ConditionalRequestConflict" in str(error):
+                raise Conflict(scrubbed(str(error))) from None
+            raise StateBackendError(scrubbed(str(error)), path=self.location) from None
+
+    def _check_process(self) -> None:
+        """obstore's threads are the whole process's, begin with its first request, and are not in a forked one: there
+        every request would wait for them for ever."""
+        pid = os.getpid()
+        if self._asking_pids - {pid}:
+            raise StateBackendError(
+                f"process {pid} was forked from one that had used a state backend by then",
+                path=self.location,
+                cause="obstore, which speaks to the store, does not work in such a process.",
+                remedy='Start processes by multiprocessing.get_context("spawn") or "forkserver", or fork them before '
+                "the state is used for the first time.",
+            )
+        self._asking_pids.add(pid)
+
+
+def scrubbed(text: str) -> str:
+    """The first lines of a message, without query strings and without values of variables that may be secret."""
+    shown = _QUERY.sub("?…", text.partition("Debug source:")[0].strip())[:600]
+    for name, value in os.environ.items():
+        if len(value) >= 6 and _SECRETS.search(name):
+            shown = shown.replace(value, "***")
+    return shown
+
+
+def nonce() -> str:
+    """Makes every content another one, so that a token never stands for two of them."""
+    return secrets.token_hex(8)
+
+
+def _token(meta: Any) -> Token:
+    return {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
+
+
+def _bad(what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the state backend cannot be used: {what}",
+        cause="The URI given by --state-backend or RECOVERY_STATE_BACKEND.",
+        remedy="Write it like file:///srv/state, s3://bucket/prefix, azure://container/prefix or gs://bucket/prefix.",
+    )

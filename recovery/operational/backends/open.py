@@ -1,0 +1,54 @@
+"""Which backend holds the operational state."""
+
+from __future__ import annotations
+
+import os
+
+from recovery.base.addresses import local_path
+from recovery.base.clock import Clock
+from recovery.errors import ConfigurationError
+from recovery.operational.backends.backend import Backend, DirectoryBackend
+from recovery.operational.backends.leases import LeaseTerms
+from recovery.operational.backends.objects import is_uri, open_objects, parse_address
+from recovery.operational.backends.remote import RemoteBackend
+from recovery.operational.backends.retry import RetryPolicy
+
+VARIABLE = "RECOVERY_STATE_BACKEND"
+DIRECTORY = "recovery"
+"""The name of the default: the recovery directory itself."""
+
+Location = str | os.PathLike[str]
+
+
+def choose(directory: Location | None, backend: str | None) -> Location:
+    """Where operational state is: in `backend`, or what RECOVERY_STATE_BACKEND names, or in the recovery directory.
+
+    Raises ConfigurationError when none of them is given.
+    """
+    chosen = backend or ("" if is_uri(directory) else os.environ.get(VARIABLE, ""))
+    if chosen and chosen != DIRECTORY:
+        if not is_uri(chosen):
+            raise ConfigurationError(
+                f"{chosen!r:.120} is no state backend",
+                cause="A state backend is named by a URI; a recovery directory is given as such.",
+                remedy="Write it like file:///srv/state, s3://bucket/prefix, azure://container/prefix, gs://bucket/prefix.",
+            )
+        return chosen
+    if not directory:
+        raise ConfigurationError(
+            "no recovery directory was named",
+            cause="Neither a directory nor a state backend is given.",
+            remedy="Name the directory that was made by: python -m recovery init DIR N",
+        )
+    if not is_uri(directory):
+        local_path(directory)
+    return directory
+
+
+def open_backend(location: Location, clock: Clock, retry: RetryPolicy) -> Backend:
+    """The backend at a location: a recovery directory, or a URI. Raises ConfigurationError or NoPartitionsError."""
+    if isinstance(location, str) and is_uri(location):
+        address = parse_address(location)
+        terms = LeaseTerms(address.seconds("lock_timeout_seconds", "10"), address.seconds("lock_retry_seconds", "1"))
+        return RemoteBackend(open_objects(address), clock, retry, terms)
+    return DirectoryBackend(local_path(location), clock, retry)

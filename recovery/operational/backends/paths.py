@@ -1,0 +1,51 @@
+"""Where a document lies in a backend outside the recovery directory: `<encoded state id>/state.json`.
+
+Every store and file system takes these names: letters, digits, "-", "_" and "@" stand for themselves, every other byte
+is =XX. A part that would be too long ends in "!" and a digest; the id in the document says then what it stands for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import string
+
+from recovery.operational.ids import StateId
+
+STATE_FILE = "state.json"
+LOCK_FILE = "lock.json"
+LONGEST_PART = 120
+LONGEST_PATH = 600
+_PLAIN = frozenset((string.ascii_letters + string.digits + "-_@").encode())
+_ESCAPED = re.compile(rb"=([0-9A-F]{2})")
+
+
+def encode_path(state_id: StateId) -> str:
+    """The directory of a state id, relative; different ids never share one, and none lies where another's file does."""
+    parts = [_encode_part(part) for part in state_id.split("/")]
+    path = "/".join(parts)
+    return path if len(path) <= LONGEST_PATH else f"{path[:LONGEST_PART].rstrip('/=')}!{_digest(state_id)}"
+
+
+def decode_path(path: str) -> StateId | None:
+    """The state id of a directory; None when the document alone knows."""
+    if "!" in path:
+        return None
+    parts = [b"" if part == "=" else _ESCAPED.sub(_byte, part.encode()) for part in path.split("/")]
+    try:
+        return b"/".join(parts).decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _encode_part(part: str) -> str:
+    encoded = "".join(chr(byte) if byte in _PLAIN else f"={byte:02X}" for byte in part.encode()) or "="
+    return encoded if len(encoded) <= LONGEST_PART else f"{encoded[:60]}!{_digest(part)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+def _byte(match: re.Match[bytes]) -> bytes:
+    return bytes([int(match[1], 16)])

@@ -1,0 +1,258 @@
+"""Operational state outside the recovery directory: one object per document, written conditionally.
+
+An object is JSON with the document, a number that every content has for itself, and a digest of all of it. A write goes
+through only when the object is still the one that was read, so of several writers each sees what the one before it
+left. Under a lease (`recovery.operational.backends.leases`) a write also carries the lease's fencing number: the object keeps the
+highest it has seen, and a lower one is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from recovery.base.clock import LATEST_MS, Clock
+from recovery.base.untrusted_json import MOST, is_moment
+from recovery.config import format_interval
+from recovery.errors import CorruptStateError, LeaseLostError, StateLockedError, UnsupportedVersionError, shown
+from recovery.operational.backends.backend import Change, Document, to_text
+from recovery.operational.backends.leases import HeldLease, LeaseTerms
+from recovery.operational.backends.objects import Conflict, Objects, Token, nonce
+from recovery.operational.backends.paths import STATE_FILE, decode_path, encode_path
+from recovery.operational.backends.retry import RetryPolicy
+from recovery.operational.ids import StateId
+
+FORMAT, VERSION = "recovery-state", 1
+READERS = 8
+REMEMBERED = 20
+"""Writes that an object tells of, so that one whose answer is late is recognised."""
+SHORTEST_PAUSE_S = 0.02
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A document as its object holds it. fences: per lock, the highest fencing number that wrote it. recent: the nonces
+    of the writes before, newest last."""
+
+    document: Document
+    fences: Mapping[str, int]
+    writer: str
+    nonce: str
+    recent: tuple[str, ...] = ()
+    token: Token = None
+
+
+class RemoteBackend:
+    """See `Backend`. `terms` are those of its leases."""
+
+    def __init__(self, objects: Objects, clock: Clock, retry: RetryPolicy, terms: LeaseTerms) -> None:
+        self.location = objects.location
+        self._objects = objects
+        self._clock = clock
+        self._retry = retry
+        self._terms = terms
+        self._held = threading.local()
+
+    def read(self, ids: Sequence[StateId]) -> dict[StateId, Document]:
+        """See `Backend.read`."""
+        found = self._map(self._get, ids)
+        return {each: stored.document for each, stored in zip(ids, found, strict=True) if stored is not None}
+
+    def list(self, prefix: str = "") -> list[Document]:
+        """See `Backend.list`. Each document is as of the moment it is read."""
+        directory = encode_path(prefix.rpartition("/")[0]) if "/" in prefix else ""
+        below = "" if "!" in directory else directory
+        paths = [path for path in self._objects.paths(below) if path.endswith(f"/{STATE_FILE}")]
+        wanted = []
+        for path in paths:
+            state_id = decode_path(path.removesuffix(f"/{STATE_FILE}"))
+            if state_id is None or state_id.startswith(prefix):
+                wanted.append(path)
+        found = [stored.document for stored in self._map(self._get_path, wanted) if stored is not None]
+        return sorted((d for d in found if d.state_id.startswith(prefix)), key=lambda d: d.state_id)
+
+    def update(self, changes: Mapping[StateId, Change]) -> dict[StateId, Document]:
+        """See `Backend.update`. The changes are made one by one, in the order given."""
+        found = {state_id: self._update(state_id, change) for state_id, change in changes.items()}
+        return {state_id: document for state_id, document in found.items() if document is not None}
+
+    def forget(self, ids: Sequence[StateId]) -> int:
+        """See `Backend.forget`."""
+        existing = [each for each, stored in zip(ids, self._map(self._get, ids), strict=True) if stored is not None]
+        self._map(lambda each: self._objects.delete(f"{encode_path(each)}/{STATE_FILE}"), existing)
+        return len(existing)
+
+    def place(self, documents: Sequence[Document]) -> None:
+        """See `Backend.place`."""
+        for document in documents:
+
+            def attempt(document: Document = document) -> None:
+                before = self._get(document.state_id)
+                self._put(document, before)
+
+            self._persist(document.state_id, attempt)
+
+    @contextmanager
+    def lock(self, name: str, purpose: str) -> Iterator[None]:
+        """See `Backend.lock`. A lease, renewed while it is held; what its thread writes then carries its number."""
+        held: list[HeldLease] = self._held.__dict__.setdefault("leases", [])
+        with HeldLease(self._objects, name, purpose, self._clock, self._terms, self._retry.longest_s) as lease:
+            held.append(lease)
+            try:
+                yield
+            finally:
+                held.remove(lease)
+
+    # ---- one document
+
+    def _update(self, state_id: StateId, change: Change) -> Document | None:
+        def attempt() -> Document | None:
+            before = self._get(state_id)
+            known = None if before is None else before.document
+            content = change(known)
+            if to_text(None if known is None else known.content) == to_text(content):
+                return known
+            now_ms = self._clock.wall_ms()
+            # A clock that is behind must not make a change look older than the one before.
+            document = (
+                Document(state_id, 1, content, now_ms)
+                if known is None
+                else Document(state_id, known.generation + 1, content, max(now_ms, known.changed_ms))
+            )
+            self._put(document, before)
+            return document
+
+        return self._persist(state_id, attempt)
+
+    def _persist(self, state_id: StateId, attempt: Callable[[], T]) -> T:
+        """Try again while others are faster, for as long as the retry policy waits in all."""
+        began_s, pause_s = self._clock.elapsed_s(), SHORTEST_PAUSE_S
+        while True:
+            try:
+                return attempt()
+            except Conflict:
+                waited_s = self._clock.elapsed_s() - began_s
+                if waited_s >= self._retry.longest_s:
+                    stored = self._get(state_id)
+                    writer = stored.writer if stored else "another process"
+                    raise StateLockedError(
+                        f"{writer} and others went on changing {state_id!r:.120} for {format_interval(waited_s)}",
+                        path=self.location,
+                    ) from None
+            time.sleep(pause_s * random.random())
+            pause_s = min(1.0, pause_s * 1.5)
+
+    def _put(self, document: Document, before: Stored | None) -> None:
+        fences = dict(before.fences) if before else {}
+        for lease in getattr(self._held, "leases", ()):
+            lease.check()
+            if fences.get(lease.name, 0) > lease.fence:
+                raise LeaseLostError(
+                    f"a successor with fencing number {fences[lease.name]} wrote {document.state_id!r:.80}",
+                    path=self.location,
+                )
+            fences[lease.name] = lease.fence
+        recent = (*before.recent, before.nonce)[-REMEMBERED:] if before else ()
+        stored = Stored(document, fences, f"process {os.getpid()} on {socket.gethostname()}", nonce(), recent)
+        path = f"{encode_path(document.state_id)}/{STATE_FILE}"
+        try:
+            self._objects.put(path, serialize(stored), before.token if before else None)
+        except Conflict:
+            # It may be this very write, whose answer never came, and others may have followed on it.
+            found = self._get(document.state_id)
+            if found is None or stored.nonce not in (found.nonce, *found.recent):
+                raise
+
+    def _get(self, state_id: StateId) -> Stored | None:
+        stored = self._get_path(f"{encode_path(state_id)}/{STATE_FILE}")
+        if stored is not None and stored.document.state_id != state_id:
+            raise CorruptStateError(
+                f"the object of state {state_id!r:.80} holds {stored.document.state_id!r:.80}", path=self.location
+            )
+        return stored
+
+    def _get_path(self, path: str) -> Stored | None:
+        found = self._objects.get(path)
+        if found is None:
+            return None
+        return replace(deserialize(found.content, f"{self.location}/{path}"), token=found.token)
+
+    def _map(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Sequence[Any]:
+        if len(items) <= 1:
+            return [work(item) for item in items]
+        with ThreadPoolExecutor(READERS, thread_name_prefix="state") as pool:
+            return list(pool.map(work, items))
+
+
+def serialize(stored: Stored) -> bytes:
+    """The content of an object; never the same twice, by its nonce."""
+    fields = {
+        "format": FORMAT,
+        "version": VERSION,
+        "state_id": stored.document.state_id,
+        "generation": stored.document.generation,
+        "changed_ms": stored.document.changed_ms,
+        "content": stored.document.content,
+        "fences": dict(stored.fences),
+        "writer": stored.writer,
+        "nonce": stored.nonce,
+        "recent": list(stored.recent),
+    }
+    return json.dumps({**fields, "digest": digest(fields)}, ensure_ascii=False, indent=1).encode() + b"\n"
+
+
+def deserialize(content: bytes, path: str) -> Stored:
+    """What `serialize` made. Raises CorruptStateError when it is torn or was altered, UnsupportedVersionError."""
+    try:
+        fields = json.loads(content)
+        found = fields.pop("digest")
+        if fields["format"] != FORMAT or found != digest(fields):
+            raise ValueError("it does not match its digest")
+        if number_of(fields["version"]) > VERSION:
+            raise UnsupportedVersionError(f"version {fields['version']}; this one reads {VERSION}", path=path)
+        # The digest keeps nobody from writing what he likes.
+        document = Document(
+            text_of(fields["state_id"]), number_of(fields["generation"]), fields["content"],
+            number_of(fields["changed_ms"], LATEST_MS),
+        )  # fmt: skip
+        fences = {text_of(name): number_of(fence) for name, fence in fields["fences"].items()}
+        if not is_moment(document.changed_ms) or not 0 <= document.generation <= MOST:
+            raise ValueError("its generation or its time is none that a program writes")
+        # Objects of an earlier version do not have them.
+        recent = tuple(text_of(each) for each in fields.get("recent", ()))
+        return Stored(document, fences, text_of(fields["writer"]), text_of(fields["nonce"]), recent)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        what = "it is empty" if not content else f"it cannot be read: {error}"
+        raise CorruptStateError(what, path=path) from error
+
+
+def text_of(value: Any) -> str:
+    """The value of a field that is a text. Raises ValueError."""
+    if not isinstance(value, str):
+        raise ValueError(f"{shown(value)} is no text")
+    return value
+
+
+def number_of(value: Any, most: int = (1 << 63) - 1) -> int:
+    """The value of a field that is a number from 0. Raises ValueError."""
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{shown(value)} is no number from 0 to {most}")
+    return value
+
+
+def digest(fields: Mapping[str, Any]) -> str:
+    """Shows that no field was altered."""
+    text = json.dumps(fields, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,36 @@
+"""The executions of flows in the run history."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from recovery.base.clock import Clock
+from recovery.errors import RecoveryError
+from recovery.operational.backends.open import choose, open_backend
+from recovery.operational.backends.retry import RetryPolicy
+from recovery.operational.runs import FLOW, RunHistory
+from recovery.planning.values import Execution
+
+
+class FlowRecord:
+    """The record of one execution, with a heartbeat while it goes on.
+
+    That it began must be written, or the execution does not begin. What comes later must not stop a run that can go
+    on: if its end cannot be noted, the record shows it as dead.
+    """
+
+    def __init__(self, directory: Path, backend: str | None, execution: Execution, clock: Clock) -> None:
+        history = RunHistory(open_backend(choose(directory, backend), clock, RetryPolicy()), clock)
+        facts = {"execution": execution.number, "resume_epoch": execution.resume_epoch}
+        self._recorder = history.begin(execution.flow_id, FLOW, facts)
+        self._recorder.beat()
+
+    def note(self, epoch: int, batches: int, rows: int) -> None:
+        """How far it is; written with the next heartbeat."""
+        self._recorder.note(epoch=epoch, batches=batches, rows=rows)
+
+    def end(self, error: BaseException | None) -> None:
+        """How it ended. Safe to repeat: the first counts."""
+        with contextlib.suppress(RecoveryError):
+            self._recorder.end(error)

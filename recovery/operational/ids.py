@@ -1,0 +1,63 @@
+"""State ids: the names of documents of operational state, and the one glob that selects them.
+
+An id is a text. Ids that the package makes consist of parts joined by "/", in which "/" and "%" are written as
+%2F and %25, so no part of one scope can reach into another:
+
+    hwm                                      the high-water marks
+    rewinds                                  the rewinds that executions made; in the recovery directory
+    runs/<pipeline>/<moment>-<random>        one run
+    process/<namespace>/<name>               state of a process
+    task/<dag>/<task>                        state of a task
+    task-instance/<dag>/<task>/<run>/<map>   state of a task instance
+
+Those of an environment begin with "@<environment>/".
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import translate
+from functools import lru_cache
+
+from recovery.errors import ConfigurationError, shown
+from recovery.operational.values import is_text
+
+StateId = str
+
+
+def join(*parts: str) -> StateId:
+    """The id of these parts; different parts never give the same id. Raises ConfigurationError."""
+    return "/".join(escape(part) for part in parts)
+
+
+def escape(part: str) -> str:
+    """A part of an id as it stands between two slashes; "" is written as %."""
+    check(part, "name", empty=True)
+    return part.replace("%", "%25").replace("/", "%2F") or "%"
+
+
+def unescape(part: str) -> str:
+    """What `escape` was given."""
+    return "" if part == "%" else part.replace("%2F", "/").replace("%25", "%")
+
+
+def check(text: str, what: str = "state id", *, empty: bool = False) -> str:
+    """`text`, when it can be an id or a key. Raises ConfigurationError."""
+    if not isinstance(text, str) or "\0" in text or not is_text(text) or not (text or empty):
+        raise ConfigurationError(
+            f"{shown(text)} cannot be a {what}", cause="It is empty, holds U+0000, or is no text.", remedy="Use a text."
+        )
+    return text
+
+
+def matches(text: str, pattern: str | None) -> bool:
+    """Whether a glob selects `text`: * any characters, ? one, [abc] one of these. None selects everything.
+
+    It is the same everywhere, takes case as it stands, and "/" is a character like any other.
+    """
+    return pattern is None or _compiled(pattern).match(text) is not None
+
+
+@lru_cache(maxsize=64)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(translate(pattern))

@@ -1,0 +1,90 @@
+"""Locks by name on one machine, held by the operating system."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+
+from recovery.base.clock import Clock
+from recovery.config import format_interval
+from recovery.errors import StateLockedError, StorageError
+from recovery.host.durable import make_directories, modes_beside, open_own
+from recovery.host.processes import as_holder, describe_holder
+from recovery.storage.lock import FIRST, free
+
+POLL_S = 0.005
+LONGEST_POLL_S = 0.1
+
+
+class FileLock:
+    """A lock that one process holds at a time, from entering to leaving or to the death of the process.
+
+    Entering waits at most `wait_s` seconds. Raises StateLockedError naming the holder, or StorageError. The file stays:
+    removing it would let a second process hold a lock of the same name.
+    """
+
+    def __init__(self, directory: Path, name: str, clock: Clock, purpose: str, wait_s: float) -> None:
+        self.path = directory / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.lock"
+        self._name = name
+        self._clock = clock
+        self._purpose = purpose
+        self._wait_s = wait_s
+        self._descriptor: int | None = None
+        self._pid = 0
+
+    def __enter__(self) -> FileLock:
+        try:
+            modes = modes_beside(self.path.parent.parent / FIRST)
+            make_directories(self.path.parent, modes)
+            descriptor = open_own(self.path, modes.file)
+        except OSError as error:
+            raise StorageError(error.strerror or str(error), path=self.path) from error
+        try:
+            self._wait(descriptor)
+            text = as_holder(self._purpose, name=self._name)
+            # For people; on a full disk it is missing, and the lock is held all the same.
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps(text).encode(), 0)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor, self._pid = descriptor, os.getpid()
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        if self._descriptor is not None:
+            free(self._descriptor, self._pid)
+            self._descriptor = None
+
+    def _wait(self, descriptor: int) -> None:
+        deadline_s = self._clock.elapsed_s() + self._wait_s
+        pause_s = POLL_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if self._clock.elapsed_s() >= deadline_s:
+                    raise StateLockedError(
+                        f"{_holder(descriptor)} held the lock {self._name!r:.120} for more than "
+                        f"{format_interval(self._wait_s)}",
+                        path=self.path,
+                    ) from None
+            except OSError as error:
+                raise StorageError(f"it cannot be locked: {error}", path=self.path) from error
+            time.sleep(pause_s)
+            pause_s = min(LONGEST_POLL_S, pause_s * 1.5)
+
+
+def _holder(descriptor: int) -> str:
+    try:
+        return describe_holder(json.loads(os.pread(descriptor, 65536, 0)))
+    except (OSError, ValueError, RecursionError):
+        return "another process"

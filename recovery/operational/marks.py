@@ -1,0 +1,276 @@
+"""High-water marks: up to where something has been loaded. Pure functions of the document that holds them.
+
+All marks of an environment are one document, so several move together or not at all. Each has a version that
+only grows, also over its removal.
+
+A pipeline moves marks with the epoch that holds its loads: those are rows of a reserved step, which go back with a
+rewind. Such a row knows the version that the document's mark had when it was written. It counts as long as that is
+still the version; a mark that was set since counts more. So the last who moved a mark wins, and a rewind takes back
+what belongs to epochs and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from recovery.base.ids import PartitionIndex
+from recovery.base.untrusted_json import is_moment
+from recovery.errors import ConfigurationError, HighWaterMarkError, StateValueError, shown
+from recovery.operational.ids import check
+from recovery.operational.text_order import disagreement, is_unordered
+from recovery.operational.values import from_json, to_json
+from recovery.values.keys import partition_of
+
+DOCUMENT = "hwm"
+EPOCH_STEP = "$hwm"
+_NUMBERS = (int, float, Decimal)
+_KINDS = (bool, int, float, Decimal, str, bytes, datetime, date)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A high-water mark. changed_ms is wall time; `version` counts its changes."""
+
+    key: str
+    value: Any
+    changed_ms: int
+    version: int
+
+
+def home_of(step: str, partition_count: int, key: str) -> PartitionIndex:
+    """The recovery partition that holds a key of any step. The marks that epochs move are all in one, beside the
+    documents that they are read with."""
+    return PartitionIndex(0) if step == EPOCH_STEP else partition_of(key, partition_count)
+
+
+def parse_batch(batch: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Keys and values of `[{"key": …, "value": …}, …]`. Raises ConfigurationError, also for a key given twice."""
+    wanted: dict[str, Any] = {}
+    for entry in batch:
+        if not isinstance(entry, Mapping) or set(entry) != {"key", "value"}:
+            raise ConfigurationError(
+                f"{shown(entry)} is no entry of a batch", remedy='Write {"key": "orders", "value": 5}.'
+            )
+        key = check(entry["key"], "key of a mark")
+        if key in wanted:
+            raise ConfigurationError(f"the key {key!r:.120} is given twice in one batch", remedy="Give each key once.")
+        wanted[key] = entry["value"]
+    return wanted
+
+
+def advance(
+    content: Any, wanted: Mapping[str, Any], now_ms: int, *, force: bool, closed: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The document with the marks moved to the `wanted` values. Raises HighWaterMarkError or StateValueError.
+
+    A mark that is there already stays as it is, with the time of its last change. `closed` are the rows of epochs.
+    """
+    marks, known = dict(_entries(content)), read(content, closed)
+    for key, value in wanted.items():
+        encoded = check_value(value)
+        if key in known:
+            before = known[key].value
+            if type(before) is type(value) and before == value:
+                continue
+            if not force:
+                check_forward(key, before, value)
+        elif isinstance(value, str) and not force:
+            check_order(key, value)
+        if isinstance(value, float) and math.isinf(value):
+            raise StateValueError(
+                f"{value!r} cannot be a high-water mark",
+                cause="Nothing lies above it, or everything does.",
+                remedy="Give a number. To take a mark away, remove it.",
+            )
+        marks[key] = {"value": encoded, "changed_ms": now_ms, "version": _version(marks, key) + 1}
+    return {"marks": marks}
+
+
+def remove(content: Any, keys: Iterable[str], now_ms: int) -> dict[str, Any]:
+    """The document without the marks of these keys; their versions stay."""
+    marks = dict(_entries(content))
+    for key in keys:
+        marks[key] = {"changed_ms": now_ms, "version": _version(marks, key) + 1}
+    return {"marks": marks}
+
+
+def replaced(before: Any, content: Any, closed: Mapping[str, Any]) -> dict[str, Any]:
+    """The document that stands in the place of another when it is written as a whole. `closed` are the rows of epochs.
+
+    A mark that keeps its value stays as it is, also that of an epoch. The versions of others grow, also of those that
+    are no more, else a mark of an epoch would count again that was set, or removed, since.
+    """
+    old, new, known = _entries(before), _entries(content), _entries(settled(before, closed))
+    marks = {}
+    for key in sorted({*known, *new}):
+        if key in known and _text(known[key]) == _text(new.get(key, {})):
+            if key in old:
+                marks[key] = {"changed_ms": 0, **old[key], "version": _version(old, key)}
+        else:
+            entry = new.get(key) or {"changed_ms": known[key].get("changed_ms", 0)}
+            marks[key] = {**entry, "version": max(_version(old, key), _version(new, key)) + (key in known)}
+    return {"marks": marks}
+
+
+def read(content: Any, closed: Mapping[str, Any] | None = None) -> dict[str, Mark]:
+    """The marks of a document and of the rows of epochs, by key."""
+    entries = {**_entries(content), **counting(content, closed or {})}
+    return {key: _mark(key, entry) for key, entry in sorted(entries.items()) if "value" in entry}
+
+
+def _mark(key: str, entry: Mapping[str, Any]) -> Mark:
+    """Raises StateValueError for one that somebody else wrote."""
+    changed_ms, version = entry.get("changed_ms"), entry.get("version")
+    if not is_moment(changed_ms) or type(version) is not int:
+        raise StateValueError(
+            f"the mark {key!r:.120} has not the form of one",
+            cause="Somebody wrote it from outside.",
+            remedy="Set it again: python -m recovery hwm set --force DIR KEY VALUE",
+        )
+    return Mark(key, from_json(entry["value"]), changed_ms, version)
+
+
+def checked_row(row: Any) -> dict[str, Any]:
+    """A row of an epoch, when it has the form of one. Raises ValueError."""
+    if not isinstance(row, dict) or "value" not in row or not is_moment(row.get("changed_ms")):
+        raise ValueError("it is no mark")
+    if type(row.get("version")) is not int:
+        raise ValueError("it has no version")
+    return row
+
+
+def is_empty(content: Any) -> bool:
+    """Whether a document has no mark any more: only the versions of those that were removed."""
+    return not any("value" in entry for entry in _entries(content).values())
+
+
+def check_document(content: Any) -> None:
+    """Raises StateValueError, or what Python raises, for a document that is not of the form it has here."""
+    for key, entry in content["marks"].items():
+        for name in ("version", "changed_ms"):
+            if type(entry[name]) is not int:
+                raise TypeError(f"{name} of the mark {key!r:.80} is no whole number")
+        if "value" in entry:
+            check_value(from_json(entry["value"]))
+
+
+def settled(content: Any, closed: Mapping[str, Any]) -> dict[str, Any]:
+    """The document in which the marks of epochs, of those that count, are marks of its own."""
+    own = {key: {**row, "version": row["version"] + 1} for key, row in counting(content, closed).items()}
+    return {"marks": {**_entries(content), **own}}
+
+
+def above(content: Any, closed: Mapping[str, Any]) -> Any:
+    """The document as it has to be written beside rows of epochs for none of them to count."""
+    entries = _entries(content)
+    raised = {
+        key: {**entries.get(key, {"changed_ms": row["changed_ms"]}), "version": row["version"] + 1}
+        for key, row in closed.items()
+        if row["version"] >= _version(entries, key)
+    }
+    return {"marks": {**entries, **raised}} if raised else content
+
+
+def counting(content: Any, closed: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows of epochs that count beside a document."""
+    entries = _entries(content)
+    return {key: row for key, row in closed.items() if row["version"] == _version(entries, key)}
+
+
+def epoch_row(content: Any, key: str, value: Any, now_ms: int) -> dict[str, Any]:
+    """What an epoch holds of a mark that it moves, beside the document as it is. Raises StateValueError."""
+    return {"value": check_value(value), "changed_ms": now_ms, "version": _version(_entries(content), key)}
+
+
+def check_value(value: Any) -> Any:
+    """`value` as JSON's own types, when it can be a mark: of a type that has an order. Raises StateValueError."""
+    encoded = to_json(value)
+    plain = from_json(encoded)
+    if not isinstance(plain, _KINDS) or (
+        plain.is_nan() if isinstance(plain, Decimal) else isinstance(plain, float) and math.isnan(plain)
+    ):
+        raise StateValueError(
+            f"{type(value).__name__} {value!r:.80} cannot be a high-water mark",
+            cause="It has no order.",
+            remedy="Use int, float, str, bool, date, datetime, Decimal or bytes. To take a mark away, remove it.",
+        )
+    return encoded
+
+
+def is_future(value: Any, now: datetime) -> bool:
+    """Whether a mark is a time to come, a date after today's anywhere; what is loaded until then is passed over."""
+    if isinstance(value, str):
+        try:
+            value = date.fromisoformat(value[:10])
+        except ValueError:
+            return False
+    if isinstance(value, datetime):
+        # Without a zone it may be of any: the most that one can be ahead of UTC is fourteen hours.
+        return value > (now if value.tzinfo else now.replace(tzinfo=None) + timedelta(hours=14))
+    return isinstance(value, date) and value > (now + timedelta(hours=14)).date()
+
+
+def check_comparable(key: str, before: Any, after: Any, what: str) -> None:
+    """Raises HighWaterMarkError when the mark `before` is of another kind than `after`, which is called `what`."""
+    if not _comparable(before, after):
+        raise HighWaterMarkError(
+            f"the mark {key!r:.120} is the {type(before).__name__} {before!r:.80}, and cannot be compared with {what}",
+            cause="The column changed its type, or the key is used for two columns.",
+            remedy="Use another key, or set it on purpose: --force, or set_hwm(..., force=True).",
+        )
+
+
+def check_forward(key: str, before: Any, after: Any) -> None:
+    """Raises HighWaterMarkError when the mark would go from `before` to something lower, or of another kind."""
+    check_comparable(key, before, after, f"the {type(after).__name__} {after!r:.80}")
+    if isinstance(after, str):
+        check_order(key, after, before)
+    if after < before:
+        raise HighWaterMarkError(f"the mark {key!r:.120} would move back from {before!r:.80} to {after!r:.80}")
+
+
+def check_order(key: str, after: str, before: str | None = None) -> None:
+    """Raises HighWaterMarkError for a text whose order, alone or beside the mark `before`, is not that of what it
+    says."""
+    if is_unordered(after) or (before is not None and disagreement(before, after)):
+        beside = "" if before is None else f" beside {before!r:.80}"
+        raise HighWaterMarkError(
+            f"the mark {key!r:.120} cannot be the text {after!r:.80}{beside}: the order of such texts is not that of "
+            "what they say",
+            cause="Dates that do not begin with the year, or numbers of different lengths, are not in order as text.",
+            remedy='Give a date or a number: {"$date": "2024-04-20"}, 20; or set the text on purpose: --force, '
+            "or set_hwm(..., force=True).",
+        )
+
+
+def _comparable(before: Any, after: Any) -> bool:
+    if isinstance(before, bool) or isinstance(after, bool):
+        return isinstance(before, bool) and isinstance(after, bool)
+    if isinstance(before, _NUMBERS):
+        return isinstance(after, _NUMBERS)
+    if isinstance(before, datetime) and isinstance(after, datetime):
+        return (before.utcoffset() is None) == (after.utcoffset() is None)
+    return type(before) is type(after)
+
+
+def _text(entry: Mapping[str, Any]) -> str | None:
+    """The value of an entry as it is stored: of two that are equal in Python, 1 and 1.0, it may be another."""
+    return json.dumps(entry["value"]) if "value" in entry else None
+
+
+def _version(entries: Mapping[str, Any], key: str) -> int:
+    """0 also where somebody wrote something else: then it can be written over."""
+    version = entries[key].get("version") if key in entries else 0
+    return version if type(version) is int else 0
+
+
+def _entries(content: Any) -> dict[str, Any]:
+    """Those of the form that they have here; what somebody else wrote is none, and can be written over."""
+    marks = content.get("marks") if isinstance(content, dict) else None
+    return {key: entry for key, entry in marks.items() if isinstance(entry, dict)} if isinstance(marks, dict) else {}

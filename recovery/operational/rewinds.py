@@ -1,0 +1,68 @@
+"""The rewinds that executions made on a recovery directory: a document in it, which no rewind takes back.
+
+Each is noted after its execution began and before that can close an epoch. A run that is killed in between has closed
+nothing, so the next one with the same option discards nothing, and notes it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from recovery.base.clock import Clock
+from recovery.base.ids import BatchId, Epoch
+from recovery.base.wording import moment_text
+from recovery.config import RecoveryConfig, given_backup_interval_s
+from recovery.operational.backends.backend import DirectoryBackend, Document
+from recovery.operational.backends.retry import RetryPolicy
+from recovery.planning.going_back import Rewind, check_again, check_history, check_rewind, cut_of
+from recovery.planning.resume import ResumePlan
+
+DOCUMENT = "rewinds"
+KEPT = 1000
+
+
+def check_start(plan: ResumePlan, config: RecoveryConfig, clock: Clock) -> None:
+    """Refuse a start that would discard what nobody asked to discard; changes nothing.
+
+    Raises RewindRepeatedError, HistoryLossError, ConfigurationError.
+    """
+    check_again(config.rewind_to, config.rewind_again)
+    if config.rewind_to is not None:
+        check_rewind(plan, read_rewinds(config.path, clock), config.rewind_again, moment_text)
+    if not config.discard_history:
+        check_history(plan, given_backup_interval_s(config), moment_text)
+
+
+def note_start(plan: ResumePlan, config: RecoveryConfig, clock: Clock) -> None:
+    """Note the rewind that the execution of this plan was asked for, if it was, also where it discarded nothing."""
+    if config.rewind_to is not None:
+        note_rewind(config.path, Rewind(cut_of(plan), plan.execution_number, clock.wall_ms()), clock)
+
+
+def read_rewinds(directory: Path, clock: Clock) -> list[Rewind]:
+    """The rewinds that were made, oldest first. Raises CorruptPartitionError."""
+    document = DirectoryBackend(directory, clock, RetryPolicy()).read([DOCUMENT]).get(DOCUMENT)
+    return _parsed(document)
+
+
+def note_rewind(directory: Path, rewind: Rewind, clock: Clock) -> None:
+    """Note a rewind; durable when it returns. Raises StateLockedError, StorageError, CorruptPartitionError."""
+
+    def change(document: Document | None) -> dict[str, Any]:
+        made = [*_parsed(document), rewind][-KEPT:]
+        return {"rewinds": [[*each.cut, each.execution, each.made_ms] for each in made]}
+
+    DirectoryBackend(directory, clock, RetryPolicy()).update({DOCUMENT: change})
+
+
+def _parsed(document: Document | None) -> list[Rewind]:
+    """Those of the form that they have here; what somebody else wrote is none."""
+    content = document.content if document is not None else None
+    entries = content.get("rewinds") if isinstance(content, dict) else None
+    kinds = [int, str, int, int, int]
+    return [
+        Rewind((Epoch(entry[0]), entry[1], BatchId(entry[2])), entry[3], entry[4])
+        for entry in (entries if isinstance(entries, list) else ())
+        if isinstance(entry, list) and [type(part) for part in entry] == kinds
+    ]

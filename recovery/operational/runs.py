@@ -1,0 +1,342 @@
+"""Run history: what ran, when, and how it ended. Facts, durable at once; no rewind takes them back.
+
+A run that goes on notes a heartbeat. One whose process is gone is dead, whatever its record says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from recovery.base.clock import Clock
+from recovery.base.untrusted_json import MOST, is_moment
+from recovery.errors import ConfigurationError, CorruptStateError, RecoveryError, shown
+from recovery.host.processes import identity, is_same, is_visible
+from recovery.operational.backends.backend import Backend, Document
+from recovery.operational.ids import StateId, join
+
+HEARTBEAT_S = 10.0
+MISSED_BEATS = 6
+RUNNING, SUCCEEDED, FAILED, SKIPPED, BLOCKED, DEAD = "running", "succeeded", "failed", "skipped", "blocked", "dead"
+FLOW, SAVED, EDIT = "flow", "saved", "edit"
+"""Kinds of runs. An edit of a flow's state is recorded as one, but is never what `last run` means."""
+NODE_STATUSES = (RUNNING, SUCCEEDED, FAILED, SKIPPED, BLOCKED, DEAD)
+_OUTCOME = {SUCCEEDED: True, SKIPPED: True, FAILED: False, BLOCKED: False, DEAD: False}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRun:
+    """What one node of a pipeline did in one run. `why` says why it ran or did not; times are seconds."""
+
+    status: str
+    duration_s: float | None = None
+    rows: int | None = None
+    definition: str | None = None
+    why: str | None = None
+    error: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def succeeded(self) -> bool | None:
+        """Whether what it makes is there; None while it runs. One that was skipped had made it before."""
+        return _OUTCOME.get(self.status)
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of every node, as JSON: all but `details`."""
+        return {
+            "status": self.status,
+            "duration_s": self.duration_s,
+            "rows": self.rows,
+            "definition": self.definition,
+            "why": self.why,
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a flow or a pipeline. Times are wall time in milliseconds.
+
+    status: running, succeeded, failed, or dead: its process is gone and did not say how it ended.
+    """
+
+    run_id: str
+    pipeline: str
+    kind: str
+    status: str
+    started_ms: int
+    ended_ms: int | None
+    heartbeat_ms: int
+    host: str
+    pid: int
+    error: str | None
+    details: Mapping[str, Any]
+    nodes: Mapping[str, NodeRun]
+    process: str | None = None
+
+    @property
+    def succeeded(self) -> bool | None:
+        """Whether it ended well; None while it runs."""
+        return _OUTCOME.get(self.status)
+
+    @property
+    def duration_s(self) -> float | None:
+        """How long it took; None while it runs, and of a dead one, of which nobody knows when it ended."""
+        return None if self.ended_ms is None else max(0, self.ended_ms - self.started_ms) / 1000
+
+    @property
+    def last_seen_ms(self) -> int | None:
+        """When a run that has not said how it ended was last known to go on: its last heartbeat."""
+        return self.heartbeat_ms if self.status in (RUNNING, DEAD) else None
+
+    def as_json(self) -> dict[str, Any]:
+        """The same facts for a program."""
+        return {
+            **_content(self),
+            "run_id": self.run_id,
+            "duration_s": self.duration_s,
+            "last_seen_ms": self.last_seen_ms,
+        }
+
+
+class RunHistory:
+    """The runs that a backend knows, of one environment. `prefix` begins the ids of that environment."""
+
+    def __init__(self, backend: Backend, clock: Clock, prefix: str = "") -> None:
+        self._backend = backend
+        self._clock = clock
+        self._prefix = prefix
+
+    def runs(self, pipeline: str | None = None) -> list[Run]:
+        """All runs, newest first."""
+        found = [self._read(document) for document in self._documents(pipeline)]
+        return sorted(found, key=lambda run: (run.started_ms, run.run_id), reverse=True)
+
+    def begin(self, pipeline: str, kind: str, details: Mapping[str, Any] | None = None) -> RunRecorder:
+        """Note that a run began; it is running until the recorder says how it ended, or the process dies."""
+        # After every run before it, whatever the clock says.
+        last_ms = max((_parsed(each)[0].started_ms for each in self._documents(pipeline)), default=0)
+        now_ms = self._clock.wall_ms()
+        started_ms = max(now_ms, last_ms + 1)
+        run = Run(
+            run_id=f"{started_ms:014d}-{secrets.token_hex(4)}",
+            pipeline=pipeline,
+            kind=kind,
+            status=RUNNING,
+            started_ms=started_ms,
+            ended_ms=None,
+            heartbeat_ms=now_ms,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            error=None,
+            details=dict(details or {}),
+            nodes={},
+            process=identity(os.getpid()),
+        )
+        recorder = RunRecorder(self._backend, self._clock, self._id(pipeline, run.run_id), run)
+        recorder.write()
+        return recorder
+
+    def clean(self, older_than_s: float, *, dry_run: bool = False) -> list[Run]:
+        """Forget the runs that ended longer ago than this, but never the last of a pipeline; returns them."""
+        limit_ms = self._clock.wall_ms() - older_than_s * 1000
+        newest: set[str] = set()
+        gone: list[Run] = []
+        for run in self.runs():
+            if run.kind != EDIT and run.pipeline not in newest:
+                newest.add(run.pipeline)
+            elif run.status != RUNNING and (run.ended_ms or run.heartbeat_ms) < limit_ms:
+                gone.append(run)
+        if gone and not dry_run:
+            self._backend.forget([self._id(run.pipeline, run.run_id) for run in gone])
+        return gone
+
+    def _id(self, pipeline: str, run_id: str) -> StateId:
+        return f"{self._prefix}{join('runs', pipeline, run_id)}"
+
+    def _documents(self, pipeline: str | None) -> list[Document]:
+        prefix = "runs/" if pipeline is None else f"{join('runs', pipeline)}/"
+        return [d for d in self._backend.list(self._prefix + prefix) if d.content is not None]
+
+    def _read(self, document: Document) -> Run:
+        run, beat_s = _parsed(document)
+        if run.status == RUNNING and is_alive(run, self._clock.wall_ms(), beat_s):
+            return run
+        if run.kind == SAVED and run.status != RUNNING:
+            return run
+        # A run that a signal ended may not have had the time to write what became of its nodes.
+        ended = {name: replace(n, status=DEAD) if n.status == RUNNING else n for name, n in run.nodes.items()}
+        return replace(run, status=DEAD if run.status == RUNNING else run.status, nodes=ended)
+
+
+class RunRecorder:
+    """Writes the record of one run: on every change, and a heartbeat in between.
+
+    A heartbeat that cannot be written is left out; what ends a run raises when it cannot be.
+    """
+
+    def __init__(self, backend: Backend, clock: Clock, state_id: StateId, run: Run) -> None:
+        self.run = run
+        self._backend = backend
+        self._clock = clock
+        self._state_id = state_id
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def beat(self, every_s: float = HEARTBEAT_S) -> None:
+        """Note a heartbeat from now on, from a thread of its own, until the run ends."""
+
+        def go_on() -> None:
+            while not self._over.wait(every_s):
+                with contextlib.suppress(RecoveryError):
+                    self.write()
+
+        self._thread = threading.Thread(target=go_on, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def node(self, name: str, node: NodeRun) -> None:
+        """Note what a node did."""
+        self.write(lambda run: replace(run, nodes={**run.nodes, name: node}))
+
+    def note(self, **details: Any) -> None:
+        """Add to the facts of the run; they are written with the next heartbeat."""
+        with self._lock:
+            self.run = replace(self.run, details={**self.run.details, **details})
+
+    def end(self, error: BaseException | None = None, **details: Any) -> None:
+        """Note how the run ended. Safe to repeat: the first counts."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self.run.status != RUNNING:
+            return
+
+        def ended(run: Run) -> Run:
+            return replace(
+                run,
+                status=SUCCEEDED if error is None else FAILED,
+                ended_ms=max(self._clock.wall_ms(), run.started_ms),
+                error=None if error is None else _shown(error),
+                details={**run.details, **details},
+            )
+
+        self.write(ended)
+
+    def write(self, change: Callable[[Run], Run] = lambda run: run) -> None:
+        """Write the record, after `change`, with a fresh heartbeat."""
+        with self._writing:
+            with self._lock:
+                before = self.run.details
+                changed = replace(change(self.run), heartbeat_ms=max(self._clock.wall_ms(), self.run.heartbeat_ms))
+            # A backend may take long to answer, and nobody who notes something waits for it.
+            self._backend.update({self._state_id: lambda _: _content(changed)})
+            with self._lock:
+                noted = {name: value for name, value in self.run.details.items() if before.get(name) != value}
+                self.run = replace(changed, details={**changed.details, **noted})
+
+
+def read_run(run_id: str, content: Mapping[str, Any]) -> tuple[Run, float]:
+    """The run that a document holds, as its process wrote it, and the seconds between its heartbeats."""
+    fields = dict(content)
+    beat_s = fields.pop("heartbeat_s", HEARTBEAT_S)
+    nodes = {name: _checked_node(NodeRun(**node)) for name, node in fields.pop("nodes").items()}
+    return _checked_run(Run(run_id=run_id, nodes=nodes, **fields)), float(beat_s)
+
+
+def _parsed(document: Document) -> tuple[Run, float]:
+    """Raises CorruptStateError for a document that holds no run."""
+    try:
+        return read_run(document.state_id.rpartition("/")[2], document.content)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        raise CorruptStateError(
+            f"the run {document.state_id!r:.120} has not the form of one: {error}",
+            cause="Somebody wrote it from outside.",
+            remedy="Remove it: python -m recovery state clear DIR ID",
+        ) from None
+
+
+def _checked_run(run: Run) -> Run:
+    """Raises TypeError for values that no run has."""
+    texts = run.pipeline, run.kind, run.status, run.host, run.error or "", run.process or ""
+    moments = run.started_ms, run.heartbeat_ms, run.started_ms if run.ended_ms is None else run.ended_ms
+    whole = type(run.pid) is int and isinstance(run.details, Mapping)
+    if not (whole and all(isinstance(each, str) for each in texts) and all(map(is_moment, moments))):
+        raise TypeError("a value of another type, or a time beyond any date")
+    return run
+
+
+def _checked_node(node: NodeRun) -> NodeRun:
+    """The same of a node."""
+    texts = node.status, node.definition or "", node.why or "", node.error or ""
+    numbers = node.duration_s, node.rows
+    right = all(each is None or (type(each) in (int, float) and abs(each) <= MOST) for each in numbers)
+    if not (right and isinstance(node.details, Mapping) and all(isinstance(each, str) for each in texts)):
+        raise TypeError("a value of another type in a node")
+    return node
+
+
+def parse_nodes(nodes: Mapping[str, Any]) -> dict[str, NodeRun]:
+    """Results of nodes as `save_pipeline_run` takes them: a NodeRun, True or False, or the fields of a NodeRun."""
+    return {name: _parse_node(name, given) for name, given in nodes.items()}
+
+
+def is_alive(run: Run, now_ms: int, beat_s: float = HEARTBEAT_S) -> bool:
+    """Whether the process of a run is still there.
+
+    Where its process can be seen that is known. Elsewhere, on another host or in another container, its heartbeats
+    tell: it counts as dead when it missed several.
+    """
+    if run.process is not None and is_visible(run.host, run.process):
+        return is_same(identity(run.pid), run.process)
+    return now_ms - run.heartbeat_ms <= MISSED_BEATS * beat_s * 1000
+
+
+def _parse_node(name: str, given: Any) -> NodeRun:
+    if isinstance(given, NodeRun):
+        return given
+    if isinstance(given, bool):
+        return NodeRun(SUCCEEDED if given else FAILED)
+    fields = dict(given) if isinstance(given, Mapping) else {}
+    if isinstance(fields.get("success"), bool):
+        fields["status"] = SUCCEEDED if fields.pop("success") else FAILED
+    known = {key: fields.pop(key) for key in _FIELDS if key in fields}
+    if known.get("status") not in NODE_STATUSES:
+        raise ConfigurationError(
+            f"the result {shown(given)} of node {name!r:.80} has no status",
+            remedy=f'Give True, False, or a mapping with a "status": {", ".join(NODE_STATUSES)}.',
+        )
+    return NodeRun(**known, details={**fields, **known.pop("details", {})})
+
+
+_FIELDS = ("status", "duration_s", "rows", "definition", "why", "error")
+
+
+def _content(run: Run) -> dict[str, Any]:
+    return {
+        "pipeline": run.pipeline,
+        "kind": run.kind,
+        "status": run.status,
+        "started_ms": run.started_ms,
+        "ended_ms": run.ended_ms,
+        "heartbeat_ms": run.heartbeat_ms,
+        "host": run.host,
+        "pid": run.pid,
+        "process": run.process,
+        "error": run.error,
+        "details": dict(run.details),
+        "nodes": {name: {**node.facts(), "details": dict(node.details)} for name, node in run.nodes.items()},
+    }
+
+
+def _shown(error: BaseException) -> str:
+    if isinstance(error, RecoveryError):
+        return f"{type(error).__name__}: {error.found}"[:2000]
+    return f"{type(error).__name__}: {error}"[:2000]

@@ -1,0 +1,279 @@
+"""The state of a flow's steps: reading it at any epoch that is held, and editing it as an epoch of its own."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from recovery.base.clock import Clock
+from recovery.base.ids import Epoch
+from recovery.epochs.writer import Edited, EpochWriter, StepKey
+from recovery.errors import ConfigurationError, EpochNotHeldError, FlowMismatchError, RecoveryError
+from recovery.operational.backends.open import choose, open_backend
+from recovery.operational.backends.retry import RetryPolicy
+from recovery.operational.marks import home_of
+from recovery.operational.runs import EDIT, RunHistory, RunRecorder
+from recovery.planning.going_back import kept_interval_s
+from recovery.planning.resume import Cut, ResumePlan, common_cuts, plan_resume
+from recovery.storage.history import (
+    KeyChange,
+    KeyState,
+    changes_between,
+    check_all_there,
+    few_states_at,
+    sizes_at,
+    states_at,
+    steps_in,
+)
+from recovery.storage.lock import DirectoryLock, lock_holder
+from recovery.storage.seam import RESERVED_PREFIX
+from recovery.storage.sqlite.store import scan
+from recovery.storage.verify import check_all
+
+E = TypeVar("E")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One snapshot of a recovery directory: the files, and the cut that they share."""
+
+    paths: tuple[Path, ...]
+    cut: Cut
+
+    @property
+    def epoch(self) -> int:
+        """Its number, 0 for the time before the first."""
+        return self.cut[0]
+
+    def states(self, step: str) -> Iterator[KeyState]:
+        """The states of a step, one partition after the other."""
+        for path in self.paths:
+            yield from states_at(path, step, self.cut)
+
+    def state(self, step: str, key: str) -> KeyState | None:
+        """The state of one key."""
+        return self.some(step, [key]).get(key)
+
+    def some(self, step: str, keys: Iterable[str]) -> dict[str, KeyState]:
+        """The states of some keys, of those that have one."""
+        wanted: dict[Path, list[str]] = {}
+        for key in dict.fromkeys(keys):
+            wanted.setdefault(self.paths[home_of(step, len(self.paths), key)], []).append(key)
+        found = (few_states_at(path, step, self.cut, some) for path, some in wanted.items())
+        return {state.key: state for states in found for state in states}
+
+    def sizes(self, step: str) -> Iterator[tuple[str, int]]:
+        """The keys of a step and the size of each value in bytes, without reading the values."""
+        for path in self.paths:
+            yield from sizes_at(path, step, self.cut)
+
+    def changes(self, step: str, since: Moment) -> Iterator[KeyChange]:
+        """The keys of a step whose state is another one than at the moment `since`."""
+        for path in self.paths:
+            yield from changes_between(path, step, since.cut, self.cut)
+
+    def check_all_there(self, step: str, key: str) -> None:
+        """Raises CorruptPartitionError when the partition of a key misses rows of the step. Reads all its keys."""
+        check_all_there(self.paths[home_of(step, len(self.paths), key)], step, self.cut)
+
+    def steps(self, *, reserved: bool = False) -> list[str]:
+        """The steps that have state at this or another epoch that is held."""
+        found = {step for path in self.paths for step in steps_in(path)}
+        return sorted(step for step in found if reserved or not step.startswith(RESERVED_PREFIX))
+
+
+def moment(directory: Path, epoch: int | None = None) -> Moment:
+    """The snapshot of an epoch that all partitions hold; None: the newest. Only reads; a run may be going on.
+
+    Raises the errors of planning, and EpochNotHeldError.
+    """
+    plan = plan_resume(scan(directory))
+    cuts = common_cuts(plan.partitions)
+    paths = tuple(d.path for d in plan.partitions)
+    if epoch is None:
+        return Moment(paths, max(cuts))
+    for cut in cuts:
+        if cut[0] == epoch:
+            return Moment(paths, cut)
+    raise EpochNotHeldError(
+        f"epoch {epoch} is not held: the partitions share epochs {min(cuts)[0]} to {max(cuts)[0]}", path=directory
+    )
+
+
+def edit_states(
+    directory: Path,
+    what: str,
+    compute: Callable[[Moment], Mapping[StepKey, Edited]],
+    *,
+    clock: Clock,
+    force: bool = False,
+) -> Epoch | None:
+    """Change states of steps as a new epoch; returns it, or None when there was nothing to change.
+
+    `compute` gives the changes from the newest snapshot, under the directory's lock; by force it may be asked twice.
+    The input position stays, so the next run continues where the last one stopped. With `force` a run that holds the
+    lock is not waited for but fenced: nothing that it does from then on counts. The edit is an execution with an entry
+    in the run history; going back before its epoch undoes it. Raises DirectoryLockedError, FlowMismatchError,
+    CorruptPartitionError, and what planning, `compute` and the backend of the run history raise; nothing was changed
+    then, and nobody fenced.
+    """
+    scan(directory)
+    with ExitStack() as held:
+        fence = force and lock_holder(directory) is not None
+        if not fence:
+            held.enter_context(DirectoryLock(directory, clock, f"state {what}"))
+        plan = plan_resume(scan(directory))
+        if plan.flow_id is None:
+            raise FlowMismatchError(
+                "it belongs to no flow yet, so there is no state to edit",
+                path=directory,
+                cause="No flow ever ran on it.",
+                remedy="Run the flow once.",
+            )
+        check_whole(plan)
+        if fence:
+            return _edit_by_force(directory, what, compute, clock)
+        changes = _changes(plan, compute)
+        facts = {"what": what, "keys": len(changes)}
+        return _audited(directory, plan, facts, lambda writer: writer.close(changes), clock) if changes else None
+
+
+def _changes(plan: ResumePlan, compute: Callable[[Moment], Mapping[StepKey, Edited]]) -> Mapping[StepKey, Edited]:
+    changes = compute(Moment(tuple(d.path for d in plan.partitions), _cut(plan)))
+    for step, _ in changes:
+        _check_step(step)
+    return changes
+
+
+def _cut(plan: ResumePlan) -> Cut:
+    """The newest snapshot that all partitions hold."""
+    return max(common_cuts(plan.partitions))
+
+
+class _NothingToChange(Exception):  # noqa: N818 - no error
+    """An edit by force that has nothing to change fences nobody."""
+
+
+def _edit_by_force(
+    directory: Path, what: str, compute: Callable[[Moment], Mapping[StepKey, Edited]], clock: Clock
+) -> Epoch | None:
+    """The run goes on until it is fenced, and may close epochs meanwhile: then the changes are computed again, while
+    all partitions are held."""
+    plan = plan_resume(scan(directory))
+    seen, changes = _cut(plan), dict[StepKey, Edited]()
+    facts: dict[str, object] = {"what": what}
+
+    def look(newest: ResumePlan) -> None:
+        found = dict(_changes(newest, compute))
+        changes.clear()
+        changes.update(found)
+        facts["keys"] = len(changes)
+        if not changes:
+            raise _NothingToChange
+
+    def decide(newest: ResumePlan) -> None:
+        if _cut(newest) != seen or not changes:
+            look(newest)
+
+    try:
+        # The run may have collected the epoch by now.
+        with suppress(EpochNotHeldError):
+            look(plan)
+        return _audited(directory, plan, facts, lambda writer: writer.close(changes), clock, fence=decide)
+    except _NothingToChange:
+        return None
+
+
+def close_audited(
+    directory: Path,
+    plan: ResumePlan,
+    flow_id: str,
+    facts: Mapping[str, object],
+    close: Callable[[EpochWriter], E],
+    *,
+    clock: Clock,
+    backup_interval_s: float,
+    fence: Callable[[ResumePlan], None] | None = None,
+) -> E:
+    """Close an epoch by an execution of its own, with an entry in the run history that holds `facts` and who did it.
+
+    `close` is given the writer. The caller holds the directory's lock, or fences.
+    """
+    history = RunHistory(open_backend(choose(directory, None), clock, RetryPolicy()), clock)
+    # What cannot be recorded is not begun, least of all where somebody else is fenced for it.
+    record = history.begin(flow_id, EDIT, {**_numbers(plan), **facts, "by": _user()})
+    try:
+        writer = EpochWriter(directory, plan, flow_id, clock, backup_interval_s=backup_interval_s, fence=fence)
+        record.note(**_numbers(writer.plan), **facts)
+        try:
+            closed = close(writer)
+        finally:
+            writer.release()
+    except _NothingToChange:
+        _end(record, None, **{**dict.fromkeys(_numbers(plan)), **facts})
+        raise
+    except BaseException as error:
+        _end(record, error)
+        raise
+    _end(record, None)
+    return closed
+
+
+def _numbers(plan: ResumePlan) -> dict[str, int]:
+    return {"execution": plan.execution_number, "epoch": plan.resume_epoch}
+
+
+def _audited(
+    directory: Path,
+    plan: ResumePlan,
+    facts: Mapping[str, object],
+    close: Callable[[EpochWriter], E],
+    clock: Clock,
+    *,
+    fence: Callable[[ResumePlan], None] | None = None,
+) -> E:
+    assert plan.flow_id is not None
+    return close_audited(
+        directory,
+        plan,
+        plan.flow_id,
+        facts,
+        close,
+        clock=clock,
+        # An edit keeps as much as the last run.
+        backup_interval_s=kept_interval_s(plan.partitions, None),
+        fence=fence,
+    )
+
+
+def check_whole(plan: ResumePlan) -> None:
+    """Nothing is written on top of a damaged file. Raises CorruptPartitionError."""
+    for verdict in check_all([d.path for d in plan.partitions]):
+        verdict.raise_if_damaged()
+
+
+def _check_step(step: str) -> None:
+    if not step or step.startswith(RESERVED_PREFIX) or "\0" in step:
+        raise ConfigurationError(
+            f"step {step!r:.80} cannot be edited",
+            cause="Steps that begin with $ are the run's own: the input position must fit the state.",
+            remedy="To go back in the input, run with --resume-after.",
+        )
+
+
+def _end(record: RunRecorder, error: BaseException | None, **details: object) -> None:
+    """The edit is done, or not; whether that can be noted changes neither."""
+    with suppress(RecoveryError):
+        record.end(error, **details)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return str(os.getuid())

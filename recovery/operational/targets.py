@@ -1,0 +1,342 @@
+"""What the verbs of `recovery state` work on: documents of operational state, or the states of a flow's steps."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from recovery.base.clock import Clock
+from recovery.base.wording import counted
+from recovery.epochs.writer import Edited, StepKey
+from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundError, StateValueError
+from recovery.operational import marks, scopes
+from recovery.operational.backends.backend import Backend, Document
+from recovery.operational.closed_marks import settle, settled_marks, standing_marks
+from recovery.operational.ids import check, matches
+from recovery.operational.runs import read_run
+from recovery.operational.step_edits import Moment, edit_states, moment
+from recovery.operational.values import from_json
+from recovery.storage.history import KeyState
+from recovery.storage.seam import RESERVED_PREFIX
+
+Name = str | StepKey
+"""The id of a document, or step and key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One state as it was read. `content` is JSON's own types. `version` is how it is recognised as unchanged."""
+
+    name: Name
+    content: Any
+    version: Any
+    timeout_ms: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for a program."""
+        if isinstance(self.name, str):
+            return {
+                "id": self.name,
+                "content": self.content,
+                "generation": self.version[0],
+                "changed_ms": self.version[1],
+            }
+        step, key = self.name
+        return {"step": step, "key": key, "content": self.content, "timeout_ms": self.timeout_ms, "epoch": self.version}
+
+
+REMOVED = object()
+"""In place of content: the state is to be removed."""
+
+
+class Target(Protocol):
+    """Where states are found and written."""
+
+    @property
+    def location(self) -> str:
+        """The directory or the address of it, for messages."""
+        ...
+
+    def find(self, name: Name) -> Entry | None:
+        """The state of this name, None when there is none."""
+        ...
+
+    def find_all(self, names: Iterable[Name]) -> dict[Name, Entry | None]:
+        """The same of several, in one read of each place."""
+        ...
+
+    def entries(self, pattern: str | None = None) -> list[Entry]:
+        """All states whose id or key a glob selects, sorted."""
+        ...
+
+    def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, Entry | None]) -> str:
+        """Write content (or REMOVED) under names, all at once where that can be; returns what was done, for people.
+
+        seen: what the caller found under these names. Raises StateLockedError when one is another by now.
+        """
+        ...
+
+
+class Documents:
+    """The operational state of a backend, of one environment. Marks that epochs moved are marks like others in it."""
+
+    def __init__(self, backend: Backend, prefix: str) -> None:
+        self._backend = backend
+        self._prefix = prefix
+
+    @property
+    def location(self) -> str:
+        """See `Target.location`."""
+        return self._backend.location
+
+    def find(self, name: Name) -> Entry | None:
+        """See `Target.find`."""
+        return self.find_all([name])[name]
+
+    def find_all(self, names: Iterable[Name]) -> dict[Name, Entry | None]:
+        """See `Target.find_all`."""
+        ids = {name: self._id(name) for name in names}
+        found = self._backend.read(list(ids.values()))
+        if marks.DOCUMENT in ids:
+            found |= settled_marks(self._backend, found)
+        return {name: self._entry_of(found[i]) if i in found else None for name, i in ids.items()}
+
+    def entries(self, pattern: str | None = None) -> list[Entry]:
+        """See `Target.entries`."""
+        return [entry for entry in self._all() if entry.content is not None and matches(str(entry.name), pattern)]
+
+    def removed(self) -> dict[str, int]:
+        """The generations of the states that were removed."""
+        return {str(entry.name): entry.version[0] for entry in self._all() if entry.content is None}
+
+    def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, Entry | None]) -> str:
+        """See `Target.write`. In a recovery directory all of it is one transaction."""
+        for name, content in changes.items():
+            if content is not REMOVED:
+                check_content(str(name), content)
+
+        def change(name: Name) -> Any:
+            def changed(before: Document | None) -> Any:
+                # Read where the document is held: an epoch that moves a mark is closed before, or after.
+                rows = standing_marks(self._backend, self._id(name)) if name == marks.DOCUMENT else {}
+                known = settle(self._id(name), before, rows)
+                _check_unchanged(name, seen, None if known is None else self._entry_of(known))
+                content = None if changes[name] is REMOVED else changes[name]
+                if name == marks.DOCUMENT and known is not None:
+                    return marks.replaced(before and before.content, content, rows)
+                return content
+
+            return changed
+
+        self._backend.update({self._id(name): change(name) for name in changes})
+        return ", ".join(f"{name}: removed" if c is REMOVED else f"{name}: written" for name, c in changes.items())
+
+    def _all(self) -> list[Entry]:
+        found = {document.state_id: document for document in self._backend.list(self._prefix)}
+        documents = sorted((found | settled_marks(self._backend, found)).items())
+        entries = [self._entry(document) for state_id, document in documents if state_id.startswith(self._prefix)]
+        # Those of environments begin with an @, and are no business of the plain one, nor of each other.
+        return [entry for entry in entries if not str(entry.name).startswith("@")]
+
+    def _id(self, name: Name) -> str:
+        if check(str(name)).startswith("@"):
+            raise ConfigurationError(
+                f"{name!r:.120} cannot be a state id here",
+                cause="Ids that begin with @ are those of environments.",
+                remedy="Name the environment by --environment.",
+            )
+        return f"{self._prefix}{name}"
+
+    def _entry_of(self, document: Document) -> Entry | None:
+        entry = self._entry(document)
+        return None if entry.content is None else entry
+
+    def _entry(self, document: Document) -> Entry:
+        name, content = document.state_id.removeprefix(self._prefix), document.content
+        if name == marks.DOCUMENT and marks.is_empty(content):
+            # What is left says which marks of epochs do not count any more, and nothing to anybody else.
+            content = None
+        return Entry(name, content, (document.generation, document.changed_ms))
+
+
+class Steps:
+    """The states of a flow's steps, at the newest epoch or at one that is held. Writing is a new epoch."""
+
+    def __init__(
+        self, directory: Path, step: str, clock: Clock, *, epoch: int | None = None, force: bool = False
+    ) -> None:
+        self._directory = directory
+        self._step = step
+        self._clock = clock
+        self._force = force
+        self.moment: Moment = moment(directory, epoch)
+
+    @property
+    def location(self) -> str:
+        """See `Target.location`."""
+        return str(self._directory)
+
+    def at_same_moment(self, step: str) -> Steps:
+        """The states of another step, as of the same epoch."""
+        other = copy(self)
+        other._step = step
+        return other
+
+    def find(self, name: Name) -> Entry | None:
+        """See `Target.find`."""
+        return self.find_all([name])[name]
+
+    def find_all(self, names: Iterable[Name]) -> dict[Name, Entry | None]:
+        """See `Target.find_all`."""
+        wanted = list(map(_step_key, names))
+        held = _held(self.moment, wanted)
+        return {name: _step_entry(name[0], held[name]) if name in held else None for name in wanted}
+
+    def entries(self, pattern: str | None = None) -> list[Entry]:
+        """See `Target.entries`."""
+        found = [_step_entry(self._step, s) for s in self.moment.states(self._step) if matches(s.key, pattern)]
+        return sorted(found, key=lambda entry: entry.name)
+
+    def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, Entry | None]) -> str:
+        """See `Target.write`. A timeout stays as it is."""
+
+        def compute(newest: Moment) -> dict[StepKey, Edited]:
+            edited: dict[StepKey, Edited] = {}
+            held = _held(newest, map(_step_key, changes))
+            for name, content in changes.items():
+                step, key = _step_key(name)
+                state = held.get((step, key))
+                _check_unchanged(name, seen, None if state is None else _step_entry(step, state))
+                if content is REMOVED:
+                    edited.update({(step, key): (None, None)} if state else {})
+                else:
+                    timeout_ms = seen_timeout(seen, content, state)
+                    text = json.dumps(plain(content), ensure_ascii=False, separators=(",", ":"))
+                    if state is None or (text, timeout_ms) != (state.value, state.timeout_ms):
+                        edited[step, key] = (text, timeout_ms)
+            return edited
+
+        edited: Mapping[StepKey, Edited] = {}
+
+        def computed(newest: Moment) -> Mapping[StepKey, Edited]:
+            nonlocal edited
+            edited = compute(newest)
+            return edited
+
+        epoch = edit_states(self._directory, verb, computed, clock=self._clock, force=self._force)
+        count = counted(len(edited), "key")
+        return "nothing to change" if epoch is None else f"epoch {epoch} closed: {count} edited"
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Content that brings a timeout of its own, from another key or from an export."""
+
+    content: Any
+    timeout_ms: int | None
+
+
+def plain(content: Any) -> Any:
+    """Content without its timeout."""
+    return content.content if isinstance(content, Timed) else content
+
+
+def seen_timeout(seen: Mapping[Name, Entry | None], content: Any, state: KeyState | None) -> int | None:
+    """The timeout that content gets: its own, or that of the state it replaces."""
+    if isinstance(content, Timed):
+        return content.timeout_ms
+    return None if state is None else state.timeout_ms
+
+
+def merge(before: Any, change: Any) -> Any:
+    """`before` with the members of `change`: objects are merged member by member, everything else is replaced."""
+    if not isinstance(before, dict) or not isinstance(change, dict):
+        return change
+    return {**before, **{key: merge(before.get(key), value) for key, value in change.items()}}
+
+
+def check_content(state_id: str, content: Any) -> None:
+    """Raises StateValueError when a document of the package's own would not have its form any more."""
+    if content is None:
+        raise StateValueError(
+            f"{state_id!r:.120} cannot be set to null", cause="Null stands for nothing.", remedy="Remove it by clear."
+        )
+    kind = state_id.partition("/")[0]
+    try:
+        if state_id == marks.DOCUMENT:
+            marks.check_document(content)
+        elif kind == "runs":
+            read_run("", content)
+        elif kind in scopes.KINDS:
+            from_json(content["value"])
+            if content.get("expires_ms") is not None and type(content["expires_ms"]) is not int:
+                raise TypeError("expires_ms is no number")
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise StateValueError(
+            f"this has not the form of {state_id!r:.120}: {error}",
+            cause="",
+            remedy="Take what `get` prints and change the values in it.",
+        ) from error
+
+
+def missing(target: Target, name: Name) -> StateNotFoundError:
+    """The error for a state that is not there. Raises CorruptPartitionError when it may be one that was lost."""
+    if isinstance(name, str) or not isinstance(target, Steps):
+        return StateNotFoundError(f"there is no state {name!r:.200}", path=target.location)
+    step, key = name
+    target.moment.check_all_there(step, key)
+    return unknown_step(target, step) or StateNotFoundError(
+        f"step {step!r:.80} has no state of key {key!r:.200}",
+        path=target.location,
+        remedy=f"See what there is: python -m recovery state list DIR --step {shlex.quote(step)}",
+    )
+
+
+def unknown_step(target: Steps, step: str) -> StateNotFoundError | None:
+    """The error for a step that has no state at all; None when it has."""
+    known = target.moment.steps(reserved=True)
+    if step in known:
+        return None
+    shown = [each for each in known if not each.startswith(RESERVED_PREFIX)]
+    return StateNotFoundError(
+        f"there is no step {step!r:.80}",
+        path=target.location,
+        remedy=f"Steps with state: {', '.join(shown)}" if shown else "No step has any.",
+    )
+
+
+def _step_key(name: Name) -> StepKey:
+    assert not isinstance(name, str), "a document's id where step and key are meant"
+    return name
+
+
+def _held(at: Moment, names: Iterable[StepKey]) -> dict[StepKey, KeyState]:
+    """The states of those that have one."""
+    keys: dict[str, list[str]] = {}
+    for step, key in names:
+        keys.setdefault(step, []).append(key)
+    return {(step, key): state for step, wanted in keys.items() for key, state in at.some(step, wanted).items()}
+
+
+def _step_entry(step: str, state: KeyState) -> Entry:
+    if isinstance(state.value, bytes):
+        raise StateValueError(f"the value of step {step!r} key {state.key!r:.80} is no text", cause="", remedy="")
+    try:
+        return Entry((step, state.key), json.loads(state.value), state.epoch, state.timeout_ms)
+    except (ValueError, RecursionError):
+        # The run's own values are text of any form.
+        return Entry((step, state.key), state.value, state.epoch, state.timeout_ms)
+
+
+def _check_unchanged(name: Name, seen: Mapping[Name, Entry | None], found: Entry | None) -> None:
+    if name in seen and seen[name] != found:
+        raise StateLockedError(
+            f"{name!r:.200} was changed by another process meanwhile",
+            cause="Somebody else wrote it after it was read here.",
+            remedy="Look at it again, and run the same command again.",
+        )

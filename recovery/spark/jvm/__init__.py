@@ -1,0 +1,1 @@
+"""Starting the JVM, and everything that names its internals."""

@@ -1,0 +1,198 @@
+"""An archive of the JVM's classes, so that Spark starts in half the time.
+
+Starting Spark is for the most part reading some fifteen thousand classes from its jars. The JVM can map them from a
+file instead ("class data sharing"). From Java 25 on ("AOT cache") the file also says how often their methods ran, and
+with what, in flows like the user's, so that the JVM need not watch them for so long before it compiles them well. By
+itself the JVM checks that the file was written by this very build of Java from jars of these times and sizes; where it
+was not, it goes on without. So a stale archive costs time, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from recovery.base.addresses import local_path
+from recovery.errors import SparkUnavailableError, StorageError
+from recovery.host.durable import make_directories
+from recovery.spark.jvm.java import java_version
+
+CACHE_VARIABLE = "RECOVERY_CACHE"
+"""Names the directory for what can be made anew; by default `recovery` in the user's directory for such."""
+
+CLASSES, PROFILES = ".jsa", ".aot"
+"""How the names of archives end: of classes alone, and with profiles of their methods."""
+PROFILING_JAVA = 25
+
+_TRAINING_S = 600
+_DUMP_S = 1200
+_OF_THE_KIND = re.compile(r"-Xshare|SharedArchiveFile|SharedClassListFile|DumpLoadedClassList|-XX:AOT")
+"""Options of the user's by which the JVM shares classes otherwise; together with ours it may refuse to start."""
+_LATER_COMPILATION = (
+    "-XX:Tier4InvocationThreshold=15000",
+    "-XX:Tier4MinInvocationThreshold=1800",
+    "-XX:Tier4CompileThreshold=45000",
+    "-XX:Tier4BackEdgeThreshold=120000",
+)
+"""Three times Java's own. Its second compiler takes a quarter of a short run's processor time, for much that hardly
+runs again. Without profiles small micro-batches would be slow for longer."""
+_OPTION_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
+
+
+def archive_path(java_home: Path) -> Path | None:
+    """Where the archive for this Java and this PySpark belongs; None when there is no place for it."""
+    home = _cache_directory()
+    library = next((java_home / "lib" / "server").glob("libjvm.*"), None)
+    if home is None or library is None:
+        return None
+    import pyspark
+
+    real, found = library.resolve(), library.stat()
+    identity = f"{real}\n{found.st_size}\n{found.st_mtime_ns}\n{Path(pyspark.__file__).resolve().parent}"
+    digest = hashlib.sha1(identity.encode()).hexdigest()[:12]
+    kind = PROFILES if java_version(java_home) >= PROFILING_JAVA else CLASSES
+    # The JVM takes a colon in the name for the border between two archives.
+    return None if ":" in str(home) else home / f"spark-{pyspark.__version__}-{digest}{kind}"
+
+
+def archive_options(path: Path | None, given: str) -> str:
+    """Java options to start with the archive at `path`; none without one, or when the user gave options of the kind,
+    as `given` or in the environment."""
+    texts = (given, *(os.environ.get(name, "") for name in _OPTION_VARIABLES))
+    if path is None or not path.is_file() or any(map(_OF_THE_KIND.search, texts)):
+        return ""
+    if path.suffix == CLASSES:
+        return f"{_sharing(path)} -Xlog:cds*=off"
+    return f"{_sharing(path)} -Xlog:cds*=off -Xlog:aot*=off {' '.join(_LATER_COMPILATION)}"
+
+
+def make_archive(java_home: Path, observe: Callable[[str], None] = lambda _: None) -> Path:
+    """Make the archive for this Java, in place of an older one. One to two minutes.
+
+    It is there when the JVM was seen to start with it, whole and under its name; anything before leaves the older one.
+    observe: is told what is being done. Raises SparkUnavailableError, StorageError.
+    """
+    path = archive_path(java_home)
+    if path is None:
+        raise SparkUnavailableError(
+            "there is no place for an archive of classes",
+            cause=f"This user has no home directory, its name holds a colon, or {java_home} is no Java.",
+            remedy=f"Name a directory in the variable {CACHE_VARIABLE}.",
+        )
+    with _storage_errors(path.parent):
+        make_directories(path.parent)
+        draft = Path(tempfile.mkdtemp(prefix=".warmup-", dir=path.parent))
+    try:
+        names, archive = draft / "classes", draft / f"archive{path.suffix}"
+        if path.suffix == PROFILES:
+            observe("running some flows, to see which classes they need, and how they use them")
+            trained = _train(f'-XX:AOTMode=record "-XX:AOTConfiguration={names}" -Xlog:disable', "--profile")
+            # Taken as a whole only where it was made with the options of modules that Spark's JVM is started with.
+            dump = ["-XX:AOTMode=create", f"-XX:AOTConfiguration={names}", f"-XX:AOTCache={archive}"]
+            dump += trained["module_options"]
+            strict = "-XX:AOTMode=on"
+        else:
+            observe("running a small flow, to see which classes it needs")
+            trained = _train(f'"-XX:DumpLoadedClassList={names}"')
+            dump = ["-Xshare:dump", f"-XX:SharedClassListFile={names}", f"-XX:SharedArchiveFile={archive}"]
+            strict = "-Xshare:on"
+        observe("writing them to an archive")
+        _dump(java_home, trained["class_path"], dump, archive)
+        observe("running a small flow with it")
+        _train(f"{_sharing(archive)} {strict}")
+        with _storage_errors(path):
+            with archive.open("rb") as file:
+                os.fsync(file.fileno())
+            archive.replace(path)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return path
+
+
+def remove_archives() -> list[Path]:
+    """Remove the archives of all versions; returns which. Raises StorageError."""
+    home = _cache_directory()
+    found = sorted(path for kind in (CLASSES, PROFILES) for path in home.glob(f"spark-*{kind}")) if home else []
+    for path in found:
+        with _storage_errors(path):
+            path.unlink(missing_ok=True)
+    return found
+
+
+def _cache_directory() -> Path | None:
+    named = os.environ.get(CACHE_VARIABLE)
+    if named:
+        return local_path(named).absolute()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(shared, "recovery") if shared else Path.home() / ".cache" / "recovery"
+    except RuntimeError:
+        return None
+
+
+def _sharing(path: Path) -> str:
+    option = "AOTCache" if path.suffix == PROFILES else "SharedArchiveFile"
+    return f'"-XX:{option}={path}"'
+
+
+def _train(java_options: str, *arguments: str) -> dict[str, Any]:
+    """Run the flows in a process of its own, which ends with its JVM; returns what is known of that one."""
+    command = [sys.executable, "-m", "recovery.spark.run.warmup_flows", java_options, *arguments]
+    printed = _run(command, _TRAINING_S, _environment())
+    trained: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return trained
+
+
+def _dump(java_home: Path, class_path: str, options: list[str], archive: Path) -> None:
+    _run([str(java_home / "bin" / "java"), *options, "-Xlog:disable", "-cp", class_path], _DUMP_S, _environment())
+    if not archive.is_file():
+        raise _failed("Java wrote nothing")
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment without options for Java: another collector's would not fit the one that the archive
+    is made for, and a second archive's would not go with it."""
+    return {name: text for name, text in os.environ.items() if name not in _OPTION_VARIABLES}
+
+
+def _run(command: list[str], timeout_s: float, environment: dict[str, str]) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=False, env=environment
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _failed(f"{Path(command[0]).name} did not come to an end: {error!s:.200}") from error
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+        raise _failed(f"{Path(command[0]).name} ended with code {done.returncode}, and said: {said:.300}")
+    return done.stdout
+
+
+def _failed(found: str) -> SparkUnavailableError:
+    return SparkUnavailableError(
+        f"no archive of classes was made: {found}",
+        cause="Spark cannot run here, or this build of Java cannot make one.",
+        remedy="See that a flow runs: python -m recovery demo. Runs need no archive; it only makes them start sooner.",
+    )
+
+
+@contextlib.contextmanager
+def _storage_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"the archive of classes cannot be written or removed: {error.strerror or error}",
+            path=path,
+            remedy=f"Make room or give the right to write there, or name another directory in {CACHE_VARIABLE}.",
+        ) from error

@@ -1,0 +1,119 @@
+"""What goes wrong in Spark, in the words of this package: the typed error behind a long text of the JVM."""
+
+from __future__ import annotations
+
+import re
+
+from py4j.protocol import Py4JJavaError, Py4JNetworkError
+from pyspark.errors import PySparkException, StreamingQueryException
+
+from recovery.base.tracebacks import essence, essence_of, headline
+from recovery.errors import (
+    FlowFailedError,
+    FlowMismatchError,
+    RecoveryError,
+    StepChangedError,
+    StorageError,
+    error_named,
+)
+from recovery.spark.planner.output_modes import advice
+
+JVM_GONE = (Py4JNetworkError, ConnectionError)
+_OPERATORS_CHANGED = re.compile(
+    r"\[((?:STREAMING_STATEFUL_OPERATOR_(?:NOT_MATCH_IN_STATE_METADATA|MISSING_STATE_DIRECTORY)"
+    r"|STATE_STORE_(?:KEY|VALUE)_SCHEMA_NOT_COMPATIBLE|STATE_STORE_(?:KEY|VALUE)_ROW_FORMAT_VALIDATION_FAILURE"
+    r"|STATE_STORE_INVALID_(?:CONFIG_AFTER_RESTART|VARIABLE_TYPE_CHANGE|VALUE_SCHEMA_EVOLUTION)"
+    r"|STATE_STORE_COLUMN_FAMILY_SCHEMA_INCOMPATIBLE)[^\]]*)\] *([^\n]*)"
+)
+_OTHER_BASE_PATH = re.compile(r"Wrong basePath (\S+) for the root path: (\S+)")
+_WORKER_GONE = re.compile(r"Python worker exited unexpectedly \(crashed\)(?:: (.*?)(?=\n\tat |\Z))?", re.DOTALL)
+_TASK_FAILURE = re.compile(
+    r"most recent failure: [^\n]*?: ((?:[a-z]\w*\.)+\w+(?:Exception|Error): .*?)(?=\n\tat |\n\n|\Z)", re.DOTALL
+)
+_WORKER_ERROR = re.compile(
+    r"recovery\.errors\.(\w+Error): (.*?)(?:\n\s*\n|\n\tat |\s+SQLSTATE: \w{5}|\n=== |\Z)", re.DOTALL
+)
+
+
+def may_still_close(error: BaseException | None) -> bool:
+    """An error of the flow's code leaves the finished micro-batches good; one of storage or of the lease does not."""
+    return error is None or getattr(error, "closes_epoch", True)
+
+
+def as_recovery_error(error: BaseException) -> BaseException:
+    """The typed error behind an exception that came through Spark as text, or FlowFailedError."""
+    if isinstance(error, RecoveryError) or not isinstance(error, Exception):
+        return error
+    if isinstance(error, JVM_GONE):
+        return FlowFailedError(
+            f"Spark's JVM has ended: {error}",
+            cause="It was killed, for instance for lack of memory, or it crashed.",
+            remedy="Run the same command again: it continues from the last closed epoch.",
+        )
+    if isinstance(error, OSError):
+        return StorageError(str(error))
+    text = str(error)
+    moved = _OTHER_BASE_PATH.search(text)
+    if moved is not None:
+        return FlowMismatchError(
+            f"the flow reads {moved[1]} where it read {moved[2]} before",
+            cause="The path of a source of files was changed. Spark knows the files that were read by their paths, and "
+            "would read all again where they are now.",
+            remedy="Give the source its old path; where the files were moved, a symbolic link in their old place will "
+            "do. To read a second directory from its beginning, add a source for it.",
+        )
+    for match in _WORKER_ERROR.finditer(text):
+        kind = error_named(match[1])
+        if kind is not None:
+            return _from_text(kind, match[2])
+    gone = _WORKER_GONE.search(text)
+    if gone is not None:
+        return FlowFailedError(
+            f"a Python worker ended while it did a task{f': {gone[1].strip()}' if gone[1] else ''}",
+            cause="It was killed, for instance for lack of memory, or a library that the flow uses crashed.",
+            remedy="Run the same command again: it continues from the last closed epoch. If it happens again, leave "
+            "the workers more memory, or let fewer work at once: --master 'local[1]'. Where a crash was is told with "
+            "--conf spark.sql.execution.pyspark.udf.faulthandler.enabled=true.",
+        )
+    changed = _OPERATORS_CHANGED.search(text)
+    if changed is not None:
+        return StepChangedError(
+            f"Spark's own operators do not fit the state that the partitions hold: {changed[2][:500]} ({changed[1]})",
+            cause="One of them was added, removed, moved or given another key or type in the flow.",
+            remedy="Change it back, or start anew in another recovery directory: their state cannot be converted.",
+        )
+    mode = advice(text) if isinstance(error, PySparkException) else None
+    if mode is not None:
+        return FlowFailedError(headline(error), cause=mode.cause, remedy=mode.remedy)
+    if isinstance(error, StreamingQueryException):
+        # Raised where the query was waited for.
+        return FlowFailedError(essence(text) or text.strip().split("\n")[0][:2000])
+    if isinstance(error, PySparkException):
+        return FlowFailedError(essence(text) or headline(error)[:2000])
+    if isinstance(error, Py4JJavaError):
+        return FlowFailedError(_without_frames(str(error.java_exception.toString())))
+    return FlowFailedError(essence_of(error))
+
+
+def in_short(error: BaseException) -> str:
+    """What went wrong, and where in the user's code."""
+    if isinstance(error, RecoveryError):
+        return f"{type(error).__name__}: {error.found}"
+    # A function that failed in a worker tells its own place.
+    told = essence(str(error)) if isinstance(error, PySparkException) else None
+    return told.split("\n")[0] if told else headline(error)
+
+
+def _without_frames(text: str) -> str:
+    """What a Java exception says, and of a failed job what its task said, without the places in Spark's code."""
+    failure = _TASK_FAILURE.search(text)
+    return (failure[1] if failure else text.split("\n\tat ")[0]).strip()
+
+
+def _from_text(kind: type[RecoveryError], text: str) -> RecoveryError:
+    """A RecoveryError from its own text: found, probable cause and what to do are on lines of their own."""
+    found, _, rest = text.strip().partition("\nProbable cause: ")
+    cause, _, remedy = rest.partition("\nWhat to do: ")
+    if not rest:
+        found, _, remedy = found.partition("\nWhat to do: ")
+    return kind(found.strip(), cause=cause.strip(), remedy=remedy.strip())

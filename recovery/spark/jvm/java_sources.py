@@ -1,0 +1,47 @@
+"""The few classes of ours that the driver's JVM needs, compiled by the compiler that Spark has for its own code."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+_installing = threading.Lock()
+
+
+def compiled(spark: SparkSession, source: str) -> Any:
+    """The class loader of what stands in a file of this package, `source`; Spark's classes are behind it."""
+    jvm = spark._jvm
+    assert jvm is not None
+    compiler = jvm.org.codehaus.janino.SimpleCompiler()
+    compiler.setParentClassLoader(jvm.Thread.currentThread().getContextClassLoader())
+    compiler.cook((files("recovery.spark").joinpath(source)).read_text())
+    return compiler.getClassLoader()
+
+
+def planner_strategy(spark: SparkSession, name: str, arguments: Callable[[Any], Sequence[Any]]) -> Any:
+    """The session's planner strategy of our class `name`, which queries that are started from now on are planned with.
+    Where there is none yet, one is made with what `arguments` gives for the JVM."""
+    with _installing:
+        experimental = spark._jsparkSession.experimental()
+        strategies = experimental.extraStrategies()
+        for each in map(strategies.apply, range(strategies.length())):
+            if each.getClass().getName() == f"recovery.{name}":
+                return each
+        made = new(spark, name, arguments(spark._jvm))
+        getattr(experimental, "extraStrategies_$eq")(strategies.appended(made))
+        return made
+
+
+def new(spark: SparkSession, name: str, arguments: Sequence[Any] = ()) -> Any:
+    """An object of our class `name`, made with these arguments."""
+    jvm, gateway = spark._jvm, spark.sparkContext._gateway
+    assert jvm is not None
+    assert gateway is not None
+    given = gateway.new_array(jvm.Object, len(arguments))
+    for place, each in enumerate(arguments):
+        given[place] = each
+    return compiled(spark, f"tuning/{name}.java").loadClass(f"recovery.{name}").getConstructors()[0].newInstance(given)

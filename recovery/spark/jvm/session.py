@@ -1,0 +1,195 @@
+"""Starting Spark so that it suits a recovery run: found Java, quiet, and not killed by our signals."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recovery.config import DEFAULT_MASTER
+from recovery.errors import ConfigurationError, SparkUnavailableError
+from recovery.host import private
+from recovery.spark.jvm import local_files
+from recovery.spark.jvm.class_archive import archive_options, archive_path
+from recovery.spark.jvm.java import choose_java, java_home
+from recovery.spark.jvm.launch import LaunchError, end, launch, user_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOCAL = re.compile(r"local(\[[^\]]*\])?")
+_ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
+FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
+    "spark.sql.session.timeZone": "UTC",
+    "spark.driver.memory": "2g",
+    "spark.driver.host": "localhost",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # Two tasks are to share a file of some hundred KiB, not only one of 4 MiB: the slower one is waited for.
+    "spark.sql.files.openCostInBytes": str(256 << 10),
+    # Where Spark sorts, one record batch of a step's input is a chunk of its loop.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
+    # Over TCP a task waits some 40 ms until the last packet for its Python worker is on its way.
+    "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
+    # Of Spark's two ways to write its checkpoint, the one that starts fewer processes for a local file. Both rename a
+    # file when it is complete, and neither syncs it; that of a run need not outlive it.
+    FILE_MANAGER: "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
+}
+
+
+def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str, str] | None = None) -> Any:
+    """A SparkSession of this process's own. Raises SparkUnavailableError.
+
+    A signal to the process group, or to every process of a unit, does not kill the JVM under a running micro-batch;
+    it ends when this process does, however that dies, and when this raises.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    prepare_environment()
+    _quieten()
+    settings = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
+    gateway = None
+    try:
+        for key, value in {**DEFAULTS, **_daemon(), **_private(master), **(conf or {})}.items():
+            settings.set(key, value)
+        given = settings.get("spark.driver.extraJavaOptions", "")
+        shared = archive_options(archive_path(java_home()), given)
+        ours = [_log4j_options(), shared, f'"-Djava.io.tmpdir={private.home()}"', user_options()]
+        settings.set("spark.driver.extraJavaOptions", " ".join(filter(None, [*ours, given])))
+        if SparkContext._gateway is None:
+            # A process has one JVM: later contexts are made in it.
+            gateway = launch(settings, _for_python(os.environ.get("PYTHONPATH")))
+        with _signal_kept():
+            context = SparkContext(conf=settings, gateway=gateway)
+        context.setLogLevel("ERROR")
+        session = SparkSession(context)
+        local_files.install(session)
+    except Exception as error:
+        # The text of Java's errors is in the JVM.
+        text = str(error).strip() or repr(error)
+        if gateway is not None:
+            end(gateway)
+        raise SparkUnavailableError(
+            f"Spark did not start: {text if isinstance(error, LaunchError) else text.splitlines()[0]}",
+            cause=_cause(text),
+            remedy="Check the settings; with --debug the whole error is shown.",
+        ) from RuntimeError(text).with_traceback(error.__traceback__)
+    except BaseException:
+        if gateway is not None:
+            end(gateway)
+        raise
+    return session
+
+
+def _cause(text: str) -> str:
+    """Of a start that failed so."""
+    if "Too many open files" in text or "java.security file" in text:
+        return "This process may open too few files: ulimit -n says how many."
+    return "Java, the master or a setting of Spark (--conf, --properties-file)."
+
+
+def _private(master: str) -> dict[str, str]:
+    """Settings by which no other user of the machine reaches into the session: its files and sockets lie in a directory
+    of this process, and its ports ask for a secret."""
+    settings = {}
+    if not os.environ.get("SPARK_LOCAL_DIRS"):
+        settings["spark.local.dir"] = str(private.home())
+    sockets = private.sockets()
+    if sockets is None:
+        settings["spark.python.unix.domain.socket.enabled"] = "false"
+    else:
+        settings["spark.python.unix.domain.socket.dir"] = str(sockets)
+    if _LOCAL.fullmatch(master):
+        # Elsewhere Spark makes up no secret by itself.
+        settings["spark.authenticate"] = "true"
+    return settings
+
+
+@contextlib.contextmanager
+def _signal_kept() -> Iterator[None]:
+    """Whoever handles SIGINT goes on doing so: PySpark puts a handler of its own in the place of any."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if threading.current_thread() is threading.main_thread() and before is not signal.default_int_handler:
+        signal.signal(signal.SIGINT, before)
+
+
+def _quieten() -> None:
+    """Have PySpark not print what it raises as well: ten kilobytes of JSON for a column's name that is misspelt."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _daemon() -> dict[str, str]:
+    """Our daemon for Python workers, where they run this Python, in which it is installed."""
+    return {"spark.python.daemon.module": "recovery.spark.jvm.daemon"} if _runs_this_python() else {}
+
+
+def _for_python(path: str | None) -> dict[str, str]:
+    """The path of the JVM's Python processes with what they do first, where they run this Python: Spark starts some
+    for each source written in Python, with modules of its own."""
+    first = str(Path(__file__).resolve().with_name("startup"))
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [first, path]))} if _runs_this_python() else {}
+
+
+def _runs_this_python() -> bool:
+    """Whether the Python processes of Spark run the Python of this one, by whatever name it has in its directory."""
+    given = shutil.which(os.environ.get("PYSPARK_PYTHON", ""))
+    this = Path(sys.executable)
+    return given is not None and Path(given).parent == this.parent and this.samefile(given)
+
+
+def is_on(spark: SparkSession, setting: str) -> bool:
+    """Whether a setting that is true or false is true in a session, which takes it in any case of letters."""
+    return str(spark.conf.get(setting)).strip().lower() == "true"
+
+
+def check_master(master: str) -> None:
+    """Raises ConfigurationError for masters whose executors may run on other hosts: tasks reach the recovery
+    partitions as files of this one."""
+    if not _ONE_HOST.fullmatch(master):
+        raise ConfigurationError(
+            f"master {master!r} is not supported",
+            cause="Its executors may run on hosts that do not share this host's files.",
+            remedy="Use local[*], local-cluster[...] or a standalone master on the loopback interface.",
+        )
+
+
+def prepare_environment(*paths: str) -> None:
+    """Environment that the JVM and its Python workers inherit: Java, this Python, and where to import from.
+
+    Must come before the JVM starts. Raises SparkUnavailableError when no Java is to be had.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # Arrow's own allocator keeps some 40 MiB more in each worker, and is no faster for what tasks do.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    package_root = str(Path(__file__).resolve().parents[3])
+    given = os.environ.get("PYTHONPATH", "")
+    wanted = [*paths, *([] if "site-packages" in package_root else [package_root])]
+    known = given.split(os.pathsep) if given else []
+    added = [path for path in dict.fromkeys(wanted) if path not in known]
+    if added:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*added, *known])
+    choose_java()
+
+
+def _log4j_options() -> str:
+    """Java options that make Spark log errors only, unless the user has a configuration of their own."""
+    if os.environ.get("SPARK_CONF_DIR") or os.environ.get("SPARK_HOME"):
+        return ""
+    return f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"

@@ -1,0 +1,156 @@
+"""What every Python process that Spark starts does first: PySpark is imported from where it is installed, Spark's own
+daemon makes way for the one of this package, and a process that serves the JVM alone ends with it, without a traceback.
+
+Spark puts archives in front of the path of its Python processes, in which it carries PySpark and its own classes.
+Modules come from there as source, to be compiled by each process, and every task has the list of what is in each read
+again. Python imports a module of this name when it starts, before it looks for what it is to run; sessions of ours have
+its directory in the `PYTHONPATH` of their JVM. One of the same name behind it on the path has its turn.
+
+And signals that a supervisor sends to all processes of a run are left to the driver.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import importlib.util
+import os
+import re
+import select
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+_ARCHIVE = re.compile(r".*[/\\](python[/\\]lib[/\\](pyspark|py4j-[\w.]+-src)\.zip|jars[/\\]spark-core_[\w.-]+\.jar)")
+_NAME = "sitecustomize"
+_DAEMON_FILE = f"{os.sep}pyspark{os.sep}daemon.py"
+_CLOSED_WITHIN_MS = 1000
+_DAEMON, _OWN_DAEMON = "pyspark.daemon", "recovery.spark.jvm.daemon"
+_WATCH = "end-with-parent"
+_POLL_S = 1.0
+GONE = (BrokenPipeError, ConnectionResetError)
+"""What a process meets that writes to a JVM which needs no more of it, or has ended."""
+
+
+def leave_archives() -> None:
+    """Take Spark's archives off the path where the same is installed beside them. Before PySpark is imported."""
+    path = sys.path.copy()
+    sys.path[:] = [each for each in path if not _ARCHIVE.fullmatch(each)]
+    if any(importlib.util.find_spec(name) is None for name in ("pyspark", "py4j")):
+        sys.path[:] = path
+    for each in filter(_ARCHIVE.fullmatch, set(path) - set(sys.path)):
+        sys.path_importer_cache.pop(each, None)
+
+
+def leave_signals_to_driver() -> None:
+    """Have SIGTERM and Ctrl-C not end this process, nor the workers that it forks: the driver has got them too, and
+    ends the run when the micro-batch is done, for which it needs its workers.
+
+    What Spark ends still ends: a daemon when its standard input is closed, a worker by SIGKILL, or by SIGHUP when its
+    daemon ends, any other process by SIGTERM with its standard input closed. Handlers, unlike ignored signals, are not
+    inherited by the programs that users start.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end_with_input)
+    set_handler = signal.signal
+
+    @functools.wraps(set_handler)
+    def set_other_than_sparks(number: signal.Signals, handler: object) -> object:
+        sparks = sys._getframe(1).f_code.co_filename.endswith(_DAEMON_FILE)
+        if sparks and number in (signal.SIGTERM, signal.SIGINT):
+            handler = _stay
+        return set_handler(number, handler)  # type: ignore[arg-type]
+
+    signal.signal = set_other_than_sparks  # type: ignore[assignment]
+
+
+def _stay(*_: object) -> None:
+    """The handler of Spark's daemon and of its workers."""
+
+
+def _end_with_input(number: int, _: object) -> None:
+    """The handler of other processes: Spark closes their standard input just after its SIGTERM, and nobody else
+    does."""
+    watched = select.poll()
+    watched.register(0, 0)
+    if watched.poll(_CLOSED_WITHIN_MS):
+        os._exit(128 + number)
+
+
+def end_with_parent() -> None:
+    """End this process when its parent does, whatever it is doing: a source's planner may be far from its socket.
+
+    The operating system's own way (PR_SET_PDEATHSIG) counts the parent's thread, and those of a JVM come and go.
+    """
+    if any(thread.name == _WATCH for thread in threading.enumerate()):
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        _wait_for_end(parent)
+        os._exit(1)
+
+    threading.Thread(target=watch, name=_WATCH, daemon=True).start()
+
+
+def _wait_for_end(parent: int) -> None:
+    try:
+        waiting = select.poll()
+        waiting.register(os.pidfd_open(parent), select.POLLIN)
+        # The number may have been another process's by then.
+        if os.getppid() == parent:
+            waiting.poll()
+    except (AttributeError, OSError):
+        while os.getppid() == parent:
+            time.sleep(_POLL_S)
+
+
+def _leave_quietly() -> None:
+    """Have nothing printed when the JVM has closed the connection: it does so in runs that are right."""
+    shown, unraisable = sys.excepthook, sys.unraisablehook
+
+    def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if not issubclass(kind, GONE):
+            shown(kind, error, trace)
+
+    def show_unraisable(found: Any) -> None:
+        if not issubclass(found.exc_type, GONE):
+            unraisable(found)
+
+    sys.excepthook, sys.unraisablehook = show, show_unraisable
+
+
+def serves_a_jvm(arguments: list[str]) -> bool:
+    """Whether these are the arguments of a Python that Spark has started."""
+    return arguments[1:2] == ["-m"] and arguments[2].startswith("pyspark.")
+
+
+def _prepare(arguments: list[str]) -> None:
+    """For a module of Spark's, by the arguments of this Python."""
+    if not serves_a_jvm(arguments):
+        return
+    if arguments[2] == _DAEMON:
+        # Where the JVM plans sources, it does not ask which daemon to take.
+        os.execv(sys.executable, [arguments[0], "-m", _OWN_DAEMON, *arguments[3:]])
+    _leave_quietly()
+    end_with_parent()
+
+
+def _go_on() -> None:
+    """Run the module in whose place this one was imported, if there is one."""
+    here = Path(__file__).parent
+    sys.path[:] = [each for each in sys.path if Path(each) != here]
+    spec = importlib.machinery.PathFinder.find_spec(_NAME)
+    if spec is not None and spec.loader is not None:
+        sys.modules[_NAME] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+if __name__ == _NAME:
+    leave_signals_to_driver()
+    leave_archives()
+    _prepare(sys.orig_argv)
+    _go_on()

@@ -1,0 +1,319 @@
+"""Loading what is newer than a high-water mark."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from recovery.base.clock import Clock
+from recovery.base.ids import BatchId, StepId
+from recovery.config import Interval, parse_interval
+from recovery.operational.backends.open import DIRECTORY
+from recovery.operational.closed_marks import changes
+from recovery.operational.ids import check
+from recovery.operational.manager import StateManager
+from recovery.operational.marks import EPOCH_STEP, check_comparable, check_forward, check_value, is_future
+from recovery.spark.pipelines.cursor import EPOCH, Cursor, bad, check_text, collected, cursor, python_value
+
+STATEFUL, ROLLING_WINDOW = "stateful", "rolling_window"
+MODES = (STATEFUL, ROLLING_WINDOW)
+
+Reader: TypeAlias = DataFrame | Callable[[SparkSession], DataFrame]
+
+
+@dataclass
+class Load:
+    """One incremental load of a node: which mark it moves, and to what once the write succeeded.
+
+    mark: None when nothing newer was found, or in a rolling window. nulls: rows whose column is NULL, NaN or infinite,
+    in all the input. future: whether the mark is a time to come.
+    """
+
+    key: str
+    before: Any
+    mark: Any
+    nulls: int
+    future: bool = False
+
+
+@dataclass
+class Loading:
+    """What a load needs from whoever runs it, and what it leaves there."""
+
+    spark: SparkSession
+    mark_of: Callable[[str], Any]
+    clock: Clock
+    loads: list[Load] = field(default_factory=list)
+
+
+class FlowLoads:
+    """The loads of a flow's sink: their marks move with the epoch that holds their micro-batch.
+
+    Micro-batches are loaded on one thread, and epochs written on another. `directory` None: without recovery there are
+    no marks.
+    """
+
+    def __init__(self, directory: Path | None, clock: Clock) -> None:
+        self._state = None if directory is None else StateManager(directory, backend=DIRECTORY, clock=clock)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._moved: dict[BatchId, dict[str, Any]] = {}
+
+    @contextlib.contextmanager
+    def during(self, spark: SparkSession, batch: BatchId) -> Iterator[None]:
+        """Loads are a part of this micro-batch; when it fails, they move no mark."""
+        if self._state is None:
+            yield
+            return
+        loading = Loading(spark, self._mark_of, self._clock)
+        token = _current.set(loading)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+        for key in (load.key for load in loading.loads if load.future):
+            warnings.warn(f"the mark of {key} is in the future: until then, what comes is passed over", stacklevel=1)
+        with self._lock:
+            self._moved[batch] = moved(loading.loads)
+
+    def rows(self, batch: BatchId) -> dict[StepId, dict[str, str | bytes | None]]:
+        """What the epoch that ends with `batch` holds of marks."""
+        with self._lock:
+            marks = {
+                key: mark for each in sorted(self._moved) if each <= batch for key, mark in self._moved[each].items()
+            }
+        if not marks:
+            return {}
+        assert self._state is not None
+        rows = {key: self._state.epoch_row(key, mark) for key, mark in marks.items()}
+        return {StepId(EPOCH_STEP): {key: text for (_, key), (text, _) in changes("", rows).items()}}
+
+    def closed(self, batch: BatchId) -> None:
+        """The epoch that ends with `batch` is closed: its marks are what everybody sees."""
+        with self._lock:
+            self._moved = {each: marks for each, marks in self._moved.items() if each > batch}
+
+    def _mark_of(self, key: str) -> Any:
+        assert self._state is not None
+        with self._lock:
+            found = [marks[key] for _, marks in sorted(self._moved.items()) if key in marks]
+        return found[-1] if found else self._state.get_hwm(key)
+
+
+def moved(loads: Sequence[Load]) -> dict[str, Any]:
+    """The marks that loads move, and where to."""
+    return {load.key: load.mark for load in loads if load.mark is not None and load.mark != load.before}
+
+
+_current: ContextVar[Loading | None] = ContextVar("recovery_loading", default=None)
+
+
+class Incremental:
+    """An incremental load that was described, and is done when its node runs."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        column: str,
+        key: str,
+        mode: str,
+        lookback: Interval | None,
+        watermark_lag: Interval | None,
+        fallback_column: str | None,
+        date_format: str | None = None,
+    ) -> None:
+        check(key, "key of a mark")
+        if mode not in MODES:
+            raise bad(key, f"there is no mode {mode!r}", f"Use one of {', '.join(MODES)}.")
+        if (mode == ROLLING_WINDOW) != (lookback is not None):
+            raise bad(key, f"mode {mode!r} with lookback={lookback!r}", "A rolling window has a lookback; others none.")
+        if mode == ROLLING_WINDOW and watermark_lag is not None:
+            raise bad(key, "a rolling window has no mark to lag behind", "Leave watermark_lag out.")
+        if isinstance(watermark_lag, int | float):
+            if not 0 <= watermark_lag < math.inf:
+                raise bad(key, f"watermark_lag={watermark_lag!r} leads away from the mark", "Give 0 or more.")
+        elif watermark_lag is not None:
+            parse_interval(watermark_lag)
+        self.reader = reader
+        self.column = column
+        self.key = key
+        self.mode = mode
+        self.lookback = lookback
+        self.watermark_lag = watermark_lag
+        self.fallback_column = fallback_column
+        self.date_format = date_format
+
+    def __call__(self, spark: SparkSession) -> DataFrame:
+        """The rows to load now. Raises ConfigurationError outside a run of a pipeline."""
+        loading = _current.get()
+        if loading is None:
+            raise bad(
+                self.key,
+                "it was called outside a run",
+                "Give it to a Node as read, or call it in read, or in a flow's sink.",
+            )
+        source = self.reader if isinstance(self.reader, DataFrame) else self.reader(spark)
+        found = cursor(source, self.key, self.column, self.fallback_column, self.date_format)
+        if self.mode == ROLLING_WINDOW:
+            return self._window(source, found, loading)
+        return self._newer(source, found, loading)
+
+    @property
+    def mark_key(self) -> str | None:
+        """The mark that it moves; None: it moves none."""
+        return None if self.mode == ROLLING_WINDOW else self.key
+
+    def __recovery_definition__(self) -> list[Any]:
+        """What makes this load another one."""
+        reader = None if isinstance(self.reader, DataFrame) else self.reader
+        return [reader, self.column, self.key, self.mode, str(self.lookback), str(self.watermark_lag),
+                self.fallback_column, *([] if self.date_format is None else [self.date_format])]  # fmt: skip
+
+    def _newer(self, source: DataFrame, found: Cursor, loading: Loading) -> DataFrame:
+        """All rows the first time; then those above the mark, and not above the highest that is there now.
+
+        Rows that are added while this load goes on are left to the next one, for the mark has to fit what was written.
+        """
+        value, kind = found.value, found.kind
+        before = loading.mark_of(self.key)
+        if before is not None:
+            # Spark would compare them all the same, and find nothing above the mark.
+            check_comparable(
+                self.key, before, _example(kind, before), f"column {self.column!r} of {kind.simpleString()}"
+            )
+        check_text(found, source, before)
+        newer = F.lit(True) if before is None else value > _literal(self._lagged(before), kind)
+        nulls = F.count_if(value.isNull())
+        top_column = collected(found, F.max(F.when(newer, value))).alias("top")
+        [row] = source.agg(top_column, nulls.alias("nulls")).collect()
+        top = python_value(found, row.top)
+        mark = top
+        if top is not None:
+            check_value(top)
+            self._lagged(top)
+            if before is not None:
+                # With a lag what is loaded again may all lie below the mark, which stays then.
+                mark = top if not self._behind(before, top) else before
+        if any(load.key == self.key and load.mark != mark for load in loading.loads):
+            raise bad(
+                self.key, "it was loaded here already, and up to another mark", "Give each load a key of its own."
+            )
+        loading.loads.append(Load(self.key, before, mark, row.nulls, self._future(mark, before, loading)))
+        if top is None:
+            # What comes in while this load goes on is for the next one, also when nothing was there.
+            return source.where(value.isNull() if before is None else F.lit(False))
+        within = newer & (value <= _literal(top, kind))
+        return source.where(within | value.isNull() if before is None else within)
+
+    def _behind(self, before: Any, top: Any) -> bool:
+        if self.watermark_lag is None:
+            check_forward(self.key, before, top)
+            return False
+        return bool(top < before)
+
+    def _future(self, mark: Any, before: Any, loading: Loading) -> bool:
+        """Whether the mark, moved or not, lies in the future: said with every load, for it passes over what is true."""
+        now = datetime.fromtimestamp(loading.clock.wall_ms() / 1000, tz=UTC)
+        return is_future(before if mark is None else mark, now)
+
+    def _window(self, source: DataFrame, found: Cursor, loading: Loading) -> DataFrame:
+        value, kind = found.value, found.kind
+        assert self.lookback is not None
+        if not isinstance(kind, T.TimestampType | T.TimestampNTZType | T.DateType):
+            raise bad(self.key, f"column {self.column!r} is no time", "A rolling window needs a timestamp or a date.")
+        now = datetime.fromtimestamp(loading.clock.wall_ms() / 1000, tz=UTC)
+        since: Any = now - timedelta(seconds=parse_interval(self.lookback))
+        if isinstance(kind, T.TimestampNTZType):
+            since = since.replace(tzinfo=None)
+        elif isinstance(kind, T.DateType):
+            since = since.date()
+        [row] = source.agg(F.count_if(value.isNull()).alias("nulls")).collect()
+        loading.loads.append(Load(self.key, None, None, row.nulls))
+        return source.where(value >= _literal(since, kind))
+
+    def _lagged(self, before: Any) -> Any:
+        if self.watermark_lag is None:
+            return before
+        if isinstance(before, datetime):
+            return before - timedelta(seconds=parse_interval(self.watermark_lag))
+        # Days and whole numbers are rounded up: too much is read rather than too little.
+        if isinstance(before, date):
+            return before - timedelta(days=math.ceil(parse_interval(self.watermark_lag) / 86_400))
+        if isinstance(self.watermark_lag, int | float) and not isinstance(before, str | bytes):
+            return before - type(before)(
+                math.ceil(self.watermark_lag) if isinstance(before, int) else self.watermark_lag
+            )
+        raise bad(self.key, f"watermark_lag={self.watermark_lag!r} cannot be taken from {before!r:.40}",
+                   "Give an interval for times, a number for numbers.")  # fmt: skip
+
+
+def incremental(
+    reader: Reader,
+    *,
+    column: str,
+    key: str,
+    mode: str = STATEFUL,
+    lookback: Interval | None = None,
+    watermark_lag: Interval | None = None,
+    fallback_column: str | None = None,
+    date_format: str | None = None,
+) -> Any:
+    """The rows of a batch source that are newer than the high-water mark of `key`.
+
+    Called in the `read` of a pipeline's node, or in the sink of a flow on the thread that Spark calls it on, it gives a
+    DataFrame; elsewhere something to give to a Node as `read`. In a flow the mark moves with the epoch that holds the
+    micro-batch.
+
+    reader: a DataFrame, or a function that makes one from the SparkSession.
+    column: what "newer" is about: a number, text, date or timestamp. Rows where it is NULL, NaN or infinite are loaded
+        the first time only; how many there are is reported with each run. fallback_column stands in for them. Texts
+        are refused when they are dates or numbers whose order as text is another one.
+    date_format: how dates or times are written in a column of text, by Spark's patterns: "dd-MMM-yy".
+    mode: "stateful": all rows the first time, then those above the mark; the mark becomes the highest value once the
+        node's write succeeded, with the epoch that the run closes for it. "rolling_window": the rows of the last
+        `lookback`, without a mark.
+    watermark_lag: load again what lies this much below the mark, for rows that come late. An interval, or a number.
+
+    Raises ConfigurationError, and StateValueError or HighWaterMarkError before anything is written.
+    """
+    load = Incremental(reader, column, key, mode, lookback, watermark_lag, fallback_column, date_format)
+    loading = _current.get()
+    return load if loading is None else load(loading.spark)
+
+
+def _literal(value: Any, kind: T.DataType) -> Column:
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        micros = (value - EPOCH) // timedelta(microseconds=1)
+        return F.timestamp_micros(F.lit(micros))
+    if isinstance(value, date):
+        # As text: handed over as such, a time without a zone would be taken for one of this process's zone.
+        return F.lit(value.isoformat()).cast(kind)
+    # Of two kinds of numbers Spark takes the wider one; the mark cast to the column's might become another.
+    return F.lit(value) if isinstance(kind, T.NumericType) else F.lit(value).cast(kind)
+
+
+def _example(kind: T.DataType, otherwise: Any) -> Any:
+    """A value that such a column may have; `otherwise` for those that no mark is of."""
+    return next((value for types, value in _EXAMPLES if isinstance(kind, types)), otherwise)
+
+
+_EXAMPLES: tuple[tuple[Any, Any], ...] = (
+    (T.NumericType, 0),
+    (T.StringType, ""),
+    (T.BinaryType, b""),
+    (T.TimestampType, EPOCH),
+    (T.TimestampNTZType, datetime(1970, 1, 1)),  # noqa: DTZ001 - it has no zone
+    (T.DateType, date(1970, 1, 1)),
+)

@@ -1,0 +1,310 @@
+"""Running a pipeline: its nodes one after the other, each recorded, each with an epoch for the marks that it moved."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+
+from recovery.base.clock import Clock, SystemClock
+from recovery.config import DEFAULT_MASTER, RecoveryConfig, given_backup_interval_s
+from recovery.epochs.writer import EpochWriter
+from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
+from recovery.host.signals import InterruptedBySignal, acting, end_now
+from recovery.operational.backends.objects import is_uri
+from recovery.operational.backends.open import choose
+from recovery.operational.backends.retry import RetryPolicy
+from recovery.operational.closed_marks import changes
+from recovery.operational.manager import StateManager
+from recovery.operational.rewinds import check_start, note_start
+from recovery.operational.runs import BLOCKED, EDIT, FAILED, RUNNING, SKIPPED, SUCCEEDED, NodeRun, Run, RunRecorder
+from recovery.pipeline import Node, Pipeline
+from recovery.planning.going_back import kept_interval_s
+from recovery.planning.pipeline import LastNode, NodePlan, plan_nodes
+from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.spark.jvm.errors import in_short
+from recovery.spark.jvm.launch import abandon_launch
+from recovery.spark.jvm.session import check_master, create_session
+from recovery.spark.pipelines.incremental import Load, Loading, _current, moved
+from recovery.storage.lock import DirectoryLock
+from recovery.storage.sqlite.store import scan
+from recovery.storage.verify import check_all
+
+PIPELINE = "pipeline"
+TOLD_WITHIN_S = 2.0
+NOTED_WITHIN_S = 3.0
+Told = Callable[[str, NodeRun], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSummary:
+    """What a run of a pipeline did: its id in the run history, and each node's part in it."""
+
+    pipeline: str
+    run_id: str
+    nodes: Mapping[str, NodeRun]
+
+
+def run_pipeline(
+    pipeline: Pipeline,
+    config: RecoveryConfig,
+    *,
+    spark: SparkSession | None = None,
+    resume: bool = False,
+    environment: str = "",
+    master: str = DEFAULT_MASTER,
+    conf: Mapping[str, str] | None = None,
+    observer: Told | None = None,
+    retry: RetryPolicy | None = None,
+    clock: Clock | None = None,
+) -> PipelineSummary:
+    """Run the nodes of a pipeline in the order of what they need; returns what each did.
+
+    Of `config` counts: directory, backup_interval, discard_history, resume_after or resume_epoch (go back: marks as
+    after that epoch), rewind_again, state_backend.
+    Each node that moved marks closes an epoch of the directory after its write; with a state backend elsewhere the
+    marks are set there. With `resume` a node is skipped when it succeeded in the last run, its definition is what it
+    was, and nothing that it needs runs again. When a node fails, those that need it are blocked and the others go on.
+    One run at a time: by the directory's lock, or by a lease of the state backend.
+    Without `spark`, SIGTERM, SIGINT or SIGHUP end the process immediately; the run history has the node under way as
+    failed.
+    Raises FlowFailedError at the end when a node failed, and the RecoveryErrors of the directory before any ran.
+    """
+    clock = clock or SystemClock()
+    check_master(master)
+    if resume and config.rewind_to is not None:
+        raise ConfigurationError(
+            "resume would skip nodes whose marks resume_after or resume_epoch puts back",
+            remedy="Run it with one of them: what was loaded since that epoch is loaded again without --resume.",
+        )
+    elsewhere = is_uri(choose(config.directory, config.state_backend))
+    with ExitStack() as held:
+        ending = _Ending()
+        if spark is None:
+            held.enter_context(acting(ending.by))
+        plan = None if elsewhere else held.enter_context(_planned(pipeline, config, clock))
+        state = StateManager(
+            config.directory, backend=config.state_backend, environment=environment, retry=retry, clock=clock
+        )
+        if elsewhere:
+            held.enter_context(state.lock(f"pipelines/{pipeline.name}", f"pipeline {pipeline.name}"))
+        plans = _plan(pipeline, state, resume)
+        session: Any = spark
+        if session is None:
+            session = create_session(pipeline.name, master=master, conf=conf)
+            held.callback(session.stop)
+        record = state.history.begin(pipeline.name, PIPELINE, {"resume": resume})
+        try:
+            record.beat()
+            writer = None
+            if plan is not None:
+                backup_s = kept_interval_s(plan.partitions, given_backup_interval_s(config))
+                writer = EpochWriter(config.path, plan, pipeline.name, clock, backup_interval_s=backup_s)
+                held.callback(writer.release)
+                note_start(plan, config, clock)
+            run = _PipelineRun(session, state, writer, record, clock, observer or (lambda *_: None))
+            ending.note = run.note_stopped
+            failed = run.all_nodes({node.name: node for node in pipeline.nodes}, plans)
+        except BaseException as error:
+            with contextlib.suppress(RecoveryError):
+                record.end(error)
+            raise
+        record.end(failed)
+        if failed is not None:
+            raise failed
+        return PipelineSummary(pipeline.name, record.run.run_id, record.run.nodes)
+
+
+class _PipelineRun:
+    """One run, node by node."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        state: StateManager,
+        writer: EpochWriter | None,
+        record: RunRecorder,
+        clock: Clock,
+        told: Told,
+    ) -> None:
+        self._spark = spark
+        self._state = state
+        self._writer = writer
+        self._record = record
+        self._clock = clock
+        self._told = told
+
+    def all_nodes(self, nodes: Mapping[str, Node], plans: list[NodePlan]) -> FlowFailedError | None:
+        """Run them; returns what failed."""
+        errors: dict[str, str] = {}
+        blocked: set[str] = set()
+        for plan in plans:
+            node = nodes[plan.name]
+            missing = [each for each in node.needs if each in errors or each in blocked]
+            if missing:
+                blocked.add(node.name)
+                why = f"{', '.join(missing)}, which it needs, did not succeed"
+                self._note(node, NodeRun(BLOCKED, definition=node.definition, why=why))
+            elif not plan.runs:
+                self._note(node, NodeRun(SKIPPED, definition=node.definition, why=plan.why))
+            else:
+                done = self._run(node, plan.why)
+                if done.error is not None:
+                    errors[node.name] = done.error
+        if not errors:
+            return None
+        told = "; ".join(f"node {name!r}: {error}" for name, error in errors.items())
+        return FlowFailedError(
+            told, cause="An error in the node's code, its input or its output.",
+            remedy="Mend it and run the same command again with --resume: what succeeded is skipped.",
+        )  # fmt: skip
+
+    def note_stopped(self, number: int) -> None:
+        """Note that a signal ends the run: the node under way failed."""
+        stopped = InterruptedBySignal(number)
+        for name, node in self._record.run.nodes.items():
+            if node.status == RUNNING:
+                failed = replace(node, status=FAILED, error=str(stopped))
+                self._record.node(name, failed)
+                self._told(name, failed)
+        self._record.end(stopped)
+
+    def _run(self, node: Node, why: str) -> NodeRun:
+        self._note(node, NodeRun(RUNNING, definition=node.definition, why=why))
+        began_s = self._clock.elapsed_s()
+        loading = Loading(self._spark, self._state.get_hwm, self._clock)
+        observation = Observation()
+        error, details, rows = None, {}, None
+        try:
+            frame = self._frame(node, loading).observe(observation, F.count(F.lit(1)).alias("rows"))
+            node.write(frame)
+            rows = _observed(observation)
+            details = self._commit(loading.loads)
+        except (Exception, SystemExit) as found:
+            error = in_short(found)[:2000]
+            if isinstance(found, RecoveryError) and found.remedy:
+                error += f". {found.remedy}"
+            details = {"data_written": isinstance(found, _MarksNotMovedError)}
+            if isinstance(found, _MarksNotMovedError):
+                error = str(found)
+        done = NodeRun(
+            SUCCEEDED if error is None else FAILED,
+            duration_s=round(self._clock.elapsed_s() - began_s, 3),
+            rows=rows,
+            definition=node.definition,
+            why=why,
+            error=error,
+            details=details,
+        )
+        self._note(node, done)
+        return done
+
+    def _frame(self, node: Node, loading: Loading) -> DataFrame:
+        token = _current.set(loading)
+        try:
+            frame = node.read(self._spark)
+            frame = frame if node.transform is None else node.transform(frame)
+        finally:
+            _current.reset(token)
+        if not isinstance(frame, DataFrame) or frame.isStreaming:
+            what = "a streaming DataFrame" if isinstance(frame, DataFrame) else type(frame).__name__
+            raise ConfigurationError(f"node {node.name!r} gives {what}, not a batch DataFrame")
+        return frame
+
+    def _commit(self, loads: list[Load]) -> dict[str, Any]:
+        """Move the marks: the data are written. Raises _MarksNotMovedError."""
+        marks = moved(loads)
+        details: dict[str, Any] = {"nulls": {load.key: load.nulls for load in loads}} if loads else {}
+        future = [load.key for load in loads if load.future]
+        if future:
+            details["future_marks"] = future
+        if marks:
+            try:
+                if self._writer is None:
+                    self._state.set_hwm_batch([{"key": key, "value": value} for key, value in marks.items()])
+                else:
+                    rows = {key: self._state.epoch_row(key, value) for key, value in marks.items()}
+                    details["epoch"] = self._writer.close(changes(self._state.environment, rows), batches=1)
+            except RecoveryError as error:
+                names = ", ".join(map(repr, marks))
+                raise _MarksNotMovedError(
+                    f"its data were written, but the high-water mark of {names} could not be moved: "
+                    f"{type(error).__name__}: {error.found}. The next run loads them again."
+                ) from error
+        return details
+
+    def _note(self, node: Node, done: NodeRun) -> None:
+        self._record.node(node.name, done)
+        self._told(node.name, done)
+
+
+class _Ending:
+    """What a signal does while a pipeline runs: it ends the process immediately, after `note`, if that takes no longer
+    than a moment. A run with the caller's session leaves signals to the caller."""
+
+    def __init__(self) -> None:
+        self.note: Callable[[int], None] = lambda _: None
+
+    def by(self, number: int) -> None:
+        """End the process by a signal."""
+        abandon_launch()
+        noting = threading.Thread(target=self._try, args=(number,), name="note-end", daemon=True)
+        noting.start()
+        noting.join(NOTED_WITHIN_S)
+        end_now(number)
+
+    def _try(self, number: int) -> None:
+        with contextlib.suppress(Exception):
+            self.note(number)
+
+
+class _MarksNotMovedError(Exception):
+    """The data of a node were written, and its marks could not be moved."""
+
+
+@contextlib.contextmanager
+def _planned(pipeline: Pipeline, config: RecoveryConfig, clock: Clock) -> Iterator[ResumePlan]:
+    """The recovery directory, locked and checked."""
+    scan(config.path)
+    with DirectoryLock(config.path, clock, f"pipeline {pipeline.name}"):
+        plan = plan_resume(scan(config.path), flow_id=pipeline.name, resume_epoch=config.rewind_to)
+        check_start(plan, config, clock)
+        for verdict in check_all([d.path for d in plan.partitions]):
+            verdict.raise_if_damaged()
+        yield plan
+
+
+def _plan(pipeline: Pipeline, state: StateManager, resume: bool) -> list[NodePlan]:
+    last = next((run for run in state.list_runs(pipeline.name) if run.kind != EDIT), None)
+    return plan_nodes(
+        {node.name: node.needs for node in pipeline.nodes},
+        {node.name: node.definition for node in pipeline.nodes},
+        None if last is None else _last(last),
+        resume=resume,
+    )
+
+
+def _last(run: Run) -> dict[str, LastNode]:
+    return {name: LastNode(node.succeeded is True, node.status, node.definition) for name, node in run.nodes.items()}
+
+
+def _observed(observation: Observation) -> int | None:
+    """The rows that were written, as the first action over the frame counted them; None when there was none.
+
+    Spark tells a moment after the action ended. What cannot be told must not fail a node that has written.
+    """
+    with contextlib.suppress(Exception):
+        told = observation._jo.future()
+        deadline_s = time.monotonic() + TOLD_WITHIN_S
+        while not told.isCompleted() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        if told.isCompleted():
+            return int(observation.get["rows"])
+    return None

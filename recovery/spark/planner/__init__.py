@@ -1,0 +1,1 @@
+"""From the plan that a user built to the plan that runs."""

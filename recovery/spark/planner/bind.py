@@ -1,0 +1,298 @@
+"""From the plan a user built to the plan that runs: exchanges get their width, and unfit shapes are refused.
+
+A streaming DataFrame is immutable and does not know yet how many recovery partitions there are. So its
+analysed plan is rebuilt through the JVM's own plan nodes: below each step's function the placeholder exchange becomes
+`repartitionById(N, hash % N)`, with a sort within each partition where the rows of a key have an order. Attribute ids
+stay as they are, so the rest of the plan fits unchanged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from recovery.checkpoint.source_places import SourcePlaces, places_of, read_for
+from recovery.errors import UnsupportedPlanError
+from recovery.spark.jvm.plan_nodes import children, walk, with_children
+from recovery.spark.planner.output_modes import Advice, advice
+from recovery.spark.planner.replay import check_sources, options_of
+from recovery.spark.steps.stateful import UDF_NAME, RegisteredStep, registered
+from recovery.spark.steps.ticks import FORMAT as TICKS
+from recovery.spark.tuning.combining import PLACE_NAME, Combiner, install
+from recovery.spark.tuning.gathering import Gathering
+from recovery.spark.tuning.merging import Merging
+from recovery.spark.tuning.row_width import RowWidth
+
+FORMAT_SETTING = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+STATEFUL_NODES = {
+    "Aggregate",
+    "Distinct",
+    "Deduplicate",
+    "DeduplicateWithinWatermark",
+    "GlobalLimit",
+    "FlatMapGroupsWithState",
+    "FlatMapGroupsInPandasWithState",
+    "TransformWithState",
+    "TransformWithStateInPySpark",
+    "TransformWithStateInPandas",
+}
+
+
+SOURCE_NODES = {"StreamingRelation", "StreamingRelationV2"}
+
+
+@dataclass(frozen=True)
+class BoundPlan:
+    """A frame ready to start, the steps in it, where it reads sources, how wide the steps' rows are, over how many
+    tasks they are exchanged, what combines rows before some of the steps, what does without their exchanges, and what
+    is done in the driver. keeps_native_state: whether Spark keeps state of its own for it."""
+
+    frame: DataFrame
+    steps: tuple[RegisteredStep, ...]
+    sources: SourcePlaces
+    output_mode: str
+    row_width: RowWidth
+    tasks: int
+    combiner: Combiner | None = None
+    gathering: Gathering | None = None
+    merging: Merging | None = None
+    keeps_native_state: bool = False
+
+
+def bind(
+    frame: DataFrame, partition_count: int, output_mode: str = "append", *, keeps_position: bool = True
+) -> BoundPlan:
+    """The frame with its steps spread over `partition_count` recovery partitions, by as many tasks of Spark as run at
+    once: a task takes a core some 15 ms, however little it has to do. keeps_position: whether a later run goes on from
+    where this one ends.
+
+    Raises UnsupportedPlanError for plans whose state would not be kept exactly: a step whose output is used twice,
+    two steps of one id, state stores whose files cannot be told apart, sources that cannot be read again, and whatever
+    Spark itself refuses.
+    """
+    if not frame.isStreaming:
+        raise UnsupportedPlanError(
+            "the frame is not a streaming one",
+            cause="It was made with spark.read instead of spark.readStream.",
+            remedy="Build it from spark.readStream, or run it as an ordinary batch job.",
+        )
+    spark = frame.sparkSession
+    plan = frame._jdf.queryExecution().analyzed()
+    steps = tuple(_steps(plan))
+    _check_steps(steps)
+    _check_streaming(plan)
+    native = any(map(_keeps_state, walk(plan)))
+    if native:
+        _check_native_state(spark)
+    check_sources(spark, plan, keeps_position)
+    sources = _sources(plan)
+    row_width = RowWidth(spark, steps_only=not _gives_others_rows(spark, plan))
+    tasks = min(partition_count, max(1, spark.sparkContext.defaultParallelism))
+    if not steps:
+        return BoundPlan(frame, (), sources, output_mode, row_width, tasks, keeps_native_state=native)
+    _check_supported(spark, plan, output_mode)
+    combiner = install(spark, list(_functions(plan, PLACE_NAME)))
+    definitions = [step.definition for step in steps]
+    gathering = Gathering(spark, [each.hash_column for each in definitions])
+    merging = Merging(definitions, tasks, row_width)
+    rebuilt = _frame(spark, _rebuild(spark, plan, partition_count, tasks))
+    return BoundPlan(rebuilt, steps, sources, output_mode, row_width, tasks, combiner, gathering, merging, native)
+
+
+def _sources(plan: Any) -> SourcePlaces:
+    """Where the plan reads sources. Equal relations are one source to Spark; py4j compares by the JVM's `equals`."""
+    reads = list(_reads(plan))
+    nodes = [node for node, _ in reads]
+    sources = [next(i for i, each in enumerate(nodes) if each.equals(node)) for node in nodes]
+    return places_of(
+        sources,
+        map(_is_ticks, nodes),
+        [f"{_name(node)} {read_for(above or {''})}" for node, above in reads],
+        map(_label, nodes),
+    )
+
+
+def _reads(node: Any, above: frozenset[str] = frozenset()) -> Iterator[tuple[Any, frozenset[str]]]:
+    """The nodes that read sources, and the steps above each."""
+    found = _step_of(node)
+    above = above if found is None else above | {found.definition.step_id}
+    if node.nodeName() in SOURCE_NODES:
+        yield node, above
+    for child in children(node):
+        yield from _reads(child, above)
+
+
+def _label(node: Any) -> str | None:
+    """The name that the flow's code gives a source."""
+    label = node.sourceIdentifyingName()
+    return str(label.name()) if label.getClass().getSimpleName() == "UserProvided" else None
+
+
+def _name(node: Any) -> str:
+    """What a source reads, as SourcePlaces has it: its format, its path or, without one, all its options, and all its
+    options. Options may be secret, so there are digests of them."""
+    if node.nodeName() == "StreamingRelationV2":
+        kind, options = node.sourceName(), dict(node.extraOptions().asCaseSensitiveMap())
+    else:
+        kind, options = node.dataSource().className(), options_of(node.dataSource())
+    options = {name.lower(): value for name, value in options.items()}
+    every = json.dumps(options, sort_keys=True)
+    return f"{kind} {_digest(options.get('path') or every)} {_digest(every)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _is_ticks(node: Any) -> bool:
+    return bool(node.nodeName() == "StreamingRelationV2" and node.sourceName() == TICKS)
+
+
+def _steps(plan: Any) -> Iterator[RegisteredStep]:
+    for node in walk(plan):
+        step = _step_of(node)
+        if step is not None:
+            yield step
+
+
+def _step_of(node: Any) -> RegisteredStep | None:
+    name = _function(node)
+    return registered.get(name.removeprefix(UDF_NAME)) if name.startswith(UDF_NAME) else None
+
+
+def _function(node: Any) -> str:
+    """The name of the function that the node maps batches by; empty for another node."""
+    return str(node.functionExpr().name()) if node.nodeName() == "MapInArrow" else ""
+
+
+def _functions(plan: Any, prefix: str) -> Iterator[str]:
+    return (name for name in map(_function, walk(plan)) if name.startswith(prefix))
+
+
+def _gives_others_rows(spark: SparkSession, plan: Any) -> bool:
+    """Whether the plan gives rows to Python functions of the user's own, besides our steps, or may."""
+    jvm = spark._jvm
+    assert jvm is not None
+    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    calls = [patterns.PYTHON_UDF(), patterns.PLAN_EXPRESSION()]
+    below = [*calls, patterns.GENERATE()]
+
+    def found(node: Any) -> bool:
+        if not any(map(node.containsPattern, below)):
+            return False
+        if not _function(node).startswith((UDF_NAME, PLACE_NAME)):
+            expressions = node.expressions()
+            for each in map(expressions.apply, range(expressions.length())):
+                if any(map(each.containsPattern, calls)) or "PythonUDTF" in each.getClass().getSimpleName():
+                    return True
+        return any(map(found, children(node)))
+
+    return found(plan)
+
+
+def _check_streaming(plan: Any) -> None:
+    """Spark reads what is no stream anew in every micro-batch."""
+    for node in walk(plan):
+        step = _step_of(node)
+        if step is not None and not node.isStreaming():
+            raise UnsupportedPlanError(
+                f"step {step.definition.step_id!r} is applied to a table that is no stream",
+                cause="Such a table is read anew in every micro-batch, and its rows would be counted each time.",
+                remedy="Apply the step to the stream, or work out the table before.",
+            )
+
+
+def _check_steps(steps: tuple[RegisteredStep, ...]) -> None:
+    for token, uses in Counter(step.definition.token for step in steps).items():
+        if uses > 1:
+            step_id = registered[token].definition.step_id
+            raise UnsupportedPlanError(
+                f"the output of step {step_id!r} is used {uses} times in the plan, so the step would run {uses} times",
+                cause="A union or join of frames that all derive from the step.",
+                remedy="Use the step's output once, and branch in the sink, which gets a materialised batch.",
+            )
+    for step_id, uses in Counter(step.definition.step_id for step in steps).items():
+        if uses > 1:
+            raise UnsupportedPlanError(
+                f"{uses} steps are called {step_id!r}",
+                cause="A step id names the state in the recovery partitions, so it is unique in a flow.",
+                remedy="Give each step an id of its own.",
+            )
+
+
+def _check_native_state(spark: SparkSession) -> None:
+    """Files of format 2 carry ids whose order only Spark's commit log tells."""
+    if spark.conf.get(FORMAT_SETTING, "1") == "1":
+        return
+    raise UnsupportedPlanError(
+        f"Spark's state stores are set to another checkpoint format: {FORMAT_SETTING}={spark.conf.get(FORMAT_SETTING)}",
+        cause="The setting was changed for this session. Its default is 1.",
+        remedy=f"Leave it out, or set it to 1: --conf {FORMAT_SETTING}=1",
+    )
+
+
+def _keeps_state(node: Any) -> bool:
+    """Whether Spark keeps state for the node."""
+    if node.nodeName() == "Join":
+        return bool(node.left().isStreaming() and node.right().isStreaming())
+    return node.nodeName() in STATEFUL_NODES and bool(node.isStreaming())
+
+
+def _check_supported(spark: SparkSession, plan: Any, output_mode: str) -> None:
+    """Spark's own check, on the plan as the user wrote it: the sort that a step may need is one it would refuse in
+    general, so its check is switched off when the bound plan starts."""
+    jvm = spark._jvm
+    assert jvm is not None
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    try:
+        modes = jvm.org.apache.spark.sql.streaming.OutputMode
+        checker.checkForStreaming(plan, getattr(modes, output_mode.capitalize())())
+    except AnalysisException as error:
+        told = str(error).splitlines()[0]
+        mode = advice(told) or Advice(
+            "The operation is not defined on a stream.", "Apply it to each micro-batch in the sink."
+        )
+        raise UnsupportedPlanError(f"Spark refuses the plan: {told}", cause=mode.cause, remedy=mode.remedy) from error
+
+
+def _rebuild(spark: SparkSession, node: Any, partition_count: int, tasks: int) -> Any:
+    below = children(node)
+    step = _step_of(node)
+    if step is not None:
+        project = below[0]
+        placeholder = children(project)[0]
+        if placeholder.nodeName() != "RepartitionByExpression":
+            raise UnsupportedPlanError(f"step {step.definition.step_id!r} has lost its exchange")
+        source = _rebuild(spark, children(placeholder)[0], partition_count, tasks)
+        exchange = _exchange(_frame(spark, source), step, partition_count, tasks)
+        return with_children(spark._jvm, node, [with_children(spark._jvm, project, [exchange])])
+    rebuilt = [_rebuild(spark, child, partition_count, tasks) for child in below]
+    if all(new is old for new, old in zip(rebuilt, below, strict=True)):
+        return node
+    return with_children(spark._jvm, node, rebuilt)
+
+
+def _exchange(source: DataFrame, step: RegisteredStep, partition_count: int, tasks: int) -> Any:
+    definition = step.definition
+    partition = F.col(definition.hash_column) % F.expr(f"{partition_count}L")
+    task = partition if tasks == partition_count else partition % F.expr(f"{tasks}L")
+    spread = source.repartitionById(tasks, task.cast("int"))
+    if definition.sorted_by_spark:
+        order = [F.col(f"`{definition.key_text}`").asc_nulls_first(), *step.order_by]
+        spread = spread.sortWithinPartitions(*order if tasks == partition_count else (partition, *order))
+    return spread._jdf.queryExecution().analyzed()
+
+
+def _frame(spark: SparkSession, plan: Any) -> DataFrame:
+    jvm = spark._jvm
+    assert jvm is not None
+    dataset = jvm.org.apache.spark.sql.classic.Dataset
+    return DataFrame(dataset.ofRows(spark._jsparkSession, plan), spark)

@@ -1,0 +1,108 @@
+"""Whether the sources of a flow can be read again from a position, as a run that follows a crash does.
+
+Such a run gives a source the offsets of the last closed epoch. One that has its rows in memory alone, or that removes
+what it was told it is done with, has nothing to give for them: the run fails, and so does every one after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
+
+from recovery.errors import UnsupportedPlanError
+from recovery.spark.jvm.plan_nodes import walk
+
+_IN_MEMORY = {
+    "TextSocketTable": "What came over the connection is in the memory of the process that read it, and nowhere else.",
+    "MemoryStreamTable": "Its rows are in the memory of the process that added them, and nowhere else.",
+}
+"""Spark's sources that cannot replay, by the class of their table, and why. A source has more than one name."""
+_REMEDY = (
+    "Have something write what comes into files, and read those (format 'appended' takes growing ones), or into Kafka. "
+    "To try the flow only, run it without a recovery directory."
+)
+
+
+def check_sources(spark: SparkSession, plan: Any, keeps_position: bool) -> None:
+    """Raises UnsupportedPlanError for a source of an analysed plan that cannot be read again. keeps_position: whether
+    there will be a run that goes on from where this one ends."""
+    for node in walk(plan):
+        if node.nodeName() == "StreamingRelation":
+            _check_kept(node)
+        elif node.nodeName() == "StreamingRelationV2" and keeps_position:
+            _check_replays(spark, node)
+
+
+def options_of(data_source: Any) -> dict[str, str]:
+    """The options of a source of Spark's first kind."""
+    found, options = data_source.options().iterator(), {}
+    while found.hasNext():
+        option = found.next()
+        options[option._1()] = option._2()
+    return options
+
+
+def _check_kept(node: Any) -> None:
+    """Spark tells a source that its input is done with when a micro-batch is, which is before the epoch is closed."""
+    for name, value in options_of(node.dataSource()).items():
+        if name.lower() == "cleansource" and value.lower() != "off":
+            raise UnsupportedPlanError(
+                f"a file source is told to clean up behind itself: cleanSource={value}",
+                cause="Spark removes files after each micro-batch, which a run that was killed has to read again.",
+                remedy="Leave it out, and remove files that are older than the epochs you want to go back to.",
+            )
+
+
+def _check_replays(spark: SparkSession, node: Any) -> None:
+    kind, name = node.table().getClass().getSimpleName(), node.sourceName()
+    if kind in _IN_MEMORY:
+        raise UnsupportedPlanError(
+            f"the source {name!r} cannot be read again from a position", cause=_IN_MEMORY[kind], remedy=_REMEDY
+        )
+    reader = _reader_without_replay(spark, name) if kind == "PythonTable" else None
+    if reader is not None:
+        raise UnsupportedPlanError(
+            f"the source {name!r} cannot be read again from a position: its reader {reader} has no readBetweenOffsets",
+            cause="Spark calls that for a micro-batch of which it knows the offsets, as it does after a crash.",
+            remedy=f"Implement {reader}.readBetweenOffsets(start, end), which gives the same rows each time.",
+        )
+
+
+def _reader_without_replay(spark: SparkSession, name: str) -> str | None:
+    """The simple reader of a registered source in Python that lacks what replays, by the classes that the source's own
+    code names: nothing of it is called. None where there is no such reader, or none can be seen."""
+    try:
+        sources = spark._jsparkSession.sessionState().dataSourceManager()
+        command = sources.lookupDataSource(name).dataSourceCls().command()
+        source = cloudpickle.loads(bytes(command.toArray(spark._jvm.scala.reflect.ClassTag.Byte())))
+    except Exception:
+        # What Spark finds by its name alone, such as ours, and what is larger than it sends so.
+        return None
+    if not _is_kind(source, DataSource) or source.streamReader is not DataSource.streamReader:
+        return None
+    readers = (each for each in _named(source.simpleStreamReader) if _is_kind(each, SimpleDataSourceStreamReader))
+    reader = next(readers, None)
+    if reader is None or reader.readBetweenOffsets is not SimpleDataSourceStreamReader.readBetweenOffsets:
+        return None
+    return str(reader.__name__)
+
+
+def _is_kind(value: Any, kind: type) -> bool:
+    return isinstance(value, type) and issubclass(value, kind)
+
+
+def _named(function: Any) -> Iterator[Any]:
+    """What the code of a function names: variables of its module and of functions around it."""
+    if isinstance(function, FunctionType):
+        code: CodeType = function.__code__
+        yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
+        for cell in function.__closure__ or ():
+            # It may have nothing in it yet.
+            with contextlib.suppress(ValueError):
+                yield cell.cell_contents

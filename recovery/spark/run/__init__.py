@@ -1,0 +1,1 @@
+"""A run: prepare, start, micro-batches, end."""

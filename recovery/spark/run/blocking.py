@@ -1,0 +1,106 @@
+"""Running a flow to its end, in this process, with signals that end it well."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JError
+
+from recovery.base.clock import Clock, SystemClock
+from recovery.config import AVAILABLE_NOW, DEFAULT_MASTER, Interval, RecoveryConfig
+from recovery.flow import Flow
+from recovery.host.signals import acting, end_now, handled
+from recovery.spark.jvm.launch import abandon_launch
+from recovery.spark.jvm.session import check_master, create_session
+from recovery.spark.run.events import Observer, RunSummary
+from recovery.spark.run.prepare import Prepared
+from recovery.spark.run.query import RecoveryQuery
+from recovery.spark.run.start import start_prepared
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def run(
+    flow: Flow,
+    config: RecoveryConfig | None = None,
+    *,
+    spark: SparkSession | None = None,
+    trigger: str | Interval | None = AVAILABLE_NOW,
+    master: str = DEFAULT_MASTER,
+    conf: Mapping[str, str] | None = None,
+    observer: Observer | None = None,
+    clock: Clock | None = None,
+) -> RunSummary:
+    """Run a flow until its input ends, or for ever with an interval as `trigger`; returns what was done.
+
+    SIGTERM, SIGINT or SIGHUP finish the running micro-batch, close the epoch and return; a second one ends the process
+    immediately, and so does one before the stream has started, unless the session is the caller's. `config` None runs
+    without recovery. `spark`: the caller's session, which stays open; None: one of our own, made with `master` and
+    `conf`, and stopped at the end. Raises RecoveryErrors.
+    """
+    clock = clock or SystemClock()
+    check_master(master)
+    # What is wrong with the directory is told before Spark starts, and the files are checked while it does.
+    prepared = Prepared(config, flow.name, clock)
+    own = spark is None
+    with _ending_at_once(prepared.temporary) if own else contextlib.nullcontext():
+        try:
+            session: Any = create_session(flow.name, master=master, conf=conf) if own else spark
+        except BaseException:
+            prepared.release()
+            raise
+        ours = session if own else None
+        try:
+            query = start_prepared(prepared, flow, session, flow.sink, flow.output_mode, trigger, observer, clock)
+        except BaseException:
+            _stop_session(ours)
+            raise
+        with _signals(query, query._tell_stopping):
+            try:
+                query.await_termination()
+            finally:
+                _stop_session(ours)
+    return query.summary
+
+
+def _stop_session(session: Any | None) -> None:
+    if session is None:
+        return
+    # A JVM that is gone needs no stopping, and what it died of has been told.
+    with contextlib.suppress(OSError, Py4JError):
+        session.stop()
+
+
+@contextlib.contextmanager
+def _ending_at_once(temporary: Path | None) -> Iterator[None]:
+    """Until the stream has started, a signal ends the process: whatever is half done then is made good by the next run,
+    as after a kill. `temporary` is a directory that no next run would find."""
+
+    def end(number: int, _: Any) -> None:
+        abandon_launch()
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+        end_now(number)
+
+    with handled(end):
+        yield
+
+
+def _signals(
+    query: RecoveryQuery, told: Callable[[int], None] = lambda _: None
+) -> contextlib.AbstractContextManager[None]:
+    """While it lasts, a signal is told, and stops the query; a second one ends the process."""
+
+    def stop(number: int) -> None:
+        with contextlib.suppress(Exception):
+            told(number)
+        # What goes wrong is kept by the query, and raised where the run waits for it.
+        with contextlib.suppress(Exception):
+            query.stop()
+
+    return acting(stop)

@@ -1,0 +1,143 @@
+"""Spark's own query under a run: started with the settings it needs, and ended so that no micro-batch seems done."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from recovery.config import AVAILABLE_NOW, Interval, parse_trigger
+from recovery.spark.jvm.errors import JVM_GONE
+from recovery.spark.jvm.session import DEFAULTS, FILE_MANAGER
+from recovery.spark.planner.bind import BoundPlan
+from recovery.spark.tasks.retries import retry_properties
+from recovery.spark.tasks.step_task import ADDRESS_PROPERTY, TASKS_PROPERTY
+
+SETTINGS = {
+    # With it, stages of a micro-batch run before foreachBatch is called, and empty partitions lose their tasks.
+    "spark.sql.adaptive.streaming.stateless.enabled": "false",
+    # Rows do not leave the host; and what Spark compresses by lz4, Arrow cannot read.
+    "spark.sql.execution.arrow.compression.codec": "none",
+    # In a session of somebody else's, too; but file sources, which are made after the start, take what it has then.
+    FILE_MANAGER: DEFAULTS[FILE_MANAGER],
+}
+UNCHECKED = {
+    # recovery.spark.planner.bind ran Spark's check already, on the plan without the sort of our steps.
+    "spark.sql.streaming.unsupportedOperationCheck": "false",
+}
+_starting = threading.Lock()
+
+
+def launch(
+    bound: BoundPlan,
+    process: Callable[[DataFrame, int], None],
+    *,
+    name: str,
+    checkpoint: Path,
+    address: str,
+    trigger: str | Interval | None,
+    started: Callable[[Any], None],
+) -> None:
+    """Start Spark's query, whose micro-batches go to `process`, and whose tasks find the partitions at `address`.
+
+    started: is told the query at once, so that it can be stopped whatever happens then.
+    """
+    spark = bound.frame.sparkSession
+    told = {ADDRESS_PROPERTY: address, TASKS_PROPERTY: str(bound.tasks), **retry_properties(spark.sparkContext)}
+    # In a sink or an observer, this thread is that of another query, whose tasks find its partitions by them.
+    before = {key: spark.sparkContext.getLocalProperty(key) for key in told}
+    for key, value in told.items():
+        spark.sparkContext.setLocalProperty(key, value)
+    try:
+        with _session_settings(spark, {**SETTINGS, **(UNCHECKED if bound.steps else {})}):
+            writer = bound.frame.writeStream.foreachBatch(process).outputMode(bound.output_mode)
+            # Hadoop takes the path as it stands: escaped, it would work in a directory of another name.
+            writer = writer.option("checkpointLocation", f"file:{checkpoint.absolute()}")
+            started(_triggered(writer, trigger).queryName(_free_name(spark, name)).start())
+    finally:
+        for key, value in before.items():
+            spark.sparkContext.setLocalProperty(key, value)
+
+
+def stop_query(query: Any, released: threading.Event) -> None:
+    """Stop Spark's query. A parked micro-batch, which waits for `released`, returns only when Spark has interrupted the
+    thread that waits for it: otherwise it would be taken as done, and the state that it did not write be missed."""
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):
+            query.stop()
+
+    asking = threading.Thread(target=ask, name="stop-query", daemon=True)
+    asking.start()
+    while asking.is_alive() and not _is_interrupted(query):
+        asking.join(0.005)
+    released.set()
+    asking.join()
+
+
+def running(spark: SparkSession) -> Any:
+    """The JVM's handle of the session's query of which this thread has a micro-batch, also before `start` returned;
+    None when it was stopped."""
+    return spark._jsparkSession.streams().get(spark.sparkContext.getLocalProperty("sql.streaming.queryId"))
+
+
+def setting_of(spark: SparkSession, key: str) -> str | None:
+    """The value of one of Spark's settings in a session; None when it has none."""
+    with contextlib.suppress(PySparkException):
+        return str(spark.conf.get(key))
+    return None
+
+
+def is_alive(query: Any) -> bool:
+    """Whether Spark still runs the query; without its JVM it does not."""
+    with contextlib.suppress(*JVM_GONE):
+        return bool(query.isActive)
+    return False
+
+
+def _is_interrupted(query: Any) -> bool:
+    """Whether Spark has told the query's thread to end; without its JVM it has."""
+    try:
+        thread = query._jsq.streamingQuery().queryExecutionThread()
+        return bool(thread.isInterrupted() or not thread.isAlive())
+    except (Py4JError, *JVM_GONE):
+        return True
+
+
+@contextlib.contextmanager
+def _session_settings(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
+    """Settings that a query copies when it starts; the session has its own back afterwards. One start at a time: two
+    would take each other's settings away, or for those of the session."""
+    with _starting:
+        before = {key: spark.conf.get(key, None) for key in settings}
+        try:
+            for key, value in settings.items():
+                spark.conf.set(key, value)
+            yield
+        finally:
+            for key, value in before.items():
+                if value is None:
+                    spark.conf.unset(key)
+                else:
+                    spark.conf.set(key, value)
+
+
+def _triggered(writer: Any, trigger: str | Interval | None) -> Any:
+    pause = parse_trigger(trigger)
+    if pause is None:
+        return writer
+    if pause == AVAILABLE_NOW:
+        return writer.trigger(availableNow=True)
+    return writer.trigger(processingTime=f"{round(float(pause) * 1000)} milliseconds")
+
+
+def _free_name(spark: SparkSession, name: str) -> str:
+    taken = {query.name for query in spark.streams.active}
+    return name if name not in taken else f"{name}-{secrets.token_hex(4)}"

@@ -1,0 +1,167 @@
+"""What is measured of a run: its input as Spark reports it, its epochs, and where all of that goes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from recovery.backup.note import last_backup
+from recovery.base.clock import Clock
+from recovery.base.ids import BatchId
+from recovery.epochs.closer import EpochClosed
+from recovery.errors import RecoveryError
+from recovery.metrics.exposition import About, Family, exposition, families
+from recovery.metrics.meter import Meter
+from recovery.planning.health import Finding, parse_targets, unsaved_s
+from recovery.planning.measures import Measure
+from recovery.planning.values import Execution
+from recovery.spark.run.events import RunSummary
+from recovery.spark.run.operator_rows import OperatorRows
+from recovery.spark.run.prepare import Prepared
+from recovery.storage.sqlite.store import FilePartitions
+
+PROGRESS_LOOKS = 100
+PROGRESS_PERIOD_S = 0.01
+
+
+class InputCount:
+    """Counts the input of finished micro-batches when Spark reports them, each once. Asked by several threads."""
+
+    def __init__(
+        self,
+        meter: Meter,
+        summary: RunSummary,
+        native_state: Path,
+        batch: BatchId,
+        on_counted: Callable[[BatchId, int], None],
+    ) -> None:
+        """native_state: the directory in which Spark's own operators keep theirs. batch: the newest that is counted.
+        on_counted: is told each micro-batch and its rows, once."""
+        self.batch = batch
+        self._meter = meter
+        self._summary = summary
+        self._native_state = native_state
+        self._on_counted = on_counted
+        self._operator_rows = OperatorRows()
+        self._reports = True
+        self._lock = threading.Lock()
+
+    def look(self, query: Any) -> None:
+        """Add the input rows of the micro-batches whose progress Spark has reported since the last look. A stream that
+        waits for input reports that, too, under the number of the micro-batch to come."""
+        with self._lock:
+            reported, found = query._jsq.recentProgress(), []
+            for place in reversed(range(len(reported))):
+                batch = reported[place].batchId()
+                if batch <= self.batch:
+                    break
+                progress = json.loads(reported[place].json())
+                if "addBatch" in progress["durationMs"]:
+                    operators = self._operator_rows.of(query._jsq, progress)
+                    found.append((batch, progress["numInputRows"], operators))
+            # Counted when all of them could be read: otherwise the next look would count some again.
+            found.reverse()
+            for batch, rows, operators in found:
+                self.batch = max(self.batch, batch)
+                self._summary.rows += rows
+                self._meter.progress(batch, rows, operators)
+        # Without the lock: an observer may end the run, which looks once more.
+        for batch, rows, _ in found:
+            self._on_counted(batch, rows)
+
+    def wait(self, query: Any, batch: BatchId, over: Callable[[float], bool]) -> None:
+        """Spark reports a micro-batch some milliseconds after it has logged it as done, and before the next one begins:
+        wait for that, on the thread that writes epochs, where the rows in Spark's own operators are told by it.
+
+        over: waits that many seconds; whether nothing more will come.
+        """
+        if not (self._reports and self._native_state.is_dir()):
+            return
+        with contextlib.suppress(Exception):
+            for _ in range(PROGRESS_LOOKS):
+                if self.batch >= batch:
+                    return
+                self.look(query)
+                if self.batch < batch and over(PROGRESS_PERIOD_S):
+                    return
+            # Reports may be switched off.
+            self._reports = False
+
+
+def first_summary(prepared: Prepared, execution: Execution) -> RunSummary:
+    """The summary of a run that has done nothing yet."""
+    return RunSummary(
+        flow=prepared.flow_id,
+        directory=None if prepared.temporary else str(prepared.config.path),
+        execution=execution.number,
+        resume_epoch=execution.resume_epoch,
+        resume_after=execution.resume_epoch - 1,
+        last_epoch=execution.resume_epoch - 1,
+        discarded=None if prepared.discarded is None else prepared.discarded.as_json(),
+    )
+
+
+class RunMeasures:
+    """Keeps what is measured of a run in its partitions, and serves it to Prometheus if that was asked for."""
+
+    def __init__(
+        self, prepared: Prepared, store: FilePartitions, execution: Execution, before: Sequence[Execution], clock: Clock
+    ) -> None:
+        """before: the executions that the partitions hold already."""
+        self._store = store
+        self._kept = prepared.temporary is None
+        self._directory = prepared.config.path
+        self._endpoint = prepared.endpoint
+        self._execution = execution
+        self._executions = (*before, execution)
+        self._clock = clock
+        self._targets = parse_targets(prepared.config.thresholds)
+        self.meter = Meter(execution.number, clock, self._targets, closes=self._kept)
+
+    @property
+    def url(self) -> str | None:
+        """Where Prometheus finds the metrics; None when they are not served."""
+        return self._endpoint.url if self._endpoint is not None else None
+
+    def started(self, resume_s: float) -> None:
+        """The execution has its place. Until the first epoch is ended, the partitions may be written to here."""
+        self._keep(self.meter.started(resume_s))
+        if self._endpoint is not None:
+            self._endpoint.serve(lambda: exposition(self._families()))
+
+    def closed(self, closed: EpochClosed) -> tuple[Finding, ...]:
+        """An epoch was closed; the targets that it does not meet. On the thread that writes epochs."""
+        lag_s = self._backup_lag_s()
+        if lag_s is None:
+            lag_s = unsaved_s(self._executions, self._clock.wall_ms())
+        measure, missed = self.meter.closed(closed.epoch, closed.batch, closed.duration_s, closed.partitions, lag_s)
+        self._keep(measure)
+        return missed
+
+    def _keep(self, measure: Measure) -> None:
+        """A measure that cannot be kept stops nothing."""
+        if self._kept:
+            with contextlib.suppress(RecoveryError):
+                self._store.record(measure)
+
+    def _families(self) -> Iterator[Family]:
+        """The metrics now."""
+        each = self._execution
+        totals = self.meter.totals
+        closed_s = totals.last_closed_s
+        return families(
+            About(each.flow_id, each.number, each.resume_epoch, each.version, self._targets),
+            totals,
+            resume_s=self.meter.resume_s,
+            epoch_age_s=None if closed_s is None else self._clock.elapsed_s() - closed_s,
+            backup_age_s=self._backup_lag_s(),
+        )
+
+    def _backup_lag_s(self) -> float | None:
+        """How long ago `recovery backup` finished last; None when it never did."""
+        backup = last_backup(self._directory)
+        return None if backup is None else max(0, self._clock.wall_ms() - backup.finished_ms) / 1000

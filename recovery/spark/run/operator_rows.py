@@ -1,0 +1,90 @@
+"""How many rows the state of Spark's own operators has after a micro-batch, as Spark reports it.
+
+Spark's progress lists the operators in the order in which it finds them in the executed plan, and without their
+numbers. Both stay as long as a query runs, so its plan is walked once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from py4j.java_gateway import is_instance_of
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
+
+from recovery.spark.jvm.plan_nodes import walk
+
+_WRITER = "org.apache.spark.sql.execution.streaming.operators.stateful.StateStoreWriter"
+_UNTRACKED = re.compile(r"spark\.sql\.streaming\.stateStore\.rocksdb\.trackTotalNumberOfRows", re.IGNORECASE)
+_STORES_OF_A_JOIN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Operators:
+    """Those of a query, in Spark's order. rocksdb_counts: whether RocksDB is set to count rows; else it says 0."""
+
+    numbers: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    rocksdb_counts: bool = False
+
+
+class OperatorRows:
+    """Finds the numbers of the operators of one query when it is first asked. What cannot be known is left out."""
+
+    def __init__(self) -> None:
+        self._known: _Operators | None = None
+
+    def of(self, query: Any, progress: Mapping[str, Any]) -> dict[int, int]:
+        """The rows of each operator by its number, from the progress of a micro-batch. query: Spark's, of the JVM."""
+        told = progress["stateOperators"]
+        if not told:
+            return {}
+        if self._known is None:
+            self._known = _operators(query)
+        known = self._known
+        if tuple(each["operatorName"] for each in told) != known.names:
+            return {}
+        return {
+            number: each["numRowsTotal"]
+            for number, each in zip(known.numbers, told, strict=True)
+            if _ran_once(each) and (known.rocksdb_counts or not _is_rocksdb(each))
+        }
+
+
+def _operators(query: Any) -> _Operators:
+    try:
+        execution = query.streamingQuery().lastExecution()
+        found = [(node.stateInfo().get().operatorId(), node.shortName()) for node in _writers(execution.executedPlan())]
+        return _Operators(
+            tuple(number for number, _ in found), tuple(name for _, name in found), _rocksdb_counts(execution)
+        )
+    except (Py4JError, PySparkException, TypeError):
+        return _Operators()
+
+
+def _writers(plan: Any) -> Iterator[Any]:
+    gateway = SparkContext._gateway
+    return (node for node in walk(plan) if is_instance_of(gateway, node, _WRITER))
+
+
+def _rocksdb_counts(execution: Any) -> bool:
+    # Spark takes the setting in any case of letters.
+    settings = execution.sparkSession().conf().getAllAsJava()
+    given = _UNTRACKED.findall(settings.keySet().toString())
+    return all(settings.get(key) == "true" for key in given)
+
+
+def _ran_once(told: Mapping[str, Any]) -> bool:
+    """Spark adds up what its tasks count: one that ran again, for instance because the plan is sampled before it is
+    sorted, counts twice."""
+    stores, partitions = told["numStateStoreInstances"], told["numShufflePartitions"]
+    expected = (1, _STORES_OF_A_JOIN) if told["operatorName"] == "symmetricHashJoin" else (1,)
+    return any(stores == partitions * each for each in expected)
+
+
+def _is_rocksdb(told: Mapping[str, Any]) -> bool:
+    return any(name.startswith("rocksdb") for name in told.get("customMetrics", {}))

@@ -1,0 +1,141 @@
+"""Where a run goes on from: its execution, what happens to the steps that are held, its position in Spark's words."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from recovery.base.ids import NO_BATCH, StepId
+from recovery.base.wording import counted
+from recovery.checkpoint.beginning import recorded_beginning
+from recovery.checkpoint.restore import Restored, restore
+from recovery.checkpoint.rows import CHECKPOINT_STEP
+from recovery.checkpoint.source_places import SourcePlaces, recorded_places
+from recovery.checkpoint.sources import PLACES_KEY, SOURCES_STEP, check_logs, fit_sources
+from recovery.config import RecoveryConfig
+from recovery.epochs.closer import DECLARATIONS_STEP
+from recovery.errors import FlowMismatchError
+from recovery.planning.resume import ResumePlan
+from recovery.planning.steps import StepChoices, StepPlan, plan_steps
+from recovery.planning.timeline import timeline
+from recovery.planning.values import Execution, StepEdit
+from recovery.sinks import Resume
+from recovery.sinks.delivery import NOTE_KEY, SINK_STEP
+from recovery.spark.planner.bind import BoundPlan
+from recovery.storage.seam import RESERVED_PREFIX
+from recovery.storage.sqlite.store import FilePartitions
+
+
+class Position(NamedTuple):
+    """The position that was recovered, as files of a checkpoint, and what is to be recorded of the sources with it.
+    laid_out: whether it is one in other sources than before, or for other steps, by what was recorded.
+    outdated: whether it is where the input begins, as it was recorded for other sources."""
+
+    restored: Restored
+    new_rows: dict[StepId, dict[str, str]]
+    laid_out: bool
+    outdated: bool
+
+
+def restore_position(
+    store: FilePartitions,
+    plan: ResumePlan,
+    sources: SourcePlaces,
+    checkpoint: Path,
+    directory: Path,
+    renames: Mapping[str, str] | None = None,
+    edits: Iterable[StepEdit] = (),
+    setting: Callable[[str], str | None] = lambda _: None,
+) -> Position:
+    """Write the checkpoint that Spark goes on from. Changes nothing in the partitions.
+
+    renames: the new names of steps, by the old ones. edits: what is to be done to the state that steps hold. setting:
+    the value of one of Spark's settings in the flow's session, None where it has none. Raises FlowMismatchError or
+    SparkCheckpointError where Spark could not go on from it, or would from another place.
+    """
+    restored = restore(store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), checkpoint)
+    recorded = store.driver_values(SOURCES_STEP, plan.resume_epoch).get(PLACES_KEY)
+    left_by = recorded if isinstance(recorded, str) else None
+    _check_counted(restored, plan, directory)
+    begins = restored.batch is None
+    if begins:
+        restored, left_by = _restore_beginning(store, checkpoint, setting)
+    before = recorded_places(left_by) if left_by is not None else None
+    if before is not None:
+        # A step that holds no state at the moment is renamed by no edit. Who runs a command again has renamed already.
+        edited = {edit.old for edit in edits if edit.new is not None}
+        before = before.renamed(
+            {
+                old: new
+                for old, new in (renames or {}).items()
+                if old in edited or new not in before.steps or old not in sources.steps
+            }
+        )
+    restored = fit_sources(restored, checkpoint, sources, before)
+    check_logs(restored, checkpoint, sources)
+    places = sources.to_text()
+    changed = places != recorded
+    laid_out = changed and recorded is not None and not begins
+    outdated = begins and left_by not in (None, places)
+    return Position(restored, {SOURCES_STEP: {PLACES_KEY: places}} if changed else {}, laid_out, outdated)
+
+
+def _restore_beginning(
+    store: FilePartitions, checkpoint: Path, setting: Callable[[str], str | None]
+) -> tuple[Restored, str | None]:
+    """Write the checkpoint by which Spark begins where an execution before has begun, and return it with the text of
+    the sources that it is for; where none has, Spark asks the sources. Epochs do not hold any of its files."""
+    text = store.beginning()
+    if text is None:
+        return Restored(None, {}), None
+    found = recorded_beginning(text).with_settings(setting)
+    shutil.rmtree(checkpoint)
+    restored = restore(found.files.items(), checkpoint)
+    return Restored(restored.batch, {}), found.places
+
+
+def step_plan(store: FilePartitions, plan: ResumePlan, bound: BoundPlan, config: RecoveryConfig) -> StepPlan:
+    """What happens to the state that the partitions hold at the epoch that the run goes on from."""
+    at = plan.resume_epoch
+    held = {step for step in store.known_steps(at) if not step.startswith(RESERVED_PREFIX)}
+    declared = {step: str(text) for step, text in store.driver_values(DECLARATIONS_STEP, at).items()}
+    steps = {s.definition.step_id: s.planned for s in bound.steps}
+    choices = StepChoices(config.drop_steps, config.rename_steps, config.keep_steps)
+    misreads = {s.definition.step_id: s.misread for s in bound.steps}
+
+    def misread(old: StepId, new: StepId) -> str | None:
+        with closing(store.driver_rows(old, at)) as rows:
+            return misreads[new]((key, str(text)) for key, text in rows)
+
+    return plan_steps(held, declared, steps, choices, config.path, misread)
+
+
+def resume_of_sink(plan: ResumePlan, execution: Execution, store: FilePartitions) -> Resume:
+    """Where a sink has to go back to."""
+    note = store.driver_values(SINK_STEP, plan.resume_epoch).get(NOTE_KEY)
+    return Resume(
+        epoch=plan.resume_epoch,
+        note=note if isinstance(note, str) else None,
+        execution=execution.lease,
+        store_id=plan.store_id,
+        flow_id=execution.flow_id,
+        floor=plan.window[0],
+        timeline=timeline(plan.partitions[0].executions, plan.snapshot),
+    )
+
+
+def _check_counted(restored: Restored, plan: ResumePlan, directory: Path) -> None:
+    """The position must be that of the snapshot: else its micro-batches would be taken for closed ones."""
+    batches = plan.snapshot.batch_id if plan.snapshot is not None else NO_BATCH
+    held = NO_BATCH if restored.batch is None else restored.batch
+    if held != batches:
+        known = counted(batches + 1, "micro-batch", "micro-batches")
+        raise FlowMismatchError(
+            f"its newest snapshot counts {known}, and it holds the position after {held + 1}",
+            path=directory,
+            cause="A pipeline of the same name ran on it, which has no position in a stream.",
+            remedy="Give the flow a directory of its own, or go back before the pipeline by --resume-after.",
+        )

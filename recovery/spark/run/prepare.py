@@ -1,0 +1,168 @@
+"""What goes on before Spark is there: a recovery directory is locked, planned, and checked in the background."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import apsw
+
+from recovery.base import faults
+from recovery.base.clock import Clock
+from recovery.config import RecoveryConfig, given_backup_interval_s
+from recovery.metrics.endpoint import MetricsEndpoint
+from recovery.operational.flows import FlowRecord
+from recovery.operational.rewinds import check_start, note_start
+from recovery.planning.going_back import discarded, kept_interval_s
+from recovery.planning.resume import plan_resume
+from recovery.planning.values import Execution
+from recovery.storage.initialize import init_partitions
+from recovery.storage.lock import DirectoryLock
+from recovery.storage.sqlite.store import SCRATCH_NAME, FilePartitions, log_bytes, scan
+from recovery.storage.verify import PartitionCheck, Verdict
+
+CHECK_NICENESS = 10
+PATIENCE_S = 15.0
+AT_ONCE_BYTES = 16 << 20
+"""What the full check reads in some tenths of a second, all partitions together."""
+
+
+class Prepared:
+    """A recovery directory that is locked, planned and being checked: everything that can go on before Spark is there.
+
+    The steps of starting, which are also the names of crash points:
+
+    start.1  Take the directory's lock.
+    start.2  Read every partition and plan; nothing was written before this succeeded.
+    start.3  Make a fresh scratch checkpoint of the saved position and the state of Spark's own operators. Then begin
+             the execution in every partition, one transaction each, abandoning what lies beyond the plan; then the sink
+             does the same.
+    start.4  Close an epoch that renames, drops and converts the state of steps, if there is any to.
+    start.5  In the first micro-batch that reads a source: make durable where it starts (`recovery.spark.run.source_starts`).
+    """
+
+    def __init__(self, config: RecoveryConfig | None, flow_id: str, clock: Clock) -> None:
+        self.temporary: Path | None = None
+        if config is None:
+            self.temporary = Path(tempfile.mkdtemp(prefix="recovery-none-"))
+            init_partitions(self.temporary, os.cpu_count() or 2, clock=clock)
+            config = RecoveryConfig(self.temporary)
+        self.config = config
+        self.flow_id = flow_id
+        self.clock = clock
+        self.lock = DirectoryLock(config.path, clock, f"flow {flow_id}")
+        self.store: FilePartitions | None = None
+        self.check: BackgroundCheck | None = None
+        self.record: FlowRecord | None = None
+        self.endpoint: MetricsEndpoint | None = None
+        if config.path.is_dir():
+            self.lock.acquire()
+        try:
+            if config.metrics_port is not None:
+                self.endpoint = MetricsEndpoint(config.metrics_host, config.metrics_port)
+            faults.reach("start.1")
+            began_s = clock.elapsed_s()
+            self.plan = plan_resume(scan(config.path), flow_id=flow_id, resume_epoch=config.rewind_to)
+            check_start(self.plan, config, clock)
+            self.discarded = discarded(self.plan)
+            self.backup_interval_s = kept_interval_s(self.plan.partitions, given_backup_interval_s(config))
+            self.planned_s = clock.elapsed_s() - began_s
+            faults.reach("start.2")
+            self.check = BackgroundCheck([d.path for d in self.plan.partitions])
+        except BaseException:
+            self.release()
+            raise
+
+    def open_store(self) -> FilePartitions:
+        """The partitions, for writing."""
+        scratch = self.config.scratch_directory or self.config.path / SCRATCH_NAME
+        self.store = FilePartitions([d.path for d in self.plan.partitions], Path(scratch), self.clock)
+        return self.store
+
+    def record_run(self, execution: Execution, clock: Clock) -> None:
+        """Note that the execution began, in the run history and, if it was told to go back, among the rewinds;
+        `release` notes how it ended. Before the execution can close an epoch."""
+        if self.temporary is None:
+            note_start(self.plan, self.config, clock)
+            self.record = FlowRecord(self.config.path, self.config.state_backend, execution, clock)
+
+    def release(self, error: BaseException | None = None) -> None:
+        """Give everything back; safe to repeat. `error` is what ended the run."""
+        if self.endpoint is not None:
+            self.endpoint.close()
+        if self.check is not None:
+            self.check.cancel()
+        if self.record is not None:
+            self.record.end(error)
+        if self.store is not None:
+            self.store.release()
+        self.lock.release()
+        if self.temporary is not None:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+class BackgroundCheck:
+    """A full check of all partitions that goes on beside the run; it must pass before the first epoch is closed, and
+    ends the run when it finds damage.
+
+    It gives way to the stream. What takes longer than a moment begins when it is told that the first micro-batch is
+    done, when somebody waits for it, or after `PATIENCE_S`: the first output after a resume should not wait for a
+    reader of everything. And its threads have a lower priority.
+    """
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._checks = [PartitionCheck(path) for path in paths]
+        self._may_begin = threading.Event()
+        if sum(_size_bytes(path) for path in paths) <= AT_ONCE_BYTES:
+            self._may_begin.set()
+        self._pool = ThreadPoolExecutor(min(4, len(paths)), thread_name_prefix="check", initializer=_step_back)
+        self._futures = [self._pool.submit(self._run, check) for check in self._checks]
+
+    def begin(self) -> None:
+        """Begin now; harmless when it has."""
+        self._may_begin.set()
+
+    def wait(self) -> None:
+        """Wait for the result. Raises CorruptPartitionError naming the first damaged file."""
+        self.begin()
+        for future in self._futures:
+            future.result().raise_if_damaged()
+
+    def look(self) -> None:
+        """Raise what was found so far; never waits."""
+        for future in self._futures:
+            if future.done():
+                future.result().raise_if_damaged()
+
+    def cancel(self) -> None:
+        """Stop what still runs; harmless when it is done."""
+        for future, check in zip(self._futures, self._checks, strict=True):
+            if not future.done() and not future.cancel():
+                with contextlib.suppress(apsw.ConnectionClosedError):
+                    check.cancel()
+        self.begin()
+        self._pool.shutdown()
+
+    def _run(self, check: PartitionCheck) -> Verdict:
+        self._may_begin.wait(PATIENCE_S)
+        return check.run()
+
+
+def _size_bytes(path: Path) -> int:
+    """What there is to read; of a file that is gone, nothing: whoever opens it says so."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_size + log_bytes(path)
+    return 0
+
+
+def _step_back() -> None:
+    """Lower the calling thread's share of the processor, where threads have one of their own, as on Linux."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), CHECK_NICENESS)

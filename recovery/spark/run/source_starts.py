@@ -1,0 +1,103 @@
+"""Step 5 of starting: where sources start is durable before the first micro-batch that reads them may count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from recovery.base import faults
+from recovery.base.ids import NO_BATCH, BatchId, Lease
+from recovery.checkpoint.beginning import take_beginning, with_starts
+from recovery.checkpoint.offsets import OffsetLog, labels, read_offsets, ticking
+from recovery.checkpoint.position import logged_entry
+from recovery.checkpoint.source_places import SourcePlaces
+from recovery.epochs.closer import EpochCloser
+from recovery.spark.run.position import Position
+from recovery.storage.seam import PartitionStore
+
+SCAN = "StreamingDataSourceV2ScanRelation"
+"""The node of a plan that reads a source of Spark's newer API."""
+
+
+class SourceStarts:
+    """Keeps where the sources of one run start. See `recovery.checkpoint.beginning` for why, and in which form.
+
+    Called in the callback of a micro-batch, before a task or the sink has seen anything of it:
+
+    1. Compare the log of offsets of this micro-batch with that of the one before: has it sources that begin?
+    2. Take their starts from Spark's plan of the micro-batch.
+    3. Before the first micro-batch of all, write the position before it into every partition (`start.5.partition`): it
+       is no epoch, so epochs count from 1 whatever the sources are. Otherwise close an epoch as of the micro-batch
+       before, with the starts in its position.
+    4. It is durable in every partition (`start.5`): the micro-batch may count.
+
+    A crash before 4 leaves the start in some partitions or in none. Nothing of the micro-batch was seen by then, so the
+    next run may begin there or where the sources start for it.
+
+    When all sources have begun there is nothing to look at any more.
+    """
+
+    def __init__(
+        self,
+        store: PartitionStore,
+        lease: Lease,
+        checkpoint: Path,
+        places: SourcePlaces,
+        closer: EpochCloser,
+        position: Position,
+    ) -> None:
+        """position: from which the run goes on, in a checkpoint of sources in these places."""
+        self._store = store
+        self._lease = lease
+        self._checkpoint = checkpoint
+        self._places = places
+        self._closer = closer
+        self._outdated = position.outdated
+        self._waiting = True
+
+    def keep(self, query: Any, batch: BatchId) -> None:
+        """Make durable where sources start that this micro-batch is the first to read. query: Spark's, of the JVM."""
+        if not self._waiting:
+            return
+        planned, before = (read_offsets(self._checkpoint, BatchId(each)) for each in (batch, batch - 1))
+        assert planned is not None, f"Spark has planned micro-batch {batch}"
+        begin = planned.begun - ticking(self._places, planned) - (before.begun if before is not None else set())
+        if begin or self._outdated:
+            starts = self._starts(query, planned) if begin else {}
+            position = with_starts(planned, before, starts, self._places)
+            if self._closer.finished == NO_BATCH:
+                self._begin_input(position)
+            elif any(label in starts or _may_log_its_start(planned.offsets[label]) for label in begin):
+                self._close_epoch(BatchId(batch - 1), position)
+        self._outdated = False
+        self._waiting = planned.begun != planned.offsets.keys()
+
+    def _begin_input(self, position: OffsetLog) -> None:
+        beginning = take_beginning(self._checkpoint, position, self._places)
+        if beginning is not None:
+            self._store.begin_input(self._lease, beginning.to_text())
+            faults.reach("start.5")
+
+    def _close_epoch(self, batch: BatchId, position: OffsetLog) -> None:
+        self._closer.end_epoch(lambda: True, position={f"offsets/{batch}": position.to_bytes()})
+        self._closer.wait()
+        faults.reach("start.5")
+
+    def _starts(self, query: Any, planned: OffsetLog) -> dict[str, str]:
+        """Where the micro-batch reads from, by the source's name in the log. Py4j compares by the JVM's `equals`."""
+        running = query.streamingQuery()
+        leaves, sources = running.lastExecution().logical().collectLeaves(), running.sources()
+        scans = [leaves.apply(place) for place in range(leaves.length())]
+        scans = [scan for scan in scans if scan.nodeName() == SCAN and scan.startOffset().isDefined()]
+        starts = {}
+        for place, label in enumerate(labels(self._places, planned)):
+            source = sources.apply(place)
+            for scan in scans:
+                if scan.stream().equals(source):
+                    starts[label] = str(scan.startOffset().get().json())
+        return starts
+
+
+def _may_log_its_start(offset: str) -> bool:
+    """Whether a source of the older API may have logged where it starts. File sources log what they have read."""
+    return logged_entry(offset) is None

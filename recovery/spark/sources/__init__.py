@@ -1,0 +1,1 @@
+"""Data sources of Spark: `appended`, `recovery`, native state."""

@@ -1,0 +1,108 @@
+"""The `appended` format of Spark: growing text files as a streaming source.
+
+    lines = spark.readStream.format("appended").load("logs/")      # value string, file string, offset bigint
+
+Everything it does is in `recovery.appended`; this module says it in the words of Spark's data source API.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from recovery.appended.content import Shape, read_task
+from recovery.appended.files import LocalFiles
+from recovery.appended.options import COLUMNS, Options, parse_options
+from recovery.appended.plan import Slice
+from recovery.appended.planner import Planner
+from recovery.appended.reach import TaskFiles
+from recovery.errors import ConfigurationError
+from recovery.spark.jvm.startup.sitecustomize import end_with_parent, serves_a_jvm
+
+
+class AppendedDataSource(DataSource):
+    """Lines of growing text files: `value`, the `file` they are in and the byte `offset` they begin at."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "appended"
+
+    def schema(self) -> str:
+        parse_options(self.options)
+        return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+
+    def streamReader(self, schema: StructType) -> AppendedStreamReader:
+        return AppendedStreamReader(parse_options(self.options), schema)
+
+
+class LinesPartition(InputPartition):
+    """The slices of one task."""
+
+    def __init__(self, slices: tuple[Slice, ...]) -> None:
+        super().__init__(slices)
+
+
+class AppendedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans in one process beside the driver, reads in the tasks: only options and schema travel."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        check_schema(schema)
+        self._options = options
+        self._schema = schema
+        self._kept_planner: Planner | None = None
+
+    @property
+    def _planner(self) -> Planner:
+        if self._kept_planner is None:
+            # In sessions that others have made, the process that plans does not do so by itself.
+            if serves_a_jvm(sys.orig_argv):
+                end_with_parent()
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            self._kept_planner = Planner(self._options, LocalFiles(), cores)
+        return self._kept_planner
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._planner.initial()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._planner.fix_end()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        limit = self._options.max_bytes_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxBytes(limit)
+
+    def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        return self._planner.latest(start, limit.max_bytes if isinstance(limit, ReadMaxBytes) else None)
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
+        return [LinesPartition(slices) for slices in self._planner.tasks(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        shape = Shape(to_arrow_schema(self._schema, timezone="UTC"), self._options.encoding_errors)
+        with TaskFiles(LocalFiles()) as files:
+            yield from read_task(partition.value, files, shape)
+
+
+def check_schema(schema: StructType) -> None:
+    """Raises ConfigurationError unless the schema is some of the source's columns, with their types."""
+    asked = [(field.name, field.dataType.simpleString()) for field in schema.fields]
+    wrong = [f"{name} {kind}" for name, kind in asked if COLUMNS.get(name) != kind]
+    if wrong or not asked or len(set(asked)) < len(asked):
+        raise ConfigurationError(
+            f"The appended format cannot give the schema {schema.simpleString()}.",
+            cause=f"It has no {', '.join(wrong)}." if wrong else "",
+            remedy="Ask for one or more of: " + ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items()),
+        )

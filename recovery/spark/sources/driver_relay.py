@@ -1,0 +1,169 @@
+"""How a data source that is written in Python reaches the session it is used in: by asking the driver's Python.
+
+Spark plans such a source in a process beside the driver, without a session. Handing it the address and the token of the
+driver's JVM would give it everything, and what `native_state` does would have to be written anew in calls of the JVM.
+So it asks the process that registered the source, over a socket that only this user can open, and `native_state`
+itself answers:
+
+1. `schema`: the frame is made, its types are told, and it is kept under a number.
+2. `files`: the frame is computed, once, and its rows are written by its tasks as Arrow, which has all of Spark's types.
+   The source's own tasks read these files.
+
+The files lie in the temporary directory of Spark's driver, which Spark removes when its JVM ends, the socket in a
+directory of this process alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import socket
+import socketserver
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from recovery.errors import RecoveryError, StateValueError
+from recovery.host import private
+from recovery.host.durable import PRIVATE
+from recovery.host.peers import of_trusted_user
+from recovery.native.choose import Wanted
+from recovery.spark.sources.native_source import Address
+from recovery.spark.sources.native_state import first_line, moments, state_frame
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A frame that was asked for. files: None until it is computed."""
+
+    frame: DataFrame
+    files: list[str] | None = None
+    computing: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Relay:
+    """Answers for the sessions of one Spark context, on threads of its own."""
+
+    def __init__(self, spark: SparkSession, sockets: Path) -> None:
+        """sockets: a directory of this user alone, whose path is short enough for sockets."""
+        self.context = spark.sparkContext
+        self._home = Path(tempfile.mkdtemp(prefix="recovery-", dir=self.context._temp_dir))
+        self._sessions: list[SparkSession] = []
+        self._frames: dict[object, int] = {}
+        self._kept: list[_Kept] = []
+        self._lock = threading.Lock()
+        self._path = sockets / f"driver-{secrets.token_hex(4)}"
+        self._server = _server(self._path, self._answer)
+
+    def address(self, spark: SparkSession) -> Address:
+        """Where sources that are registered in a session find it."""
+        with self._lock:
+            for number, known in enumerate(self._sessions):
+                if known is spark or known._jsparkSession.equals(spark._jsparkSession):
+                    return Address(str(self._path), number)
+            self._sessions.append(spark)
+            return Address(str(self._path), len(self._sessions) - 1)
+
+    def close(self) -> None:
+        """Answer no more: Spark was stopped."""
+        self._server.shutdown()
+        self._server.server_close()
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+
+    def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._files(asked["files"]) if "files" in asked else self._schema(**asked["schema"])
+        except RecoveryError as error:
+            return {"error": error.as_json()}
+        except Exception as error:
+            return {"error": StateValueError(f"Spark cannot read this state: {first_line(error)}").as_json()}
+
+    def _schema(
+        self, session: int, path: str, epoch: int | None, since: int | None, wanted: dict[str, Any]
+    ) -> dict[str, Any]:
+        state, directory = Wanted(**wanted), Path(path)
+        now, before = moments(directory, epoch, since)
+        key = (session, directory.resolve(), now.cut, before and before.cut, state)
+        with self._lock:
+            if key not in self._frames:
+                self._kept.append(_Kept(state_frame(self._sessions[session], directory, now, before, state)))
+                self._frames[key] = len(self._kept) - 1
+            number = self._frames[key]
+        return {"frame": number, "schema": self._kept[number].frame.schema.json()}
+
+    def _files(self, number: int) -> dict[str, Any]:
+        kept = self._kept[number]
+        with kept.computing:
+            if kept.files is None:
+                target = self._home / str(number)
+                target.mkdir(PRIVATE.directory, exist_ok=True)
+                written = kept.frame.mapInArrow(_writer(target, kept.frame), "path string").collect()
+                kept.files = [row.path for row in written]
+            return {"files": kept.files}
+
+
+_relay: Relay | None = None
+_relay_lock = threading.Lock()
+
+
+def address_for(spark: SparkSession) -> Address | None:
+    """Where a source that is registered in this session finds the driver; None: there can be no socket for it."""
+    global _relay
+    sockets = private.sockets() if hasattr(socket, "AF_UNIX") else None
+    if sockets is None:
+        return None
+    with _relay_lock:
+        if _relay is None or _relay.context is not spark.sparkContext:
+            if _relay is not None:
+                _relay.close()
+            _relay = Relay(spark, sockets)
+        return _relay.address(spark)
+
+
+def _server(path: Path, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> socketserver.ThreadingUnixStreamServer:
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            # Spark may end the process that asks at any time.
+            with contextlib.suppress(OSError, ValueError):
+                self.wfile.write(json.dumps(answer(json.loads(self.rfile.readline()))).encode() + b"\n")
+
+    class Server(socketserver.ThreadingUnixStreamServer):
+        def verify_request(self, request: Any, client_address: Any) -> bool:
+            return of_trusted_user(request)
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """Whoever asked went away, or this process has no thread to answer: the asking side says so."""
+
+    server = Server(str(path), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="recovery-relay", daemon=True).start()
+    return server
+
+
+def _writer(target: Path, frame: DataFrame) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
+    """For tasks: writes a file of the rows of a partition, in the form that a data source must give, and tells its
+    path. A task that runs again writes another file; the one that is told counts."""
+    schema = to_arrow_schema(frame.schema, timezone="UTC")
+
+    def write(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        first = next(batches, None)
+        if first is None:
+            return
+        path = str(target / secrets.token_hex(8))
+        with pyarrow.OSFile(path, "wb") as file, pyarrow.ipc.new_stream(file, schema) as stream:
+            for batch in chain((first,), batches):
+                columns = [column.cast(each.type) for column, each in zip(batch.columns, schema, strict=True)]
+                stream.write_batch(pyarrow.RecordBatch.from_arrays(columns, schema=schema))
+        yield pyarrow.RecordBatch.from_pydict({"path": [path]})
+
+    return write

@@ -1,0 +1,136 @@
+"""What `format("recovery")` does for the state of Spark's own operators: it asks the driver, and reads files.
+
+It runs in Spark's planner and tasks. Who answers, and why so, is told in `recovery.spark.sources.driver_relay`.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from recovery.base.addresses import local_path
+from recovery.errors import ConfigurationError, StateValueError, error_named
+from recovery.native.choose import Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the driver answers, and which of its sessions is meant."""
+
+    path: str
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class NativeFrame:
+    """What the driver has made, as of one moment: its number there, and its types."""
+
+    address: Address
+    number: int
+    schema: StructType
+
+
+@dataclass
+class FilePartition(InputPartition):
+    """The rows of one file; None: there are none."""
+
+    path: str | None
+
+
+def native_frame(options: Mapping[str, str], address: Address | None) -> NativeFrame:
+    """Have the driver make what the options say. Raises ConfigurationError, and what `native_state` raises."""
+    if address is None:
+        raise ConfigurationError(
+            'format("recovery") does not know the session that it is used in',
+            cause="Spark found it by its name: nobody registered it in this session.",
+            remedy="Call recovery.register(spark) first; or use recovery.native_state(spark, …).",
+        )
+    if not options.get("path"):
+        raise ConfigurationError(
+            'format("recovery") needs the option path',
+            cause="",
+            remedy='spark.read.format("recovery").option("operator", 0).load("db/")',
+        )
+    operator = number_of(options, "operator")
+    assert operator is not None
+    wanted = Wanted(operator, options.get("store"), options.get("variable"), _flag(options, "timers"))
+    question = {
+        "session": address.session,
+        "path": str(local_path(options["path"]).absolute()),
+        "epoch": number_of(options, "epoch"),
+        "since": number_of(options, "sinceepoch"),
+        "wanted": asdict(wanted),
+    }
+    answer = ask(address, {"schema": question})
+    return NativeFrame(address, answer["frame"], StructType.fromJson(json.loads(answer["schema"])))
+
+
+def ask(address: Address, question: dict[str, Any]) -> dict[str, Any]:
+    """What the driver answers. Raises the RecoveryError that it met."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(address.path)
+            connection.sendall(json.dumps(question).encode() + b"\n")
+            with connection.makefile("rb") as lines:
+                answer: dict[str, Any] = json.loads(lines.readline())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            'format("recovery") cannot reach the Python process that registered it',
+            cause="Its Spark session was stopped, or the process has ended.",
+            remedy="Register it in a session that is alive: recovery.register(spark).",
+        ) from error
+    if "error" in answer:
+        told = answer["error"]
+        kind = error_named(told["error"]) or StateValueError
+        raise kind(told["found"], path=told["path"], cause=told["cause"], remedy=told["remedy"])
+    return answer
+
+
+class NativeReader(DataSourceReader):
+    """Has the driver compute the frame when it is planned, and reads what came of it."""
+
+    def __init__(self, frame: NativeFrame, schema: StructType) -> None:
+        if schema.simpleString() != frame.schema.simpleString():
+            raise ConfigurationError(
+                "the schema that was given is not that of the state",
+                cause=f"It is {frame.schema.simpleString()}",
+                remedy="Leave it out.",
+            )
+        self._frame = frame
+
+    def partitions(self) -> list[FilePartition]:
+        paths = ask(self._frame.address, {"files": self._frame.number})["files"]
+        return [FilePartition(path) for path in paths or [None]]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        assert isinstance(partition, FilePartition)
+        if partition.path is not None:
+            with pyarrow.memory_map(partition.path) as file, pyarrow.ipc.open_stream(file) as stream:
+                yield from stream
+
+
+def number_of(options: Mapping[str, str], name: str) -> int | None:
+    """An option that is a number. Raises ConfigurationError."""
+    text = options.get(name)
+    if text is None:
+        return None
+    if not text.isdecimal():
+        what, remedy = ("operator", "Operators are numbered 0, 1, 2 …") if name == "operator" else (
+            "epoch", "Epochs are numbered 1, 2, 3 …"
+        )  # fmt: skip
+        raise ConfigurationError(f"option {name}={text!r} is no {what}", remedy=remedy)
+    return int(text)
+
+
+def _flag(options: Mapping[str, str], name: str) -> bool:
+    text = options.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise ConfigurationError(f"option {name}={text!r} is neither true nor false", remedy="")
+    return text == "true"

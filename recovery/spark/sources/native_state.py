@@ -1,0 +1,226 @@
+"""The state of Spark's own operators at any epoch that is held, by Spark's `statestore` source on that checkpoint.
+
+A frame reads its checkpoint when it is computed, so the checkpoint stays until the interpreter exits, in a temporary
+directory of this process; the same epoch is made once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+
+from recovery.base.addresses import local_path
+from recovery.checkpoint.places import storage_errors
+from recovery.errors import ConfigurationError, StateValueError
+from recovery.native.choose import JOIN_SIDES, Wanted, choose_operator
+from recovery.native.held import held_operators, materialise
+from recovery.operational.step_edits import Moment, moment
+from recovery.spark.jvm.session import check_master
+
+
+def native_state(
+    spark: SparkSession,
+    directory: str | Path,
+    *,
+    operator: int = 0,
+    epoch: int | None = None,
+    store: str | None = None,
+    variable: str | None = None,
+    since: int | None = None,
+    timers: bool = False,
+) -> DataFrame:
+    """The state of one native operator as a frame with the columns `key`, `value` and `partition_id`.
+
+    operator: its number, see `native_operators`. epoch: one that all partitions hold; None: the newest.
+    store: for operators with several, as joins have: the name of one, or "left" or "right" for the rows of a side.
+    variable: of transformWithState, the name of the state variable.
+    timers: of transformWithState, its registered timers instead, one row each; in place of `value` is
+    `expiration_timestamp_ms`, in milliseconds since 1970.
+    since: an older epoch; then the columns are `change` ("added", "changed" or "removed"), `key`, `before`, `after`.
+    Reads only; a run may be going on. The epoch's checkpoint is written to a temporary directory, which is removed when
+    the interpreter exits. Raises EpochNotHeldError, StateNotFoundError, ConfigurationError, CorruptPartitionError.
+    """
+    path = local_path(directory)
+    return state_frame(spark, path, *moments(path, epoch, since), Wanted(operator, store, variable, timers))
+
+
+def moments(directory: Path, epoch: int | None, since: int | None) -> tuple[Moment, Moment | None]:
+    """The moment of an epoch, and the older one that it is compared with."""
+    now = moment(directory, epoch)
+    before = None if since is None else moment(directory, since)
+    if before is not None and before.epoch > now.epoch:
+        raise ConfigurationError(
+            f"epoch {before.epoch} is newer than epoch {now.epoch}", cause="", remedy="Give the older one as `since`."
+        )
+    return now, before
+
+
+def state_frame(spark: SparkSession, directory: Path, now: Moment, before: Moment | None, wanted: Wanted) -> DataFrame:
+    """`native_state` of these moments."""
+    check_master(spark.sparkContext.master)
+    if before is None:
+        return _read(spark, directory, now, wanted)
+    frame = _read(spark, directory, now, wanted, by_key=True)
+    if before.epoch == 0 or not any(each.number == wanted.operator for each in held_operators(before)):
+        return _changes(frame.limit(0), frame, wanted.timers)
+    return _changes(_read(spark, directory, before, wanted, by_key=True), frame, wanted.timers)
+
+
+def native_operators(spark: SparkSession, directory: str | Path, *, epoch: int | None = None) -> DataFrame:
+    """The native operators that have state at an epoch, one row for each of their stores, as Spark's `state-metadata`
+    source tells them: `operatorId`, `operatorName`, `stateStoreName`, `numPartitions`, `minBatchId`, `maxBatchId`.
+
+    As `native_state` otherwise.
+    """
+    path = local_path(directory)
+    check_master(spark.sparkContext.master)
+    made = _checkpoints.of(path, moment(path, epoch))
+    return spark.read.format("state-metadata").load(f"file:{made}")
+
+
+def of_key(frame: DataFrame, key: str) -> DataFrame:
+    """The rows of a state frame whose key is `key`: its columns as a JSON object, or, of a key of one text column, the
+    text. Raises ConfigurationError when it is neither."""
+    schema = frame.schema["key"].dataType
+    fields = schema.fields if isinstance(schema, StructType) else []
+    if not key.lstrip().startswith("{") and len(fields) == 1:
+        key = json.dumps({fields[0].name: key})
+    try:
+        given = json.loads(key)
+        if not isinstance(given, dict) or set(given) != {field.name for field in fields}:
+            raise ValueError("other columns")
+        wanted = F.from_json(F.lit(key), schema, {"mode": "FAILFAST"})
+        return frame.where(F.col("key").eqNullSafe(wanted))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{key!r:.120} is not a key of this state",
+            cause="A key is a JSON object of its columns.",
+            remedy=f"Give all of {', '.join(field.name for field in fields)}, as `state list --operator` shows them.",
+        ) from error
+
+
+def rows_as_json(frame: DataFrame, limit: int | None) -> tuple[list[dict[str, Any]], bool]:
+    """The first rows of a frame in the order of their JSON, and whether there are more than `limit`.
+
+    Raises StateValueError when Spark cannot compute them.
+    """
+    texts = frame.select(F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).alias("row")).orderBy("row")
+    try:
+        found = [row.row for row in (texts if limit is None else texts.limit(limit + 1)).collect()]
+    except PySparkException as error:
+        raise StateValueError(
+            f"Spark cannot read this state: {first_line(error)}",
+            cause="The key has another type, or the state is of a newer version of Spark.",
+            remedy="See keys as they are: python -m recovery checkpoint show DIR --operator N",
+        ) from error
+    return [json.loads(text) for text in found[:limit]], limit is not None and len(found) > limit
+
+
+def _read(spark: SparkSession, directory: Path, at: Moment, wanted: Wanted, *, by_key: bool = False) -> DataFrame:
+    """`by_key`: one row a key, also where Spark would give one for each element of a list or each row of a join."""
+    choose_operator(held_operators(at), wanted, at.epoch)
+    reader = spark.read.format("statestore").option("operatorId", wanted.operator)
+    store = wanted.store
+    if store in JOIN_SIDES and by_key:
+        store = f"{store}-keyWithIndexToValue"
+    if store in JOIN_SIDES:
+        reader = reader.option("joinSide", store)
+    elif store is not None:
+        reader = reader.option("storeName", store)
+    if wanted.variable is not None:
+        reader = reader.option("stateVarName", wanted.variable).option("flattenCollectionTypes", not by_key)
+    if wanted.timers:
+        reader = reader.option("readRegisteredTimers", True)
+    try:
+        return reader.load(f"file:{_checkpoints.of(directory, at)}")
+    except PySparkException as error:
+        raise StateValueError(
+            f"Spark cannot read the state of operator {wanted.operator}: {first_line(error)}",
+            path=directory,
+            cause="",
+            remedy="Check --store and --variable; its files may be of a newer version of Spark.",
+        ) from error
+
+
+def _changes(before: DataFrame, after: DataFrame, timers: bool) -> DataFrame:
+    """The keys whose value is another one, or is there in one of the two frames alone. A key may have several timers;
+    each is there or not."""
+    [value] = [name for name in after.columns if name not in ("key", "partition_id")]
+    old = before.select(F.col("key").alias("old_key"), F.col(value).alias("before"), F.lit(True).alias("was"))
+    new = after.select(F.col("key").alias("new_key"), F.col(value).alias("after"), F.lit(True).alias("is"))
+    together = _same(old, "old_key", new, "new_key")
+    if timers:
+        together = together & _same(old, "before", new, "after")
+    joined = old.join(new, together, "full_outer")
+    kind = F.when(F.col("was").isNull(), "added").when(F.col("is").isNull(), "removed").otherwise("changed")
+    unequal = F.col("was").isNull() | F.col("is").isNull() | ~_same(old, "before", new, "after")
+    return joined.where(unequal).select(
+        kind.alias("change"), F.coalesce("old_key", "new_key").alias("key"), "before", "after"
+    )
+
+
+def _same(left: DataFrame, one: str, right: DataFrame, other: str) -> Any:
+    """Whether two columns are equal. Maps cannot be compared, and a type may have grown a field: then their JSON is."""
+    types = left.schema[one].dataType, right.schema[other].dataType
+    if types[0] == types[1] and not _has_map(types[0]):
+        return F.col(one).eqNullSafe(F.col(other))
+    return _json(one).eqNullSafe(_json(other))
+
+
+def _json(column: str) -> Any:
+    return F.to_json(F.struct(F.col(column).alias("value")), {"ignoreNullFields": "false"})
+
+
+def _has_map(kind: DataType) -> bool:
+    if isinstance(kind, MapType):
+        return True
+    if isinstance(kind, ArrayType):
+        return _has_map(kind.elementType)
+    return isinstance(kind, StructType) and any(_has_map(field.dataType) for field in kind.fields)
+
+
+class _Checkpoints:
+    """The checkpoints that were made in this process, one for each epoch that was asked for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._home: Path | None = None
+        self._made: dict[tuple[Path, object], Path] = {}
+
+    def of(self, directory: Path, at: Moment) -> Path:
+        """The checkpoint of a moment; made when it is first asked for."""
+        with self._lock:
+            # The execution's id, which is random, is a part of the cut: another directory never has the same one.
+            known = self._made.get((directory.resolve(), at.cut))
+            if known is not None:
+                return known
+            if self._home is None:
+                with storage_errors(Path(tempfile.gettempdir())):
+                    self._home = Path(tempfile.mkdtemp(prefix="recovery-native-"))
+                atexit.register(shutil.rmtree, self._home, ignore_errors=True)
+            target = self._home / str(len(self._made) + 1)
+            try:
+                materialise(directory, at, target)
+            except BaseException:
+                shutil.rmtree(target, ignore_errors=True)
+                raise
+            self._made[directory.resolve(), at.cut] = target
+            return target
+
+
+_checkpoints = _Checkpoints()
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in short."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

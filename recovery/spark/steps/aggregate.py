@@ -1,0 +1,366 @@
+"""Declared aggregation: a vectorised step whose function is made of `recovery.aggregates`.
+
+Spark evaluates the inputs and, where it can, combines the rows of a key within each partition before the exchange
+(`recovery.spark.tuning.combining`); each task sorts what comes, reduces it to one row per key in Arrow and NumPy, merges those
+with the states of the same keys, and only that reaches the state table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
+
+from recovery.aggregates import Aggregate
+from recovery.errors import ConfigurationError, StateValueError
+from recovery.spark.steps.arrow import GROUP, ROWS, START, apply_arrow, arrow_schema
+from recovery.spark.steps.stateful import KeyedInput, Keys, check_step, locate_key, time_zone
+from recovery.spark.tasks.input_values import value_at
+from recovery.spark.tasks.step_task import parse_keys
+from recovery.spark.tuning.combining import Part, combined, counted, parts_of
+from recovery.values.declaration import lambdas_numbered
+from recovery.values.kernels import (
+    AddingKernel,
+    Count,
+    Distinct,
+    Extreme,
+    Groups,
+    Kernel,
+    Mean,
+    OverflowAt,
+    Ranked,
+    Sum,
+    Variance,
+)
+from recovery.values.migration import Migrate
+from recovery.values.state_table import StateTable
+
+_INPUT = "_input_"
+"""What the columns are named that Spark computes for the aggregates."""
+_COMPARED = (T.NumericType, T.DateType, T.TimestampType, T.TimestampNTZType)
+_ORDERED = (*_COMPARED, T.StringType, T.BooleanType, T.BinaryType)
+
+
+@dataclass(frozen=True)
+class PlannedAggregate:
+    """One aggregated column: the kernel, the names of its inputs in `rows` and of its columns in `states`. combined:
+    the inputs are parts of combined rows, not the values of single ones."""
+
+    name: str
+    kernel: Kernel
+    inputs: tuple[str, ...]
+    states: tuple[T.StructField, ...]
+    result: T.DataType
+    combined: bool = False
+
+    def merge(self, groups: Groups, inputs: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        """The new states."""
+        if self.combined:
+            return cast(AddingKernel, self.kernel).add(groups, inputs, states)
+        return self.kernel.merge(groups, inputs, states)
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """The update function: all aggregates of a step."""
+
+    keys: tuple[str, ...]
+    columns: tuple[PlannedAggregate, ...]
+
+    def __call__(self, rows: pa.Table, states: pa.Table) -> tuple[pa.Table, pa.Table]:
+        groups = Groups(states[START].to_numpy(), states[ROWS].to_numpy(), rows[GROUP].to_numpy())
+        new = {name: states[name] for name in self.keys}
+        output = dict(new)
+        for each in self.columns:
+            inputs = [rows[name].combine_chunks() for name in each.inputs]
+            held = [states[field.name].combine_chunks() for field in each.states]
+            try:
+                # What leaves the range of doubles is refused as a state.
+                with np.errstate(all="ignore"):
+                    merged = each.merge(groups, inputs, held)
+                    output[each.name] = each.kernel.result(merged)
+            except OverflowAt as error:
+                parts = tuple(value_at(states[name].combine_chunks(), error.place) for name in self.keys)
+                key = parts[0] if len(parts) == 1 else parts
+                raise StateValueError(
+                    f"key {key!r}: the sum of {each.name!r} overflows: {error.what}",
+                    cause="The sum of the key's values is larger than its type.",
+                    remedy=_wider(each),
+                ) from error
+            new.update(zip((field.name for field in each.states), merged, strict=True))
+        return pa.table(new), pa.table(output)
+
+
+def _wider(each: PlannedAggregate) -> str:
+    """How a step goes on from its sums in a larger type."""
+    name, kind = each.states[0].name, each.states[0].dataType
+    same = "with aggregate(..., migrate=lambda old: old)"
+    if isinstance(each.kernel, Mean):
+        casts = "in mean(...) to double, with --keep-step"
+    elif not isinstance(kind, T.DecimalType):
+        casts = f"in sum_(...) to decimal(38,0), {same}, or to double, with --keep-step"
+    elif kind.precision < 38:
+        casts = f"in sum_(...) to decimal(38,{kind.scale}), {same}"
+    else:
+        new = f"{{**old, {name!r}: old[{name!r}] and float(old[{name!r}])}}"
+        casts = f"in sum_(...) to double, with aggregate(..., migrate=lambda old: {new})"
+    return f"Keep the step's id and cast the column {casts}: its sums go on from where they are."
+
+
+class AggregateStep:
+    """What `aggregate` gives: a function for `DataFrame.transform` that can also read what the step holds."""
+
+    def __init__(self, step_id: str, key: Keys, migrate: Migrate | None, columns: dict[str, Aggregate]) -> None:
+        self._step_id = step_id
+        self._key = key
+        self._migrate = migrate
+        self._columns = columns
+        self._applied: AppliedAggregation | None = None
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        result, self._applied = _apply(frame, self._step_id, self._key, self._columns, self._migrate)
+        return result
+
+    def all_keys(self, spark: SparkSession, directory: str | Path, epoch: int | None = None) -> DataFrame:
+        """The aggregates of all keys as of the newest closed epoch, or of `epoch`, which has to be held; none as of
+        epoch 0. A batch frame with the columns of the step's output.
+
+        Raises ConfigurationError before the step was applied to a frame: its types come from there.
+        """
+        applied = self._applied
+        if applied is None:
+            raise ConfigurationError(
+                f"step {self._step_id!r} was not applied to a frame yet, so its types are not known",
+                cause="",
+                remedy="Build the flow first: frame.transform(step).",
+            )
+        if epoch == 0:
+            return spark.createDataFrame([], applied.output)
+        reader = spark.read.format("recovery").option("step", self._step_id)
+        states = (reader if epoch is None else reader.option("epoch", epoch)).load(str(directory))
+        return states.select("key", "state").mapInArrow(applied.finish, applied.output)
+
+
+@dataclass(frozen=True)
+class AppliedAggregation:
+    """An aggregation over a frame: what the states of its keys need to become output."""
+
+    aggregation: Aggregation
+    key_types: tuple[T.DataType, ...]
+    states: T.StructType
+    output: T.StructType
+    time_zone: str
+
+    def finish(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """From state keys and states to the columns of the output."""
+        table = StateTable(arrow_schema(self.states, self.time_zone))
+        schema = arrow_schema(self.output, self.time_zone)
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            keys = parse_keys(batch.column("key").to_pylist(), self.key_types, self.time_zone)
+            held = dict(zip(self.states.names, table.decode(batch.column("state").to_pylist()), strict=True))
+            results = [
+                each.kernel.result([held[field.name] for field in each.states]) for each in self.aggregation.columns
+            ]
+            yield pa.RecordBatch.from_arrays([*keys, *results], schema=schema)
+
+
+def aggregate(step_id: str, *, key: Keys, migrate: Migrate | None = None, **columns: Aggregate) -> AggregateStep:
+    """Running aggregates per key, for `DataFrame.transform`: `aggregate("spent", key="user", total=sum_("price"))`.
+
+    columns: what to compute, by the name of the output column, of the functions in `recovery.aggregates`. The output
+    has the key's columns and these, one row for each key that had rows in the micro-batch. For all keys each time an
+    epoch is closed there is `AllKeysSink`.
+
+    The state of a key is a JSON object of plain values, with the guarantees of any step. Another aggregate under the
+    same name, one more or one less is told at the next start; `migrate`, as in `stateful_arrow`, converts the
+    states. Raises ConfigurationError.
+    """
+    check_step(step_id, aggregate, migrate)
+    if not columns:
+        raise ConfigurationError(f"step {step_id!r} aggregates nothing", remedy="Say what, as in n=count().")
+    for name, each in columns.items():
+        if not isinstance(each, Aggregate):
+            raise ConfigurationError(
+                f"step {step_id!r}: {name}={each!r} is no aggregate",
+                remedy="Use the functions of recovery.aggregates, as in n=count(), total=sum_('price').",
+            )
+
+    return AggregateStep(step_id, key, migrate, columns)
+
+
+def _apply(
+    frame: DataFrame, step_id: str, key: Keys, columns: dict[str, Aggregate], migrate: Migrate | None
+) -> tuple[DataFrame, AppliedAggregation]:
+    _, keyed = locate_key(frame, step_id, key)
+    keys = [key] if isinstance(key, str | Column) else list(key)
+    taken = [
+        (F.col(f"`{one}`") if isinstance(one, str) else one).alias(name)
+        for one, name in zip(keys, keyed.names, strict=True)
+    ]
+    if any(name.startswith(_INPUT) for name in keyed.names):
+        raise ConfigurationError(f"step {step_id!r}: a key is named {_INPUT}…", remedy="Rename it before the step.")
+    prepared = {name: _prepare(frame, step_id, name, each) for name, each in columns.items()}
+    rows, names, weight = _rows(frame, taken, keyed, prepared)
+    planned = [
+        PlannedAggregate(name, each.made.kernel, names[name], each.made.states, each.made.result, weight is not None)
+        for name, each in prepared.items()
+    ]
+    output = T.StructType(
+        [T.StructField(name, kind) for name, kind in zip(keyed.names, keyed.types, strict=True)]
+        + [T.StructField(each.name, each.result) for each in planned]
+    )
+    twice = sorted({name for name in output.names if output.names.count(name) > 1})
+    if twice:
+        raise ConfigurationError(f"step {step_id!r}: {', '.join(map(repr, twice))} names a key and an aggregate")
+    states = T.StructType([field for each in planned for field in each.states])
+    described = [(lambdas_numbered(str(columns[each.name])), field) for each in planned for field in each.states]
+    form = {
+        "struct": "aggregates",
+        "fields": [[field.name, f"{what} as {field.dataType.simpleString()}", True] for what, field in described],
+    }
+    aggregation = Aggregation(keyed.names, tuple(planned))
+    chosen = keyed.names[0] if len(keyed.names) == 1 else keyed.names
+    result = apply_arrow(rows, step_id, chosen, aggregation, states, output, None, migrate, form, weight)
+    return result, AppliedAggregation(aggregation, keyed.types, states, output, time_zone(frame))
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """An aggregate over a frame: its inputs as it wants them, and what their rows can be combined to, if they can."""
+
+    made: MadeAggregate
+    inputs: tuple[Column, ...]
+    parts: tuple[Part, ...] | None
+
+
+def _prepare(frame: DataFrame, step_id: str, name: str, each: Aggregate) -> _Prepared:
+    inputs = [F.col(f"`{one}`") if isinstance(one, str) else one for one in each.inputs]
+    _check_inputs(frame, step_id, name, each)
+    kinds = [field.dataType for field in frame.select(*inputs).schema] if inputs else []
+    casts, made = plan_aggregate(step_id, name, each, kinds)
+    if each.function == "approx_distinct":
+        inputs = [F.when(inputs[0].isNotNull(), F.xxhash64(*_hashed(inputs[0], kinds[0])))]
+    inputs = [one if to is None else one.cast(to) for one, to in zip(inputs, casts, strict=True)]
+    kinds = [kind if to is None else to for kind, to in zip(kinds, casts, strict=True)]
+    parts = parts_of(each, list(zip(inputs, kinds, strict=True)))
+    if each.function == "count":
+        # Of any type, also of one that steps cannot be given.
+        inputs = [F.when(one.isNotNull(), F.lit(True)) for one in inputs]
+    return _Prepared(made, tuple(inputs), parts)
+
+
+def _hashed(value: Column, kind: T.DataType) -> tuple[Column, ...]:
+    """What tells a value from others: Spark's hash passes over NULL in a struct or an array."""
+    if isinstance(kind, T.StructType | T.ArrayType):
+        return value, F.to_json(F.struct(value), {"ignoreNullFields": "false", "timeZone": "UTC"})
+    return (value,)
+
+
+def _rows(
+    frame: DataFrame, taken: Sequence[Column], keyed: KeyedInput, prepared: dict[str, _Prepared]
+) -> tuple[DataFrame, dict[str, tuple[str, ...]], str | None]:
+    """The rows that the step gets, the names of each aggregate's columns in them, and the one that says for how many
+    rows of the frame each stands: None when they could not be combined."""
+    parts = {name: each.parts for name, each in prepared.items() if each.parts is not None}
+    whole = len(parts) == len(prepared)
+    names = {
+        name: tuple(f"{_INPUT}{place}_{number}" for number in range(len(parts[name] if whole else each.inputs)))
+        for place, (name, each) in enumerate(prepared.items())
+    }
+    if not whole:
+        inputs = [
+            one.alias(alias)
+            for name, each in prepared.items()
+            for one, alias in zip(each.inputs, names[name], strict=True)
+        ]
+        return frame.select(*taken, *inputs), names, None
+    named = {names[name]: of_one for name, of_one in parts.items()}
+    counts = [names[name][0] for name, each in prepared.items() if each.made.kernel == Count() and not each.inputs]
+    weight = counts[0] if counts else f"{_INPUT}rows"
+    if not counts:
+        named[(weight,)] = (counted(),)
+    return combined(frame, taken, named), names, weight
+
+
+@dataclass(frozen=True)
+class MadeAggregate:
+    """An aggregate for inputs of known types."""
+
+    kernel: Kernel
+    states: tuple[T.StructField, ...]
+    result: T.DataType
+
+
+def plan_aggregate(
+    step_id: str, name: str, each: Aggregate, kinds: Sequence[T.DataType]
+) -> tuple[list[T.DataType | None], MadeAggregate]:
+    """What an aggregate's inputs are cast to (None: nothing), its kernel, its states and its result."""
+    function = each.function
+    long, double = T.LongType(), T.DoubleType()
+    if function == "count":
+        return [None] * len(kinds), _made(Count(), {name: long}, long)
+    kind = kinds[0]
+    _check_kind(step_id, name, each, kinds)
+    if function == "sum":
+        to = _sum_type(kind)
+        return [None if isinstance(kind, T.DecimalType) else to], _made(Sum(to_arrow_type(to)), {name: to}, to)
+    if function == "mean":
+        to = double if isinstance(kind, T.DecimalType) else _sum_type(kind)
+        states = {f"{name}.sum": to, f"{name}.count": long}
+        return [to], _made(Mean(to_arrow_type(to)), states, double)
+    if function == "approx_distinct":
+        return [None], _made(Distinct(each.limit), {name: T.ArrayType(long)}, long)
+    if function.startswith(("var", "stddev")):
+        states = {f"{name}.count": long, f"{name}.mean": double, f"{name}.m2": double}
+        return [double], _made(Variance(function.endswith("samp"), function.startswith("stddev")), states, double)
+    if function in ("min", "max") and isinstance(kind, _COMPARED):
+        return [None], _made(Extreme(function), {name: kind}, kind)
+    listed = each.limit > 0
+    states = {name: kind, f"{name}.by": kinds[-1]} if len(kinds) > 1 else {name: kind}
+    if listed:
+        states = {one: T.ArrayType(held) for one, held in states.items()}
+    descending = function in ("max", "last", "top_k") or each.newest
+    kernel = Ranked(each.limit or 1, descending, listed, reverse=each.newest)
+    return [None] * len(kinds), _made(kernel, states, states[name])
+
+
+def _made(kernel: Kernel, states: dict[str, T.DataType], result: T.DataType) -> MadeAggregate:
+    return MadeAggregate(kernel, tuple(T.StructField(name, kind) for name, kind in states.items()), result)
+
+
+def _sum_type(kind: T.DataType) -> T.DataType:
+    if isinstance(kind, T.DecimalType):
+        return T.DecimalType(min(38, kind.precision + 10), kind.scale)
+    return T.LongType() if isinstance(kind, T.IntegralType) else T.DoubleType()
+
+
+def _check_inputs(frame: DataFrame, step_id: str, name: str, each: Aggregate) -> None:
+    for one in each.inputs:
+        if isinstance(one, str) and one not in frame.columns:
+            raise ConfigurationError(
+                f"step {step_id!r}: {name}={each} is of {one!r}, which its input does not have, only {frame.columns}"
+            )
+
+
+def _check_kind(step_id: str, name: str, each: Aggregate, kinds: Sequence[T.DataType]) -> None:
+    if each.function == "approx_distinct":
+        return
+    numeric = each.function in ("sum", "mean") or each.function.startswith(("var", "stddev"))
+    takes = "numbers" if numeric else "numbers, strings, booleans, binary, dates and timestamps"
+    for kind in kinds:
+        if not isinstance(kind, T.NumericType if numeric else _ORDERED):
+            raise ConfigurationError(
+                f"step {step_id!r}: {name}={each} is of a column of type {kind.simpleString()}",
+                cause=f"It takes {takes}.",
+                remedy="Cast the column, or aggregate a part of it.",
+            )

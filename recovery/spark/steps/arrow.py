@@ -1,0 +1,181 @@
+"""Vectorised steps: a function that sees Arrow tables instead of one key at a time."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from recovery.base.ids import StepId
+from recovery.errors import ConfigurationError, StateValueError
+from recovery.spark.steps.stateful import (
+    Keys,
+    StepDefinition,
+    TableUpdate,
+    Transform,
+    check_step,
+    locate_key,
+    register,
+    struct,
+    time_zone,
+)
+from recovery.values.declaration import Form
+from recovery.values.migration import Migrate
+from recovery.values.state_table import StateTable
+
+GROUP = "_group"
+EXISTS = "_exists"
+START = "_start"
+ROWS = "_rows"
+DISCARD = "_discard"
+HELPERS = (GROUP, EXISTS, START, ROWS, DISCARD)
+
+
+def stateful_arrow(
+    step_id: str,
+    *,
+    key: Keys,
+    update: TableUpdate,
+    state_schema: str | T.StructType,
+    output: str | T.StructType,
+    order_by: str | Column | Sequence[str | Column] | None = None,
+    migrate: Migrate | None = None,
+) -> Transform:
+    """A keyed step whose function sees Arrow tables, for `DataFrame.transform`.
+
+    `update(rows, states) -> (new_states, output)` is called for some ten thousand rows at a time, all rows of their
+    keys. `rows` is a `pyarrow.Table` of the input's columns, sorted by key, and `_group`: the number, from 0, of the
+    row's key in `states`. `states` has one row per key: the key's columns, the columns of `state_schema`, and
+    `_exists` (whether the key has a state; if not, its columns are NULL), `_start` (its first row in `rows`) and
+    `_rows` (how many it has).
+
+    new_states: a table of the key's columns and those of `state_schema`, in any order of rows. A key that is left out
+    keeps its state; one with true in a column `_discard` is discarded. None changes nothing. output: a table of the
+    columns of `output`, or None. Tables may be of Arrow, Polars, pandas, DuckDB, or a dict of columns; the columns that
+    the step added may be left in.
+
+    state_schema: booleans, numbers, decimals, strings, binary, dates, timestamps, and arrays of those. Columns that
+    are added later are NULL in the states that lack them. order_by, migrate: as in `stateful`; `migrate` gives a dict
+    of the columns, in which values may stay in the form that it got them in. Raises ConfigurationError.
+    """
+    check_step(step_id, update, migrate)
+
+    def transform(frame: DataFrame) -> DataFrame:
+        schema = struct(step_id, state_schema, "state_schema")
+        return apply_arrow(frame, step_id, key, update, schema, output, order_by, migrate, form_of_schema(schema))
+
+    return transform
+
+
+def apply_arrow(
+    frame: DataFrame,
+    step_id: str,
+    key: Keys,
+    update: TableUpdate,
+    state_schema: T.StructType,
+    output: str | T.StructType,
+    order_by: str | Column | Sequence[str | Column] | None,
+    migrate: Migrate | None,
+    form: Form,
+    weight: str | None = None,
+) -> DataFrame:
+    """The frame behind a vectorised step. Raises ConfigurationError."""
+    zone = time_zone(frame)
+    frame, keyed = locate_key(frame, step_id, key)
+    _check_names(step_id, keyed.columns, keyed.names, state_schema)
+    try:
+        table = StateTable(arrow_schema(state_schema, zone))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"step {step_id!r}: state_schema: {error}",
+            remedy="Use booleans, numbers, decimals, strings, binary, dates, timestamps, and arrays of those.",
+        ) from error
+    definition = StepDefinition(
+        step_id=StepId(step_id),
+        token=secrets.token_hex(8),
+        update=update,
+        state_type=None,
+        state_schema=state_schema,
+        timeouts=False,
+        needs_time=False,
+        columns=keyed.columns,
+        key_columns=keyed.positions,
+        key_names=keyed.names,
+        key_types=keyed.types,
+        key_in_place=keyed.in_place,
+        sorted_by_spark=order_by is not None,
+        output=struct(step_id, output),
+        time_zone=zone,
+        weight=weight,
+    )
+    return register(frame, definition, order_by, form, None if migrate is None else _checked(migrate, table))
+
+
+def arrow_schema(schema: T.StructType, zone: str) -> pa.Schema:
+    """The Arrow schema of the states."""
+    return to_arrow_schema(schema, timezone=zone)
+
+
+def form_of_schema(schema: T.StructType) -> Form:
+    """What a step declares of states of this schema: columns may be added, being NULL in older states."""
+    return {"struct": "columns", "fields": [[each.name, each.dataType.simpleString(), False] for each in schema]}
+
+
+def _check_names(step_id: str, columns: Sequence[str], keys: Sequence[str], schema: T.StructType) -> None:
+    names = [*keys, *schema.names]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    helpers = sorted({*names, *columns} & {*HELPERS})
+    if not schema.names:
+        raise ConfigurationError(f"step {step_id!r}: state_schema has no column")
+    if twice:
+        raise ConfigurationError(
+            f"step {step_id!r}: key and state_schema both have {', '.join(map(repr, twice))}, or one has it twice",
+            remedy="The states have the key's columns already: name the others differently.",
+        )
+    if helpers:
+        raise ConfigurationError(
+            f"step {step_id!r}: {', '.join(map(repr, helpers))} names a column that the step adds itself",
+            remedy="Rename it before the step.",
+        )
+
+
+def _checked(migrate: Migrate, table: StateTable) -> Migrate:
+    """A migrate function whose states are ones of the schema."""
+
+    def migrated(old: Any) -> Any:
+        new = migrate(old)
+        if new is None:
+            return None
+        unknown = set(new) - set(table.schema.names) if isinstance(new, dict) else True
+        if unknown:
+            raise StateValueError(f"{new!r} is no dict of the columns {', '.join(table.schema.names)}")
+        return json_value(table, _row(table, new))
+
+    return migrated
+
+
+def _row(table: StateTable, new: dict[str, Any]) -> pa.Table:
+    """A table of one row. Texts are in the form that states have, so that `migrate` can give back what it got."""
+    texts = {name: value for name, value in new.items() if _has_text(value)}
+    read = dict(zip(table.schema.names, table.decode([msgspec.json.encode(texts).decode()]), strict=True))
+    columns = [
+        read[field.name] if field.name in texts else pa.array([new.get(field.name)], field.type)
+        for field in table.schema
+    ]
+    return pa.Table.from_arrays(columns, schema=table.schema)
+
+
+def _has_text(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and any(map(_has_text, value)))
+
+
+def json_value(table: StateTable, row: pa.Table) -> Any:
+    """The state of a table of one row as plain data."""
+    [text] = table.encode([column.combine_chunks() for column in row.columns]).to_pylist()
+    return msgspec.json.decode(text)

@@ -1,0 +1,507 @@
+"""Stateful steps: a transform of the streaming plan, and what its tasks need to know of it.
+
+A step sends every row to the task that has its key's recovery partition: partition modulo tasks, of which there are as
+many as run at once, and no more than partitions. `recovery.spark.tasks.step_task` sorts what a task gets by partition and key.
+How many recovery partitions there are is not known yet when a plan is built, so the exchange is a placeholder that
+`recovery.spark.planner.bind` replaces when a run starts. A small micro-batch takes no exchange: see `recovery.spark.tuning.gathering`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from types import CodeType
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from recovery.base.ids import StepId
+from recovery.errors import ConfigurationError
+from recovery.group_state import GroupState
+from recovery.host import private
+from recovery.planning.steps import FlowStep
+from recovery.spark.jvm.session import is_on
+from recovery.spark.steps.column_types import check_declared, check_input, check_known
+from recovery.spark.steps.picklable import check_sendable
+from recovery.spark.tasks.output_values import arrow_zone
+from recovery.values.codec import StateCodec, StateType, make_portable
+from recovery.values.declaration import Declaration, Form, form_of
+from recovery.values.keys import ESCAPE
+from recovery.values.migration import Migrate, converter, misread, typed_decoder
+from recovery.values.state_table import StateTable
+
+PREFIX = "__recovery_"
+KEY = PREFIX + "key"
+HASH = PREFIX + "hash"
+NOW = PREFIX + "now"
+PLACE = PREFIX + "place"
+TICK = PREFIX + "tick"
+UDF_NAME = "recovery_step:"
+HASH_BITS = 32
+"""PLACE, the last column that a task sees, holds the key's hash in these bits and above them the Spark partition,
+EVERYWHERE or UNHASHED."""
+EVERYWHERE = -1
+"""In place of the Spark partition: one task has the rows of all recovery partitions."""
+UNHASHED = -2
+"""The same, and the keys' hashes are left to the task."""
+
+Update: TypeAlias = Callable[[Any, list[Any], GroupState], Iterable[tuple[Any, ...]] | None]
+TableUpdate: TypeAlias = Callable[[pa.Table, pa.Table], tuple[Any, Any]]
+Mapper: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
+Keys: TypeAlias = "str | Column | Sequence[str | Column]"
+Transform: TypeAlias = Callable[[DataFrame], DataFrame]
+
+_TIMEOUT_MEMBERS = frozenset({"setTimeoutDuration", "setTimeoutTimestamp"})
+_TIME_MEMBERS = frozenset({"getCurrentProcessingTimeMs"})
+_KEY_TYPES = (
+    T.StringType,
+    T.BooleanType,
+    T.ByteType,
+    T.ShortType,
+    T.IntegerType,
+    T.LongType,
+    T.FloatType,
+    T.DoubleType,
+    T.DecimalType,
+    T.DateType,
+    T.TimestampType,
+    T.TimestampNTZType,
+)
+
+
+@dataclass(frozen=True)
+class StepDefinition:
+    """What the tasks of a step know: picklable, and the same in every run of the plan.
+
+    columns: the input's columns, in order. key_columns: positions of the key's columns among them.
+    key_in_place: the key is one string column, so its text is that column. sorted_by_spark: the rows of a key have an
+    order, so Spark sorts them; the tasks do it otherwise. state_schema: the columns of the states of
+    a step whose `update` sees tables; None for one that is called key by key. time_zone: the session's, which Arrow's
+    timestamps carry. weight: the column that says for how many rows of the step's input a row stands; None for one.
+    """
+
+    step_id: StepId
+    token: str
+    update: Update | TableUpdate
+    state_type: StateType
+    state_schema: T.StructType | None
+    timeouts: bool
+    needs_time: bool
+    columns: tuple[str, ...]
+    key_columns: tuple[int, ...]
+    key_names: tuple[str, ...]
+    key_types: tuple[T.DataType, ...]
+    key_in_place: bool
+    sorted_by_spark: bool
+    output: T.StructType
+    time_zone: str
+    weight: str | None = None
+
+    @property
+    def key_text(self) -> str:
+        """The column that holds the state keys, or what they are before they are escaped."""
+        return self.columns[self.key_columns[0]] if self.key_in_place else KEY
+
+    @property
+    def hash_column(self) -> str:
+        """The column by whose values rows are spread; by its name the planner knows the step's exchange."""
+        return f"{HASH}_{self.token}"
+
+    @property
+    def mailbox(self) -> Path:
+        """The file through which the driver tells the step's tick source what is due."""
+        return private.home() / f"recovery-ticks-{self.token}.json"
+
+
+@dataclass(frozen=True)
+class RegisteredStep:
+    """What the driver knows of a step besides: how rows are ordered within a key, what the step declares of its
+    state, and how it migrates states of another form."""
+
+    definition: StepDefinition
+    order_by: tuple[Column, ...]
+    declaration: Declaration
+    migrate: Migrate | None
+
+    @property
+    def planned(self) -> FlowStep:
+        """The step as planning sees it."""
+        definition, migrate = self.definition, self.migrate
+        if migrate is None:
+            return FlowStep(self.declaration)
+        return FlowStep(
+            self.declaration, lambda old: converter(definition.step_id, migrate, definition.state_type, old)
+        )
+
+    def misread(self, states: Iterable[tuple[str, str]]) -> str | None:
+        """The first of the states, given with their keys, that the step cannot read, and why; None when it can."""
+        definition = self.definition
+        if definition.state_schema is None:
+            return misread(typed_decoder(definition.state_type), states)
+        schema = to_arrow_schema(definition.state_schema, timezone=definition.time_zone)
+        return misread(StateTable(schema).decode, states)
+
+
+registered: dict[str, RegisteredStep] = {}
+"""Steps by token: the name of a step's function in the plan carries it."""
+
+
+def stateful(
+    step_id: str,
+    *,
+    key: Keys,
+    update: Update,
+    output: str | T.StructType,
+    state: StateType = None,
+    order_by: str | Column | Sequence[str | Column] | None = None,
+    timeout: bool | None = None,
+    migrate: Migrate | None = None,
+) -> Transform:
+    """A keyed step with state, for `DataFrame.transform`.
+
+    `update(key, rows, state)` is called once per key and micro-batch. `key` is the value of the key column, a tuple
+    for several; `rows` the key's rows as named tuples of the input's columns; `state` a `GroupState`. It yields
+    or returns tuples in the order of `output` (a DDL string or StructType), or returns None for none.
+
+    state: None keeps plain JSON-like values; a dataclass, NamedTuple or other type keeps values of that type, and
+    fields added later need defaults; "pickle" keeps any object, unreadable and unsafe to open from untrusted files.
+    order_by: columns that order a key's rows; without it their order may differ when a task runs again.
+    timeout: whether `update` sets timeouts or asks for the processing time; found out from its code when None.
+    migrate: gets a stored state as plain data and gives the new one, or None to discard the key. Called once for every
+        key, before the first micro-batch, when the stored states are of a form that `state` does not read.
+
+    The step id names the state in the recovery partitions: keep it when the code changes. Raises ConfigurationError.
+    """
+    check_step(step_id, update, migrate)
+    StateCodec(state)
+
+    def transform(frame: DataFrame) -> DataFrame:
+        return _apply(frame, step_id, key, update, output, state, order_by, timeout, migrate)
+
+    return transform
+
+
+def stateful_map(
+    step_id: str,
+    *,
+    key: Keys,
+    value: str | Sequence[str],
+    mapper: Mapper,
+    output: str | T.StructType,
+    state: StateType = None,
+    order_by: str | Column | Sequence[str | Column] | None = None,
+    migrate: Migrate | None = None,
+) -> Transform:
+    """A keyed step in Bytewax's form: `mapper(state_or_None, value) -> (state_or_None, out)`, once per row.
+
+    `value` is the column given to the mapper, a tuple for several. The output has the key's columns first, then what
+    `out` gives: one value for one column, a tuple for several. Returning None as state discards the key.
+    """
+    check_step(step_id, mapper, migrate, "mapper")
+    StateCodec(state)
+    single = isinstance(value, str)
+    names = (value,) if isinstance(value, str) else tuple(value)
+    composite = not isinstance(key, str | Column) and len(key) > 1
+
+    def transform(frame: DataFrame) -> DataFrame:
+        check_known(frame, step_id)
+        positions = [_position(frame, step_id, name) for name in names]
+        width = len(struct(step_id, output)) - (1 if isinstance(key, str | Column) else len(key))
+
+        def update(key: Any, rows: list[Any], state: GroupState) -> Iterator[tuple[Any, ...]]:
+            current = state.getOption
+            head = key if composite else (key,)
+            for row in rows:
+                given = row[positions[0]] if single else tuple(row[position] for position in positions)
+                current, out = mapper(current, given)
+                yield (*head, _apart(out)) if width == 1 else (*head, *map(_apart, out))
+            if current is None:
+                state.remove()
+            else:
+                state.update(current)
+
+        return _apply(frame, step_id, key, update, output, state, order_by, False, migrate)
+
+    return transform
+
+
+def _apply(
+    frame: DataFrame,
+    step_id: str,
+    key: Keys,
+    update: Update,
+    output: str | T.StructType,
+    state: StateType,
+    order_by: str | Column | Sequence[str | Column] | None,
+    timeout: bool | None,
+    migrate: Migrate | None,
+) -> DataFrame:
+    timeouts = _names_any(update, _TIMEOUT_MEMBERS) if timeout is None else timeout
+    frame, keyed = locate_key(frame, step_id, key)
+    definition = StepDefinition(
+        step_id=StepId(step_id),
+        token=secrets.token_hex(8),
+        update=update,
+        state_type=state,
+        state_schema=None,
+        timeouts=timeouts,
+        needs_time=timeouts or _names_any(update, _TIME_MEMBERS),
+        columns=keyed.columns,
+        key_columns=keyed.positions,
+        key_names=keyed.names,
+        key_types=keyed.types,
+        key_in_place=keyed.in_place and not timeouts,
+        sorted_by_spark=order_by is not None,
+        output=struct(step_id, output),
+        time_zone=time_zone(frame),
+    )
+    return register(frame, definition, order_by, form_of(state), migrate)
+
+
+@dataclass(frozen=True)
+class KeyedInput:
+    """Where a step's key is: the input's own columns, and positions, names and types of the key's columns."""
+
+    columns: tuple[str, ...]
+    positions: tuple[int, ...]
+    names: tuple[str, ...]
+    types: tuple[T.DataType, ...]
+    in_place: bool
+
+
+def locate_key(frame: DataFrame, step_id: str, key: Keys) -> tuple[DataFrame, KeyedInput]:
+    """The frame with a column for each part of the key, and where those are. Raises ConfigurationError."""
+    check_known(frame, step_id)
+    columns = tuple(frame.columns)
+    if len(set(columns)) != len(columns) or any(name.startswith(PREFIX) for name in columns):
+        raise ConfigurationError(
+            f"step {step_id!r}: its input has columns of the same name, or named {PREFIX}…: {columns}",
+            remedy="Rename them with select or withColumnRenamed before the step.",
+        )
+    if any("." in name or "`" in name for name in columns):
+        raise ConfigurationError(
+            f"step {step_id!r}: its input has columns with a dot or a backtick in their names: {columns}",
+            cause="PySpark's mapInArrow, which runs the step, takes such a name apart.",
+            remedy="Rename them with toDF or withColumnRenamed before the step.",
+        )
+    keys = [key] if isinstance(key, str | Column) else list(key)
+    fields = _key_fields(frame, step_id, keys)
+    types = tuple(field.dataType for field in fields)
+    in_place = len(keys) == 1 and isinstance(keys[0], str) and types == (T.StringType(),)
+    positions = []
+    for number, one in enumerate(keys):
+        if not isinstance(one, str):
+            name = f"{PREFIX}key_{number}"
+            frame = frame.withColumn(name, one)
+            keys[number] = name
+        positions.append(frame.columns.index(str(keys[number])))
+    names = tuple(field.name for field in fields)
+    return frame, KeyedInput(columns, tuple(positions), names, types, in_place)
+
+
+def register(
+    frame: DataFrame,
+    definition: StepDefinition,
+    order_by: str | Column | Sequence[str | Column] | None,
+    form: Form,
+    migrate: Migrate | None,
+) -> DataFrame:
+    """The frame behind the step, which is known from now on under its token."""
+    check_input(frame, definition.step_id)
+    ordering = [] if order_by is None else [order_by] if isinstance(order_by, str | Column) else list(order_by)
+    key = zip(definition.key_names, definition.key_types, strict=True)
+    registered[definition.token] = RegisteredStep(
+        definition,
+        tuple(F.col(c) if isinstance(c, str) else c for c in ordering),
+        Declaration(tuple((name, kind.simpleString()) for name, kind in key), form),
+        migrate,
+    )
+    names = [F.col(f"`{frame.columns[position]}`") for position in definition.key_columns]
+    return _plan(frame, definition, _key_text(names, definition.key_types))
+
+
+def time_zone(frame: DataFrame) -> str:
+    """The session's, as Arrow calls it."""
+    return arrow_zone(str(frame.sparkSession.conf.get("spark.sql.session.timeZone")))
+
+
+def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFrame:
+    """input → key text and hash → placeholder exchange → batch time and place → the step's function."""
+    own = [F.col(f"`{name}`") for name in frame.columns]
+    hashed = F.crc32(text.cast("binary")).alias(definition.hash_column)
+    if definition.timeouts:
+        from recovery.spark.steps.ticks import read_ticks
+
+        ticks = read_ticks(frame.sparkSession, definition.mailbox)
+        frame = frame.withColumn(KEY, text).unionByName(ticks, allowMissingColumns=True)
+        hashed = F.coalesce(F.col(TICK).cast("long"), F.crc32(F.col(KEY).cast("binary")))
+        keyed = frame.select(*own, KEY, hashed.alias(definition.hash_column))
+        passed = [*own, F.col(KEY)]
+    elif definition.key_in_place:
+        keyed = frame.select(*own, hashed)
+        passed = own
+    else:
+        keyed = frame.select(*own, text.alias(KEY), hashed)
+        passed = [*own, F.col(KEY)]
+    # A placeholder: one partition, which recovery.spark.planner.bind replaces by as many as there are recovery partitions.
+    exchanged = keyed.repartitionById(1, F.lit(0))
+    if definition.needs_time:
+        # The time becomes a literal of the micro-batch's generated code, which Spark then compiles every time anew.
+        passed.append(F.unix_millis(F.current_timestamp()).alias(NOW))
+    partition = F.shiftleft(F.spark_partition_id().cast("long"), HASH_BITS)
+    placed = exchanged.select(*passed, partition.bitwiseOR(F.col(definition.hash_column)).alias(PLACE))
+
+    def step(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if definition.state_schema is not None:
+            from recovery.spark.tasks.arrow_task import ArrowStepTask
+            from recovery.spark.tasks.step_task import run_step
+
+            return run_step(definition, batches, ArrowStepTask)
+        from recovery.spark.tasks.step_task import run_step
+
+        return run_step(definition, batches)
+
+    step.__name__ = f"{UDF_NAME}{definition.token}"
+    make_portable(definition.state_type)
+    check_sendable(definition.step_id, step, definition.update)
+    return placed.mapInArrow(step, definition.output)
+
+
+def _key_text(columns: list[Column], types: Sequence[T.DataType]) -> Column:
+    """The state key in SQL; see recovery.values.keys, which says the same in Python."""
+    texts = [_part_text(column, kind) for column, kind in zip(columns, types, strict=True)]
+    if len(texts) > 1:
+        return F.to_json(F.array(*texts))
+    escaped = texts[0]
+    if isinstance(types[0], T.StringType):
+        # instr() walks character by character, and takes six times as long.
+        special = F.contains(escaped, F.lit(ESCAPE)) | F.contains(escaped, F.lit("\0"))
+        replaced = F.replace(F.replace(escaped, F.lit(ESCAPE), F.lit(ESCAPE * 2)), F.lit("\0"), F.lit(ESCAPE + "0"))
+        escaped = F.when(special, replaced).otherwise(escaped)
+    return F.coalesce(escaped, F.lit(ESCAPE))
+
+
+def _part_text(column: Column, kind: T.DataType) -> Column:
+    if isinstance(kind, T.TimestampType):
+        # The cast to string depends on the session's time zone; microseconds since 1970 do not.
+        return F.unix_micros(column).cast("string")
+    if isinstance(kind, T.FractionalType) and not isinstance(kind, T.DecimalType):
+        column = column + F.lit(0.0)  # -0.0 and 0.0 are one key
+    return column if kind == T.StringType() else column.cast("string")
+
+
+def _key_fields(frame: DataFrame, step_id: str, keys: Sequence[str | Column]) -> list[T.StructField]:
+    if not keys:
+        raise ConfigurationError(f"step {step_id!r} has no key column")
+    for one in keys:
+        if isinstance(one, str):
+            _position(frame, step_id, one)
+    fields: list[T.StructField] = frame.select(
+        *(F.col(f"`{k}`") if isinstance(k, str) else k for k in keys)
+    ).schema.fields
+    for field in fields:
+        if not isinstance(field.dataType, _KEY_TYPES):
+            raise ConfigurationError(
+                f"step {step_id!r}: key column {field.name!r} has the type {field.dataType.simpleString()}",
+                cause="A key is a string, number, boolean, date or timestamp, or several of those columns.",
+                remedy="Cast it, for instance with to_json or hex.",
+            )
+        if isinstance(field.dataType, T.StringType) and not field.dataType.isUTF8BinaryCollation():
+            raise ConfigurationError(
+                f"step {step_id!r}: key column {field.name!r} has the type {field.dataType.simpleString()}",
+                cause="State is kept by the bytes of its key: what is equal in this collation would be several keys.",
+                remedy="Cast it to string, and take what is the same of equal ones, as in F.lower(column).",
+            )
+        if _is_fine(field.dataType) and not is_on(frame.sparkSession, "spark.sql.ansi.enabled"):
+            raise ConfigurationError(
+                f"step {step_id!r}: key column {field.name!r} has the type {field.dataType.simpleString()}, and "
+                "Spark's ANSI mode is off",
+                cause="Small numbers would have another text than with it (1.0E-7), so they would be other keys.",
+                remedy="Leave spark.sql.ansi.enabled on, or cast the column to a string.",
+            )
+    return fields
+
+
+def _is_fine(kind: T.DataType) -> bool:
+    """Whether a decimal has so many places that Java writes some with an exponent."""
+    return isinstance(kind, T.DecimalType) and kind.scale > 6
+
+
+_UNCHANGING = (str, bytes, bool, int, float, Decimal, date, np.generic)
+
+
+def _apart(value: Any) -> Any:
+    """A value that stays as it is when the mapper goes on with the same object: output is read after the key's rows."""
+    return value if value is None or isinstance(value, _UNCHANGING) else deepcopy(value)
+
+
+def _position(frame: DataFrame, step_id: str, name: str) -> int:
+    if name not in frame.columns:
+        raise ConfigurationError(f"step {step_id!r}: its input has no column {name!r}, only {frame.columns}")
+    return int(frame.columns.index(name))
+
+
+def struct(step_id: str, output: str | T.StructType, what: str = "output") -> T.StructType:
+    """The schema that `output` is or spells out. Raises ConfigurationError, also when two columns have one name, or one
+    has a type that has no values in Python."""
+    try:
+        parsed = output if isinstance(output, T.StructType) else T.StructType.fromDDL(output)
+    except Exception as error:
+        raise ConfigurationError(f"step {step_id!r}: {what}={output!r} is not a schema: {error}") from error
+    assert isinstance(parsed, T.StructType)
+    twice = [name for name, count in Counter(parsed.names).items() if count > 1]
+    if twice or not parsed.names:
+        raise ConfigurationError(
+            f"step {step_id!r}: {what} has {f'two columns {twice[0]!r}' if twice else 'no columns'}",
+            remedy="Give each column a name of its own." if twice else 'Name at least one, like "word string".',
+        )
+    check_declared(parsed, step_id, what)
+    return parsed
+
+
+def check_step(step_id: str, function: object, migrate: object, name: str = "update") -> None:
+    """Raises ConfigurationError for what is no step id, or no function."""
+    if not isinstance(step_id, str) or not step_id or step_id.startswith("$") or "\0" in step_id:
+        raise ConfigurationError(
+            f"{step_id!r} is not a step id", remedy="Use a name that does not begin with $, like 'count'."
+        )
+    if not callable(function):
+        raise ConfigurationError(f"step {step_id!r}: {name}={function!r} is not a function")
+    if migrate is not None and not callable(migrate):
+        raise ConfigurationError(f"step {step_id!r}: migrate={migrate!r} is not a function")
+
+
+def _names_any(function: Any, members: frozenset[str], depth: int = 3) -> bool:
+    """Whether the code of `function`, or of functions of its module that it calls, names one of the members."""
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    if code is None:
+        return False
+    names = set(_names(code))
+    if names & members:
+        return True
+    if depth == 0:
+        return False
+    scope = getattr(function, "__globals__", {})
+    called = [scope[name] for name in names if name in scope and hasattr(scope[name], "__code__")]
+    called += [
+        c.cell_contents for c in getattr(function, "__closure__", None) or () if hasattr(c.cell_contents, "__code__")
+    ]
+    return any(_names_any(each, members, depth - 1) for each in called)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

@@ -1,0 +1,1 @@
+"""What a task of a step does."""

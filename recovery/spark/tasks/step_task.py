@@ -1,0 +1,634 @@
+"""What a task of a stateful step does: from Arrow batches to update calls to changed states.
+
+Memory stays bounded: rows are sorted by key, past a limit on disk, and a chunk of some ten thousand rows holds whole
+keys (a key with more rows than that makes its chunk larger). Changed states are spooled to disk past a limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import pickle
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, count, groupby, pairwise
+from operator import itemgetter
+from typing import IO, Any, NamedTuple, TypeVar, cast
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
+
+from recovery.base.ids import BatchId, PartitionIndex
+from recovery.base.wording import counted
+from recovery.errors import RecoveryError, StateValueError, UnsupportedPlanError
+from recovery.group_state import CallFacts, GroupState, group_states
+from recovery.spark.steps.stateful import EVERYWHERE, HASH_BITS, NOW, PLACE, UNHASHED, StepDefinition, Update
+from recovery.spark.tasks.input_values import RowMaker, is_text, key_values, not_text, values_of
+from recovery.spark.tasks.output_values import in_known_zones, to_array
+from recovery.spark.tasks.retries import raised_once
+from recovery.spark.tasks.sorting import sorted_by
+from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, TaskStore
+from recovery.storage.sqlite.store import connect_task
+from recovery.values.codec import StateCodec
+from recovery.values.keys import decode_key, encode_key, is_escaped, partition_of
+from recovery.values.tables import refuse_null
+
+ADDRESS_PROPERTY = "recovery.address"
+TASKS_PROPERTY = "recovery.tasks"
+BATCH_PROPERTY = "streaming.sql.batchId"
+CHUNK_ROWS = 16_384
+SORTED_BYTES = 32 << 20
+SPOOL_BYTES = 64 << 20
+REPLACED = "\ufffd"
+"""What Spark writes into JSON for bytes that are not valid UTF-8."""
+_tasks = count()
+"""How many this process has run."""
+
+K = TypeVar("K")
+V = TypeVar("V", bound=int)
+
+
+def run_step(
+    definition: StepDefinition, batches: Iterator[pa.RecordBatch], kind: type[StepTask] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Run a step over one Spark partition of one micro-batch, as a task of `kind` (StepTask).
+
+    Of a recovery partition nothing is kept unless all of its rows were processed and their output was taken.
+    """
+    _settle()
+    context = TaskContext.get()
+    address = context.getLocalProperty(ADDRESS_PROPERTY) if context else None
+    tasks = context.getLocalProperty(TASKS_PROPERTY) if context else None
+    batch_id = context.getLocalProperty(BATCH_PROPERTY) if context else None
+    if address is None or tasks is None or batch_id is None:
+        raise UnsupportedPlanError(
+            f"step {definition.step_id!r} runs outside a micro-batch of a recovery run",
+            cause="The streaming frame was started with writeStream, or its job was started from elsewhere.",
+            remedy="Start it with recovery.start(frame, RecoveryConfig(...), sink=...) or recovery.run.",
+        )
+    connect = partial(connect_task, address)
+    with raised_once(context):
+        yield from run_tasks(definition, batches, connect, BatchId(int(batch_id)), kind or StepTask, int(tasks))
+
+
+def run_tasks(
+    definition: StepDefinition,
+    batches: Iterator[pa.RecordBatch],
+    connect: Callable[[bool], tuple[TaskStore, int]],
+    batch: BatchId,
+    kind: type[StepTask],
+    tasks: int,
+) -> Iterator[pa.RecordBatch]:
+    """A task for the recovery partitions whose rows these are: those whose number leaves Spark's when it is divided by
+    `tasks`, over which rows are exchanged; all, where rows were gathered instead. `connect` gives a store, which opens
+    nothing yet, and the number of recovery partitions; it is told whether the task is one of many small ones.
+
+    A gathered task may run twice: as another attempt, or in another job that Spark runs for the same plan. What is
+    below it runs again, too, and may give other keys then. So what the first one left elsewhere is undone.
+    """
+    step = definition.step_id
+    given = (each for each in batches if each.num_rows)
+    first = next(given, None)
+    place = None if first is None else int(first.column(PLACE)[0].as_py()) >> HASH_BITS
+    gathered = place in (EVERYWHERE, UNHASHED)
+    store, count = connect(gathered)
+    try:
+        ran_before = (place is None or gathered) and store.gathered(step, batch, note=gathered)
+        touched: Iterable[PartitionIndex] = ()
+        if place is not None:
+            rows = chain([first], given)
+            del first
+            if gathered or tasks == count:
+                task = kind(definition, store, None if gathered else PartitionIndex(place), count, batch, place)
+                yield from task.run(rows)
+                touched = task.touched
+            else:
+                width, own = _Width(), range(place, count, tasks)
+                for partition, share in _shares(definition, width.measured(rows), kind, count, own):
+                    yield from kind(definition, store, partition, count, batch, place).run(share, width)
+                    store.release()  # so that no more is open at once than of one partition
+        if ran_before:
+            for partition in set(map(PartitionIndex, range(count))).difference(touched):
+                store.withdraw(step, partition, batch)
+    finally:
+        store.release()
+
+
+def _shares(
+    definition: StepDefinition, batches: Iterator[pa.RecordBatch], kind: type[StepTask], count: int, own: range
+) -> Iterator[tuple[PartitionIndex, Iterator[pa.RecordBatch]]]:
+    """The recovery partitions that rows are of, in order, each with its rows sorted by key, which are to be taken
+    before the next one is asked for. Raises UnsupportedPlanError for one that is not among a task's `own`, or comes
+    again."""
+    partition_of_rows = partial(_partitions, count=count)
+    if not definition.sorted_by_spark:
+        batches = sorted_by(definition.key_text, batches, kind.chunk_rows, kind.sorted_bytes, partition_of_rows)
+    newest = -1
+    for partition, pieces in groupby(_pieces(batches, partition_of_rows), itemgetter(0)):
+        if partition not in own:
+            raise _of_several(definition)
+        if partition <= newest:
+            raise UnsupportedPlanError(f"step {definition.step_id!r}: its rows do not arrive sorted by partition")
+        newest = partition
+        yield PartitionIndex(partition), map(itemgetter(1), pieces)
+
+
+def _pieces(
+    batches: Iterator[pa.RecordBatch], partition_of_rows: Callable[[pa.RecordBatch], Any]
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The batches, cut where the rows of another recovery partition begin."""
+    for batch in batches:
+        partitions = partition_of_rows(batch)
+        starts = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(batch)]
+        for start, end in pairwise(starts):
+            yield int(partitions[start]), batch.slice(start, end - start)
+
+
+class _Width:
+    """How wide the rows of a task are."""
+
+    row_bytes = 0
+    """Of a row as Arrow has it, on average over the batch in which that is most."""
+
+    def measured(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches, none of which is empty."""
+        for batch in batches:
+            self.row_bytes = max(self.row_bytes, -(-batch.nbytes // len(batch)))
+            yield batch
+
+
+def _partitions(rows: pa.RecordBatch, count: int) -> Any:
+    """The recovery partition of each row, as an array."""
+    return (rows.column(PLACE).to_numpy() & ((1 << HASH_BITS) - 1)) % count
+
+
+def _settle() -> None:
+    """Take what was imported from the cyclic garbage collector, which Spark's daemon has look at all of it after every
+    task, when the driver waits for a processor: before a worker's first task, and what that has imported."""
+    if next(_tasks) < 2:
+        gc.freeze()
+
+
+class Runs(NamedTuple):
+    """A chunk's rows by key: which are whose. `texts` are the state keys, `raw` the same before they are escaped;
+    key number i has the rows from ends[i - 1] up to ends[i]."""
+
+    chunk: pa.RecordBatch
+    texts: list[str]
+    raw: list[str | None]
+    ends: pa.Array
+
+
+class StepTask:
+    """What a task does for one recovery partition, or for all: the state of its loop over chunks."""
+
+    chunk_rows = CHUNK_ROWS
+    sorted_bytes = SORTED_BYTES
+
+    def __init__(
+        self,
+        definition: StepDefinition,
+        store: TaskStore,
+        partition: PartitionIndex | None,
+        partition_count: int,
+        batch: BatchId,
+        place: int,
+    ) -> None:
+        """partition: None for all. place: what PLACE says of all rows."""
+        self._definition = definition
+        self._store = store
+        self._partition = partition
+        self._partition_count = partition_count
+        self._place = place
+        self._batch = batch
+        self._codec = StateCodec(definition.state_type)
+        self._row_maker = RowMaker(definition.columns)
+        self._schema = to_arrow_schema(definition.output, timezone=definition.time_zone)
+        self._now_ms = 0
+        self._spools: dict[PartitionIndex, _Spool] = {}
+        if partition is not None:
+            self._spool(partition)
+        self._rows = 0
+        self._keys = 0
+        self._last_key: pa.Scalar | None = None
+        self._saw_null = False
+        self._due: dict[str, PartitionIndex] = {}
+        self._awake: set[PartitionIndex] = set()
+
+    @property
+    def touched(self) -> Iterable[PartitionIndex]:
+        """The recovery partitions that had rows, or were woken."""
+        return self._spools
+
+    def run(self, batches: Iterator[pa.RecordBatch], width: _Width | None = None) -> Iterator[pa.RecordBatch]:
+        """Process the rows, one at least, yielding output as it comes; the changes are applied at the end, in one
+        transaction for each partition. width: of rows that are sorted by key already; None: they are to be sorted."""
+        name = self._definition.key_text
+        if width is None:
+            width = _Width()
+            batches = width.measured(batches)
+            if not self._definition.sorted_by_spark:
+                batches = sorted_by(name, batches, self.chunk_rows, self.sorted_bytes)
+        with _paused_collector():
+            for chunk in _chunks(batches, name, self.chunk_rows):
+                output = self._process(chunk)
+                if output is not None:
+                    yield output
+                del chunk, output
+                gc.collect(0)
+        late = [row for partition, texts in _by_value(self._due) for row in self._time_out(partition, texts)]
+        if late:
+            yield self._to_arrow(late)
+        # The task's counts stand in one of the partitions: they are added up.
+        count = BatchCount(self._rows, self._keys, width.row_bytes)
+        for partition, spool in sorted(self._spools.items()):
+            self._store.apply(self._definition.step_id, partition, self._batch, spool, count)
+            spool.close()
+            count = BatchCount(0, 0)
+
+    def _process(self, chunk: pa.RecordBatch) -> pa.RecordBatch | None:
+        """Call update for every key of a chunk that holds whole keys, sorted."""
+        runs = self._runs(chunk)
+        if runs is None:
+            return None
+        texts, ends = runs.texts, runs.ends.to_pylist()
+        keys = runs.raw if self._definition.key_in_place else self._keys_of(runs, ends)
+        names = self._definition.columns
+        rows = self._row_maker.rows(self._definition.step_id, names, runs.chunk.columns[: len(names)])
+        for text in texts if self._due else ():
+            self._due.pop(text, None)
+        self._rows += len(rows)
+        starts = [0, *ends[:-1]]
+        if self._partition is not None:
+            output = self._call(self._partition, keys, texts, rows, starts, ends)
+        else:
+            output = []
+            for partition, places in self._divided(texts):
+                of_them = (list(map(each.__getitem__, places)) for each in (keys, texts, starts, ends))
+                own_keys, own_texts, own_starts, own_ends = of_them
+                output += self._call(partition, own_keys, own_texts, rows, own_starts, own_ends)
+        return self._to_arrow(output) if output else None
+
+    def _runs(self, chunk: pa.RecordBatch) -> Runs | None:
+        """The chunk by key, checked; None when it holds nothing but ticks."""
+        definition = self._definition
+        self._locate(chunk)
+        chunk = in_known_zones(chunk)
+        text_column = chunk.column(definition.key_text)
+        if definition.timeouts:
+            # Tick rows wake the partition and have no key; they stand first.
+            if self._place != UNHASHED:
+                self._wake(np.unique(_partitions(chunk, self._partition_count)).tolist())
+            ticks = text_column.null_count
+            chunk, text_column = chunk.slice(ticks), text_column.slice(ticks)
+            if not len(chunk):
+                return None
+        runs = pc.run_end_encode(text_column)
+        texts = raw = values_of(definition.step_id, definition.key_names[0], runs.values)
+        self._check_sorted(runs.values)
+        if len(definition.key_columns) > 1 and REPLACED in "".join(texts):
+            self._check_text(chunk)
+        if definition.key_in_place and (runs.values.null_count or is_escaped("".join(texts))):
+            texts = [encode_key(text) for text in texts]
+        if self._partition is not None:
+            for edge in (texts[0], texts[-1]):
+                self._check_partition(edge)
+        elif definition.timeouts and self._place == UNHASHED:
+            # Spark has found that there are no ticks.
+            self._wake({partition_of(text, self._partition_count) for text in texts})
+        return Runs(chunk, texts, raw, runs.run_ends)
+
+    def _call(
+        self,
+        partition: PartitionIndex,
+        keys: Sequence[Any],
+        texts: list[str],
+        rows: list[Any],
+        starts: list[int],
+        ends: list[int],
+        timed_out: bool = False,
+    ) -> list[tuple[Any, ...]]:
+        """Call update for keys of one recovery partition: key number i has the rows from starts[i] up to ends[i]."""
+        definition = self._definition
+        stored = self._store.read(definition.step_id, partition, self._batch, tuple(texts))
+        output: list[tuple[Any, ...]] = []
+        packed: list[str] = []
+        update, timeouts = cast(Update, definition.update), definition.timeouts
+        key_chars = 0 if timeouts else common_length(texts)
+        states = group_states(stored, CallFacts(self._codec.decode, self._now_ms, timed_out))
+        encode, extend, add = self._codec.encode, output.extend, packed.append
+        key: Any = None
+        try:
+            # Nothing is looked up for every key that need not be, and no function is called.
+            for key, text, before, start, end, state in zip(keys, texts, stored, starts, ends, states, strict=True):
+                result = update(key, rows[start:end], state)
+                if result is not None:
+                    extend(result)
+                if timeouts:
+                    change = self._pack_with_timeout(text, state, before)
+                    if change is not None:
+                        add(change)
+                elif state.timeout_at_ms is not None:
+                    raise StateValueError(
+                        "update sets a timeout, which was not found in its code",
+                        cause="The call is hidden behind a helper of another module.",
+                        remedy="Say so: stateful(..., timeout=True).",
+                    )
+                elif state.changed:
+                    value = encode(state._value) if state.exists else ""
+                    add(text + value if key_chars else value + FIELD_SEPARATOR + text)
+        except StateValueError as error:
+            raise self._named(error, key) from error
+        except Exception as error:
+            error.add_note(f"in step {definition.step_id!r}, key {key!r}, micro-batch {self._batch}")
+            raise
+        self._keys += len(packed)
+        if packed:
+            self._spool(partition).add(Changes(tuple(packed), timeouts, key_chars))
+        return output
+
+    def _pack_with_timeout(self, text: str, state: GroupState, before: str | None) -> str | None:
+        """A call forgets the key's earlier timeout, so every key called is written unless it has and had nothing."""
+        if state.timeout_at_ms is not None and not state.exists:
+            raise StateValueError(
+                "a timeout was set for a key without state", cause="", remedy="Call state.update(...) as well."
+            )
+        if not state.exists:
+            return None if before is None else FIELD_SEPARATOR + FIELD_SEPARATOR + text
+        value = self._codec.encode(state._value) if state.changed else before
+        timeout = "" if state.timeout_at_ms is None else state.timeout_at_ms
+        return f"{value}{FIELD_SEPARATOR}{timeout}{FIELD_SEPARATOR}{text}"
+
+    def _time_out(self, partition: PartitionIndex, texts: list[str]) -> Iterator[tuple[Any, ...]]:
+        """Call update, without rows, for keys whose timeout has passed and that had no rows in this micro-batch."""
+        for start in range(0, len(texts), CHUNK_ROWS):
+            chunk = texts[start : start + CHUNK_ROWS]
+            none = [0] * len(chunk)
+            yield from self._call(partition, self._parse_keys(chunk), chunk, [], none, none, timed_out=True)
+
+    def _spool(self, partition: PartitionIndex) -> _Spool:
+        """What is to be written to a recovery partition, which counts as touched from now on."""
+        found = self._spools.get(partition)
+        if found is None:
+            found = self._spools[partition] = _Spool(1 if self._partition is not None else self._partition_count)
+        return found
+
+    def _divided(self, texts: Sequence[str]) -> Iterator[tuple[PartitionIndex, list[int]]]:
+        """Where the keys of each recovery partition stand, which thereby count as touched, of a task that has all."""
+        count = self._partition_count
+        for partition, places in _by_value({place: partition_of(text, count) for place, text in enumerate(texts)}):
+            self._spool(partition)
+            yield partition, places
+
+    def _read(self, texts: Sequence[str]) -> list[str | None]:
+        """The states of keys."""
+        step, batch = self._definition.step_id, self._batch
+        if self._partition is not None:
+            return self._store.read(step, self._partition, batch, tuple(texts))
+        found: list[str | None] = [None] * len(texts)
+        for partition, places in self._divided(texts):
+            of_them = self._store.read(step, partition, batch, tuple(map(texts.__getitem__, places)))
+            for place, state in zip(places, of_them, strict=True):
+                found[place] = state
+        return found
+
+    def _locate(self, chunk: pa.RecordBatch) -> None:
+        """Check that all rows are of this task, and learn the micro-batch's time, by what was computed behind the
+        exchange."""
+        places = chunk.column(PLACE).to_numpy() >> HASH_BITS
+        elsewhere = self._partition is not None and (_partitions(chunk, self._partition_count) != self._partition).any()
+        if elsewhere or (places != self._place).any():
+            raise _of_several(self._definition)
+        if self._definition.needs_time:
+            self._now_ms = chunk.column(NOW)[0].as_py()
+
+    def _wake(self, partitions: Iterable[int]) -> None:
+        """Ask for what is due in recovery partitions of which there are rows, or ticks."""
+        for partition in map(PartitionIndex, partitions):
+            if partition not in self._awake:
+                self._awake.add(partition)
+                self._spool(partition)
+                due = self._store.due(self._definition.step_id, partition, self._batch, self._now_ms)
+                self._due.update(dict.fromkeys(due, partition))
+
+    def _check_partition(self, text: str) -> None:
+        if partition_of(text, self._partition_count) != self._partition:
+            raise UnsupportedPlanError(
+                f"step {self._definition.step_id!r}: key {text!r} reached the task of partition {self._partition}",
+                cause="The plan moves rows between the step's exchange and its function.",
+            )
+
+    def _check_text(self, chunk: pa.RecordBatch) -> None:
+        """The text of a key of several columns has the same sign for all that is not valid UTF-8 in them, so that
+        different keys would be one."""
+        for name, position in zip(self._definition.key_names, self._definition.key_columns, strict=True):
+            if not is_text(chunk.column(position)):
+                raise not_text(f"step {self._definition.step_id!r}: column {name!r}")
+
+    def _check_sorted(self, values: pa.Array) -> None:
+        """Every key must come once: a plan that lost its sort would split a key's rows over several calls."""
+        given = values.drop_null() if values.null_count else values
+        ordered = len(given) < 2 or pc.all(pc.less(given.slice(0, len(given) - 1), given.slice(1))).as_py()
+        # NULL is a key like others, and stands at one of the ends: wherever that is, it comes once.
+        ordered = ordered and values.null_count + self._saw_null < 2
+        self._saw_null |= bool(values.null_count)
+        if self._last_key is not None and len(given):
+            ordered = ordered and self._last_key.as_py() < given[0].as_py()
+        if not ordered:
+            raise UnsupportedPlanError(f"step {self._definition.step_id!r}: its rows do not arrive sorted by key")
+        if len(given):
+            self._last_key = given[-1]
+
+    def _keys_of(self, runs: Runs, ends: list[int]) -> Sequence[Any]:
+        """What update gets as key: the value of the key column, a tuple for several."""
+        first = pa.array([0, *ends[:-1]], pa.int64())
+        definition = self._definition
+        columns = [runs.chunk.column(position).take(first) for position in definition.key_columns]
+        return key_values(definition.step_id, runs.texts, definition.key_names, columns)
+
+    def _parse_keys(self, texts: list[str]) -> Sequence[Any]:
+        """The same from state keys, for keys without rows."""
+        definition = self._definition
+        columns = parse_keys(texts, definition.key_types, definition.time_zone)
+        return key_values(definition.step_id, texts, definition.key_names, columns)
+
+    def _to_arrow(self, output: list[tuple[Any, ...]]) -> pa.RecordBatch:
+        """Arrays of the declared types: Spark does not cast."""
+        width = len(self._schema)
+        fit = {tuple, list}.issuperset(map(type, output)) and {width}.issuperset(map(len, output))
+        for row in () if fit else output:
+            if not isinstance(row, tuple | list) or len(row) != width:
+                raise StateValueError(
+                    f"step {self._definition.step_id!r} gave {row!r} where its output has {counted(width, 'column')}",
+                    cause="update yields or returns single values, or tuples of another length.",
+                    remedy=f"Yield tuples of ({', '.join(self._schema.names)}).",
+                )
+        arrays = []
+        for index, field in enumerate(self._schema):
+            column = list(map(itemgetter(index), output))
+            try:
+                array = to_array(column, field.type, self._definition.time_zone)
+                refuse_null(array, field)
+                arrays.append(array)
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
+                raise StateValueError(
+                    f"step {self._definition.step_id!r}: output column {field.name!r} ({field.type}): {error}",
+                    cause="update gave a value that does not fit the declared output.",
+                    remedy="Convert the value, or change output=.",
+                ) from error
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _named(self, error: StateValueError, key: Any) -> RecoveryError:
+        return StateValueError(
+            f"step {self._definition.step_id!r}, key {key!r}: {error.found}", cause=error.cause, remedy=error.remedy
+        )
+
+
+def _of_several(definition: StepDefinition) -> UnsupportedPlanError:
+    return UnsupportedPlanError(f"step {definition.step_id!r}: one call saw rows of several recovery partitions")
+
+
+def common_length(texts: list[str]) -> int:
+    """How many characters each of the texts has; 0 where they differ."""
+    return len(texts[0]) if len(set(map(len, texts))) == 1 else 0
+
+
+def parse_keys(texts: list[str], kinds: Sequence[T.DataType], time_zone: str) -> list[pa.Array]:
+    """The key's columns from state keys. Raises StateValueError for keys that no run wrote."""
+    try:
+        return _parsed_keys(texts, kinds, time_zone)
+    except (ValueError, TypeError, NotImplementedError, RecursionError) as error:
+        raise StateValueError(
+            f"a state key does not fit the key's columns: {error}",
+            cause="The state was edited, or written by another kind of step under the same id.",
+            remedy="Put it right with `recovery state`, or start anew with --drop-step.",
+        ) from error
+
+
+def _parsed_keys(texts: list[str], kinds: Sequence[T.DataType], time_zone: str) -> list[pa.Array]:
+    types = [to_arrow_type(kind, timezone=time_zone) for kind in kinds]
+    if len(types) == 1:
+        parts: list[list[str | None]] = [[decode_key(text) for text in texts]]
+    else:
+        parts = [list(part) for part in zip(*map(msgspec.json.decode, texts), strict=True)] or [[] for _ in types]
+    columns = []
+    for part, kind in zip(parts, types, strict=True):
+        column = pa.array(part, pa.string())
+        if pa.types.is_timestamp(kind) and kind.tz is not None:
+            column = column.cast(pa.int64())  # written as microseconds since 1970
+        columns.append(_read_far_years(part, kind) if _is_far(part, kind) else column.cast(kind))
+    return columns
+
+
+def _is_far(texts: list[str | None], kind: pa.DataType) -> bool:
+    """Whether there are years of other than four digits among days, or moments without a zone, as Spark writes them."""
+    dated = pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is None)
+    return dated and any(text is not None and text[0] in "+-" for text in texts)
+
+
+def _read_far_years(texts: list[str | None], kind: pa.DataType) -> pa.Array:
+    """NumPy reads what Arrow does not."""
+    unit = "datetime64[D]" if pa.types.is_date(kind) else "datetime64[us]"
+    return pa.array(np.array(["NaT" if text is None else text for text in texts], unit)).cast(kind)
+
+
+class _Spool:
+    """Changed states of a task, kept in memory up to a limit and in a temporary file past it."""
+
+    def __init__(self, among: int) -> None:
+        """among: how many share the limit."""
+        self._among = among
+        self._memory: list[Changes] = []
+        self._bytes = 0
+        self._file: IO[bytes] | None = None
+
+    def add(self, changes: Changes) -> None:
+        self._memory.append(changes)
+        self._bytes += sum(map(len, changes.packed))
+        if self._bytes > SPOOL_BYTES // self._among:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="recovery-spool-")  # noqa: SIM115 (closed by close)
+            for each in self._memory:
+                pickle.dump(tuple(each), self._file, protocol=5)
+            self._memory, self._bytes = [], 0
+
+    def __iter__(self) -> Iterator[Changes]:
+        if self._file is not None:
+            end = self._file.tell()
+            self._file.seek(0)
+            while self._file.tell() < end:
+                yield Changes(*pickle.load(self._file))
+        yield from self._memory
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _by_value(values: Mapping[K, V]) -> list[tuple[V, list[K]]]:
+    """The keys that have each value; the values sorted, the keys as they stand."""
+    found: dict[V, list[K]] = {}
+    for key, each in values.items():
+        found.setdefault(each, []).append(key)
+    return sorted(found.items())
+
+
+@contextlib.contextmanager
+def _paused_collector() -> Iterator[None]:
+    """No cyclic garbage collection while a chunk's rows come into being: it would look at all of them again and
+    again, a third of a task's time, and find nothing. `run` collects between chunks."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _chunks(batches: Iterator[pa.RecordBatch], name: str, chunk_rows: int) -> Iterator[pa.RecordBatch]:
+    """Regroup batches that are sorted by a column and not empty into chunks of whole keys."""
+    held: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        held.append(batch)
+        count += batch.num_rows
+        if count < chunk_rows:
+            continue
+        last = batch.column(name)
+        final = last[-1]
+        if last[0] == final and (len(held) == 1 or held[-2].column(name)[-1] == final):
+            continue  # the whole batch is one key that may go on: look again with the next
+        whole = _combine(held)
+        column = whole.column(name)
+        if column[0] == final:
+            held = [whole]
+            continue
+        cut = _start_of_last_run(column)
+        yield whole.slice(0, cut)
+        held, count = [whole.slice(cut)], len(whole) - cut
+    if held:
+        yield _combine(held)
+
+
+def _start_of_last_run(column: pa.Array) -> int:
+    """Where the last key begins, by bisection: the column is sorted."""
+    final = column[-1]
+    low, high = 0, len(column) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if column[middle] == final:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _combine(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,0 +1,1 @@
+"""How a micro-batch runs faster: each tactic behind one seam."""

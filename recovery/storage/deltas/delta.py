@@ -1,0 +1,437 @@
+"""Deltas: the state touched since the last closed epoch, one scratch file per step and partition.
+
+A delta need not survive a crash: the recovery partitions do. So it is never synced, but it is journalled, because a
+task that is killed in the middle of its transaction must leave nothing of it behind. Every row keeps the value before
+the newest batch that touched it beside the value after, so a task that runs again sees what the first attempt saw.
+
+A delta has two tables of touched keys, which take turns. Tasks write to the active one. When an epoch ends with batch
+b, the delta is sealed: tasks of b and before are refused from then on. If what was touched is to be moved into the
+partition it is set apart: in the same transaction the other table becomes the active one, and what the tasks of b+1
+have written early moves there. The table set apart changes no more, so it can be moved while micro-batches go on; a
+read looks into the active table, that one, the partition. An epoch that is only logged stays in the active table, to
+which the next ones add.
+
+A delta belongs to one execution. `meta` says to which, and refuses zombies inside their own transaction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import apsw
+
+from recovery.base.ids import NO_BATCH, BatchId, Lease, StepId
+from recovery.errors import LeaseLostError
+from recovery.storage.seam import BatchCount, Changes
+from recovery.storage.sqlite.epoch_log import Sealed
+from recovery.storage.sqlite.schema import connect, file_uri, rows, snapshot, transaction, translated, use_log, value
+
+TABLES = ("touched_0", "touched_1")
+PAGE_BYTES = 8192
+"""Twice SQLite's own: a micro-batch that touches much searches a tree that is less deep; one that touches little writes
+more."""
+
+CACHE_BYTES = 16 << 20
+BASE_CACHE_BYTES = 2000 << 10
+"""SQLite's own."""
+
+CREATE_META = """
+CREATE TABLE meta (
+    ex_num        INTEGER NOT NULL,
+    ex_id         TEXT NOT NULL,
+    open_batch    INTEGER NOT NULL,
+    closed_batch  INTEGER NOT NULL,
+    applied_batch INTEGER NOT NULL,
+    turn          INTEGER NOT NULL,
+    sealed        INTEGER NOT NULL,
+    pending       INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE batches (
+    batch     INTEGER PRIMARY KEY,
+    row_count INTEGER NOT NULL,
+    key_count INTEGER NOT NULL,
+    row_bytes INTEGER NOT NULL,
+    looked_up INTEGER NOT NULL,
+    seam_s    REAL NOT NULL
+) STRICT;
+"""
+
+META = "SELECT ex_num, ex_id, open_batch, closed_batch, applied_batch, turn, sealed, pending FROM meta"
+
+CREATE_TOUCHED = """
+CREATE TABLE {table} (
+    state_key      TEXT PRIMARY KEY,
+    batch          INTEGER NOT NULL,
+    after          ANY,
+    after_timeout  INTEGER,
+    had            INTEGER NOT NULL,
+    before         ANY,
+    before_timeout INTEGER
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX {table}_timeout ON {table} (after_timeout) WHERE after_timeout IS NOT NULL;
+"""
+
+# A row of the running batch that has no earlier touch in its table (had = 0) stands for what lies below.
+READ = """
+SELECT iif(
+    t.state_key IS NULL OR (t.batch = :batch AND NOT t.had),
+    (SELECT s.ser_change FROM base.snaps AS s WHERE s.step_id = :step AND s.state_key = k.value),
+    iif(t.batch = :batch, t.before, t.after)
+)
+FROM carray(:keys) AS k LEFT JOIN {active} AS t ON t.state_key = k.value
+"""
+
+READ_OVER_SEALED = """
+SELECT CASE
+    WHEN t.state_key IS NOT NULL AND (t.batch <> :batch OR t.had) THEN iif(t.batch = :batch, t.before, t.after)
+    WHEN e.state_key IS NOT NULL THEN e.after
+    ELSE (SELECT s.ser_change FROM base.snaps AS s WHERE s.step_id = :step AND s.state_key = k.value)
+END
+FROM carray(:keys) AS k
+LEFT JOIN {active} AS t ON t.state_key = k.value
+LEFT JOIN {other} AS e ON e.state_key = k.value
+"""
+
+UPSERT = """
+ON CONFLICT (state_key) DO UPDATE SET
+    had            = iif(batch = excluded.batch, had, 1),
+    before         = iif(batch = excluded.batch, before, after),
+    before_timeout = iif(batch = excluded.batch, before_timeout, after_timeout),
+    batch          = excluded.batch,
+    after          = excluded.after,
+    after_timeout  = excluded.after_timeout
+"""
+
+APPLY_PLAIN = f"""
+INSERT INTO {{active}}
+SELECT
+    substr(value, instr(value, char(31)) + 1),
+    :batch,
+    nullif(substr(value, 1, instr(value, char(31)) - 1), ''),
+    NULL, 0, NULL, NULL
+FROM carray(:packed) WHERE true
+{UPSERT}
+"""
+
+APPLY_OF_ONE_LENGTH = f"""
+INSERT INTO {{active}}
+SELECT substr(value, 1, :key_chars), :batch, nullif(substr(value, :key_chars + 1), ''), NULL, 0, NULL, NULL
+FROM carray(:packed) WHERE true
+{UPSERT}
+"""
+
+APPLY_WITH_TIMEOUTS = f"""
+INSERT INTO {{active}}
+SELECT
+    substr(rest, instr(rest, char(31)) + 1),
+    :batch,
+    state,
+    CAST(nullif(substr(rest, 1, instr(rest, char(31)) - 1), '') AS INTEGER),
+    0, NULL, NULL
+FROM (
+    SELECT
+        nullif(substr(value, 1, instr(value, char(31)) - 1), '') AS state,
+        substr(value, instr(value, char(31)) + 1) AS rest
+    FROM carray(:packed)
+) WHERE true
+{UPSERT}
+"""
+
+# The batch before the undone one is not known any more, only that it was earlier: which is all that matters.
+UNDO = (
+    "DELETE FROM {active} WHERE batch = :batch AND NOT had",
+    "UPDATE {active} SET batch = batch - 1, after = before, after_timeout = before_timeout WHERE batch = :batch",
+)
+
+# Tasks of the next micro-batch may have run already: what they wrote moves over, and its values before stay.
+SPLIT = (
+    "INSERT INTO {other} SELECT state_key, batch, after, after_timeout, 0, NULL, NULL FROM {active}"
+    " WHERE batch > :batch",
+    "DELETE FROM {active} WHERE batch > :batch AND NOT had",
+    "UPDATE {active} SET batch = :batch, after = before, after_timeout = before_timeout WHERE batch > :batch",
+)
+
+DUE = """
+SELECT state_key FROM {active} WHERE after_timeout <= :up_to AND batch <> :batch
+UNION ALL
+SELECT e.state_key FROM {other} AS e
+LEFT JOIN {active} AS t ON t.state_key = e.state_key
+WHERE e.after_timeout <= :up_to AND (t.state_key IS NULL OR (t.batch = :batch AND NOT t.had))
+UNION ALL
+SELECT s.state_key FROM base.snaps AS s
+LEFT JOIN {active} AS t ON t.state_key = s.state_key
+LEFT JOIN {other} AS e ON e.state_key = s.state_key
+WHERE s.step_id = :step AND s.timeout_ms <= :up_to AND e.state_key IS NULL
+  AND (t.state_key IS NULL OR (t.batch = :batch AND NOT t.had))
+"""
+
+# What the batch overrode when it was applied before: it has no index, and is asked for only then.
+DUE_BEFORE = "SELECT state_key FROM {active} WHERE batch = :batch AND had AND before_timeout <= :up_to"
+
+NEXT_DUE = """
+SELECT min(at) FROM (
+    SELECT min(after_timeout) AS at FROM {active} WHERE after_timeout IS NOT NULL
+    UNION ALL
+    SELECT min(e.after_timeout) FROM {other} AS e
+    WHERE e.after_timeout IS NOT NULL
+      AND NOT EXISTS (SELECT 1 FROM {active} AS t WHERE t.state_key = e.state_key)
+    UNION ALL
+    SELECT min(s.timeout_ms) FROM base.snaps AS s
+    WHERE s.step_id = :step AND s.timeout_ms IS NOT NULL
+      AND NOT EXISTS (SELECT 1 FROM {active} AS t WHERE t.state_key = s.state_key)
+      AND NOT EXISTS (SELECT 1 FROM {other} AS e WHERE e.state_key = s.state_key)
+)
+"""
+
+
+def create_delta(path: Path, lease: Lease) -> None:
+    """Make the empty delta of an execution."""
+    with translated(path), contextlib.closing(connect(path, "rwc")) as connection:
+        connection.pragma("synchronous", "OFF")
+        connection.pragma("page_size", PAGE_BYTES)
+        use_log(connection, path)
+        connection.execute(CREATE_META).fetchall()
+        for table in TABLES:
+            connection.execute(CREATE_TOUCHED.format(table=table)).fetchall()
+        connection.execute("INSERT INTO meta VALUES (?, ?, -1, -1, -1, 0, 0, 0)", (lease.number, lease.id))
+
+
+class Meta(NamedTuple):
+    """The one row that says whose the delta is, how far it is, and which of its tables is which."""
+
+    ex_num: int
+    ex_id: str
+    open_batch: BatchId
+    closed_batch: BatchId
+    applied_batch: BatchId
+    turn: int
+    sealed: bool
+    pending: bool
+
+    @property
+    def active(self) -> str:
+        """The table that tasks write to."""
+        return TABLES[self.turn]
+
+    @property
+    def other(self) -> str:
+        """The table that holds what was set apart, if that was not moved yet, and is empty otherwise."""
+        return TABLES[1 - self.turn]
+
+    def sql(self, statement: str) -> str:
+        """The statement with the names of the tables."""
+        return statement.format(active=self.active, other=self.other)
+
+
+class Delta:
+    """One delta, with the partition it lies over attached as `base`, read-only.
+
+    A task has one of its own. The driver's is asked by the micro-batch's thread and by the one that closes an epoch.
+    """
+
+    def __init__(
+        self, path: Path, partition: Path, lease: Lease, step: StepId, *, cache_bytes: int = CACHE_BYTES
+    ) -> None:
+        """cache_bytes: of the delta, and at most of the partition below it."""
+        self.path = path
+        self._partition = partition
+        self._lease = lease
+        self._step = step
+        self._lock = threading.Lock()
+        self._since = NO_BATCH
+        # Before they are opened: if others take their places meanwhile, this is current no more.
+        self._files = self._identities()
+        if not path.exists():
+            raise LeaseLostError(f"the scratch file of execution {lease.number} is gone", path=path)
+        self._connection = connect(path, "rw")
+        try:
+            with translated(path):
+                self._connection.pragma("synchronous", "OFF")
+                self._connection.pragma("cache_size", -(cache_bytes >> 10))
+                self._connection.pragma("wal_autocheckpoint", 4096)
+            with translated(partition):
+                self._connection.execute("ATTACH ? AS base", (file_uri(partition, "?mode=ro"),))
+                if cache_bytes < BASE_CACHE_BYTES:
+                    self._connection.pragma("cache_size", -(cache_bytes >> 10), schema="base")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def base_file(self) -> tuple[int, int] | None:
+        """Device and inode of the partition below, as they were before it was opened."""
+        return None if self._files is None else (self._files[2], self._files[3])
+
+    def is_current(self) -> bool:
+        """Whether the files are still in their places that this has open."""
+        return self._files is not None and self._files == self._identities()
+
+    def _identities(self) -> tuple[int, int, int, int] | None:
+        try:
+            found = self.path.stat(), self._partition.stat()
+        except OSError:
+            return None
+        delta, base = found
+        return delta.st_dev, delta.st_ino, base.st_dev, base.st_ino
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def read(self, batch: BatchId, keys: tuple[str, ...]) -> list[str | None]:
+        """States of `keys` before `batch`.
+
+        The delta's snapshot is taken before the partition's (the check reads from the delta first): the closer
+        commits to the partition before it clears the delta, so a value is seen in one of them at least.
+        """
+        with translated(self._partition), snapshot(self._connection):
+            meta = self._check(batch)
+            if not keys:
+                return []
+            bindings = {"batch": batch, "step": self._step, "keys": apsw.carray(keys)}
+            statement = meta.sql(READ_OVER_SEALED if meta.sealed else READ)
+            # `get` makes the list in half the time that rows take; for a single row it is the value itself.
+            found: Any = self._connection.execute(statement, bindings).get
+            return [found] if len(keys) == 1 else found
+
+    def apply(
+        self,
+        batch: BatchId,
+        changes: Iterable[Changes],
+        count: BatchCount,
+        seam_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """See `TaskStore.apply`. `seam_s` says what the task has spent here; it is asked before the commit."""
+        with translated(self.path), transaction(self._connection):
+            meta = self._check(batch)
+            self._undo(meta, batch)
+            for chunk in changes:
+                if chunk.packed:
+                    form = APPLY_OF_ONE_LENGTH if chunk.key_chars else APPLY_PLAIN
+                    statement = meta.sql(APPLY_WITH_TIMEOUTS if chunk.timeouts else form)
+                    packed = apsw.carray(chunk.packed)
+                    bindings = {"batch": batch, "packed": packed, "key_chars": chunk.key_chars}
+                    self._connection.execute(statement, bindings)
+            self._connection.execute("UPDATE meta SET applied_batch = ?", (batch,))
+            self._connection.execute(
+                "INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?, ?)", (batch, *count[:4], seam_s())
+            )
+
+    def withdraw(self, batch: BatchId) -> None:
+        """See `TaskStore.withdraw`."""
+        with translated(self.path), transaction(self._connection):
+            self._undo(self._check(batch), batch)
+            self._connection.execute("DELETE FROM batches WHERE batch = ?", (batch,))
+
+    def _undo(self, meta: Meta, batch: BatchId) -> None:
+        if meta.applied_batch == batch:
+            for statement in UNDO:
+                self._connection.execute(meta.sql(statement), {"batch": batch})
+
+    def due(self, batch: BatchId, up_to_ms: int) -> list[str]:
+        """See `TaskStore.due`."""
+        with translated(self._partition), snapshot(self._connection):
+            meta = self._check(batch)
+            statement = meta.sql(f"{DUE} UNION ALL {DUE_BEFORE}" if meta.applied_batch == batch else DUE)
+            bindings = {"batch": batch, "step": self._step, "up_to": up_to_ms}
+            # Sorted here: an order asked of SQLite makes it scan by key instead of searching by time.
+            return sorted(row[0] for row in rows(self._connection, statement, bindings))
+
+    def next_due_ms(self) -> int | None:
+        """The earliest timeout of this step in this partition."""
+        with self._lock, translated(self._partition), snapshot(self._connection):
+            # The delta's snapshot before the partition's, as in `read`.
+            statement = self._meta().sql(NEXT_DUE)
+            due: int | None = value(self._connection, statement, {"step": self._step})
+            return due
+
+    def open(self, batch: BatchId) -> None:
+        """Refuse earlier batches from now on, and forget the counts of those."""
+        with self._lock, translated(self.path), transaction(self._connection):
+            self._connection.execute("UPDATE meta SET open_batch = ? WHERE open_batch < ?", (batch, batch))
+            self._connection.execute("DELETE FROM batches WHERE batch < ?", (batch,))
+
+    def seal(self, batch: BatchId, *, apart: bool = True) -> Sealed:
+        """Refuse `batch` and earlier ones from now on; returns where what they left is.
+
+        apart: set aside what was touched since that was done last. The cost does not depend on what is held, unless
+        tasks of the next batch were early: then it is that of a scan. Otherwise it stays where it is, and has to be
+        read before tasks of the batch after the next one write.
+        Sealing at the same batch again changes nothing, but that it may be set apart now; when it was cleared since,
+        the table is empty.
+        """
+        with self._lock, translated(self.path), transaction(self._connection):
+            meta = self._meta()
+            closed, applied = meta.closed_batch, meta.applied_batch
+            assert not meta.sealed or batch <= closed, f"{closed} is sealed and not cleared, so {batch} cannot be"
+            again = batch <= closed
+            if not again:
+                self._since = closed
+            if meta.sealed or (again and not meta.pending):
+                return Sealed(meta.other, self._since)
+            if again and not apart:
+                return Sealed(meta.active, self._since)
+            assert applied <= batch + 1, f"{applied} was applied: what {batch} left is not known any more"
+            if not apart:
+                self._connection.execute("UPDATE meta SET closed_batch = ?, pending = 1", (batch,))
+                return Sealed(meta.active, self._since)
+            if applied > batch:
+                for statement in SPLIT:
+                    self._connection.execute(meta.sql(statement), {"batch": batch})
+            self._connection.execute(
+                "UPDATE meta SET closed_batch = ?, turn = 1 - turn, sealed = 1, pending = 0", (batch,)
+            )
+            return Sealed(meta.active, self._since)
+
+    def set_apart(self) -> str:
+        """The table that holds what was set apart, and is empty when that was cleared."""
+        with self._lock, translated(self.path):
+            meta = self._meta()
+        assert not meta.pending, "what was logged is not set apart"
+        return meta.other
+
+    def clear(self) -> None:
+        """Forget what was set apart: it is in the partition now."""
+        with self._lock, translated(self.path), transaction(self._connection):
+            meta = self._meta()
+            if meta.sealed:
+                # Without a condition SQLite drops whole pages instead of rows.
+                self._connection.execute(f"DELETE FROM {meta.other}")
+                self._connection.execute("UPDATE meta SET sealed = 0")
+
+    def count(self, batch: BatchId) -> BatchCount:
+        """What was applied of `batch`."""
+        with self._lock, translated(self.path):
+            found = rows(
+                self._connection,
+                "SELECT row_count, key_count, row_bytes, looked_up, seam_s FROM batches WHERE batch = ?",
+                (batch,),
+            )
+        return BatchCount(*found[0]) if found else BatchCount(0, 0)
+
+    def _meta(self) -> Meta:
+        [found] = rows(self._connection, META)
+        return Meta(*found)
+
+    def _check(self, batch: BatchId) -> Meta:
+        """Refuse a task of another execution or of a batch that is over."""
+        meta = self._meta()
+        if (meta.ex_num, meta.ex_id) != (self._lease.number, self._lease.id):
+            raise LeaseLostError(
+                f"execution {self._lease.number} may not write any more: {meta.ex_num} began", path=self.path
+            )
+        if batch < meta.open_batch or batch <= meta.closed_batch or batch < meta.applied_batch:
+            raise LeaseLostError(
+                f"micro-batch {batch} is over "
+                f"(open: {meta.open_batch}, closed: {meta.closed_batch}, applied: {meta.applied_batch})",
+                path=self.path,
+                cause="A task was still running after its micro-batch had ended.",
+                remedy="Nothing: the late task was refused and its work is already accounted for.",
+            )
+        return meta

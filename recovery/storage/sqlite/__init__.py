@@ -1,0 +1,1 @@
+"""Partitions as SQLite files: tables, deltas, and how they are opened."""

@@ -1,0 +1,71 @@
+"""Digests: what shows that no row was changed, and none lost.
+
+Every row of `snaps` and `superseded` carries a digest of all its other columns; every epoch carries the sum of the
+digests of the rows that were live when it closed and of the rows it superseded. Both are computed by SQLite
+itself, with extensions that apsw ships, so they cost no Python per row. A digest is the first 60 bits of a SHA-1: it
+guards against accidents, not against an attacker who can write the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import apsw
+import apsw.sqlite_extra
+import msgspec
+
+from recovery.base.wording import counted
+from recovery.errors import CorruptPartitionError
+
+_HALF_BITS = 30
+_HALF = (1 << _HALF_BITS) - 1
+MODULUS = 1 << (2 * _HALF_BITS)
+
+
+def load_digests(connection: apsw.Connection) -> None:
+    """Give a connection what the expression of a digest needs."""
+    for extension in ("sha1", "ieee754"):
+        apsw.sqlite_extra.load(connection, extension)
+
+
+def row_digest_sql(step: str, key: str, epoch: str, value: str, timeout: str) -> str:
+    """An SQL expression for the digest of a row, given the expressions of its columns; see `load_digests`.
+
+    The length of the key and the type of the value are part of it, so no two different rows of a step give the
+    same text. `concat_ws` makes the text in a third of the time of `||`. The only quick way from hexadecimal to an
+    integer is by the bytes of a double; four zero bits in front keep them from being NaN.
+    """
+    parts = (step, f"length({key})", key, _present(epoch), f"typeof({value})", _present(timeout), _present(value))
+    text = f"concat_ws(char(31), {', '.join(parts)})"
+    return f"ieee754_to_int(ieee754_from_blob(unhex('0' || substr(sha1({text}), 1, 15))))"
+
+
+def _present(expression: str) -> str:
+    """`concat_ws` passes over NULL."""
+    return f"coalesce({expression}, '')"
+
+
+SNAPS_DIGEST = row_digest_sql("step_id", "state_key", "snap_epoch", "ser_change", "timeout_ms")
+
+SUM_SQL = f"count(*), coalesce(sum(digest >> {_HALF_BITS}), 0), coalesce(sum(digest & {_HALF}), 0)"
+"""Select list for the rows and the digest sum of a set of rows; see `combine`."""
+
+
+def combine(high: int, low: int) -> int:
+    """The digest sum meant by the two sums of SUM_SQL, modulo 2^60. Raises CorruptPartitionError where digests are no
+    whole numbers, so that their sum is none either."""
+    if type(high) is not int or type(low) is not int:
+        raise CorruptPartitionError("a digest in it is no whole number")
+    return ((high << _HALF_BITS) + low) % MODULUS
+
+
+def record_digest(*fields: Any) -> int:
+    """The digest of a row of one of the small tables."""
+    return int.from_bytes(hashlib.blake2b(msgspec.json.encode(fields), digest_size=7).digest(), "big")
+
+
+def mismatch_text(count: int, table: str) -> str:
+    """What is wrong with rows whose digest is not that of their content."""
+    verb = "has" if count == 1 else "have"
+    return f"{counted(count, 'row')} of {table} {verb} values that do not match their digest"

@@ -1,0 +1,147 @@
+"""What is measured, in the partitions: the size of each step's state, and a row per epoch of what a run measured.
+
+`sizes` is a part of the snapshot: each transaction that changes `snaps` changes it by as much, so it is exact after a
+crash and after a rewind, and nobody has to scan the state to know how large it is. A full check compares the two.
+
+`measures` are facts, like operational state: in part-0 alone, of no epoch that could be taken back. They are written
+without waiting for the disk, between a closing and the moving of its log into the file, which syncs them too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import apsw
+
+from recovery.errors import CorruptPartitionError
+from recovery.planning.measures import Measure, StepSize, from_text, outdated, to_text
+from recovery.storage.seam import RESERVED_PREFIX
+from recovery.storage.sqlite.columns import check_columns, checked_rows
+from recovery.storage.sqlite.digests import mismatch_text, record_digest
+from recovery.storage.sqlite.epoch_log import overlaid
+from recovery.storage.sqlite.schema import read_partition, rows, snapshot, transaction, translated, value
+from recovery.storage.sqlite.tables import ROW_BYTES
+
+SIZES = "SELECT step_id, live_rows, live_bytes FROM sizes"
+MEASURES = "SELECT measure_id, ex_num, epoch, measured_ms, content, digest FROM measures ORDER BY measure_id"
+
+CHANGE_SIZE = """
+INSERT INTO sizes VALUES (?, ?, ?)
+ON CONFLICT (step_id) DO UPDATE
+SET live_rows = live_rows + excluded.live_rows, live_bytes = live_bytes + excluded.live_bytes
+"""
+FORGET_EMPTY = "DELETE FROM sizes WHERE live_rows = 0"
+LARGEST = f"""
+SELECT step_id, state_key, {ROW_BYTES} FROM snaps
+WHERE substr(step_id, 1, {len(RESERVED_PREFIX)}) <> '{RESERVED_PREFIX}' ORDER BY 3 DESC, 1, 2 LIMIT ?
+"""
+
+
+def change_sizes(connection: apsw.Connection, changes: Mapping[str, tuple[int, int]]) -> None:
+    """Count rows and bytes that steps gained, or lost. Inside the transaction that changes `snaps`."""
+    for step, (count, size_bytes) in changes.items():
+        if count or size_bytes:
+            connection.execute(CHANGE_SIZE, (step, count, size_bytes))
+    connection.execute(FORGET_EMPTY)
+
+
+def read_sizes(connection: apsw.Connection) -> dict[str, StepSize]:
+    """The steps of one partition."""
+    found = rows(connection, SIZES)
+    for row in found:
+        check_columns("sizes", row)
+    return {step: StepSize(*size) for step, *size in found}
+
+
+def counted_rows(connection: apsw.Connection, step: str) -> int | None:
+    """How many rows of a step `snaps` should have; None when the file is of an older version, and does not know."""
+    if not _exists(connection):
+        return None
+    return int(value(connection, "SELECT live_rows FROM sizes WHERE step_id = ?", (step,)) or 0)
+
+
+def sizes_in(path: Path) -> dict[str, StepSize] | None:
+    """The steps of a partition file; None when it is of an older version, and does not know. Changes nothing."""
+
+    def read(connection: apsw.Connection) -> dict[str, StepSize] | None:
+        with translated(path):
+            return read_sizes(connection) if _exists(connection) else None
+
+    return read_partition(path, read)
+
+
+def check_sizes(connection: apsw.Connection, counted: Mapping[str, StepSize]) -> list[str]:
+    """What is wrong with `sizes`, a sentence each, when `snaps` holds what was `counted`. A transaction is open."""
+    if not _exists(connection) or read_sizes(connection) == counted:
+        return []
+    return ["sizes does not say how many rows and bytes each step has"]
+
+
+def check_measures(connection: apsw.Connection) -> list[str]:
+    """What is wrong with `measures`, a sentence each. A read transaction is open."""
+    if not _exists(connection):
+        return []
+    found = rows(connection, MEASURES)
+    damaged = sum(record_digest(*row[:-1]) != row[-1] for row in found)
+    if damaged:
+        return [mismatch_text(damaged, "measures")]
+    try:
+        for row in checked_rows("measures", found):
+            _measure(*row)
+    except CorruptPartitionError as error:
+        return [error.found]
+    return []
+
+
+def add_measure(connection: apsw.Connection, path: Path, measure: Measure) -> None:
+    """Keep a measure, and give up older ones. One transaction, which does not wait for the disk.
+
+    The connection is a writer's: it waits for the disk again afterwards.
+    """
+    with translated(path):
+        connection.pragma("synchronous", "NORMAL")
+        try:
+            with transaction(connection):
+                last = value(connection, "SELECT max(measure_id) FROM measures") or 0
+                fields = (last + 1, measure.execution, measure.epoch, measure.measured_ms, to_text(measure))
+                connection.execute("INSERT INTO measures VALUES (?, ?, ?, ?, ?, ?)", (*fields, record_digest(*fields)))
+                for measure_id in outdated(last + 1):
+                    connection.execute("DELETE FROM measures WHERE measure_id = ?", (measure_id,))
+        finally:
+            with contextlib.suppress(apsw.Error):
+                connection.pragma("synchronous", "FULL")
+
+
+def read_measures(path: Path) -> list[Measure]:
+    """All measures that part-0 holds, oldest first. Changes nothing. Raises CorruptPartitionError."""
+
+    def read(connection: apsw.Connection) -> list[Measure]:
+        with translated(path), snapshot(connection):
+            if not _exists(connection):
+                return []
+            found = rows(connection, MEASURES)
+            return [_measure(*row) for row in checked_rows("measures", found)]
+
+    return read_partition(path, read)
+
+
+def largest_states(path: Path, limit: int) -> list[tuple[str, str, int]]:
+    """The states of a partition that take most bytes: step, key, bytes; the run's own rows are none.
+    Reads the whole newest snapshot."""
+
+    def read(connection: apsw.Connection) -> list[tuple[str, str, int]]:
+        with translated(path), snapshot(connection), overlaid(connection, path):
+            return [(step, key, size) for step, key, size in rows(connection, LARGEST, (limit,))]
+
+    return read_partition(path, read)
+
+
+def _measure(_id: int, _execution: int, _epoch: int, _measured_ms: int, content: str) -> Measure:
+    return from_text(content, lambda why: CorruptPartitionError(f"a row of table measures cannot be read: {why}"))
+
+
+def _exists(connection: apsw.Connection) -> bool:
+    """Whether the file has the tables: before its first writer of this version it may lack them."""
+    return bool(connection.pragma("user_version") >= 3)

@@ -1,0 +1,709 @@
+"""Recovery partitions as files of this machine: the store behind the seam."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import resource
+import shutil
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import apsw
+
+from recovery.base import faults
+from recovery.base.clock import Clock, SystemClock
+from recovery.base.ids import NO_EPOCH, BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
+from recovery.errors import (
+    FileReplacedError,
+    ForeignPartitionError,
+    LeaseLostError,
+    NoPartitionsError,
+    RecoveryError,
+    StorageError,
+    UnsupportedPlanError,
+)
+from recovery.host.durable import PRIVATE, make_directories, modes_beside, open_own
+from recovery.planning.measures import ClosedPartition, Measure, StepSize
+from recovery.planning.values import Execution, FoundFile, PartitionDescription
+from recovery.storage.deltas.delta import CACHE_BYTES as CACHE_BYTES_OF_DELTA
+from recovery.storage.deltas.delta import Delta, create_delta
+from recovery.storage.deltas.lifeline import Lifeline
+from recovery.storage.deltas.open_deltas import MOST_KEPT, cache_bytes, kept
+from recovery.storage.lock import held_lock
+from recovery.storage.seam import RESERVED_PREFIX, BatchCount, Changes, CloseRequest
+from recovery.storage.sqlite import partition as one
+from recovery.storage.sqlite.beginning import Beginning, keep_beginning, read_beginning
+from recovery.storage.sqlite.epoch_log import Sealed
+from recovery.storage.sqlite.measures import add_measure
+from recovery.storage.sqlite.schema import (
+    beside,
+    file_uri,
+    open_partition,
+    prepare_writer,
+    read_partition,
+    reading,
+    transaction,
+    translated,
+    value,
+)
+from recovery.storage.sqlite.watched_files import Identity, Watch, check_opened, not_the_same, refuse_other_names
+
+SUFFIX = ".sqlite3"
+SCRATCH_NAME = "scratch"
+CACHE_BYTES = 256 << 20
+MAX_THREADS = 16
+_NOTE_BYTES = 20
+"""Of a micro-batch's number."""
+
+# A database in use is a file, its log and the log's index. The writer has the partition open, and each delta; the
+# connection to a delta has the delta open, and the partition below it. An index is open once in a process.
+FILES_PER_PARTITION = 3
+FILES_PER_DELTA = 7
+FILES_OF_OTHERS = 256
+
+T = TypeVar("T")
+
+
+class Collected(NamedTuple):
+    """What collecting did in one partition."""
+
+    rows: int
+    """Superseded rows that were given up."""
+    changes: int
+    """Logged changes that were folded."""
+
+
+def scan(directory: Path) -> list[FoundFile]:
+    """Every file of `directory` that is, or by its name should be, a recovery partition. Changes nothing.
+
+    Raises NoPartitionsError when there is none.
+    """
+    found: list[FoundFile] = []
+    try:
+        paths = [path for path in directory.iterdir() if path.suffix == SUFFIX]
+    except (FileNotFoundError, NotADirectoryError):
+        raise NoPartitionsError("there is no such directory", path=directory) from None
+    except OSError as error:
+        raise StorageError(str(error), path=directory) from error
+    for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
+        try:
+            found.append(FoundFile(path, describe_file(path)))
+        except RecoveryError as error:
+            # Another program's database may lie beside ours, unless it stands where ours should.
+            if path.name.startswith("part-") or not isinstance(error, ForeignPartitionError):
+                found.append(FoundFile(path, None, error))
+    if not found:
+        raise NoPartitionsError("it holds no recovery partition", path=directory)
+    return found
+
+
+def describe_file(path: Path) -> PartitionDescription:
+    """What a partition says of itself. Changes nothing. Raises CorruptPartitionError, ForeignPartitionError,
+    LinkedPartitionError, UnsupportedVersionError or StorageError."""
+    description = read_partition(path, partial(one.describe, path=path))
+    with translated(path):
+        refuse_other_names(path, path.stat())
+    return description
+
+
+def log_bytes(path: Path) -> int:
+    """The size of the log that belongs to a partition; 0 without one."""
+    try:
+        return beside(path, "-wal").stat().st_size
+    except OSError:
+        return 0
+
+
+def step_names(paths: Sequence[Path]) -> list[str]:
+    """The steps of the flow that have state in any of the files, sorted; the driver's own are not among them."""
+    names: set[str] = set()
+    for path in paths:
+        names |= read_partition(path, partial(one.known_steps, path=path))
+    return sorted(name for name in names if not name.startswith(RESERVED_PREFIX))
+
+
+class FilePartitions:
+    """The driver's view of the partitions of one directory, while it holds the directory's lock."""
+
+    def __init__(self, paths: Sequence[Path], scratch: Path, clock: Clock | None = None) -> None:
+        """`paths` in the order of their indexes; `scratch` is a directory that stores may share."""
+        self.paths = list(paths)
+        self.partition_count = len(self.paths)
+        self._scratch_root = scratch
+        self._clock = clock or SystemClock()
+        self._lock = held_lock(self.paths[0].parent)
+        directory = self.paths[0].parent.resolve()
+        self._scratch_prefix = f"ex-{hashlib.sha1(os.fsencode(directory)).hexdigest()[:12]}-"
+        # In a scratch directory of its own, also what it left there before it was moved here is stale.
+        self._stale = "ex-*" if scratch.resolve().parent == directory else f"{self._scratch_prefix}*"
+        self._scratch: Path | None = None
+        self._writers: list[apsw.Connection] = []
+        self._reader: apsw.Connection | None = None
+        self._deltas: dict[StepId, list[Delta]] = {}
+        self._lifeline: Lifeline | None = None
+        self._open_files = Watch(self.paths[0].parent)
+        self._scratch_files: Watch | None = None
+        self._pool = ThreadPoolExecutor(min(MAX_THREADS, self.partition_count), thread_name_prefix="partition")
+        allow_open_files(self.partition_count * FILES_PER_PARTITION)
+        cache = max(4 << 20, min(64 << 20, CACHE_BYTES // self.partition_count))
+        try:
+            for path in self.paths:
+                self._writers.append(open_partition(path, "rw"))
+                with translated(path):
+                    prepare_writer(self._writers[-1], path, cache_bytes=cache)
+                self._watch(self._writers[-1], path)
+        except BaseException:
+            self.release()
+            raise
+
+    def _watch(self, writer: apsw.Connection, path: Path) -> None:
+        with translated(path):
+            # Reading opens the log, also of a file that had another journal mode.
+            writer.pragma("user_version")
+        self._open_files.add(path, grows=True)
+        self._open_files.add_log(beside(path, "-wal"), writer, partial(_logged_frames, path))
+        self._open_files.add(beside(path, "-shm"))
+        check_opened(writer, path)
+
+    def check(self, lease: Lease) -> None:
+        """See `PartitionStore.check`."""
+        self._open_files.check()
+        self._check_own(lease)
+
+    def _check_own(self, lease: Lease) -> None:
+        """Whether the lock and the scratch files are in their places."""
+        try:
+            if self._lock is not None:
+                self._lock.check()
+            if self._scratch_files is not None:
+                self._scratch_files.check()
+        except FileReplacedError:
+            # A successor removes the scratch files of those before it.
+            read_partition(self.paths[0], partial(one.check_lease, path=self.paths[0], lease=lease))
+            raise
+
+    def describe(self) -> list[PartitionDescription]:
+        """See `PartitionStore.describe`."""
+        return self._each(lambda index: one.describe(self._writers[index], self.paths[index]))
+
+    def start(
+        self, execution: Execution, steps: Sequence[StepId], planned: Sequence[PartitionDescription] = ()
+    ) -> None:
+        """See `PartitionStore.start`. Scratch files of executions before this one are removed."""
+        attachable = self._writers[0].limit(apsw.SQLITE_LIMIT_ATTACHED)
+        if len(steps) > attachable:
+            raise UnsupportedPlanError(
+                f"the flow has {len(steps)} stateful steps",
+                cause=f"A partition takes the state of {attachable} steps at once.",
+                remedy="Split the flow in two.",
+            )
+
+        # The driver may do the work of tasks, too (see `recovery.spark.tuning.merging`).
+        needed = self.partition_count * (FILES_PER_PARTITION + FILES_PER_DELTA * len(steps))
+        allow_open_files(needed + min(MOST_KEPT, self.partition_count) * FILES_PER_DELTA)
+
+        def begin(index: int) -> None:
+            seen = planned[index] if planned else None
+            one.start(self._writers[index], self.paths[index], execution, seen)
+            faults.reach("start.3.partition")
+
+        # Files that lacked an epoch come before those that hold it: either it was closed in them since, and nothing
+        # was abandoned yet, or it can never be closed in them any more.
+        newest = [seen.newest_epoch for seen in planned] or [NO_EPOCH] * self.partition_count
+        for epoch in sorted(set(newest)):
+            self._each(begin, [index for index, held in enumerate(newest) if held == epoch])
+        self._make_deltas(execution, steps)
+
+    def fence(self, plan: Callable[[Sequence[PartitionDescription]], Execution]) -> Execution:
+        """Begin the execution that `plan` makes of what the partitions hold, while another one may be closing epochs.
+
+        All are held by write transactions from before they are looked at until the new execution stands in each: what
+        the other one closes then is refused everywhere, or was seen.
+        """
+        with contextlib.ExitStack() as held:
+            for writer, path in zip(self._writers, self.paths, strict=True):
+                held.enter_context(translated(path))
+                held.enter_context(transaction(writer))
+            execution = plan(
+                [one.describe(writer, path) for writer, path in zip(self._writers, self.paths, strict=True)]
+            )
+            for writer, path in zip(self._writers, self.paths, strict=True):
+                one.begin(writer, path, execution)
+        self._make_deltas(execution, ())
+        return execution
+
+    def prepare(self, execution: Execution) -> Path:
+        """See `PartitionStore.prepare`."""
+        self._discard_scratch()
+        for stale in self._scratch_root.glob(self._stale):
+            shutil.rmtree(stale, ignore_errors=True)
+        self._scratch = self._scratch_of(execution)
+        try:
+            make_directories(self._scratch.parent, modes_beside(self.paths[0]))
+            self._scratch.mkdir(PRIVATE.directory)
+        except OSError as error:
+            raise StorageError(str(error), path=self._scratch) from error
+        self._scratch_files = Watch(self._scratch)
+        return self._scratch
+
+    def _scratch_of(self, execution: Execution) -> Path:
+        return self._scratch_root / f"{self._scratch_prefix}{execution.number}-{execution.id}"
+
+    def _make_deltas(self, execution: Execution, steps: Sequence[StepId]) -> None:
+        """Make the deltas of the steps of an execution that began."""
+        if self._deltas or self._scratch != self._scratch_of(execution):
+            self.prepare(execution)
+        assert self._scratch_files is not None
+        scratch = self._scratch_files
+        if steps:
+            self._lifeline = Lifeline(execution.id, self._clock)
+        for step in steps:
+            deltas = self._deltas.setdefault(step, [])
+            for index, writer in enumerate(self._writers):
+                path = _delta_path(self.scratch, step, index)
+                create_delta(path, execution.lease)
+                # Kept open: the last connection that closes a file moves its whole log into it.
+                deltas.append(Delta(path, self.paths[index], execution.lease, step))
+                scratch.add(path)
+                scratch.add(beside(path, "-wal"))
+                scratch.add(beside(path, "-shm"))
+                # Read-only, else every transaction of the writer would lock out the tasks of the next micro-batch.
+                with translated(path):
+                    writer.execute(f"ATTACH ? AS {_schema(self._deltas, step)}", (file_uri(path, "?mode=ro"),))
+
+    @property
+    def scratch(self) -> Path:
+        """The scratch directory of the execution that started, or is about to."""
+        assert self._scratch is not None, "no execution was prepared"
+        return self._scratch
+
+    def address(self, lease: Lease) -> str:
+        """See `PartitionStore.address`."""
+        return json.dumps(
+            {
+                "kind": "files",
+                "partitions": [str(path.absolute()) for path in self.paths],
+                "files": self._open_files.identities(self.paths),
+                "scratch": str(self.scratch.absolute()),
+                "number": lease.number,
+                "id": lease.id,
+                "line": self._lifeline.address if self._lifeline else None,
+            }
+        )
+
+    def open(self, lease: Lease, batch: BatchId) -> None:
+        """See `PartitionStore.open`."""
+        self._open_files.check()
+        # A fenced run ends at the next micro-batch: without steps, or with its deltas elsewhere, no task would notice.
+        if self._reader is None:
+            self._reader = open_partition(self.paths[0], "ro")
+        one.check_lease(self._reader, self.paths[0], lease)
+        self._check_own(lease)
+        if self._lifeline is not None:
+            self._lifeline.admit()
+        for deltas in self._deltas.values():
+            for delta in deltas:
+                delta.open(batch)
+
+    def seal(self, lease: Lease, batch: BatchId, *, apart: bool = True) -> None:
+        """See `PartitionStore.seal`."""
+        for deltas in self._deltas.values():
+            for delta in deltas:
+                delta.seal(batch, apart=apart)
+        if not apart:
+            self._each(self._hold)
+
+    def _hold(self, index: int) -> None:
+        """Have the partition's writer see its deltas as they are now, until its transaction ends."""
+        writer = self._writers[index]
+        with translated(self.paths[index]):
+            if self._deltas and not writer.in_transaction:
+                writer.execute("BEGIN")
+            for step in self._deltas:
+                value(writer, f"SELECT turn FROM {_schema(self._deltas, step)}.meta")
+
+    def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[ClosedPartition]:
+        """See `PartitionStore.close`."""
+        self.check(lease)
+        written = self._each(lambda index: self.close_partition(index, lease, requests[index]))
+        # What was committed to a file that has lost its name is not in the directory: then the epoch is not closed.
+        self.check(lease)
+        faults.reach("close.3")
+        if not all(request.logged for request in requests):
+            self._each(self._clear)
+        faults.reach("close.4")
+        return written
+
+    def close_partition(self, index: int, lease: Lease, request: CloseRequest) -> ClosedPartition:
+        """Close an epoch in one partition: the epoch is closed when all have it."""
+        writer, path = self._writers[index], self.paths[index]
+        sealed = self._sealed(index, request.batch, apart=not request.logged)
+        if request.logged:
+            return one.log_epoch(writer, path, lease, request, sealed)
+        tables = {step: each.table for step, each in sealed.items()}
+        return one.close_epoch(writer, path, lease, request, tables, self._clock.elapsed_s)
+
+    def fold(self, lease: Lease, epoch: Epoch) -> list[Mapping[str, StepSize]]:
+        """See `PartitionStore.fold`."""
+        faults.reach("fold.1")
+        self.check(lease)
+        folded = self._each(lambda index: self.fold_partition(index, lease, epoch))
+        self.check(lease)
+        faults.reach("fold.3")
+        self._each(self._clear)
+        faults.reach("fold.4")
+        return folded
+
+    def fold_partition(self, index: int, lease: Lease, epoch: Epoch) -> Mapping[str, StepSize]:
+        """Fold what is logged in one partition."""
+        tables = {
+            step: f"{_schema(self._deltas, step)}.{deltas[index].set_apart()}" for step, deltas in self._deltas.items()
+        }
+        return one.fold(self._writers[index], self.paths[index], lease, epoch, tables)
+
+    def _sealed(self, index: int, batch: BatchId, *, apart: bool) -> dict[StepId, Sealed]:
+        """Where the deltas of a partition have what the epoch touched, as its writer knows them."""
+        found = {step: deltas[index].seal(batch, apart=apart) for step, deltas in self._deltas.items()}
+        return {
+            step: each._replace(table=f"{_schema(self._deltas, step)}.{each.table}") for step, each in found.items()
+        }
+
+    def _clear(self, index: int) -> None:
+        for deltas in self._deltas.values():
+            deltas[index].clear()
+
+    def begin_input(self, lease: Lease, content: str) -> None:
+        """See `PartitionStore.begin_input`."""
+
+        def keep(index: int) -> None:
+            keep_beginning(self._writers[index], self.paths[index], lease, content)
+            faults.reach("start.5.partition")
+
+        self._open_files.check()
+        self._each(keep)
+        self._open_files.check()
+
+    def beginning(self) -> str | None:
+        """See `PartitionStore.beginning`."""
+        each = (read_beginning(writer, path) for writer, path in zip(self._writers, self.paths, strict=True))
+        found: list[Beginning] = [beginning for beginning in each if beginning is not None]
+        return max(found).content if found else None
+
+    def record(self, measure: Measure) -> None:
+        """See `PartitionStore.record`."""
+        add_measure(self._writers[0], self.paths[0], measure)
+
+    def checkpoint(self) -> None:
+        """Move what is in the logs into the files, as far as no reader is in the way. Never waits."""
+        self._open_files.check()
+        for path in self.paths:
+            # A connection of its own: the writer may be in use by another thread.
+            connection = open_partition(path, "rw")
+            try:
+                with translated(path):
+                    connection.wal_checkpoint("main", mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            finally:
+                connection.close()
+
+    def collect(self, floor: Epoch) -> list[Collected]:
+        """Collect up to `floor`, an epoch that all partitions have closed, in each of them, fold what is logged where
+        it is the newest, and give space back. Not while a run goes on."""
+
+        def collect_one(index: int) -> Collected:
+            writer, path = self._writers[index], self.paths[index]
+            with translated(path):
+                with transaction(writer):
+                    rows = one.collect(writer, floor)
+                    changes = one.fold_log(writer, path, floor)
+                writer.execute("VACUUM")
+                writer.wal_checkpoint("main", mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            return Collected(rows, changes)
+
+        self._check_shared()
+        try:
+            collected = self._each(collect_one)
+        finally:
+            self._open_files.resized()
+        self._check_shared()
+        return collected
+
+    def _check_shared(self) -> None:
+        """Whether everything is in its place that does not belong to one execution."""
+        self._open_files.check()
+        if self._lock is not None:
+            self._lock.check()
+
+    def counts(self, lease: Lease, batch: BatchId) -> BatchCount:
+        """See `PartitionStore.counts`."""
+        found = [[delta.count(batch) for delta in deltas] for deltas in self._deltas.values()]
+        # Steps in a chain see the same rows again, so the rows are those of the step that saw most.
+        rows = max((sum(count.rows for count in counts) for counts in found), default=0)
+        every = [count for counts in found for count in counts]
+        return BatchCount(
+            rows,
+            sum(count.keys for count in every),
+            max((count.row_bytes for count in every), default=0),
+            sum(count.looked_up for count in every),
+            sum(count.seam_s for count in every),
+        )
+
+    def next_due_ms(self, lease: Lease, steps: Collection[StepId] | None = None) -> int | None:
+        """See `PartitionStore.next_due_ms`."""
+        wanted = self._deltas.keys() if steps is None else steps
+        found = [delta.next_due_ms() for step in wanted for delta in self._deltas[step]]
+        return min((due for due in found if due is not None), default=None)
+
+    def driver_values(self, step: StepId, resume_epoch: Epoch | None = None) -> dict[str, str | bytes]:
+        """See `PartitionStore.driver_values`."""
+        return dict(self.driver_rows(step, resume_epoch))
+
+    def driver_rows(
+        self, step: StepId, resume_epoch: Epoch | None = None
+    ) -> Generator[tuple[str, str | bytes], None, None]:
+        """See `PartitionStore.driver_rows`. Closed before its end, it lets go of what it reads."""
+        for writer, path in zip(self._writers, self.paths, strict=True):
+            yield from one.step_values(writer, path, step, resume_epoch)
+
+    def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]:
+        """See `PartitionStore.known_steps`."""
+        return set().union(
+            *(
+                one.known_steps(writer, path, resume_epoch)
+                for writer, path in zip(self._writers, self.paths, strict=True)
+            )
+        )
+
+    def release(self) -> None:
+        """See `PartitionStore.release`. Safe to repeat."""
+        self._pool.shutdown()
+        self._discard_scratch()
+        self._open_files.forget()
+        # The reader first: closing the last connection moves the log into the file. When that fails the log stays, and
+        # nothing is lost.
+        for connection in filter(None, [self._reader, *self._writers]):
+            with contextlib.suppress(apsw.Error):
+                connection.close()
+        self._reader = None
+        self._writers.clear()
+
+    def _discard_scratch(self) -> None:
+        """Forget the deltas and remove their files, which nobody has open any more."""
+        if self._lifeline is not None:
+            self._lifeline.close()
+            self._lifeline = None
+        for step, deltas in self._deltas.items():
+            for delta, writer in zip(deltas, self._writers, strict=False):
+                delta.close()
+                with contextlib.suppress(apsw.Error):
+                    writer.execute(f"DETACH {_schema(self._deltas, step)}")
+        self._deltas.clear()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = self._scratch_files = None
+            with contextlib.suppress(OSError):
+                self._scratch_root.rmdir()
+
+    def _each(self, work: Callable[[int], T], indexes: Sequence[int] | None = None) -> list[T]:
+        """Do `work` for every partition at once, or for some; all are waited for before the first error is raised."""
+        wanted = range(self.partition_count) if indexes is None else indexes
+        futures = [self._pool.submit(work, index) for index in wanted]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return [future.result() for future in futures]
+
+
+class FileTaskStore:
+    """A task's view: deltas, which this task has for itself, and which may be kept for later ones of its process."""
+
+    def __init__(
+        self,
+        partitions: Sequence[Path],
+        files: Sequence[Identity],
+        scratch: Path,
+        lease: Lease,
+        clock: Clock,
+        line: str | None = None,
+    ) -> None:
+        """files: what the driver has open of the partitions. line: of the execution, if deltas are to be kept (see
+        `recovery.storage.deltas.open_deltas`)."""
+        self._partitions = partitions
+        self._files = files
+        self._scratch = scratch
+        self._lease = lease
+        self._clock = clock
+        self._line = line
+        self._deltas: dict[tuple[StepId, PartitionIndex], Delta] = {}
+        self._failed = False
+        self._looked_up = 0
+        self._seam_s = 0.0
+
+    def read(self, step: StepId, partition: PartitionIndex, batch: BatchId, keys: tuple[str, ...]) -> list[str | None]:
+        """See `TaskStore.read`."""
+        with self._timed(), self._delta_of(step, partition) as delta:
+            self._looked_up += len(keys)
+            return delta.read(batch, keys)
+
+    def apply(
+        self,
+        step: StepId,
+        partition: PartitionIndex,
+        batch: BatchId,
+        changes: Iterable[Changes],
+        count: BatchCount,
+    ) -> None:
+        """See `TaskStore.apply`."""
+        # What was read counts with the first partition that is written to.
+        counted, spent_s = count._replace(looked_up=self._looked_up), self._seam_s
+        self._looked_up, self._seam_s = 0, 0.0
+        began_s = self._clock.elapsed_s()
+        with self._delta_of(step, partition) as delta:
+            delta.apply(batch, changes, counted, lambda: spent_s + self._clock.elapsed_s() - began_s)
+
+    def gathered(self, step: StepId, batch: BatchId, *, note: bool) -> bool:
+        """See `TaskStore.gathered`."""
+        path = self._scratch / f"{_file_name(step)}.gathered"
+        text = f"{batch:<{_NOTE_BYTES}}".encode()
+        try:
+            file = open_own(path)
+            try:
+                before = os.pread(file, _NOTE_BYTES, 0) == text
+                if note and not before:
+                    os.pwrite(file, text, 0)
+            finally:
+                os.close(file)
+        except OSError as error:
+            if self._scratch.exists():
+                raise StorageError(str(error), path=path) from error
+            raise LeaseLostError(f"the scratch file of execution {self._lease.number} is gone", path=path) from error
+        return before
+
+    def withdraw(self, step: StepId, partition: PartitionIndex, batch: BatchId) -> None:
+        """See `TaskStore.withdraw`."""
+        with self._delta_of(step, partition) as delta:
+            delta.withdraw(batch)
+
+    def due(self, step: StepId, partition: PartitionIndex, batch: BatchId, up_to_ms: int) -> list[str]:
+        """See `TaskStore.due`."""
+        with self._timed(), self._delta_of(step, partition) as delta:
+            return delta.due(batch, up_to_ms)
+
+    def release(self) -> None:
+        """See `TaskStore.release`."""
+        for delta in self._deltas.values():
+            self._put_away(delta)
+        self._deltas.clear()
+
+    def _put_away(self, delta: Delta) -> None:
+        if self._line is not None and not self._failed:
+            kept.give(delta, self._line)
+        else:
+            delta.close()
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        began_s = self._clock.elapsed_s()
+        yield
+        self._seam_s += self._clock.elapsed_s() - began_s
+
+    @contextlib.contextmanager
+    def _delta_of(self, step: StepId, partition: PartitionIndex) -> Iterator[Delta]:
+        """The task's delta. A successor removes it: what fails then is the lease, not the disk."""
+        place = step, partition
+        delta = self._deltas.get(place)
+        path = _delta_path(self._scratch, step, partition) if delta is None else delta.path
+        try:
+            if delta is None:
+                if len(self._deltas) == MOST_KEPT:
+                    self._put_away(self._deltas.pop(next(iter(self._deltas))))
+                delta = self._deltas[place] = self._open(path, step, partition)
+            yield delta
+        except StorageError as error:
+            self._failed = True
+            if path.exists():
+                raise
+            raise LeaseLostError(f"the scratch file of execution {self._lease.number} is gone", path=path) from error
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _open(self, path: Path, step: StepId, index: PartitionIndex) -> Delta:
+        partition = self._partitions[index]
+        found = None if self._line is None else kept.take(path)
+        if found is None:
+            size = CACHE_BYTES_OF_DELTA if self._line is None else cache_bytes(len(self._partitions))
+            found = Delta(path, partition, self._lease, step, cache_bytes=size)
+        if found.base_file != self._files[index]:
+            found.close()
+            raise not_the_same(partition)
+        return found
+
+
+def connect_task(address: str, keep: bool = False) -> tuple[FileTaskStore, int]:
+    """The store that `address` (see `PartitionStore.address`) leads to, and the number of partitions. keep: for a task
+    that is small, and one of many."""
+    partitions, files, scratch, lease, line = _parsed(address)
+    return FileTaskStore(partitions, files, scratch, lease, SystemClock(), line if keep else None), len(partitions)
+
+
+@lru_cache(maxsize=4)
+def _parsed(address: str) -> tuple[list[Path], list[Identity], Path, Lease, str | None]:
+    """What an address says; all tasks of a run are given the same one."""
+    parsed = json.loads(address)
+    lease = Lease(ExecutionNumber(parsed["number"]), parsed["id"])
+    files = [(device, inode) for device, inode in parsed["files"]]
+    return [Path(path) for path in parsed["partitions"]], files, Path(parsed["scratch"]), lease, parsed["line"]
+
+
+def _delta_path(scratch: Path, step: StepId, index: int) -> Path:
+    return scratch / f"{_file_name(step)}-{index}.delta"
+
+
+def _file_name(step: StepId) -> str:
+    """Step ids may hold any character and any length, file names may not."""
+    return hashlib.sha1(step.encode()).hexdigest()[:16]
+
+
+def allow_open_files(needed: int) -> None:
+    """Raise this process's limit of open files, as the JVM does for its own. Raises StorageError when it may not."""
+    needed += FILES_OF_OTHERS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise StorageError(
+            f"{needed} files would be open at once, and this process may open {hard}",
+            cause="There are many partitions and steps, and the limit of open files is low.",
+            remedy=f"Raise the limit (ulimit -n {needed}), or use a recovery directory of fewer partitions.",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _logged_frames(path: Path) -> int:
+    """How many frames the log of a partition has, of those that count."""
+    connection = open_partition(path, "rw")
+    try:
+        with translated(path):
+            frames, _ = connection.wal_checkpoint("main", mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        return frames
+    finally:
+        connection.close()
+
+
+def _schema(deltas: dict[StepId, list[Delta]], step: StepId) -> str:
+    """The name under which a step's delta is attached to the writers."""
+    return f"delta_{list(deltas).index(step)}"
+
+
+def read_step(paths: Sequence[Path], step: str, resume_epoch: Epoch | None = None) -> Iterator[tuple[str, str | bytes]]:
+    """State keys and values of a step, in no particular order: as of the newest closed epoch of each file, or as an
+    execution from `resume_epoch` would find them."""
+    for path in paths:
+        with reading(path) as connection:
+            yield from one.step_values(connection, path, StepId(step), resume_epoch)

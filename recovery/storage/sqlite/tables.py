@@ -1,0 +1,198 @@
+"""The tables of a recovery partition, by schema version, and whether a file has exactly those.
+
+What the tables are for stands in `recovery.storage.sqlite.schema`. A file that somebody sent could have others under the same
+names: views that never end, triggers that change what is written, columns and indexes that are computed. So the text
+of each object is compared with the text that made it. Objects under other names are never used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import apsw
+
+from recovery.errors import shown
+
+APPLICATION_ID = 0x52435650  # "RCVP"
+SCHEMA_VERSION = 6
+
+CREATE_TABLES = """
+CREATE TABLE parts (
+    part_index INTEGER PRIMARY KEY,
+    part_count INTEGER NOT NULL,
+    store_id   TEXT NOT NULL,
+    flow_id    TEXT,
+    created_ms INTEGER NOT NULL,
+    digest     INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE exs (
+    ex_num            INTEGER PRIMARY KEY,
+    ex_id             TEXT NOT NULL,
+    flow_id           TEXT NOT NULL,
+    resume_epoch      INTEGER NOT NULL,
+    started_ms        INTEGER NOT NULL,
+    snapshot_interval_s REAL NOT NULL,
+    backup_interval_s REAL NOT NULL,
+    host              TEXT NOT NULL,
+    pid               INTEGER NOT NULL,
+    version           TEXT NOT NULL,
+    digest            INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE epochs (
+    epoch             INTEGER PRIMARY KEY,
+    ex_num            INTEGER NOT NULL,
+    ex_id             TEXT NOT NULL,
+    batch_id          INTEGER NOT NULL,
+    closed_ms         INTEGER NOT NULL,
+    clock_ms          INTEGER NOT NULL,
+    written           INTEGER NOT NULL,
+    live_rows         INTEGER NOT NULL,
+    live_digest       INTEGER NOT NULL,
+    superseded_rows   INTEGER NOT NULL,
+    superseded_digest INTEGER NOT NULL,
+    digest            INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE commits (
+    part_index   INTEGER PRIMARY KEY,
+    commit_epoch INTEGER NOT NULL,
+    digest       INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE snaps (
+    step_id    TEXT NOT NULL,
+    state_key  TEXT NOT NULL,
+    snap_epoch INTEGER NOT NULL,
+    ser_change ANY NOT NULL,
+    timeout_ms INTEGER,
+    digest     INTEGER NOT NULL,
+    PRIMARY KEY (step_id, state_key)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX snaps_timeout ON snaps (step_id, timeout_ms) WHERE timeout_ms IS NOT NULL;
+
+CREATE TABLE superseded (
+    until_epoch INTEGER NOT NULL,
+    step_id     TEXT NOT NULL,
+    state_key   TEXT NOT NULL,
+    snap_epoch  INTEGER,
+    ser_change  ANY,
+    timeout_ms  INTEGER,
+    digest      INTEGER NOT NULL,
+    PRIMARY KEY (until_epoch, step_id, state_key)
+) STRICT, WITHOUT ROWID;
+"""
+
+CREATE_CHANGES = """
+CREATE TABLE changes (
+    epoch     INTEGER NOT NULL,
+    step_id   TEXT NOT NULL,
+    number    INTEGER NOT NULL,
+    row_count INTEGER NOT NULL,
+    content   TEXT NOT NULL,
+    digest    INTEGER NOT NULL,
+    PRIMARY KEY (epoch, step_id, number)
+) STRICT;
+
+CREATE TABLE logged (
+    epoch          INTEGER PRIMARY KEY,
+    row_count      INTEGER NOT NULL,
+    changes_digest INTEGER NOT NULL,
+    digest         INTEGER NOT NULL
+) STRICT;
+"""
+
+CREATE_STATES = """
+CREATE TABLE states (
+    state_id   TEXT PRIMARY KEY,
+    generation INTEGER NOT NULL,
+    content    TEXT,
+    changed_ms INTEGER NOT NULL,
+    digest     INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE totals (
+    one        INTEGER PRIMARY KEY,
+    states     INTEGER NOT NULL,
+    states_digest INTEGER NOT NULL,
+    digest     INTEGER NOT NULL
+) STRICT;
+"""
+
+CREATE_MEASURES = """
+CREATE TABLE sizes (
+    step_id    TEXT PRIMARY KEY,
+    live_rows  INTEGER NOT NULL,
+    live_bytes INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE measures (
+    measure_id  INTEGER PRIMARY KEY,
+    ex_num      INTEGER NOT NULL,
+    epoch       INTEGER NOT NULL,
+    measured_ms INTEGER NOT NULL,
+    content     TEXT NOT NULL,
+    digest      INTEGER NOT NULL
+) STRICT;
+
+"""
+
+CREATE_BEGINNING = """
+CREATE TABLE beginning (
+    one     INTEGER PRIMARY KEY,
+    ex_num  INTEGER NOT NULL,
+    ex_id   TEXT NOT NULL,
+    content TEXT NOT NULL,
+    digest  INTEGER NOT NULL
+) STRICT;
+"""
+
+ROW_BYTES = "octet_length(state_key) + octet_length(ser_change)"
+"""The size of a row of `snaps` as it is counted in `sizes`: key and value, as they are stored."""
+
+MEASURE_SNAPS = f"""
+INSERT INTO sizes SELECT step_id, count(*), sum({ROW_BYTES}) FROM snaps GROUP BY step_id
+"""
+
+MIGRATIONS = {1: CREATE_STATES, 2: CREATE_MEASURES + MEASURE_SNAPS, 3: "", 4: CREATE_CHANGES, 5: CREATE_BEGINNING}
+"""What turns a file of a version into one of the next. The second reads the state once, to count it. The third changes
+nothing: what is new in version 4 is left out of `superseded`, which older programs would miss."""
+
+
+OBJECTS = "SELECT type, name, tbl_name, sql FROM sqlite_schema"
+
+Objects = Mapping[tuple[str, str], tuple[str, str | None]]
+"""What a file has by type and name: the table that it belongs to, and its text; None for an index of SQLite's own."""
+
+
+@lru_cache(maxsize=8)
+def expected_objects(version: int) -> Objects:
+    """What a file of a schema version has, whether it was made so or brought to it from an older one."""
+    made = apsw.Connection(":memory:")
+    made.execute(CREATE_TABLES).fetchall()
+    for older in range(1, version):
+        made.execute(MIGRATIONS[older]).fetchall()
+    found: list[tuple[str, str, str, str | None]] = made.execute(OBJECTS).fetchall()  # type: ignore[assignment]
+    made.close()
+    return {(kind, name): (table, sql) for kind, name, table, sql in found}
+
+
+def altered_objects(found: list[tuple[str, str, str, str | None]], version: int) -> str | None:
+    """What is wrong with the objects that a file of a version has, in one sentence; None: nothing.
+
+    Names are compared as SQLite does, which takes case for the same.
+    """
+    expected = expected_objects(version)
+    own = {name for _, name in expected_objects(SCHEMA_VERSION)}
+    left = dict(expected)
+    for kind, name, table, sql in found:
+        ours = str(name).lower() in own or str(table).lower() in own
+        if ours and left.pop((kind, name), None) != (table, sql):
+            return f"its {kind} {shown(name)} on table {shown(table)} is not as this package makes it"
+    if left:
+        kind, name = next(iter(left))
+        return f"its {kind} {name!r} is missing"
+    return None

@@ -1,0 +1,283 @@
+"""What a step declares of its state, kept beside the state: its key columns, and the form of its values.
+
+State outlives the code that wrote it. A run compares what its steps declare with what the partitions say of the state
+they hold, so that a changed key or type is told instead of misread. Forms are JSON-like values: "plain", "pickle",
+"int", {"list": "int"}, {"dataclass": "Session", "fields": [["clicks", "int", true]]} …
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import msgspec.inspect as inspect
+
+from recovery import errors
+from recovery.values.codec import StateType, make_portable
+
+Form = Any
+PLAIN = "plain"
+PICKLE = "pickle"
+
+_BY_NAME = ("dataclass", "struct", "typed dict")
+_BY_POSITION = ("named tuple", "array struct")
+_VARIABLE = re.compile(r"\b[xyz]_\d+\b")
+_LAMBDA = re.compile(r"(\b[xyz]_\d+|\([xyz]_\d+(?:, [xyz]_\d+)*\)) -> ")
+_CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One step's: name and type of each key column, as Spark has them, and the form of the state."""
+
+    key: tuple[tuple[str, str], ...]
+    state: Form
+
+    def to_text(self) -> str:
+        """JSON, the same for equal declarations."""
+        return msgspec.json.encode({"key": self.key, "state": self.state}).decode()
+
+    @staticmethod
+    def from_text(text: str | bytes) -> Declaration:
+        """What `to_text` wrote. Raises ValueError for anything else."""
+        try:
+            found = msgspec.json.decode(text)
+            return Declaration(tuple((name, kind) for name, kind in found["key"]), found["state"])
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise ValueError(f"{errors.shown(text)} is no declaration of a step: {error}") from error
+
+    def key_text(self) -> str:
+        """The key for people: word string, n bigint."""
+        return ", ".join(f"{name} {kind}" for name, kind in self.key)
+
+
+def form_of(state_type: StateType) -> Form:
+    """The form of the values of a step with `state=state_type`, a type that StateCodec takes."""
+    if state_type is None:
+        return PLAIN
+    if state_type == PICKLE:
+        return PICKLE
+    try:
+        return _form(inspect.type_info(state_type), [])
+    finally:
+        make_portable(state_type)
+
+
+def misfits(old: Form, new: Form, at: str = "the state") -> Iterator[str]:
+    """Why values of form `old` may not come back as what they were when read as `new`, a sentence each; none when
+    they do. Fields may be added when they have defaults, and types may be widened: X to X | Y, an enum by values.
+    The name of a class does not matter, what is in it does."""
+    if old == new or (isinstance(old, str) and isinstance(new, str) and lambdas_numbered(old) == lambdas_numbered(new)):
+        return
+    old_kind, new_kind = _kind(old), _kind(new)
+    if "any of" in (old_kind, new_kind):
+        taken = _options(new)
+        for each in _options(old):
+            if not any(next(misfits(each, other, at), None) is None for other in taken):
+                yield f"{at} was {shown(old)} and is {shown(new)}"
+                return
+    elif _tag(old) != _tag(new):
+        yield f"{at} is tagged in another way"
+    elif old_kind in _BY_NAME and new_kind in _BY_NAME:
+        yield from _misfits_by_name(old["fields"], new["fields"], at)
+    elif old_kind in _BY_POSITION and new_kind in _BY_POSITION:
+        yield from _misfits_by_position(old["fields"], new["fields"], at)
+    elif old_kind != new_kind:
+        yield f"{at} was {shown(old)} and is {shown(new)}"
+    elif old_kind in ("enum", "literal"):
+        gone = [value for value in old["values"] if value not in new["values"]]
+        if gone:
+            yield f"{at} may no longer be {', '.join(map(repr, gone))}"
+    elif old_kind in ("list", "set", "frozenset", "tuple of any length"):
+        yield from misfits(old[old_kind], new[old_kind], f"an element of {at}")
+    elif old_kind == "dict":
+        yield from misfits(old["dict"][0], new["dict"][0], f"a key of {at}")
+        yield from misfits(old["dict"][1], new["dict"][1], f"a value of {at}")
+    elif old_kind == "tuple":
+        if len(old["tuple"]) != len(new["tuple"]):
+            yield f"{at} was {shown(old)} and is {shown(new)}"
+            return
+        for number, (was, now) in enumerate(zip(old["tuple"], new["tuple"], strict=True)):
+            yield from misfits(was, now, f"element {number} of {at}")
+    elif old_kind == "again":
+        yield f"{at} stands at another depth inside itself"
+    for name, default in _left_out(old).items():
+        now = _given(new).get(name)
+        if now is not None and now != default:
+            yield f"{name!r} of {at} was {default} where it is left out, and now it would be {now}"
+    tightened = [name for name, value in _limits(new).items() if _limits(old).get(name) != value]
+    if old_kind == new_kind and tightened:
+        yield f"{at} has new limits: {', '.join(tightened)}"
+
+
+def lambdas_numbered(expression: str) -> str:
+    """The text of a Spark column with the variables of its lambdas as #1, #2 … in order: Spark calls them x_1, y_2 …,
+    and counts on with every lambda that a process makes."""
+    bound: dict[str, list[tuple[int, int]]] = {}
+    for found in _LAMBDA.finditer(expression):
+        for name in found[1].strip("()").split(", "):
+            bound.setdefault(name, []).append((found.start(), _end_of_lambda(expression, found.end())))
+    numbers = {name: f"#{number}" for number, name in enumerate(bound, 1)}
+
+    def numbered(found: re.Match[str]) -> str:
+        # A column may be called like a variable.
+        inside = any(first <= found.start() < end for first, end in bound.get(found[0], ()))
+        return numbers[found[0]] if inside else found[0]
+
+    return _VARIABLE.sub(numbered, expression)
+
+
+def _end_of_lambda(expression: str, body: int) -> int:
+    """Where the call around a lambda has its next argument or its end; the end of the text when strings in it, which
+    Spark does not quote, have parentheses of their own."""
+    if expression.count("(") != expression.count(")"):
+        return len(expression)
+    depth = 0
+    for place in range(body, len(expression)):
+        depth += {"(": 1, ")": -1}.get(expression[place], 0)
+        if depth < 0 or (depth == 0 and expression[place] == ","):
+            return place
+    return len(expression)
+
+
+def shown(form: Form) -> str:
+    """A form for people."""
+    if isinstance(form, str):
+        return {PLAIN: "a plain JSON value"}.get(form, form)
+    kind = _kind(form)
+    if kind in (*_BY_NAME, *_BY_POSITION):
+        return f"{form[kind]}({', '.join(name for name, _, _ in form['fields'])})"
+    if kind == "any of":
+        return " | ".join(shown(each) for each in form[kind])
+    if kind in ("enum", "literal"):
+        return f"{form[kind] or kind}({', '.join(map(repr, form['values']))})"
+    inner = form[kind]
+    if isinstance(inner, list):
+        return f"{kind}[{', '.join(map(shown, inner))}]"
+    return f"{kind}[{shown(inner)}]" if inner and not isinstance(inner, int) else kind
+
+
+def _misfits_by_name(old: list[Form], new: list[Form], at: str) -> Iterator[str]:
+    now = {name: (form, required) for name, form, required in new}
+    for name, form, required in old:
+        if name not in now:
+            yield f"{at} has no {name!r} any more"
+            continue
+        now_form, now_required = now.pop(name)
+        yield from misfits(form, now_form, f"{name!r} of {at}")
+        if now_required and not required:
+            yield f"{name!r} of {at} has no default any more, which older states need"
+    for name, (_, required) in now.items():
+        if required:
+            yield f"{name!r} of {at} is new and has no default"
+
+
+def _misfits_by_position(old: list[Form], new: list[Form], at: str) -> Iterator[str]:
+    if len(new) < len(old):
+        yield f"{at} has no {old[len(new)][0]!r} any more"
+    for number, (was, now) in enumerate(zip(old, new, strict=False)):
+        if was[0] != now[0]:
+            yield f"position {number} of {at} was {was[0]!r} and is {now[0]!r}"
+        yield from misfits(was[1], now[1], f"{now[0]!r} of {at}")
+        if now[2] and not was[2]:
+            yield f"{now[0]!r} of {at} has no default any more, which older states need"
+    for name, _, required in new[len(old) :]:
+        if required:
+            yield f"{name!r} of {at} is new and has no default"
+
+
+def _form(info: Any, above: list[Any]) -> Form:
+    """The form of a type as msgspec describes it; `above` are the types it stands in, innermost last."""
+    if any(info is each for each in above):
+        # A type inside itself is named by how far up it stands.
+        return {"again": next(n for n, each in enumerate(reversed(above)) if each is info)}
+    inner = [*above, info]
+    match info:
+        case inspect.Metadata():
+            return _form(info.type, above)
+        case inspect.UnionType():
+            return {"any of": [_form(each, inner) for each in info.types]}
+        case inspect.EnumType():
+            return {"enum": info.cls.__name__, "values": sorted((m.value for m in info.cls), key=repr)}
+        case inspect.LiteralType():
+            return {"literal": "", "values": sorted(info.values, key=repr)}
+        case inspect.DictType():
+            return {"dict": [_form(info.key_type, inner), _form(info.value_type, inner)], **_constraints(info)}
+        case inspect.TupleType():
+            return {"tuple": [_form(each, inner) for each in info.item_types]}
+        case inspect.ListType() | inspect.SetType() | inspect.FrozenSetType() | inspect.VarTupleType():
+            kind = {"vartuple": "tuple of any length"}.get(_name(info), _name(info))
+            return {kind: _form(info.item_type, inner), **_constraints(info)}
+        case inspect.DataclassType():
+            return {"dataclass": info.cls.__name__, "fields": _fields(info, inner)}
+        case inspect.NamedTupleType():
+            return {"named tuple": info.cls.__name__, "fields": _fields(info, inner)}
+        case inspect.TypedDictType():
+            return {"typed dict": info.cls.__name__, "fields": _fields(info, inner)}
+        case inspect.StructType():
+            kind = "array struct" if info.array_like else "struct"
+            tag = {} if info.tag is None else {"tag": [info.tag_field, info.tag]}
+            return {kind: info.cls.__name__, "fields": _fields(info, inner), **tag, **_defaults(info)}
+    limits = _constraints(info)
+    return {_name(info): "", **limits} if limits else _name(info)
+
+
+def _fields(info: Any, above: list[Any]) -> list[Form]:
+    return [[field.encode_name, _form(field.type, above), field.required] for field in info.fields]
+
+
+# Of these the text says what they are, in every process.
+_COMPARABLE = (type(None), bool, int, float, str, bytes, list, dict, set, enum.Enum)
+
+
+def _defaults(info: Any) -> dict[str, Any]:
+    """The defaults of a struct, and whether values are stored without them, so that they are a part of what is stored.
+    Those that a function of the user's makes are always stored."""
+    made = {
+        field.encode_name: field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+        for field in info.fields
+        if field.default is not msgspec.NODEFAULT or field.default_factory in (list, dict, set)
+    }
+    shown = {name: repr(default) for name, default in made.items() if isinstance(default, _COMPARABLE)}
+    leaves_out = {"leaves out": True} if info.cls.__struct_config__.omit_defaults else {}
+    return {"defaults": shown, **leaves_out} if shown else {}
+
+
+def _constraints(info: Any) -> dict[str, Any]:
+    found = {name: getattr(info, name, None) for name in _CONSTRAINTS}
+    given = {name: value for name, value in found.items() if value is not None}
+    return {"limits": given} if given else {}
+
+
+def _name(info: Any) -> str:
+    return type(info).__name__.removesuffix("Type").lower()
+
+
+def _kind(form: Form) -> str:
+    """The first key of a form that is a dict names it."""
+    return form if isinstance(form, str) else next(iter(form))
+
+
+def _tag(form: Form) -> Any:
+    return form.get("tag") if isinstance(form, dict) else None
+
+
+def _limits(form: Form) -> dict[str, Any]:
+    return form.get("limits", {}) if isinstance(form, dict) else {}
+
+
+def _given(form: Form) -> dict[str, str]:
+    return form.get("defaults", {}) if isinstance(form, dict) else {}
+
+
+def _left_out(form: Form) -> dict[str, str]:
+    """The defaults that states of this form may lack."""
+    return _given(form) if isinstance(form, dict) and "leaves out" in form else {}
+
+
+def _options(form: Form) -> list[Form]:
+    return form["any of"] if _kind(form) == "any of" else [form]

@@ -1,0 +1,367 @@
+"""Aggregation in Arrow and NumPy: the rows of many keys and the states of those keys become their new states.
+
+A kernel works on all keys at once. Its states are columns, and so is its result; nothing here is called for a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+INT64_END = 2**63
+HALF = 32
+"""Bits of the lower half of an int64 whose sum comes in two parts."""
+HASHES = 2.0**64
+
+
+class OverflowAt(Exception):  # noqa: N818 - becomes an error where the key is known
+    """The sum of a key, given by its place, leaves the range of its type."""
+
+    def __init__(self, place: int, what: str) -> None:
+        super().__init__(place, what)
+        self.place = place
+        self.what = what
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Which rows belong to which key. starts: the first row of each. counts: how many. group: the key of each row."""
+
+    starts: Any
+    counts: Any
+    group: Any
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+class Kernel(Protocol):
+    """One aggregate function, for inputs of one type."""
+
+    def merge(self, groups: Groups, inputs: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        """The new states. `states` are NULL for keys that have none."""
+        ...
+
+    def result(self, states: Sequence[pa.Array]) -> pa.Array:
+        """What the states stand for."""
+        ...
+
+
+class AddingKernel(Kernel, Protocol):
+    """One whose rows may have been combined before they come here."""
+
+    def add(self, groups: Groups, parts: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        """The new states, of rows that stand for several each: `parts` as `recovery.spark.tuning.combining` makes them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Count:
+    """Rows, or rows in which the input is not NULL."""
+
+    def merge(self, groups: Groups, inputs: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        found = _valid(groups, inputs[0]) if inputs else groups.counts
+        return [pc.add(states[0].fill_null(0), pa.array(found))]
+
+    def add(self, groups: Groups, parts: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        """Of one part: how many."""
+        found = np.add.reduceat(parts[0].to_numpy(), groups.starts)
+        return [pc.add(states[0].fill_null(0), pa.array(found))]
+
+    def result(self, states: Sequence[pa.Array]) -> pa.Array:
+        return states[0]
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The sum of int64, double or decimal; NULL while every input was."""
+
+    kind: pa.DataType
+
+    def merge(self, groups: Groups, inputs: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        values, held = inputs[0], states[0]
+        if pa.types.is_decimal(self.kind):
+            return [_decimal_sums(groups, values, held, self.kind)]
+        zero = 0 if pa.types.is_integer(self.kind) else 0.0
+        numbers = values.fill_null(zero).to_numpy(zero_copy_only=False)
+        before = held.fill_null(zero).to_numpy(zero_copy_only=False)
+        if pa.types.is_integer(self.kind):
+            _check_int64(groups, numbers, before)
+        sums = np.add.reduceat(numbers, groups.starts) + before
+        if not values.null_count:
+            return [pa.array(sums)]
+        return [pa.array(sums, mask=~_seen(groups, values, held))]
+
+    def add(self, groups: Groups, parts: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        """Of one part, or of an int64's upper and lower half, neither of which overflows."""
+        if len(parts) == 1:
+            return self.merge(groups, parts, states)
+        upper, lower = (np.add.reduceat(part.fill_null(0).to_numpy(), groups.starts) for part in parts)
+        before = states[0].fill_null(0).to_numpy()
+        if max(_largest(upper) << HALF, _largest(lower), _largest(before)) >= INT64_END // 4:
+            _check_halves(upper, lower, before)
+        # What wraps in between does no harm.
+        sums = pa.array((upper << HALF) + lower + before, mask=~_seen(groups, parts[0], states[0]))
+        return [sums]
+
+    def result(self, states: Sequence[pa.Array]) -> pa.Array:
+        return states[0]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Sum and count of int64 or double."""
+
+    kind: pa.DataType
+
+    def merge(self, groups: Groups, inputs: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        return Sum(self.kind).merge(groups, inputs, states[:1]) + Count().merge(groups, inputs, states[1:])
+
+    def add(self, groups: Groups, parts: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        """Of the parts of a sum and that of a count."""
+        return Sum(self.kind).add(groups, parts[:-1], states[:1]) + Count().add(groups, parts[-1:], states[1:])
+
+    def result(self, states: Sequence[pa.Array]) -> pa.Array:
+        # Integers beyond 2**53 lose their last digits in the division only.
+        total = states[0].cast(pa.float64(), safe=False)
+        return pc.divide(total, pc.replace_with_mask(states[1], pc.equal(states[1], 0), pa.scalar(1)).cast("double"))
+
+
+@dataclass(frozen=True)
+class Variance:
+    """Count, mean and sum of squared differences from it, of doubles."""
+
+    sample: bool
+    root: bool
+
+    def merge(self, groups: Groups, inputs: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        counts = inputs[0].is_valid().cast(pa.int64())
+        return self.add(groups, [counts, inputs[0], pa.array(np.zeros(len(counts)))], states)
+
+    def add(self, groups: Groups, parts: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        """Of parts like the states."""
+        n_a, mean_a, m2_a = (state.fill_null(0).to_numpy(zero_copy_only=False) for state in states)
+        n, mean, m2 = (part.fill_null(0).to_numpy(zero_copy_only=False) for part in parts)
+        n_b = np.add.reduceat(n, groups.starts)
+        mean_b = np.add.reduceat(n * mean, groups.starts) / np.maximum(n_b, 1)
+        m2_b = np.add.reduceat(m2 + n * (mean - mean_b[groups.group]) ** 2, groups.starts)
+        both = n_a + n_b
+        share = n_b / np.maximum(both, 1)
+        delta = mean_b - mean_a
+        return [pa.array(both), pa.array(mean_a + delta * share), pa.array(m2_a + m2_b + delta * delta * n_a * share)]
+
+    def result(self, states: Sequence[pa.Array]) -> pa.Array:
+        n = states[0].to_numpy(zero_copy_only=False) - self.sample
+        found = states[2].to_numpy(zero_copy_only=False) / np.maximum(n, 1)
+        return pa.array(np.sqrt(found) if self.root else found, mask=~(n > 0))
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """The least or greatest of numbers, dates and the like: types that Arrow compares in groups."""
+
+    function: str
+
+    def merge(self, groups: Groups, inputs: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        # A state is one more row of its key. Keys come out in the order in which they come in.
+        both = pa.table({
+            "group": np.concatenate([groups.group, np.arange(len(groups))]),
+            "value": pa.concat_arrays([inputs[0], states[0]]),
+        })  # fmt: skip
+        found = both.group_by("group", use_threads=False).aggregate([("value", self.function)])
+        column = found.column(f"value_{self.function}").combine_chunks()
+        # NaN is of a key that has nothing else, so far.
+        return [_without_nan(column)]
+
+    add = merge
+
+    def result(self, states: Sequence[pa.Array]) -> pa.Array:
+        return states[0]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The first `limit` rows of each key, ordered by one input, and by the other where that is the same.
+
+    inputs and states: the values, and what orders them when that is something else; rows that NULL or NaN orders are
+    passed over. listed: states are arrays, such values are passed over too. reverse: the result has the other order.
+    """
+
+    limit: int
+    descending: bool
+    listed: bool
+    reverse: bool = False
+
+    def merge(self, groups: Groups, inputs: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        held_group, held = self._held(states)
+        group = pa.array(np.concatenate([groups.group, held_group]))
+        columns = [pa.concat_arrays([new, old]) for new, old in zip(inputs, held, strict=True)]
+        # No state can hold NaN, so whether it counts must not be a matter of what comes with it.
+        columns[-1] = order = _without_nan(columns[-1])
+        if self.listed:
+            columns[0] = _without_nan(columns[0])
+        if order.null_count or (self.listed and columns[0].null_count):
+            wanted = pc.and_(order.is_valid(), columns[0].is_valid()) if self.listed else order.is_valid()
+            group, columns = group.filter(wanted), [column.filter(wanted) for column in columns]
+        group, columns = self._first(group, columns)
+        counts = np.bincount(group, minlength=len(groups))
+        ends = np.cumsum(counts)
+        if self.listed:
+            offsets = pa.array(np.concatenate(([0], ends)).astype(np.int32))
+            empty = pa.array(counts == 0)
+            return [
+                pa.ListArray.from_arrays(offsets, column, type=state.type, mask=empty)
+                for column, state in zip(columns, states, strict=True)
+            ]
+        places = pa.array(ends - 1, mask=counts == 0)
+        return [column.take(places) for column in columns]
+
+    def result(self, states: Sequence[pa.Array]) -> pa.Array:
+        values = states[0]
+        if not self.reverse:
+            return values
+        # The offsets stay, the values of each array are taken from its end to its start.
+        offsets = values.offsets.to_numpy()
+        counts = np.diff(offsets)
+        places = np.repeat(offsets[1:] + offsets[:-1] - 1, counts) - np.arange(offsets[0], offsets[-1])
+        starts = pa.array((offsets - offsets[0]).astype(np.int32))
+        taken = values.values.take(pa.array(places))
+        return pa.ListArray.from_arrays(starts, taken, type=values.type, mask=values.is_null())
+
+    def _held(self, states: Sequence[pa.Array]) -> tuple[Any, list[pa.Array]]:
+        """The states as rows: the key of each, and its columns."""
+        if not self.listed:
+            return np.arange(len(states[0])), list(states)
+        return pc.list_parent_indices(states[0]).to_numpy(), [pc.list_flatten(state) for state in states]
+
+    def _first(self, group: pa.Array, columns: list[pa.Array]) -> tuple[Any, list[pa.Array]]:
+        """The first rows of every key, in order."""
+        names = ["value", "order"][: len(columns)]
+        table = pa.table([group, *map(_sortable, columns)], names=["group", *names])
+        way = "descending" if self.descending else "ascending"
+        keys = [("group", "ascending"), *((name, way) for name in reversed(names))]
+        order = pc.sort_indices(table, sort_keys=keys)  # NULL last
+        ordered = group.take(order).to_numpy()
+        kept = _rank(ordered) < self.limit
+        chosen = order.filter(pa.array(kept))
+        return ordered[kept], [column.take(chosen) for column in columns]
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """The `limit` least different hashes of each key: the more values there were, the closer they lie."""
+
+    limit: int
+
+    def merge(self, groups: Groups, inputs: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
+        valid = inputs[0].is_valid().to_numpy(zero_copy_only=False)
+        given = inputs[0].fill_null(0).to_numpy(zero_copy_only=False)[valid]
+        hashes = np.concatenate([given, pc.list_flatten(states[0]).to_numpy()])
+        group = np.concatenate([groups.group[valid], pc.list_parent_indices(states[0]).to_numpy()])
+        order = np.lexsort((hashes, group))
+        hashes, group = hashes[order], group[order]
+        fresh = np.ones(len(hashes), bool)
+        fresh[1:] = (hashes[1:] != hashes[:-1]) | (group[1:] != group[:-1])
+        hashes, group = hashes[fresh], group[fresh]
+        kept = _rank(group) < self.limit
+        ends = np.cumsum(np.bincount(group[kept], minlength=len(groups)))
+        offsets = pa.array(np.concatenate(([0], ends)).astype(np.int32))
+        return [pa.ListArray.from_arrays(offsets, pa.array(hashes[kept]), type=states[0].type)]
+
+    def result(self, states: Sequence[pa.Array]) -> pa.Array:
+        offsets = states[0].offsets.to_numpy()
+        counts = np.diff(offsets)
+        hashes = states[0].values.to_numpy()
+        full = counts >= self.limit
+        greatest = hashes[np.where(full, offsets[1:] - 1, 0)] if len(hashes) else np.zeros(len(counts))
+        share = (greatest.astype(np.float64) + HASHES / 2) / HASHES
+        estimate = np.rint((self.limit - 1) / np.maximum(share, 1 / HASHES)).astype(np.int64)
+        return pa.array(np.where(full, estimate, counts).astype(np.int64))
+
+
+def _without_nan(column: pa.Array) -> pa.Array:
+    """NULL in the place of NaN."""
+    if not pa.types.is_floating(column.type):
+        return column
+    return pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+
+
+def _valid(groups: Groups, values: pa.Array) -> Any:
+    """How many values of each key are not NULL."""
+    if not values.null_count:
+        return groups.counts
+    return np.add.reduceat(values.is_valid().to_numpy(zero_copy_only=False).astype(np.int64), groups.starts)
+
+
+def _seen(groups: Groups, values: pa.Array, held: pa.Array) -> Any:
+    """Which keys have a value that is not NULL, or had one."""
+    return (_valid(groups, values) > 0) | held.is_valid().to_numpy(zero_copy_only=False)
+
+
+def _largest(numbers: Any) -> int:
+    """The largest absolute value."""
+    return max(abs(int(numbers.min())), abs(int(numbers.max()))) if len(numbers) else 0
+
+
+def _rank(group: Any) -> Any:
+    """The number of each row within its key, from 0; rows are sorted by key."""
+    places = np.arange(len(group))
+    fresh = np.ones(len(group), bool)
+    fresh[1:] = group[1:] != group[:-1]
+    return places - np.maximum.accumulate(np.where(fresh, places, 0))
+
+
+def _check_int64(groups: Groups, values: Any, before: Any) -> None:
+    """Raises OverflowAt when a sum leaves the range. Wrapped sums in between do no harm."""
+    if not len(values):
+        return
+    if _largest(values) * int(groups.counts.max()) + _largest(before) >= INT64_END:
+        _check_exact(np.add.reduceat(values.astype(object), groups.starts) + before.astype(object))
+
+
+def _check_halves(upper: Any, lower: Any, before: Any) -> None:
+    _check_exact(upper.astype(object) * (1 << HALF) + lower.astype(object) + before.astype(object))
+
+
+def _check_exact(totals: Any) -> None:
+    for place, total in enumerate(totals):
+        if not -INT64_END <= total < INT64_END:
+            raise OverflowAt(place, f"{total} is no bigint")
+
+
+def _decimal_sums(groups: Groups, values: pa.Array, held: pa.Array, kind: pa.DataType) -> pa.Array:
+    both = pa.concat_arrays([values.cast(kind), held])
+    group = np.concatenate([groups.group, np.arange(len(groups))])
+    # 128 bits hold 38 digits and little more: what comes near is told by its floating-point sum, not by a wrapped one.
+    sizes = pc.abs(both).fill_null(0).cast(pa.float64()).to_numpy(zero_copy_only=False)
+    near = np.bincount(group, weights=sizes, minlength=len(groups))
+    limit = 10.0 ** (kind.precision - kind.scale)
+    if near.max(initial=0.0) < limit * 0.999:
+        table = pa.table({"group": group, "value": both})
+        found = table.group_by("group", use_threads=False).aggregate([("value", "sum")])
+        return found.column("value_sum").combine_chunks().cast(kind)
+    return _exact_decimal_sums(group, both, len(groups), kind)
+
+
+def _exact_decimal_sums(group: Any, values: pa.Array, count: int, kind: pa.DataType) -> pa.Array:
+    """With Python's integers, for sums near the limit."""
+    import decimal
+
+    sums: list[Any] = [None] * count
+    with decimal.localcontext(decimal.Context(prec=100)):
+        for place, value in zip(group.tolist(), values.to_pylist(), strict=True):
+            if value is not None:
+                sums[place] = value if sums[place] is None else sums[place] + value
+        for place, total in enumerate(sums):
+            if total is not None and abs(total) >= decimal.Decimal(10) ** (kind.precision - kind.scale):
+                raise OverflowAt(place, f"{total} is no decimal({kind.precision},{kind.scale})")
+    return pa.array(sums, kind)
+
+
+def _sortable(column: pa.Array) -> pa.Array:
+    return column.cast(pa.uint8()) if pa.types.is_boolean(column.type) else column

@@ -1,0 +1,78 @@
+"""State keys: how a key is written as TEXT, and which partition holds it.
+
+A key of one string column is that string. A key of one column of another type is Spark's own cast to
+string. A key of several columns is a JSON array of those strings. NULL is a key like any other. SQLite's
+C interface ends a text at NUL, so two characters are written in escaped form:
+
+    NULL        ␀
+    ␀ (U+2400)  ␀␀
+    U+0000      ␀0
+
+The partition of a key is crc32 of its UTF-8 bytes, modulo the number of partitions: the same number
+in Spark SQL (`crc32`) and here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+from zlib import crc32
+
+from recovery.base.ids import PartitionIndex
+
+T = TypeVar("T")
+
+ESCAPE = "\u2400"
+_ESCAPED = re.compile("\u2400(.?)", re.DOTALL)
+
+
+def is_escaped(text: str) -> bool:
+    """Whether anything in a text is written otherwise in a state key."""
+    return ESCAPE in text or "\0" in text
+
+
+def encode_key(key: str | None) -> str:
+    """The state key of one string column's value."""
+    if key is None:
+        return ESCAPE
+    if is_escaped(key):
+        return key.replace(ESCAPE, ESCAPE + ESCAPE).replace("\0", ESCAPE + "0")
+    return key
+
+
+def decode_key(text: str) -> str | None:
+    """The string column's value that `text` stands for."""
+    if text == ESCAPE:
+        return None
+    return _ESCAPED.sub(lambda match: "\0" if match[1] == "0" else ESCAPE, text)
+
+
+def partition_of(state_key: str, partition_count: int) -> PartitionIndex:
+    """The recovery partition that holds `state_key`, an encoded key."""
+    return PartitionIndex(crc32(state_key.encode()) % partition_count)
+
+
+class Share(Mapping[str, T]):
+    """Some of the rows of a mapping, whose values are only read when they are asked for."""
+
+    def __init__(self, rows: Mapping[str, T]) -> None:
+        self.keys_held: list[str] = []
+        self._rows = rows
+
+    def __getitem__(self, key: str) -> T:
+        return self._rows[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys_held)
+
+    def __len__(self) -> int:
+        return len(self.keys_held)
+
+
+def shares(rows: Mapping[str, T], home: Callable[[str], PartitionIndex], count: int) -> list[Share[T]]:
+    """What each of `count` partitions holds of the rows; `home` says where a key is held."""
+    divided = [Share(rows) for _ in range(count)]
+    for key in rows:
+        divided[home(key)].keys_held.append(key)
+    return divided

@@ -1,0 +1,186 @@
+"""What `update` is given of values that Python cannot have: an error where they are used, and only there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as T
+
+from recovery.base.ids import BatchId
+from recovery.errors import StateValueError
+from recovery.spark.steps.stateful import HASH_BITS, KEY, PLACE
+from recovery.spark.tasks.arrow_task import ArrowStepTask
+from recovery.spark.tasks.step_task import StepTask, parse_keys, run_tasks
+from tests.stores import Driver
+from tests.tasks import definition
+
+YEAR_10000 = 253_402_300_800_000_000
+YEAR_1 = -62_135_596_800_000_000
+MOMENTS = pa.timestamp("us", "UTC")
+BEFORE = "step 'count', key 'b': column 'at' has a value that Python cannot have, of type timestamp"
+
+
+@pytest.fixture
+def driver(make_store):
+    with Driver(make_store(1)) as found:
+        yield found
+
+
+def moments(*micros: int | None, zone: str | None = "UTC") -> pa.Array:
+    return pa.array(micros, pa.int64()).cast(pa.timestamp("us", zone))
+
+
+def run(driver, update, at: pa.Array, *, key=("k",), texts=None, zone="UTC", **others):
+    """What a step over the rows a, b, a with these values gives; of `update`, or of one that sees tables."""
+    rows = pa.table({"k": ["a", "b", "a"][: len(at)], "at": at, "n": [1, 2, 3][: len(at)]})
+    kind = ArrowStepTask if others.get("tables") else StepTask
+    step = replace(definition(update, "n bigint, at timestamp", "k string, n bigint", rows, key), time_zone=zone)
+    if kind is StepTask:
+        step = replace(step, state_schema=None)
+    if texts is not None:
+        rows = rows.append_column(KEY, pa.array(texts))
+    batch = rows.append_column(PLACE, pa.array([0 << HASH_BITS] * len(rows), pa.int64())).combine_chunks()
+    connect = lambda keep: (driver.task(), driver.count)  # noqa: E731
+    found = run_tasks(step, iter(batch.to_batches()), connect, BatchId(0), kind, 1)
+    return sorted((row["k"], row["n"]) for each in found for row in each.to_pylist())
+
+
+def counted(key, rows, state):
+    """A function that never looks at the column."""
+    state.update(len(rows))
+    yield key, sum(row.n for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("at", "zone"),
+    [
+        (moments(0, YEAR_10000, None), "UTC"),
+        (moments(0, YEAR_1, 5, zone="America/New_York"), "America/New_York"),
+        (moments(0, YEAR_10000 - 1, 5, zone="Asia/Tokyo"), "Asia/Tokyo"),
+        (moments(0, YEAR_10000, 5, zone=None), "UTC"),
+        (pa.array([0, 2_932_897, None], pa.int32()).cast(pa.date32()), "UTC"),
+        (pa.array([[0], [0, YEAR_10000], None], pa.list_(MOMENTS)), "UTC"),
+        (pa.array([{"x": 0}, {"x": YEAR_10000}, None], pa.struct([("x", MOMENTS)])), "UTC"),
+        (pa.array([[("x", 0)], [("x", YEAR_10000)], None], pa.map_(pa.string(), MOMENTS)), "UTC"),
+    ],
+    ids=lambda each: str(getattr(each, "type", each)),
+)
+def test_a_column_that_is_not_used_stops_nothing(driver, at, zone):
+    """Whatever is in it, and however deep; who uses it is told the step, the key, the column and the value."""
+    assert run(driver, counted, at, zone=zone) == [("a", 4), ("b", 2)]
+
+    def uses(key, rows, state):
+        yield key, len([row.at for row in rows])
+
+    with pytest.raises(StateValueError, match="step 'count', key 'b': column 'at' has a value that Python") as raised:
+        run(driver, uses, at, zone=zone)
+    assert any(text in raised.value.found for text in ("10000-01-01", "0001-01-01", "9999-12-31"))
+
+
+USES = {
+    "by name": lambda row: row.at,
+    "by place": lambda row: row[1],
+    "from the end": lambda row: row[-2],
+    "a slice": lambda row: row[:2],
+    "taken apart": lambda row: [at for _, at, _ in [row]],
+    "as a tuple": lambda row: tuple(row),
+    "as a list": lambda row: [*row],
+    "as a dict": lambda row: row._asdict(),
+    "compared": lambda row: sorted([row, (row.k, datetime(2020, 1, 1, tzinfo=UTC), 0)]),
+    "hashed": lambda row: {row},
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_however_a_value_is_used(driver, use):
+    """The other rows of the micro-batch, and the other values of the row, are what they are elsewhere."""
+
+    def update(key, rows, state):
+        for row in rows:
+            assert (row.k, row.n, row[0], row[-1]) == (key, row.n, key, row.n)
+            assert (isinstance(row, tuple), len(row), "Row(" in repr(row)) == (True, 3, True)
+            use(row)
+        return ()
+
+    with pytest.raises(StateValueError, match=BEFORE):
+        run(driver, update, moments(0, YEAR_10000, 5))
+
+
+def test_what_can_be_had_is_a_moment(driver):
+    """Also in the column that has another value that cannot."""
+
+    def update(key, rows, state):
+        yield key, sum(row.at.year for row in rows if key == "a")
+
+    assert run(driver, update, moments(0, YEAR_10000, 5)) == [("a", 3940), ("b", 0)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (T.TimestampType(), str(YEAR_10000)),
+        (T.TimestampNTZType(), "+10000-01-01 00:00:00"),
+        (T.DateType(), "+10000-01-01"),
+        (T.DateType(), "-0044-03-15"),
+    ],
+    ids=str,
+)
+def test_a_key_that_python_cannot_have_is_named(driver, kind, text):
+    """It is given to the function in any case; also when it is read from its text, for a timeout."""
+    [at] = parse_keys([text], [kind], "UTC")
+    assert parse_keys([f'["x","{text}"]'], [T.StringType(), kind], "UTC")[1].equals(at)
+    for key, texts in (("at",), [text]), (("k", "at"), [f'["a","{text}"]']):
+        with pytest.raises(StateValueError, match=r"step 'count', key .*: column 'at' has a value") as raised:
+            run(driver, counted, at, key=key, texts=texts)
+        assert text.lstrip("+")[:10] in raised.value.found
+
+
+def test_tables_have_any_value_and_states_none_without_a_form(driver):
+    """A step that sees tables may look at it, and hold it as a key; as a state it is refused, with its key."""
+
+    def held(rows, states):
+        new = states.select(["k", "at"]) if "at" not in rows.column_names else rows.select(["k", "at"])
+        return new.append_column("n", rows["n"]), None
+
+    with pytest.raises(StateValueError, match=r"state column 'at' .* of key 'b': only the years 1 to 9999") as raised:
+        run(driver, held, moments(0, YEAR_10000), tables=True)
+    assert "10000-01-01" in raised.value.found
+
+
+def test_days_that_python_cannot_have_are_parts_of_keys(driver):
+    """Keys of several columns are compared by what they are."""
+
+    def keep(rows, states):
+        new = states.select(["k", "at"]).append_column("n", states["_rows"])
+        return new.take([1, 0]), new.select(["k", "n"])
+
+    days = pa.array([2_932_897, 2_932_898], pa.int32()).cast(pa.date32())
+    rows = pa.table({"k": ["a", "b"], "at": days, "n": [1, 2]})
+    step = definition(keep, "n bigint", "k string, n bigint", rows, ["k", "at"])
+    rows = rows.append_column(KEY, pa.array(['["a","+10000-01-01"]', '["b","+10000-01-02"]']))
+    batch = rows.append_column(PLACE, pa.array([0, 0], pa.int64())).combine_chunks()
+    connect = lambda keep: (driver.task(), driver.count)  # noqa: E731
+    found = list(run_tasks(step, iter(batch.to_batches()), connect, BatchId(0), ArrowStepTask, 1))
+    assert [row["k"] for each in found for row in each.to_pylist()] == ["a", "b"]
+
+
+def test_rows_with_several_values_that_python_cannot_have(driver):
+    """They are looked at one by one."""
+
+    def update(key, rows, state):
+        for row in rows:
+            with pytest.raises(StateValueError, match="column 'at' has a value"):
+                _ = row.at
+            with pytest.raises(StateValueError, match="column 'until' has a value"):
+                _ = row.until
+            yield row.k, 1
+
+    rows = pa.table({"k": ["a", "a"], "at": moments(YEAR_10000, YEAR_1 - 1), "until": moments(YEAR_10000, YEAR_10000)})
+    step = replace(definition(update, "n bigint", "k string, n bigint", rows, ["k"]), state_schema=None)
+    batch = rows.append_column(PLACE, pa.array([0, 0], pa.int64())).combine_chunks()
+    connect = lambda keep: (driver.task(), driver.count)  # noqa: E731
+    found = list(run_tasks(step, iter(batch.to_batches()), connect, BatchId(0), StepTask, 1))
+    assert [row["n"] for each in found for row in each.to_pylist()] == [1, 1]
