@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recovery import RecoveryConfig
-from recovery.config import format_interval, given_backup_interval_s, parse_interval
+from recovery.base.intervals import format_interval, parse_interval
+from recovery.config import given_backup_interval_s
 from recovery.errors import ConfigurationError
 
 

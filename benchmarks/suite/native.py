@@ -192,8 +192,8 @@ def _totals(spark: Any, arguments: dict[str, Any], directory: Path) -> tuple[int
     """Events and their total as the state has them: Spark's own reader of checkpoints, on the restored one."""
     from pyspark.sql import functions as F
 
+    from recovery.base.reserved import CHECKPOINT_STEP
     from recovery.checkpoint.restore import restore
-    from recovery.checkpoint.rows import CHECKPOINT_STEP
     from recovery.storage.sqlite.store import read_step
 
     checkpoint = Path("checkpoint")

@@ -12,7 +12,7 @@ from recovery.backup.scratch import scratch_directory
 from recovery.backup.sources import Source
 from recovery.base.clock import Clock
 from recovery.base.ids import Epoch
-from recovery.config import format_interval
+from recovery.base.intervals import format_interval
 from recovery.epochs.execution import new_execution
 from recovery.errors import BackupDamagedError, BackupTooOldError, RecoveryError
 from recovery.planning.resume import ResumePlan, plan_resume

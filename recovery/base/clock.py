@@ -11,12 +11,10 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from recovery.base.ids import StepId
+from recovery.base.reserved import CLOCK_STEP
 from recovery.base.untrusted_json import Number, decode_json
 from recovery.errors import CorruptPartitionError
 
-CLOCK_STEP = StepId("$clock")
-"""What the machine's clocks said when the newest epoch was closed: one row, with this key."""
 BOOT_KEY = "boot"
 
 LATEST_MS = 253_370_764_800_000

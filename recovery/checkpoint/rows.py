@@ -13,11 +13,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from recovery.base.ids import StepId
 from recovery.base.untrusted_paths import objection
 from recovery.errors import CorruptPartitionError, shown
 
-CHECKPOINT_STEP = StepId("$checkpoint")
 CHUNK_BYTES = 1 << 20
 Content = str | bytes
 _CHUNK = re.compile(r"(.+)#([0-9]{5,7})", re.DOTALL)

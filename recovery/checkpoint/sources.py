@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from recovery.base.ids import NO_BATCH, StepId
+from recovery.base.ids import NO_BATCH
 from recovery.checkpoint.offsets import NO_TICK, NOTHING_READ
 from recovery.checkpoint.position import HEADER_LINES, ONE_LINE_EACH, missing_entry
 from recovery.checkpoint.restore import Restored
@@ -30,8 +30,6 @@ from recovery.checkpoint.source_matching import match_sources, match_starts
 from recovery.checkpoint.source_places import SourcePlaces, places_of
 from recovery.errors import FlowMismatchError, SparkCheckpointError
 
-SOURCES_STEP = StepId("$sources")
-"""The step whose one row, PLACES_KEY, is the text of the SourcePlaces that the position was left by."""
 PLACES_KEY = "places"
 
 

@@ -20,9 +20,9 @@ from typing import Any, NoReturn, TextIO, TypeVar
 import click
 
 from recovery.base.addresses import local_path
+from recovery.base.intervals import parse_interval, parse_trigger
 from recovery.base.printable import columns, one_line, printable
 from recovery.base.wording import moment_text
-from recovery.config import parse_interval, parse_trigger
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, StorageError
 from recovery.host.durable import PRIVATE, UMASK, replace
 from recovery.host.signals import handled, interrupt

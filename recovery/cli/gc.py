@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from recovery.base.clock import CLOCK_STEP, RecoveryClock, SystemClock
+from recovery.base.clock import RecoveryClock, SystemClock
+from recovery.base.reserved import CLOCK_STEP
 from recovery.base.wording import counted, listed, moment_text
 from recovery.cli.common import INTERVAL, directory_argument, format_size, json_option, print_json, say
 from recovery.errors import RecoveryError

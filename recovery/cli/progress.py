@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from recovery.base.intervals import format_interval
 from recovery.base.printable import fitted, one_line
 from recovery.base.wording import counted
 from recovery.cli.common import format_time, tell
-from recovery.config import format_interval
 from recovery.host.signals import again
 from recovery.planning.going_back import after_text
 from recovery.planning.health import DEFAULTS

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from recovery.base.clock import Clock, SystemClock
+from recovery.base.intervals import format_interval
 from recovery.base.printable import one_line
 from recovery.base.wording import counted
 from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import DIRECTORY, format_size, format_time, json_option, print_json, say, table, umask_option
-from recovery.config import format_interval
 from recovery.planning.backups import RestorePlan
 from recovery.planning.going_back import after_text
 

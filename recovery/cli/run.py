@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 from click.core import ParameterSource
 
+from recovery.base.intervals import AVAILABLE_NOW
 from recovery.cli.common import (
     DIRECTORY,
     INTERVAL,
@@ -26,7 +27,7 @@ from recovery.cli.nodes import run_nodes
 from recovery.cli.places import chosen_backend, state_options
 from recovery.cli.progress import Progress, summary_text
 from recovery.cli.settings import settings_options
-from recovery.config import AVAILABLE_NOW, DEFAULT_MASTER, RecoveryConfig
+from recovery.config import DEFAULT_MASTER, RecoveryConfig
 from recovery.errors import HistoryLossError
 from recovery.host.signals import end_now, handle, is_main_thread
 

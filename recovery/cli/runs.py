@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
+from recovery.base.intervals import format_interval
 from recovery.base.wording import counted
 from recovery.cli.common import INTERVAL, format_time, json_option, print_json, say, table
 from recovery.cli.places import directory_and, open_state, state_options
-from recovery.config import format_interval
 from recovery.operational.runs import DEAD, NODE_STATUSES, Run
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from recovery.base.clock import SystemClock
+from recovery.base.intervals import format_interval
 from recovery.base.printable import one_line
+from recovery.base.reserved import RESERVED_PREFIX
 from recovery.base.wording import listed
 from recovery.cli.common import (
     directory_argument,
@@ -23,7 +25,6 @@ from recovery.cli.common import (
     threshold_option,
 )
 from recovery.cli.native import operators_at, operators_text
-from recovery.config import format_interval
 from recovery.errors import EpochNotHeldError, RecoveryError, StorageError, with_path
 from recovery.host.processes import describe_holder
 from recovery.operational.step_edits import moment
@@ -34,7 +35,6 @@ from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.report.facts import Facts, gather
 from recovery.storage.lock import lock_holder
-from recovery.storage.seam import RESERVED_PREFIX
 from recovery.storage.sqlite.store import log_bytes, step_names
 
 READ_ATTEMPTS = 5

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from recovery.base import faults
-from recovery.base.clock import CLOCK_STEP, Clock, RecoveryClock
+from recovery.base.clock import Clock, RecoveryClock
 from recovery.base.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, Lease, StepId
+from recovery.base.reserved import CHECKPOINT_STEP, CLOCK_STEP, DECLARATIONS_STEP
 from recovery.checkpoint.capture import Capture, Captured
 from recovery.checkpoint.position import wait_for_commit
-from recovery.checkpoint.rows import CHECKPOINT_STEP, Content
+from recovery.checkpoint.rows import Content
 from recovery.errors import RecoveryError
-from recovery.operational.marks import home_of
 from recovery.planning.health import Finding
 from recovery.planning.measures import ClosedPartition, StepSize
 from recovery.planning.resume import ResumePlan
@@ -30,10 +30,8 @@ from recovery.planning.values import StepEdit
 from recovery.sinks.delivery import Delivery
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.storage.seam import CloseRequest, PartitionStore
-from recovery.values.keys import shares
+from recovery.values.keys import home_of, shares
 
-DECLARATIONS_STEP = StepId("$steps")
-"""What each step declared when its state was written, by step id; see recovery.values.declaration."""
 SHORT_S = 10.0
 """Epochs are logged where the snapshot interval is shorter."""
 FOLD_S = 30.0

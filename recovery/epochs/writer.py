@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from recovery.base.clock import CLOCK_STEP, Clock, RecoveryClock
+from recovery.base.clock import Clock, RecoveryClock
 from recovery.base.ids import NO_BATCH, BatchId, Epoch, StepId
+from recovery.base.reserved import CLOCK_STEP
 from recovery.epochs.execution import new_execution
 from recovery.errors import RecoveryError
-from recovery.operational.marks import home_of
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.retention import collection_floor, shared_history
 from recovery.planning.values import Execution, FoundFile, PartitionDescription
 from recovery.storage.seam import CloseRequest
 from recovery.storage.sqlite.store import SCRATCH_NAME, FilePartitions
-from recovery.values.keys import shares
+from recovery.values.keys import home_of, shares
 
 StepKey = tuple[str, str]
 """Step id and state key."""

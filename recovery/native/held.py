@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.checkpoint.operators import NativeOperator, operators_of
 from recovery.checkpoint.places import Observer, Progressed, ignore, storage_errors
 from recovery.checkpoint.restore import Restored, restore
-from recovery.checkpoint.rows import CHECKPOINT_STEP, Content, file_of, row_objection
+from recovery.checkpoint.rows import Content, file_of, row_objection
 from recovery.errors import CorruptPartitionError, EpochNotHeldError, SparkCheckpointError
 from recovery.operational.step_edits import Moment
 from recovery.planning.measures import Measure, operator_rows

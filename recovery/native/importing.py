@@ -16,6 +16,7 @@ from pathlib import Path
 
 from recovery.base.clock import Clock
 from recovery.base.ids import BatchId, Epoch
+from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.checkpoint.capture import Captured
 from recovery.checkpoint.operators import NativeOperator, missing_store, operators_of
 from recovery.checkpoint.places import (
@@ -28,7 +29,7 @@ from recovery.checkpoint.places import (
     vanished,
 )
 from recovery.checkpoint.position import missing_entry, position_files
-from recovery.checkpoint.rows import CHECKPOINT_STEP, Content, held_file, row_objection
+from recovery.checkpoint.rows import Content, held_file, row_objection
 from recovery.checkpoint.state_files import StateFiles
 from recovery.errors import AlreadyInitializedError, ConfigurationError, SparkCheckpointError, StorageError
 from recovery.operational.step_edits import check_whole, close_audited

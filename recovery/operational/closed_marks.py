@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from recovery.base.reserved import EPOCH_STEP
 from recovery.epochs.writer import Edited, StepKey
 from recovery.errors import CorruptPartitionError
 from recovery.operational import marks
@@ -27,7 +28,7 @@ def standing_marks(backend: Backend, state_id: StateId) -> dict[str, Any]:
     Raises BusyPartition while an epoch is closed in that partition and not yet in all: what is written now would count
     more than its marks, which cannot be compared with yet.
     """
-    if isinstance(backend, DirectoryBackend) and has_step(home(backend.directory), marks.EPOCH_STEP):
+    if isinstance(backend, DirectoryBackend) and has_step(home(backend.directory), EPOCH_STEP):
         holder = lock_holder(backend.directory)
         if holder is not None and _is_closing(backend.directory, holder):
             raise BusyPartition("an epoch is being closed")
@@ -86,10 +87,10 @@ def _rows(backend: Backend) -> dict[StateId, dict[str, Any]]:
         return {}
     directory = backend.directory
     path = home(directory)
-    if not has_step(path, marks.EPOCH_STEP):
+    if not has_step(path, EPOCH_STEP):
         return {}
     found: dict[StateId, dict[str, Any]] = {}
-    for state in few_states_at(path, marks.EPOCH_STEP, moment(directory).cut):
+    for state in few_states_at(path, EPOCH_STEP, moment(directory).cut):
         environment, _, key = state.key.partition("/")
         state_id = f"@{environment}/{marks.DOCUMENT}" if unescape(environment) else marks.DOCUMENT
         found.setdefault(state_id, {})[key] = _row(path, state)
@@ -109,4 +110,4 @@ def _row(path: Path, state: KeyState) -> dict[str, Any]:
 def changes(environment: str, rows: Mapping[str, Mapping[str, Any]]) -> dict[StepKey, Edited]:
     """What an epoch has to write to move these marks."""
     prefix = f"{escape(environment)}/"
-    return {(marks.EPOCH_STEP, prefix + key): (json.dumps(row, ensure_ascii=False), None) for key, row in rows.items()}
+    return {(EPOCH_STEP, prefix + key): (json.dumps(row, ensure_ascii=False), None) for key, row in rows.items()}

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from recovery.base.clock import Clock
-from recovery.config import format_interval
+from recovery.base.intervals import format_interval
 from recovery.errors import StateLockedError, StorageError
 from recovery.host.durable import make_directories, modes_beside, open_own
 from recovery.host.processes import as_holder, describe_holder

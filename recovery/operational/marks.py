@@ -19,16 +19,13 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from recovery.base.ids import PartitionIndex
 from recovery.base.untrusted_json import is_moment
 from recovery.errors import ConfigurationError, HighWaterMarkError, StateValueError, shown
 from recovery.operational.ids import check
 from recovery.operational.text_order import disagreement, is_unordered
 from recovery.operational.values import from_json, to_json
-from recovery.values.keys import partition_of
 
 DOCUMENT = "hwm"
-EPOCH_STEP = "$hwm"
 _NUMBERS = (int, float, Decimal)
 _KINDS = (bool, int, float, Decimal, str, bytes, datetime, date)
 
@@ -41,12 +38,6 @@ class Mark:
     value: Any
     changed_ms: int
     version: int
-
-
-def home_of(step: str, partition_count: int, key: str) -> PartitionIndex:
-    """The recovery partition that holds a key of any step. The marks that epochs move are all in one, beside the
-    documents that they are read with."""
-    return PartitionIndex(0) if step == EPOCH_STEP else partition_of(key, partition_count)
 
 
 def parse_batch(batch: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 from recovery.base.clock import Clock
-from recovery.config import Interval, parse_interval
+from recovery.base.intervals import Interval, parse_interval
 from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundError, StateValueError, shown
 from recovery.operational.backends.backend import Backend, DirectoryBackend, Document, same_place
 from recovery.operational.ids import StateId, join

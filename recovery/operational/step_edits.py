@@ -12,11 +12,11 @@ from typing import TypeVar
 
 from recovery.base.clock import Clock
 from recovery.base.ids import Epoch
+from recovery.base.reserved import RESERVED_PREFIX
 from recovery.epochs.writer import Edited, EpochWriter, StepKey
 from recovery.errors import ConfigurationError, EpochNotHeldError, FlowMismatchError, RecoveryError
 from recovery.operational.backends.open import choose, open_backend
 from recovery.operational.backends.retry import RetryPolicy
-from recovery.operational.marks import home_of
 from recovery.operational.runs import EDIT, RunHistory, RunRecorder
 from recovery.planning.going_back import kept_interval_s
 from recovery.planning.resume import Cut, ResumePlan, common_cuts, plan_resume
@@ -31,9 +31,9 @@ from recovery.storage.history import (
     steps_in,
 )
 from recovery.storage.lock import DirectoryLock, lock_holder
-from recovery.storage.seam import RESERVED_PREFIX
 from recovery.storage.sqlite.store import scan
 from recovery.storage.verify import check_all
+from recovery.values.keys import home_of
 
 E = TypeVar("E")
 

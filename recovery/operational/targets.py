@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from recovery.base.clock import Clock
+from recovery.base.reserved import RESERVED_PREFIX
 from recovery.base.wording import counted
 from recovery.epochs.writer import Edited, StepKey
 from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundError, StateValueError
@@ -22,7 +23,6 @@ from recovery.operational.runs import read_run
 from recovery.operational.step_edits import Moment, edit_states, moment
 from recovery.operational.values import from_json
 from recovery.storage.history import KeyState
-from recovery.storage.seam import RESERVED_PREFIX
 
 Name = str | StepKey
 """The id of a document, or step and key."""

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from recovery.base.intervals import format_interval
 from recovery.base.wording import counted
-from recovery.config import format_interval
 from recovery.planning.health import format_bytes, format_seconds
 from recovery.planning.measures import Measure
 

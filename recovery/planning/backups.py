@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recovery.base.ids import NO_EPOCH, Epoch, PartitionIndex
-from recovery.config import format_interval, parse_interval
+from recovery.base.intervals import format_interval, parse_interval
 from recovery.errors import ConfigurationError, EpochNotHeldError, ForeignPartitionError, InconsistentPartitionsError
 from recovery.planning.resume import BEGINNING, Cut, ResumePlan, cuts_of, plan_resume
 from recovery.planning.timeline import TimelinePart, fork, timeline

@@ -13,8 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from recovery.base.ids import NO_EPOCH, Epoch
+from recovery.base.intervals import format_interval
 from recovery.base.wording import counted
-from recovery.config import format_interval
 from recovery.errors import LinkedPartitionError
 from recovery.planning.resume import Cut, common_cuts, cut_off
 from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from recovery.base.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, ExecutionNumber
+from recovery.base.intervals import format_interval
 from recovery.base.wording import counted, listed
-from recovery.config import format_interval
 from recovery.errors import ConfigurationError, HistoryLossError, RewindRepeatedError
 from recovery.planning.resume import BEGINNING, Cut, ResumePlan
 from recovery.planning.values import ClosedEpoch, PartitionDescription

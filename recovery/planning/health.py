@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from recovery.config import format_interval, parse_interval
+from recovery.base.intervals import format_interval, parse_interval
 from recovery.errors import ConfigurationError
 from recovery.planning.measures import Measure
 from recovery.planning.values import Execution

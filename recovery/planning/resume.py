@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.base.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, ExecutionNumber
+from recovery.base.intervals import format_interval
 from recovery.base.wording import counted, listed
-from recovery.config import format_interval
 from recovery.errors import (
     DuplicatePartitionError,
     EpochNotHeldError,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from recovery.base.ids import StepId
 from recovery.errors import CorruptPartitionError, StepChangedError, UnknownStepError
-from recovery.planning.values import Convert, StepEdit
-from recovery.values.declaration import Declaration, Form, misfits
+from recovery.planning.values import StepEdit
+from recovery.values.declaration import Convert, Declaration, Form, misfits
 
 Misread = Callable[[StepId, StepId], str | None]
 """Given the step that holds states and the step of the flow that is to go on with them: the first of them that it

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.base.ids import NO_EPOCH, BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
 from recovery.errors import RecoveryError
-
-Convert = Callable[[str, str], str | None]
-"""From a state key and the text of its state to the text of its new state; None discards the key."""
+from recovery.values.declaration import Convert
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recovery.backup.note import LastBackup, last_backup
-from recovery.checkpoint.rows import CHECKPOINT_STEP
+from recovery.base.reserved import CHECKPOINT_STEP, RESERVED_PREFIX
 from recovery.errors import RecoveryError
 from recovery.native.held import held_operators, held_rows
 from recovery.operational.step_edits import moment
@@ -18,7 +18,6 @@ from recovery.planning.measures import Measure, StepSize, summed
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.lock import lock_holder
-from recovery.storage.seam import RESERVED_PREFIX
 from recovery.storage.sqlite.measures import largest_states, read_measures, sizes_in
 from recovery.storage.sqlite.store import scan
 

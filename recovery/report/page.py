@@ -8,8 +8,8 @@ from importlib.metadata import version
 from importlib.resources import files
 
 from recovery.base.ids import Epoch
+from recovery.base.intervals import format_interval
 from recovery.base.wording import counted, moment_text, short_moment_text
-from recovery.config import format_interval
 from recovery.errors import with_path
 from recovery.planning.advice import Advice
 from recovery.planning.explain import Role, explain

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from recovery.base import faults
 from recovery.base.ids import BatchId, Epoch, StepId
+from recovery.base.reserved import SINK_STEP
 from recovery.base.tracebacks import essence_of
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, SinkFailedError, StorageError
 from recovery.sinks.files import FileSink
@@ -19,8 +20,6 @@ from recovery.sinks.protocol import BATCH_BEING_WRITTEN, BatchContext, EpochOutp
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-SINK_STEP = StepId("$sink")
-"""The reserved step whose one row is the note of an EpochSink."""
 NOTE_KEY = "note"
 _PHASES = ("rollback", "prepare", "publish")
 

@@ -18,8 +18,6 @@ from recovery.planning.measures import ClosedPartition, Measure, StepSize
 from recovery.planning.values import Execution, PartitionDescription, StepEdit
 
 FIELD_SEPARATOR = "\x1f"
-RESERVED_PREFIX = "$"
-"""Step ids that begin with it hold values of the driver's own."""
 
 
 class Changes(NamedTuple):

@@ -11,9 +11,10 @@ from pathlib import Path
 import apsw
 
 from recovery.base.ids import FIRST_EPOCH
+from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.base.threads import each
 from recovery.base.wording import counted
-from recovery.checkpoint.rows import CHECKPOINT_STEP, row_objection
+from recovery.checkpoint.rows import row_objection
 from recovery.errors import CorruptPartitionError
 from recovery.planning.measures import StepSize
 from recovery.planning.values import PartitionDescription

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,10 @@ _BY_POSITION = ("named tuple", "array struct")
 _VARIABLE = re.compile(r"\b[xyz]_\d+\b")
 _LAMBDA = re.compile(r"(\b[xyz]_\d+|\([xyz]_\d+(?:, [xyz]_\d+)*\)) -> ")
 _CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
+
+
+Convert = Callable[[str, str], str | None]
+"""From a state key and the text of its state to the text of its new state; None discards the key."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from typing import TypeVar
 from zlib import crc32
 
 from recovery.base.ids import PartitionIndex
+from recovery.base.reserved import EPOCH_STEP
 
 T = TypeVar("T")
 
@@ -76,3 +77,9 @@ def shares(rows: Mapping[str, T], home: Callable[[str], PartitionIndex], count: 
     for key in rows:
         divided[home(key)].keys_held.append(key)
     return divided
+
+
+def home_of(step: str, partition_count: int, key: str) -> PartitionIndex:
+    """The recovery partition that holds a key of any step. The marks that epochs move are all in one, beside the
+    documents that they are read with."""
+    return PartitionIndex(0) if step == EPOCH_STEP else partition_of(key, partition_count)

@@ -8,9 +8,8 @@ from itertools import islice
 from typing import Any
 
 from recovery.errors import StateValueError, shortened, shown
-from recovery.planning.values import Convert
 from recovery.values.codec import StateCodec, StateType, make_portable
-from recovery.values.declaration import PICKLE, Form
+from recovery.values.declaration import PICKLE, Convert, Form
 
 Migrate = Callable[[Any], Any]
 CHUNK_STATES = 10_000

@@ -6,8 +6,8 @@ import re
 from datetime import datetime
 
 import recovery
+from recovery.base.intervals import AVAILABLE_NOW, parse_trigger
 from recovery.base.wording import counted, listed, moment_text, short_moment_text, were
-from recovery.config import AVAILABLE_NOW, parse_trigger
 
 
 def test_counts():

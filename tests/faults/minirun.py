@@ -21,10 +21,10 @@ from recovery import RecoveryConfig
 from recovery.base import faults
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.ids import BatchId
+from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP
 from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.restore import restore
-from recovery.checkpoint.rows import CHECKPOINT_STEP
-from recovery.epochs.closer import DECLARATIONS_STEP, EpochCloser
+from recovery.epochs.closer import EpochCloser
 from recovery.epochs.execution import new_execution
 from recovery.planning.steps import StepPlan
 from recovery.sinks import DiscardSink

@@ -7,8 +7,9 @@ import threading
 import pytest
 
 from recovery.base.ids import Lease
+from recovery.base.reserved import SINK_STEP
 from recovery.errors import ConfigurationError, FlowFailedError, SinkFailedError, StorageError
-from recovery.sinks.delivery import NOTE_KEY, SINK_STEP, Delivery
+from recovery.sinks.delivery import NOTE_KEY, Delivery
 from recovery.sinks.protocol import BatchContext, EpochOutput, EpochSink, Resume, current_batch
 
 LEASE = Lease(3, "cafe")

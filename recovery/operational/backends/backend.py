@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from recovery.base.clock import Clock
-from recovery.config import format_interval
+from recovery.base.intervals import format_interval
 from recovery.errors import CorruptPartitionError, StateLockedError
 from recovery.host.processes import describe_holder
 from recovery.operational.backends.retry import Busy, RetryPolicy

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from recovery.base.clock import Clock
-from recovery.config import format_interval
+from recovery.base.intervals import format_interval
 from recovery.errors import ConfigurationError, CorruptStateError, LeaseLostError, RecoveryError, StateLockedError
 from recovery.host.processes import as_holder, describe_holder
 from recovery.operational.backends.objects import Conflict, Objects, Token, nonce

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from recovery.config import parse_interval
+from recovery.base.intervals import parse_interval
 from recovery.errors import ConfigurationError, RecoveryError, StateBackendError
 from recovery.host.durable import PRIVATE, create, files_below, open_own, read_regular, sync
 from recovery.storage.lock import free

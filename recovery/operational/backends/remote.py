@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from recovery.base.clock import LATEST_MS, Clock
+from recovery.base.intervals import format_interval
 from recovery.base.untrusted_json import MOST, is_moment
-from recovery.config import format_interval
 from recovery.errors import CorruptStateError, LeaseLostError, StateLockedError, UnsupportedVersionError, shown
 from recovery.operational.backends.backend import Change, Document, to_text
 from recovery.operational.backends.leases import HeldLease, LeaseTerms

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from recovery.config import Interval, parse_interval
+from recovery.base.intervals import Interval, parse_interval
 from recovery.errors import ConfigurationError
 
 T = TypeVar("T")

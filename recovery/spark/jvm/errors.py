@@ -16,7 +16,7 @@ from recovery.errors import (
     StorageError,
     error_named,
 )
-from recovery.spark.planner.output_modes import advice
+from recovery.spark.jvm.output_modes import advice
 
 JVM_GONE = (Py4JNetworkError, ConnectionError)
 _OPERATORS_CHANGED = re.compile(

@@ -19,12 +19,13 @@ from pyspark.sql import types as T
 
 from recovery.base.clock import Clock
 from recovery.base.ids import BatchId, StepId
-from recovery.config import Interval, parse_interval
+from recovery.base.intervals import Interval, parse_interval
+from recovery.base.reserved import EPOCH_STEP
 from recovery.operational.backends.open import DIRECTORY
 from recovery.operational.closed_marks import changes
 from recovery.operational.ids import check
 from recovery.operational.manager import StateManager
-from recovery.operational.marks import EPOCH_STEP, check_comparable, check_forward, check_value, is_future
+from recovery.operational.marks import check_comparable, check_forward, check_value, is_future
 from recovery.spark.pipelines.cursor import EPOCH, Cursor, bad, check_text, collected, cursor, python_value
 
 STATEFUL, ROLLING_WINDOW = "stateful", "rolling_window"

@@ -21,8 +21,8 @@ from pyspark.sql import functions as F
 
 from recovery.checkpoint.source_places import SourcePlaces, places_of, read_for
 from recovery.errors import UnsupportedPlanError
+from recovery.spark.jvm.output_modes import Advice, advice
 from recovery.spark.jvm.plan_nodes import children, walk, with_children
-from recovery.spark.planner.output_modes import Advice, advice
 from recovery.spark.planner.replay import check_sources, options_of
 from recovery.spark.steps.stateful import UDF_NAME, RegisteredStep, registered
 from recovery.spark.steps.ticks import FORMAT as TICKS

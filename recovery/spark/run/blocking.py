@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JError
 
 from recovery.base.clock import Clock, SystemClock
-from recovery.config import AVAILABLE_NOW, DEFAULT_MASTER, Interval, RecoveryConfig
+from recovery.base.intervals import AVAILABLE_NOW, Interval
+from recovery.config import DEFAULT_MASTER, RecoveryConfig
 from recovery.flow import Flow
 from recovery.host.signals import acting, end_now, handled
 from recovery.spark.jvm.launch import abandon_launch

@@ -13,7 +13,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from recovery.config import AVAILABLE_NOW, Interval, parse_trigger
+from recovery.base.intervals import AVAILABLE_NOW, Interval, parse_trigger
 from recovery.spark.jvm.errors import JVM_GONE
 from recovery.spark.jvm.session import DEFAULTS, FILE_MANAGER
 from recovery.spark.planner.bind import BoundPlan

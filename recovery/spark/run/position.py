@@ -9,23 +9,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from recovery.base.ids import NO_BATCH, StepId
+from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP, RESERVED_PREFIX, SINK_STEP, SOURCES_STEP
 from recovery.base.wording import counted
 from recovery.checkpoint.beginning import recorded_beginning
 from recovery.checkpoint.restore import Restored, restore
-from recovery.checkpoint.rows import CHECKPOINT_STEP
 from recovery.checkpoint.source_places import SourcePlaces, recorded_places
-from recovery.checkpoint.sources import PLACES_KEY, SOURCES_STEP, check_logs, fit_sources
+from recovery.checkpoint.sources import PLACES_KEY, check_logs, fit_sources
 from recovery.config import RecoveryConfig
-from recovery.epochs.closer import DECLARATIONS_STEP
 from recovery.errors import FlowMismatchError
 from recovery.planning.resume import ResumePlan
 from recovery.planning.steps import StepChoices, StepPlan, plan_steps
 from recovery.planning.timeline import timeline
 from recovery.planning.values import Execution, StepEdit
 from recovery.sinks import Resume
-from recovery.sinks.delivery import NOTE_KEY, SINK_STEP
+from recovery.sinks.delivery import NOTE_KEY
 from recovery.spark.planner.bind import BoundPlan
-from recovery.storage.seam import RESERVED_PREFIX
 from recovery.storage.sqlite.store import FilePartitions
 
 

@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame
 from recovery.base import faults
 from recovery.base.clock import Clock
 from recovery.base.ids import BatchId
+from recovery.base.intervals import Interval
 from recovery.base.tracebacks import essence_of
 from recovery.checkpoint.capture import Capture
-from recovery.config import Interval
 from recovery.epochs.closer import EpochClosed, EpochCloser
 from recovery.epochs.execution import new_execution
 from recovery.errors import ConfigurationError, FileReplacedError, FlowFailedError, RecoveryError

@@ -8,8 +8,9 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from recovery.base.clock import Clock, SystemClock
+from recovery.base.intervals import Interval, parse_trigger
 from recovery.base.tracebacks import headline
-from recovery.config import Interval, RecoveryConfig, parse_trigger
+from recovery.config import RecoveryConfig
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.flow import Flow, check_output_mode
 from recovery.sinks import DiscardSink

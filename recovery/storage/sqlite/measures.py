@@ -15,9 +15,9 @@ from pathlib import Path
 
 import apsw
 
+from recovery.base.reserved import RESERVED_PREFIX
 from recovery.errors import CorruptPartitionError
 from recovery.planning.measures import Measure, StepSize, from_text, outdated, to_text
-from recovery.storage.seam import RESERVED_PREFIX
 from recovery.storage.sqlite.columns import check_columns, checked_rows
 from recovery.storage.sqlite.digests import mismatch_text, record_digest
 from recovery.storage.sqlite.epoch_log import overlaid

@@ -14,11 +14,12 @@ import apsw
 
 from recovery.base import faults
 from recovery.base.ids import NO_EPOCH, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
+from recovery.base.reserved import RESERVED_PREFIX
 from recovery.base.wording import counted
 from recovery.errors import CorruptPartitionError, LeaseLostError
 from recovery.planning.measures import ClosedPartition, StepSize
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription, StepEdit
-from recovery.storage.seam import RESERVED_PREFIX, CloseRequest
+from recovery.storage.seam import CloseRequest
 from recovery.storage.sqlite.columns import checked_rows
 from recovery.storage.sqlite.digests import MODULUS, SUM_SQL, combine, record_digest, row_digest_sql
 from recovery.storage.sqlite.epoch_log import (

@@ -19,6 +19,7 @@ import apsw
 from recovery.base import faults
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.ids import NO_EPOCH, BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
+from recovery.base.reserved import RESERVED_PREFIX
 from recovery.errors import (
     FileReplacedError,
     ForeignPartitionError,
@@ -36,7 +37,7 @@ from recovery.storage.deltas.delta import Delta, create_delta
 from recovery.storage.deltas.lifeline import Lifeline
 from recovery.storage.deltas.open_deltas import MOST_KEPT, cache_bytes, kept
 from recovery.storage.lock import held_lock
-from recovery.storage.seam import RESERVED_PREFIX, BatchCount, Changes, CloseRequest
+from recovery.storage.seam import BatchCount, Changes, CloseRequest
 from recovery.storage.sqlite import partition as one
 from recovery.storage.sqlite.beginning import Beginning, keep_beginning, read_beginning
 from recovery.storage.sqlite.epoch_log import Sealed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recovery.spark.planner.output_modes import advice
+from recovery.spark.jvm.output_modes import advice
 
 REFUSED = "[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] Invalid streaming output mode: {}. This output mode is not "
 REFUSED += "supported for {} on streaming DataFrames/DataSets. SQLSTATE: 42KDE"

@@ -1,0 +1,17 @@
+"""The step ids that the driver keeps values of its own under. No step of a flow may have such a name."""
+
+from recovery.base.ids import StepId
+
+RESERVED_PREFIX = "$"
+CHECKPOINT_STEP = StepId("$checkpoint")
+"""Files of Spark's checkpoint, by path: the position, and the state of Spark's own operators."""
+CLOCK_STEP = StepId("$clock")
+"""The recovery clock, by which epochs age."""
+EPOCH_STEP = StepId("$hwm")
+"""High-water marks that epochs move."""
+SINK_STEP = StepId("$sink")
+"""The sink's note."""
+SOURCES_STEP = StepId("$sources")
+"""What the flow reads where."""
+DECLARATIONS_STEP = StepId("$steps")
+"""What each step declared when its state was written, by step id."""
