@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
-from recovery.spark.steps.stateful import HASH_BITS, KEY, PLACE, UNHASHED, StepDefinition
+from recovery.spark.steps.definition import HASH_BITS, KEY, PLACE, UNHASHED, StepDefinition
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.step_task import run_tasks
 from recovery.values.keys import encode_key

@@ -56,7 +56,7 @@ class AddingKernel(Kernel, Protocol):
     """One whose rows may have been combined before they come here."""
 
     def add(self, groups: Groups, parts: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
-        """The new states, of rows that stand for several each: `parts` as `recovery.spark.tuning.combining` makes them."""
+        """The new states from rows that Spark has combined: `parts` as `recovery.spark.steps.combine` makes them."""
         ...
 
 

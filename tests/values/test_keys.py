@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from recovery.base.ids import BatchId
 from recovery.errors import StateValueError
-from recovery.spark.steps.stateful import HASH_BITS, KEY, PLACE, UNHASHED
+from recovery.spark.steps.definition import HASH_BITS, KEY, PLACE, UNHASHED
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.step_task import StepTask, run_tasks
 from recovery.storage.initialize import init_partitions

@@ -2,8 +2,8 @@
 
 An object is JSON with the document, a number that every content has for itself, and a digest of all of it. A write goes
 through only when the object is still the one that was read, so of several writers each sees what the one before it
-left. Under a lease (`recovery.operational.backends.leases`) a write also carries the lease's fencing number: the object keeps the
-highest it has seen, and a lower one is refused.
+left. Under a lease (`recovery.operational.backends.leases`) a write also carries the lease's fencing number: the object
+keeps the highest it has seen, and a lower one is refused.
 """
 
 from __future__ import annotations

@@ -24,9 +24,10 @@ from recovery.errors import UnsupportedPlanError
 from recovery.spark.jvm.output_modes import Advice, advice
 from recovery.spark.jvm.plan_nodes import children, walk, with_children
 from recovery.spark.planner.replay import check_sources, options_of
-from recovery.spark.steps.stateful import UDF_NAME, RegisteredStep, registered
+from recovery.spark.steps.combine import PLACE_NAME
+from recovery.spark.steps.definition import UDF_NAME, RegisteredStep, registered
 from recovery.spark.steps.ticks import FORMAT as TICKS
-from recovery.spark.tuning.combining import PLACE_NAME, Combiner, install
+from recovery.spark.tuning.combining import Combiner, install
 from recovery.spark.tuning.gathering import Gathering
 from recovery.spark.tuning.merging import Merging
 from recovery.spark.tuning.row_width import RowWidth

@@ -17,8 +17,8 @@ from recovery.base.intervals import AVAILABLE_NOW, Interval, parse_trigger
 from recovery.spark.jvm.errors import JVM_GONE
 from recovery.spark.jvm.session import DEFAULTS, FILE_MANAGER
 from recovery.spark.planner.bind import BoundPlan
+from recovery.spark.steps.definition import ADDRESS_PROPERTY, TASKS_PROPERTY
 from recovery.spark.tasks.retries import retry_properties
-from recovery.spark.tasks.step_task import ADDRESS_PROPERTY, TASKS_PROPERTY
 
 SETTINGS = {
     # With it, stages of a micro-batch run before foreachBatch is called, and empty partitions lose their tasks.

@@ -44,7 +44,8 @@ class Prepared:
              the execution in every partition, one transaction each, abandoning what lies beyond the plan; then the sink
              does the same.
     start.4  Close an epoch that renames, drops and converts the state of steps, if there is any to.
-    start.5  In the first micro-batch that reads a source: make durable where it starts (`recovery.spark.run.source_starts`).
+    start.5  In the first micro-batch that reads a source: make durable where it starts
+             (`recovery.spark.run.source_starts`).
     """
 
     def __init__(self, config: RecoveryConfig | None, flow_id: str, clock: Clock) -> None:

@@ -1,8 +1,8 @@
 """Declared aggregation: a vectorised step whose function is made of `recovery.aggregates`.
 
 Spark evaluates the inputs and, where it can, combines the rows of a key within each partition before the exchange
-(`recovery.spark.tuning.combining`); each task sorts what comes, reduces it to one row per key in Arrow and NumPy, merges those
-with the states of the same keys, and only that reaches the state table.
+(`recovery.spark.steps.combine`). Each task sorts its rows, reduces them to one row per key in Arrow and NumPy, and merges
+those with the states of the same keys. Only the result reaches the state table.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from recovery.aggregates import Aggregate
 from recovery.errors import ConfigurationError, StateValueError
-from recovery.spark.steps.arrow import GROUP, ROWS, START, apply_arrow, arrow_schema
-from recovery.spark.steps.stateful import KeyedInput, Keys, check_step, locate_key, time_zone
+from recovery.spark.steps.arrow import apply_arrow
+from recovery.spark.steps.combine import Part, combined, counted, parts_of
+from recovery.spark.steps.definition import GROUP, ROWS, START, Keys, arrow_schema
+from recovery.spark.steps.stateful import KeyedInput, check_step, locate_key, time_zone
 from recovery.spark.tasks.input_values import value_at
 from recovery.spark.tasks.step_task import parse_keys
-from recovery.spark.tuning.combining import Part, combined, counted, parts_of
 from recovery.values.declaration import lambdas_numbered
 from recovery.values.kernels import (
     AddingKernel,

@@ -10,31 +10,14 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from recovery.base.ids import StepId
 from recovery.errors import ConfigurationError, StateValueError
-from recovery.spark.steps.stateful import (
-    Keys,
-    StepDefinition,
-    TableUpdate,
-    Transform,
-    check_step,
-    locate_key,
-    register,
-    struct,
-    time_zone,
-)
+from recovery.spark.steps.definition import HELPERS, Keys, StepDefinition, TableUpdate, Transform, arrow_schema
+from recovery.spark.steps.stateful import check_step, locate_key, register, struct, time_zone
 from recovery.values.declaration import Form
 from recovery.values.migration import Migrate
 from recovery.values.state_table import StateTable
-
-GROUP = "_group"
-EXISTS = "_exists"
-START = "_start"
-ROWS = "_rows"
-DISCARD = "_discard"
-HELPERS = (GROUP, EXISTS, START, ROWS, DISCARD)
 
 
 def stateful_arrow(
@@ -115,11 +98,6 @@ def apply_arrow(
         weight=weight,
     )
     return register(frame, definition, order_by, form, None if migrate is None else _checked(migrate, table))
-
-
-def arrow_schema(schema: T.StructType, zone: str) -> pa.Schema:
-    """The Arrow schema of the states."""
-    return to_arrow_schema(schema, timezone=zone)
 
 
 def form_of_schema(schema: T.StructType) -> Form:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -98,3 +99,14 @@ def _refusal(step_id: str, what: str, place: str, kind_text: str, kind: T.DataTy
     return ConfigurationError(
         f"step {step_id!r}: {what} column {place!r} has the type {kind_text}", cause=_CAUSE, remedy=remedy + drop
     )
+
+
+_OFFSET = re.compile(r"(?:GMT|UTC|UT)?([+-])(\d{1,2})(?::?(\d\d))?")
+
+
+def arrow_zone(name: str) -> str:
+    """The name under which Arrow knows one of Spark's time zones: an offset is one like +08:00."""
+    offset = _OFFSET.fullmatch(name)
+    if offset is None:
+        return {"Z": "UTC"}.get(name, name)
+    return f"{offset[1]}{int(offset[2]):02}:{offset[3] or '00'}"

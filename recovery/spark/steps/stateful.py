@@ -1,66 +1,55 @@
-"""Stateful steps: a transform of the streaming plan, and what its tasks need to know of it.
+"""Stateful steps that call `update` once per key.
 
-A step sends every row to the task that has its key's recovery partition: partition modulo tasks, of which there are as
-many as run at once, and no more than partitions. `recovery.spark.tasks.step_task` sorts what a task gets by partition and key.
-How many recovery partitions there are is not known yet when a plan is built, so the exchange is a placeholder that
-`recovery.spark.planner.bind` replaces when a run starts. A small micro-batch takes no exchange: see `recovery.spark.tuning.gathering`.
+A step sends every row to the task of its key's recovery partition. There are as many tasks as run at a time, and at most
+one per partition. The number of partitions is unknown while a plan is built, so the exchange is a placeholder, which
+`recovery.spark.planner.bind` replaces when a run starts. A small micro-batch needs no exchange: see
+`recovery.spark.tuning.gathering`. `recovery.spark.tasks.step_task` does the work of a task.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
-from pathlib import Path
 from types import CodeType
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from recovery.base.ids import StepId
 from recovery.errors import ConfigurationError
 from recovery.group_state import GroupState
-from recovery.host import private
-from recovery.planning.steps import FlowStep
 from recovery.spark.jvm.session import is_on
-from recovery.spark.steps.column_types import check_declared, check_input, check_known
+from recovery.spark.steps.column_types import arrow_zone, check_declared, check_input, check_known
+from recovery.spark.steps.definition import (
+    HASH_BITS,
+    KEY,
+    NOW,
+    PLACE,
+    PREFIX,
+    TICK,
+    UDF_NAME,
+    Keys,
+    Mapper,
+    RegisteredStep,
+    StepDefinition,
+    Transform,
+    Update,
+    registered,
+)
 from recovery.spark.steps.picklable import check_sendable
-from recovery.spark.tasks.output_values import arrow_zone
 from recovery.values.codec import StateCodec, StateType, make_portable
 from recovery.values.declaration import Declaration, Form, form_of
 from recovery.values.keys import ESCAPE
-from recovery.values.migration import Migrate, converter, misread, typed_decoder
-from recovery.values.state_table import StateTable
-
-PREFIX = "__recovery_"
-KEY = PREFIX + "key"
-HASH = PREFIX + "hash"
-NOW = PREFIX + "now"
-PLACE = PREFIX + "place"
-TICK = PREFIX + "tick"
-UDF_NAME = "recovery_step:"
-HASH_BITS = 32
-"""PLACE, the last column that a task sees, holds the key's hash in these bits and above them the Spark partition,
-EVERYWHERE or UNHASHED."""
-EVERYWHERE = -1
-"""In place of the Spark partition: one task has the rows of all recovery partitions."""
-UNHASHED = -2
-"""The same, and the keys' hashes are left to the task."""
-
-Update: TypeAlias = Callable[[Any, list[Any], GroupState], Iterable[tuple[Any, ...]] | None]
-TableUpdate: TypeAlias = Callable[[pa.Table, pa.Table], tuple[Any, Any]]
-Mapper: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
-Keys: TypeAlias = "str | Column | Sequence[str | Column]"
-Transform: TypeAlias = Callable[[DataFrame], DataFrame]
+from recovery.values.migration import Migrate
 
 _TIMEOUT_MEMBERS = frozenset({"setTimeoutDuration", "setTimeoutTimestamp"})
 _TIME_MEMBERS = frozenset({"getCurrentProcessingTimeMs"})
@@ -78,83 +67,6 @@ _KEY_TYPES = (
     T.TimestampType,
     T.TimestampNTZType,
 )
-
-
-@dataclass(frozen=True)
-class StepDefinition:
-    """What the tasks of a step know: picklable, and the same in every run of the plan.
-
-    columns: the input's columns, in order. key_columns: positions of the key's columns among them.
-    key_in_place: the key is one string column, so its text is that column. sorted_by_spark: the rows of a key have an
-    order, so Spark sorts them; the tasks do it otherwise. state_schema: the columns of the states of
-    a step whose `update` sees tables; None for one that is called key by key. time_zone: the session's, which Arrow's
-    timestamps carry. weight: the column that says for how many rows of the step's input a row stands; None for one.
-    """
-
-    step_id: StepId
-    token: str
-    update: Update | TableUpdate
-    state_type: StateType
-    state_schema: T.StructType | None
-    timeouts: bool
-    needs_time: bool
-    columns: tuple[str, ...]
-    key_columns: tuple[int, ...]
-    key_names: tuple[str, ...]
-    key_types: tuple[T.DataType, ...]
-    key_in_place: bool
-    sorted_by_spark: bool
-    output: T.StructType
-    time_zone: str
-    weight: str | None = None
-
-    @property
-    def key_text(self) -> str:
-        """The column that holds the state keys, or what they are before they are escaped."""
-        return self.columns[self.key_columns[0]] if self.key_in_place else KEY
-
-    @property
-    def hash_column(self) -> str:
-        """The column by whose values rows are spread; by its name the planner knows the step's exchange."""
-        return f"{HASH}_{self.token}"
-
-    @property
-    def mailbox(self) -> Path:
-        """The file through which the driver tells the step's tick source what is due."""
-        return private.home() / f"recovery-ticks-{self.token}.json"
-
-
-@dataclass(frozen=True)
-class RegisteredStep:
-    """What the driver knows of a step besides: how rows are ordered within a key, what the step declares of its
-    state, and how it migrates states of another form."""
-
-    definition: StepDefinition
-    order_by: tuple[Column, ...]
-    declaration: Declaration
-    migrate: Migrate | None
-
-    @property
-    def planned(self) -> FlowStep:
-        """The step as planning sees it."""
-        definition, migrate = self.definition, self.migrate
-        if migrate is None:
-            return FlowStep(self.declaration)
-        return FlowStep(
-            self.declaration, lambda old: converter(definition.step_id, migrate, definition.state_type, old)
-        )
-
-    def misread(self, states: Iterable[tuple[str, str]]) -> str | None:
-        """The first of the states, given with their keys, that the step cannot read, and why; None when it can."""
-        definition = self.definition
-        if definition.state_schema is None:
-            return misread(typed_decoder(definition.state_type), states)
-        schema = to_arrow_schema(definition.state_schema, timezone=definition.time_zone)
-        return misread(StateTable(schema).decode, states)
-
-
-registered: dict[str, RegisteredStep] = {}
-"""Steps by token: the name of a step's function in the plan carries it."""
 
 
 def stateful(
@@ -354,7 +266,7 @@ def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFra
     else:
         keyed = frame.select(*own, text.alias(KEY), hashed)
         passed = [*own, F.col(KEY)]
-    # A placeholder: one partition, which recovery.spark.planner.bind replaces by as many as there are recovery partitions.
+    # A placeholder of one partition: `planner.bind` gives the exchange its width.
     exchanged = keyed.repartitionById(1, F.lit(0))
     if definition.needs_time:
         # The time becomes a literal of the micro-batch's generated code, which Spark then compiles every time anew.

@@ -20,9 +20,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from pyspark.sql.types import StructType
 
 from recovery.host.durable import replace
+from recovery.spark.steps.definition import TICK
 
 FORMAT = "recovery_ticks"
-TICK_COLUMN = "__recovery_tick"
 
 
 def read_ticks(spark: SparkSession, mailbox: Path) -> DataFrame:
@@ -44,7 +44,7 @@ class TickDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        return f"{TICK_COLUMN} int"
+        return f"{TICK} int"
 
     def streamReader(self, schema: StructType) -> TickReader:
         return TickReader(Path(self.options["mailbox"]))
@@ -81,7 +81,7 @@ class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         numbers = pa.array(range(partition.value), pa.int32())
-        yield pa.RecordBatch.from_arrays([numbers], names=[TICK_COLUMN])
+        yield pa.RecordBatch.from_arrays([numbers], names=[TICK])
 
     def _due(self) -> int | None:
         """Now, when something is due; else None."""

@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 
 from recovery.base.wording import counted
 from recovery.errors import StateValueError
-from recovery.spark.steps.arrow import DISCARD, EXISTS, GROUP, HELPERS, ROWS, START, arrow_schema
-from recovery.spark.steps.stateful import TableUpdate
+from recovery.spark.steps.definition import DISCARD, EXISTS, GROUP, HELPERS, ROWS, START, TableUpdate, arrow_schema
 from recovery.spark.tasks.input_values import is_text, not_text, value_at
 from recovery.spark.tasks.step_task import Runs, StepTask, common_length
 from recovery.storage.seam import FIELD_SEPARATOR, Changes

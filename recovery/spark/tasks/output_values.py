@@ -7,7 +7,6 @@ and reads times without a zone as UTC. So what is not plainly of the declared ty
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
@@ -19,6 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recovery.spark.steps.column_types import _OFFSET, arrow_zone
+
 Fit: TypeAlias = Callable[[Any], Any]
 """Gives a value that Arrow takes as it is meant, or raises. It is not asked about None."""
 
@@ -26,7 +27,6 @@ _NUMBERS = {int, type(None)}
 _GREATEST_FLOAT = float(np.finfo(np.float32).max)
 _LARGE = 1 << 31
 """So many bytes of a column have no place behind 32-bit offsets."""
-_OFFSET = re.compile(r"(?:GMT|UTC|UT)?([+-])(\d{1,2})(?::?(\d\d))?")
 
 
 def to_array(column: Sequence[Any], kind: pa.DataType, time_zone: str) -> pa.Array[Any]:
@@ -42,14 +42,6 @@ def to_array(column: Sequence[Any], kind: pa.DataType, time_zone: str) -> pa.Arr
         return array
     fit = None if _is_plain(column, kind) else _fit_of(kind, time_zone)
     return pa.array(column if fit is None else [None if value is None else fit(value) for value in column], kind)
-
-
-def arrow_zone(name: str) -> str:
-    """The name under which Arrow knows one of Spark's time zones: an offset is one like +08:00."""
-    offset = _OFFSET.fullmatch(name)
-    if offset is None:
-        return {"Z": "UTC"}.get(name, name)
-    return f"{offset[1]}{int(offset[2]):02}:{offset[3] or '00'}"
 
 
 def in_known_zones(rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -28,7 +28,18 @@ from recovery.base.ids import BatchId, PartitionIndex
 from recovery.base.wording import counted
 from recovery.errors import RecoveryError, StateValueError, UnsupportedPlanError
 from recovery.group_state import CallFacts, GroupState, group_states
-from recovery.spark.steps.stateful import EVERYWHERE, HASH_BITS, NOW, PLACE, UNHASHED, StepDefinition, Update
+from recovery.spark.steps.definition import (
+    ADDRESS_PROPERTY,
+    BATCH_PROPERTY,
+    EVERYWHERE,
+    HASH_BITS,
+    NOW,
+    PLACE,
+    TASKS_PROPERTY,
+    UNHASHED,
+    StepDefinition,
+    Update,
+)
 from recovery.spark.tasks.input_values import RowMaker, is_text, key_values, not_text, values_of
 from recovery.spark.tasks.output_values import in_known_zones, to_array
 from recovery.spark.tasks.retries import raised_once
@@ -39,9 +50,6 @@ from recovery.values.codec import StateCodec
 from recovery.values.keys import decode_key, encode_key, is_escaped, partition_of
 from recovery.values.tables import refuse_null
 
-ADDRESS_PROPERTY = "recovery.address"
-TASKS_PROPERTY = "recovery.tasks"
-BATCH_PROPERTY = "streaming.sql.batchId"
 CHUNK_ROWS = 16_384
 SORTED_BYTES = 32 << 20
 SPOOL_BYTES = 64 << 20

@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from recovery.spark.jvm.java_sources import planner_strategy
-from recovery.spark.steps.stateful import EVERYWHERE, HASH_BITS, PLACE, UNHASHED
+from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, PLACE, UNHASHED
 
 FEW_ROWS = 2000
 LONG_S = 0.25

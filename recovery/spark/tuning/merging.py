@@ -25,7 +25,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from recovery.base.ids import BatchId
 from recovery.spark.jvm.plan_nodes import seq, with_children
 from recovery.spark.steps.aggregate import Aggregation
-from recovery.spark.steps.stateful import EVERYWHERE, HASH_BITS, KEY, PLACE, UDF_NAME, StepDefinition
+from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, KEY, PLACE, UDF_NAME, StepDefinition
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.step_task import run_tasks
 from recovery.spark.tuning.collecting import Collector, local_frame

@@ -1,7 +1,7 @@
 """The tables of a recovery partition, by schema version, and whether a file has exactly those.
 
-What the tables are for stands in `recovery.storage.sqlite.schema`. A file that somebody sent could have others under the same
-names: views that never end, triggers that change what is written, columns and indexes that are computed. So the text
+`recovery.storage.sqlite.schema` says what the tables are for. A file that somebody sent could have others under the
+same names: views that never end, triggers that change what is written, columns and indexes that are computed. So the text
 of each object is compared with the text that made it. Objects under other names are never used.
 """
 

@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 
 from recovery.base.ids import BatchId
 from recovery.errors import StateValueError
-from recovery.spark.steps.stateful import HASH_BITS, KEY, PLACE
+from recovery.spark.steps.definition import HASH_BITS, KEY, PLACE
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.step_task import StepTask, parse_keys, run_tasks
 from tests.stores import Driver

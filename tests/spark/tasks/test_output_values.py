@@ -16,8 +16,9 @@ from pyspark.sql import types as T
 
 from recovery.base.ids import BatchId
 from recovery.errors import StateValueError
-from recovery.spark.steps.stateful import PLACE
-from recovery.spark.tasks.output_values import arrow_zone, in_known_zones, to_array, zone_of
+from recovery.spark.steps.column_types import arrow_zone
+from recovery.spark.steps.definition import PLACE
+from recovery.spark.tasks.output_values import in_known_zones, to_array, zone_of
 from recovery.spark.tasks.step_task import StepTask, run_tasks
 from recovery.storage.initialize import init_partitions
 from tests.stores import Driver

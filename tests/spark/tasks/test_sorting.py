@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.spark.steps.stateful import EVERYWHERE, UNHASHED
+from recovery.spark.steps.definition import EVERYWHERE, UNHASHED
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.sorting import _numbers, _order, sorted_by
 from recovery.storage.initialize import init_partitions
