@@ -10,8 +10,8 @@ from typing import Any
 import apsw
 import msgspec
 
+from recovery.storage.documents import DIGEST as STATE_DIGEST
 from recovery.storage.sqlite.digests import MODULUS, SNAPS_DIGEST, load_digests, record_digest
-from recovery.storage.sqlite.documents import DIGEST as STATE_DIGEST
 from recovery.storage.sqlite.epoch_log import CHUNKS, _chunk_digest
 
 RECORDS = {

@@ -15,8 +15,10 @@ import apsw
 
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import Execution
+from recovery.storage.connect import connect_task
+from recovery.storage.scan import scan
 from recovery.storage.seam import BatchCount, Changes, CloseRequest
-from recovery.storage.sqlite.store import FilePartitions, FileTaskStore, connect_task, scan
+from recovery.storage.sqlite.store import FilePartitions, FileTaskStore
 from recovery.storage.verify import PartitionCheck
 from recovery.values.keys import partition_of
 

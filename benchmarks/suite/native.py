@@ -194,7 +194,7 @@ def _totals(spark: Any, arguments: dict[str, Any], directory: Path) -> tuple[int
 
     from recovery.base.reserved import CHECKPOINT_STEP
     from recovery.checkpoint.restore import restore
-    from recovery.storage.sqlite.store import read_step
+    from recovery.storage.scan import read_step
 
     checkpoint = Path("checkpoint")
     if not arguments["plain"]:

@@ -156,7 +156,8 @@ class Store:
         from recovery.planning.resume import plan_resume
         from recovery.planning.values import Execution
         from recovery.storage.initialize import init_partitions
-        from recovery.storage.sqlite.store import FilePartitions, scan
+        from recovery.storage.scan import scan
+        from recovery.storage.sqlite.store import FilePartitions
 
         [self.path] = init_partitions("recovery", 1)
         plan = plan_resume(scan(Path("recovery")))
@@ -171,8 +172,8 @@ class Store:
     def touch(self, keys: Iterable[str]) -> None:
         """Apply one micro-batch that changes these keys."""
         from recovery.base.ids import BatchId, PartitionIndex, StepId
+        from recovery.storage.connect import connect_task
         from recovery.storage.seam import BatchCount, Changes
-        from recovery.storage.sqlite.store import connect_task
 
         self.batch += 1
         self.files.open(self.lease, BatchId(self.batch))

@@ -16,7 +16,8 @@ from recovery.base.intervals import format_interval
 from recovery.epochs.execution import new_execution
 from recovery.errors import BackupDamagedError, BackupTooOldError, RecoveryError
 from recovery.planning.resume import ResumePlan, plan_resume
-from recovery.storage.sqlite.store import FilePartitions, scan, step_names
+from recovery.storage.connect import FilePartitions
+from recovery.storage.scan import scan, step_names
 
 
 @dataclass(frozen=True, slots=True)

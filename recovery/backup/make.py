@@ -28,8 +28,9 @@ from recovery.errors import BackupDamagedError, InconsistentPartitionsError, Rec
 from recovery.host.durable import create
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
+from recovery.storage.connect import allow_open_files
 from recovery.storage.copies import PinnedPartition, pin
-from recovery.storage.sqlite.store import allow_open_files, scan
+from recovery.storage.scan import scan
 from recovery.storage.verify import PartitionCheck
 
 AT_ONCE = 4

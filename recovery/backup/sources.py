@@ -27,8 +27,8 @@ from recovery.host.processes import describe_holder
 from recovery.planning.backups import Copy
 from recovery.storage.copies import copy_with_log, describe_copy
 from recovery.storage.lock import lock_holder
+from recovery.storage.scan import SUFFIX
 from recovery.storage.sqlite.schema import translated
-from recovery.storage.sqlite.store import SUFFIX
 
 
 class Source(Protocol):

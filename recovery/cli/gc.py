@@ -18,8 +18,9 @@ from recovery.operational.scopes import remove_expired
 from recovery.planning.going_back import check_history, kept_interval_s
 from recovery.planning.resume import common_cuts, plan_resume
 from recovery.planning.retention import collection_floor, shared_history
+from recovery.storage.connect import SCRATCH_NAME, FilePartitions
 from recovery.storage.lock import DirectoryLock
-from recovery.storage.sqlite.store import SCRATCH_NAME, FilePartitions, scan
+from recovery.storage.scan import scan
 
 
 @click.command()

@@ -15,7 +15,7 @@ from recovery.errors import ConfigurationError, RecoveryError, StateNotFoundErro
 from recovery.native.choose import Wanted, choose_operator
 from recovery.native.held import held_operators, held_rows
 from recovery.operational.step_edits import Moment, moment
-from recovery.storage.sqlite.measures import read_measures
+from recovery.storage.scan import read_measures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,7 +24,7 @@ from recovery.errors import RecoveryError
 from recovery.planning.explain import Explanation, explain
 from recovery.planning.going_back import after_text, discarded
 from recovery.planning.resume import ResumePlan, plan_resume
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 
 
 @click.command()

@@ -35,7 +35,7 @@ from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.report.facts import Facts, gather
 from recovery.storage.lock import lock_holder
-from recovery.storage.sqlite.store import log_bytes, step_names
+from recovery.storage.scan import log_bytes, step_names
 
 READ_ATTEMPTS = 5
 

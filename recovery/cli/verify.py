@@ -9,7 +9,7 @@ import click
 from recovery.cli.common import directory_argument, json_option, print_json, say, table, tell_error
 from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.planning.resume import plan_resume
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from recovery.storage.verify import Verdict, check_all
 
 

@@ -19,7 +19,7 @@ from recovery.demo.flow import Delays
 from recovery.errors import FlowFailedError
 from recovery.host.durable import open_own
 from recovery.storage.initialize import init_partitions
-from recovery.storage.sqlite.store import read_step, scan
+from recovery.storage.scan import read_step, scan
 
 PARTITIONS = 2
 Say = Callable[[str], None]

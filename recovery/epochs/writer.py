@@ -15,8 +15,8 @@ from recovery.errors import RecoveryError
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.retention import collection_floor, shared_history
 from recovery.planning.values import Execution, FoundFile, PartitionDescription
+from recovery.storage.connect import SCRATCH_NAME, FilePartitions
 from recovery.storage.seam import CloseRequest
-from recovery.storage.sqlite.store import SCRATCH_NAME, FilePartitions
 from recovery.values.keys import home_of, shares
 
 StepKey = tuple[str, str]

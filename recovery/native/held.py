@@ -13,7 +13,7 @@ from recovery.checkpoint.rows import Content, file_of, row_objection
 from recovery.errors import CorruptPartitionError, EpochNotHeldError, SparkCheckpointError
 from recovery.operational.step_edits import Moment
 from recovery.planning.measures import Measure, operator_rows
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 
 
 def held_files(at: Moment) -> dict[str, int]:

@@ -35,8 +35,9 @@ from recovery.errors import AlreadyInitializedError, ConfigurationError, SparkCh
 from recovery.operational.step_edits import check_whole, close_audited
 from recovery.planning.going_back import kept_interval_s
 from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.lock import DirectoryLock
-from recovery.storage.sqlite.store import SCRATCH_NAME, scan
+from recovery.storage.scan import scan
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from recovery.operational.backends.backend import Backend, DirectoryBackend, Doc
 from recovery.operational.ids import StateId, escape, unescape
 from recovery.operational.step_edits import moment
 from recovery.planning.resume import common_cuts, plan_resume
+from recovery.storage.documents import BusyPartition, home
 from recovery.storage.history import KeyState, few_states_at, has_step
 from recovery.storage.lock import lock_holder
-from recovery.storage.sqlite.documents import BusyPartition, home
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 
 
 def standing_marks(backend: Backend, state_id: StateId) -> dict[str, Any]:

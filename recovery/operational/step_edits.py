@@ -31,7 +31,7 @@ from recovery.storage.history import (
     steps_in,
 )
 from recovery.storage.lock import DirectoryLock, lock_holder
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from recovery.storage.verify import check_all
 from recovery.values.keys import home_of
 

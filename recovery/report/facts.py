@@ -18,8 +18,7 @@ from recovery.planning.measures import Measure, StepSize, summed
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.lock import lock_holder
-from recovery.storage.sqlite.measures import largest_states, read_measures, sizes_in
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import largest_states, read_measures, scan, sizes_in
 
 
 @dataclass(frozen=True, slots=True)

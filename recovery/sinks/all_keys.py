@@ -11,7 +11,7 @@ from recovery.errors import ConfigurationError
 from recovery.planning.resume import plan_resume
 from recovery.sinks.plain import DiscardSink
 from recovery.sinks.protocol import EpochOutput, Resume
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,10 +18,10 @@ from recovery.checkpoint.rows import row_objection
 from recovery.errors import CorruptPartitionError
 from recovery.planning.measures import StepSize
 from recovery.planning.values import PartitionDescription
+from recovery.storage.documents import check_states
 from recovery.storage.sqlite.beginning import check_beginning
 from recovery.storage.sqlite.columns import ODD_STATE
 from recovery.storage.sqlite.digests import SNAPS_DIGEST, SUM_SQL, combine, load_digests, mismatch_text
-from recovery.storage.sqlite.documents import check_states
 from recovery.storage.sqlite.epoch_log import check_chunks, check_log, logged_keys
 from recovery.storage.sqlite.measures import check_measures, check_sizes
 from recovery.storage.sqlite.partition import describe

@@ -10,7 +10,7 @@ from recovery.backup.restore import Restored, restore
 from recovery.backup.sources import open_source
 from recovery.backup.target import DirectoryTarget, Target
 from recovery.base.clock import SystemClock
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from tests.stores import Driver, State, problems, state_at
 
 _ids = itertools.count()

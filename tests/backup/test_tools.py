@@ -13,7 +13,7 @@ import pytest
 
 from recovery.backup.target import DirectoryTarget
 from recovery.planning.resume import plan_resume
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from tests.backup.emulators import script
 from tests.backup.support import assert_sound, back_up, bring_back, work
 from tests.backup.writer import state_of, wait_until_closed, writing

@@ -32,8 +32,8 @@ from recovery.sinks.delivery import Delivery
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.run.position import resume_of_sink
 from recovery.spark.run.prepare import Prepared
+from recovery.storage.connect import connect_task
 from recovery.storage.seam import BatchCount, Changes
-from recovery.storage.sqlite.store import connect_task
 from recovery.values.keys import partition_of
 
 STEP = "totals"

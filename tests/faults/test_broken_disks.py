@@ -19,7 +19,7 @@ from recovery.errors import StorageError
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import StepEdit
 from recovery.storage.initialize import init_partitions
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from recovery.storage.verify import PartitionCheck
 from tests.faults.disk import Broken, in_use
 from tests.stores import Driver, State, paths_of, problems, state_at

@@ -11,7 +11,7 @@ import pytest
 
 from recovery.base.clock import Uptime
 from recovery.planning.resume import plan_resume
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from tests.faults.minirun import MiniRun, states, totals
 from tests.stores import problems
 

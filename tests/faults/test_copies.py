@@ -20,7 +20,7 @@ from recovery.errors import (
 )
 from recovery.planning.resume import plan_resume
 from recovery.storage.initialize import init_partitions
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from tests.stores import Driver, State, alter, paths_of, problems, state_at
 
 N = 3

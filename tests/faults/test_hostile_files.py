@@ -25,12 +25,12 @@ from recovery.checkpoint.source_places import places_of
 from recovery.cli import main
 from recovery.errors import CorruptPartitionError, all_errors
 from recovery.storage.copies import PinnedPartition
+from recovery.storage.documents import read_states
 from recovery.storage.history import steps_in
 from recovery.storage.initialize import init_partitions
-from recovery.storage.sqlite.documents import read_states
-from recovery.storage.sqlite.measures import read_measures, sizes_in
+from recovery.storage.scan import read_measures, scan, sizes_in
 from recovery.storage.sqlite.schema import DISTRUST, read_partition, value
-from recovery.storage.sqlite.store import FilePartitions, scan
+from recovery.storage.sqlite.store import FilePartitions
 from recovery.storage.verify import PartitionCheck
 from tests.faults import hostile_values
 from tests.hostile import forge, lenient, make_right, put

@@ -15,7 +15,7 @@ from pathlib import Path
 from click.testing import CliRunner
 from recovery import StateManager
 from recovery.cli import main
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from tests.faults.minirun import MiniRun, totals, states
 
 directory, dest = Path(sys.argv[1]), Path(sys.argv[2])

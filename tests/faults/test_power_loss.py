@@ -13,8 +13,8 @@ import pytest
 
 from recovery.errors import RecoveryError
 from recovery.planning.resume import plan_resume
+from recovery.storage.scan import scan
 from recovery.storage.sqlite import store as files
-from recovery.storage.sqlite.store import scan
 from tests.faults.disk import Event, Recorder, Replay, in_use
 from tests.stores import Driver, State, paths_of, problems, state_at
 

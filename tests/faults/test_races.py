@@ -21,7 +21,7 @@ from recovery.base.clock import SystemClock
 from recovery.errors import DirectoryLockedError, LeaseLostError, RecoveryError
 from recovery.storage import lock
 from recovery.storage.lock import LOCK_NAME
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from tests.faults.minirun import MiniRun, child, killed_afterwards, run, states, totals, wait
 from tests.faults.test_copies import contents
 from tests.stores import ROOT, Driver, paths_of, problems, query

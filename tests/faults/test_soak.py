@@ -14,8 +14,9 @@ from statistics import median
 import pytest
 
 from recovery.base.ids import BatchId
+from recovery.storage.connect import connect_task
+from recovery.storage.scan import scan
 from recovery.storage.seam import BatchCount, Changes
-from recovery.storage.sqlite.store import connect_task, scan
 from recovery.values.keys import partition_of
 from tests.faults.minirun import STEP, MiniRun, child, states, wait
 from tests.stores import problems

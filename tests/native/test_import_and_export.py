@@ -31,7 +31,7 @@ from recovery.native.importing import import_checkpoint
 from recovery.operational.step_edits import edit_states, moment
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from tests.checkpoint.support import write
 from tests.faults.minirun import child, die_at, wait
 from tests.native.support import held, job, place, write_job

@@ -20,7 +20,8 @@ from recovery.operational.closed_marks import changes
 from recovery.operational.targets import Documents
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
-from recovery.storage.sqlite.store import FilePartitions, scan
+from recovery.storage.scan import scan
+from recovery.storage.sqlite.store import FilePartitions
 from tests.operational.support import IMPATIENT
 from tests.stores import problems
 

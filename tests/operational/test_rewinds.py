@@ -9,7 +9,7 @@ from recovery.base.clock import SystemClock
 from recovery.epochs.execution import new_execution
 from recovery.operational.rewinds import note_start, read_rewinds
 from recovery.spark.run.prepare import Prepared
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from tests.backup.support import work
 
 CLOCK = SystemClock()

@@ -30,7 +30,8 @@ from recovery.epochs.writer import EpochWriter
 from recovery.operational.step_edits import edit_states, moment
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
-from recovery.storage.sqlite.store import FilePartitions, scan
+from recovery.storage.scan import scan
+from recovery.storage.sqlite.store import FilePartitions
 from tests.operational.support import background
 from tests.stores import STEP, Driver, alter, paths_of, problems, run_python, state_at, window
 

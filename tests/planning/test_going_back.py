@@ -15,7 +15,7 @@ from recovery.planning.going_back import (
     kept_interval_s,
 )
 from recovery.planning.resume import plan_resume
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from tests.backup.support import work
 
 

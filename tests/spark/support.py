@@ -12,7 +12,7 @@ from pathlib import Path
 import apsw
 
 from recovery import DiscardSink, RecoveryConfig, init_partitions, start, stateful
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 
 ROOT = Path(__file__).resolve().parents[2]
 ODD_KEYS = ["", " ", "a/b*..", "quote'\"", "😀", "␀", "␀0", "nul\0inside", "é", "x" * 10_000, "[null]", None]

@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from recovery import stateful
 from recovery.errors import FlowMismatchError
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from tests.spark.support import Feed, add_up, run_to_end, states, totals_step
 
 

@@ -20,7 +20,7 @@ from recovery.base.clock import SystemClock
 from recovery.sinks.delivery import Delivery
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.run import prepare as preparing
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from tests.faults.minirun import STEP, MiniRun, run, totals
 from tests.faults.minirun import states as numbers
 from tests.spark.support import run_to_end, states, totals_step

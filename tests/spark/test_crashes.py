@@ -21,7 +21,7 @@ from recovery import init_partitions
 from recovery.base.faults import VARIABLE
 from recovery.demo.flights import add_plainly, read_flights
 from recovery.demo.flow import Delays
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from tests.spark.support import ROOT, states
 
 FLOW = ROOT / "tests" / "flows" / "totals.py"

@@ -14,7 +14,7 @@ import pytest
 from recovery import init_partitions
 from recovery.backup.places import open_target
 from recovery.backup.repository import list_backups
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from tests.backup.emulators import script
 from tests.backup.support import back_up, bring_back
 from tests.backup.test_tools import litestream_config

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from recovery import DiscardSink, RecoveryConfig, init_partitions, start
 from recovery.epochs import closer as closing
-from recovery.storage.sqlite.store import read_step
+from recovery.storage.scan import read_step
 from tests.spark.support import add_up, run_to_end, set_to, states, totals_step
 from tests.stores import paths_of, problems, query
 
@@ -190,9 +190,9 @@ def test_late_tasks_are_refused(spark, feed, tmp_path):
     """A task that still runs when its query has been stopped leaves nothing in the next run's state."""
     from recovery import LeaseLostError
     from recovery.base.ids import BatchId, PartitionIndex, StepId
+    from recovery.storage.connect import connect_task
     from recovery.storage.seam import BatchCount, Changes
     from recovery.storage.sqlite import store as files_module
-    from recovery.storage.sqlite.store import connect_task
 
     addresses = []
     original = files_module.FilePartitions.address

@@ -20,7 +20,7 @@ import pytest
 
 from recovery import Flow, FlowFailedError, RecoveryConfig, init_partitions, run
 from recovery.spark.jvm.session import prepare_environment
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from tests.spark.support import ROOT, Feed, add_up, run_to_end, states, totals_step
 from tests.spark.test_crashes import finish, json_of, recovery_command, recovery_run, wait_for_batch
 from tests.stores import problems

@@ -12,7 +12,7 @@ import pytest
 from recovery import ConfigurationError, MetricsListener, RecoveryConfig, init_partitions, query_metrics, start
 from recovery.backup.note import LastBackup, note_backup
 from recovery.metrics.endpoint import MetricsEndpoint
-from recovery.storage.sqlite.measures import read_measures
+from recovery.storage.scan import read_measures
 from tests.spark.support import totals_step
 from tests.stores import problems
 

@@ -22,7 +22,7 @@ from recovery import (
     start,
 )
 from recovery.spark.planner.bind import FORMAT_SETTING
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from tests.flows.native import (
     EVENTS,
     STORES,

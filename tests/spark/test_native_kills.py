@@ -20,7 +20,7 @@ import pytest
 from recovery import init_partitions
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.checkpoint.rows import file_of
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from tests.flows.native import QUERIES, STORES, added_up, rows_of, unique, write_events
 from tests.spark.support import ROOT, set_to
 from tests.spark.test_native import start_plainly

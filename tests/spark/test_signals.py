@@ -17,7 +17,7 @@ from recovery import DirectoryLockedError, StateManager, init_partitions
 from recovery.base.clock import SystemClock
 from recovery.host.signals import STOPPING, again
 from recovery.storage.lock import DirectoryLock
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from tests.namespaces import are_running, as_process_1, family, process_1, signal_all
 from tests.spark.support import ROOT
 from tests.spark.test_crashes import finish, wait_for_batch

@@ -206,7 +206,7 @@ def test_a_sink_can_be_changed(spark, feed, tmp_path):
 def test_what_does_not_fit_is_refused_before_anything_is_written(spark, feed, tmp_path):
     """Missing files, the directory of another flow, and no recovery directory at all."""
     from recovery import start
-    from recovery.storage.sqlite.store import scan
+    from recovery.storage.scan import scan
 
     feed.add_random(1)
     sink = FileSink(tmp_path / "out")

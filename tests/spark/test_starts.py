@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from recovery import RecoveryConfig, init_partitions, start
+from recovery.storage.scan import scan
 from recovery.storage.sqlite import store as storage_files
-from recovery.storage.sqlite.store import scan
 from tests.flows.topic import append, step, topic, words
 from tests.spark.support import ROOT, Feed, run_to_end, states
 from tests.spark.test_crashes import finish, recovery_command

@@ -42,7 +42,7 @@ from recovery.cli import main
 from recovery.cli.flow_loader import load_flow
 from recovery.epochs.writer import EpochWriter
 from recovery.planning.resume import plan_resume
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from recovery.values.keys import encode_key, partition_of
 from tests.spark.support import ODD_KEYS, add_up, run_to_end, states, totals_step
 from tests.stores import problems

@@ -11,9 +11,9 @@ import apsw
 import pytest
 
 from recovery.errors import CorruptPartitionError, LeaseLostError, StorageError
+from recovery.storage.connect import connect_task
 from recovery.storage.deltas.delta import delta as deltas
 from recovery.storage.seam import BatchCount, Changes
-from recovery.storage.sqlite.store import connect_task
 from recovery.values.keys import encode_key, partition_of
 from tests.stores import STEP, Driver, alter, pack, problems, query, state_at
 

@@ -17,11 +17,10 @@ from recovery.cli import main
 from recovery.errors import CorruptPartitionError, EpochNotHeldError
 from recovery.planning.resume import plan_resume
 from recovery.storage.history import changes_between, few_states_at, states_at, steps_in
+from recovery.storage.scan import largest_states, read_step, scan, sizes_in
 from recovery.storage.sqlite.epoch_log import CHUNK_ROWS, FIRST_ROWS
-from recovery.storage.sqlite.measures import largest_states, sizes_in
 from recovery.storage.sqlite.partition import rewind
 from recovery.storage.sqlite.schema import open_partition
-from recovery.storage.sqlite.store import read_step, scan
 from tests.stores import ROOT, STEP, Driver, alter, content, paths_of, problems, query, run_python, state_at, window
 
 ODD_KEYS = {"": "0", "Ω": '"\\u0000"', "\x1f[\"'": "null", "😀": '{"a":[1,"\\"\x7f"]}'}

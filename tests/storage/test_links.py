@@ -20,7 +20,8 @@ from recovery.errors import DirectoryLockedError, FileReplacedError, LinkedParti
 from recovery.planning.resume import plan_resume
 from recovery.storage.initialize import STAGING
 from recovery.storage.lock import DirectoryLock, lock_holder
-from recovery.storage.sqlite.store import FilePartitions, scan
+from recovery.storage.scan import scan
+from recovery.storage.sqlite.store import FilePartitions
 from tests.stores import ROOT, STEP, Driver, paths_of, problems, state_at, window
 
 HOLD = """

@@ -19,18 +19,18 @@ import pytest
 
 from recovery.base.clock import SystemClock
 from recovery.errors import LeaseLostError
+from recovery.storage.connect import connect_task
 from recovery.storage.deltas.delta import Delta
 from recovery.storage.deltas.delta import open_deltas as kept_module
 from recovery.storage.deltas.lifeline import Lifeline, hold
 from recovery.storage.deltas.open_deltas import KeptDeltas, kept
 from recovery.storage.seam import BatchCount
-from recovery.storage.sqlite.store import connect_task
 from tests.stores import ROOT, STEP, Driver, pack, paths_of, state_at
 
 WORKER = """
 import sys
 from recovery.base.ids import BatchId, PartitionIndex, StepId
-from recovery.storage.sqlite.store import connect_task
+from recovery.storage.connect import connect_task
 from tests.stores import STEP, pack
 from recovery.storage.seam import BatchCount
 address = sys.stdin.readline().strip()

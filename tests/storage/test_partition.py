@@ -13,9 +13,10 @@ import pytest
 from recovery.base.ids import ExecutionNumber, Lease
 from recovery.errors import CorruptPartitionError, LeaseLostError, StateValueError
 from recovery.planning.resume import plan_resume
+from recovery.storage.scan import scan
 from recovery.storage.seam import StepEdit
 from recovery.storage.sqlite import partition as one
-from recovery.storage.sqlite.store import FilePartitions, scan
+from recovery.storage.sqlite.store import FilePartitions
 from recovery.values.keys import partition_of
 from tests.stores import STEP, Driver, alter, content, new_execution, paths_of, problems, query, state_at, window
 

@@ -26,8 +26,9 @@ from recovery.errors import (
 )
 from recovery.planning.resume import plan_resume
 from recovery.storage.copies import copy_with_log
+from recovery.storage.scan import scan, step_names
 from recovery.storage.sqlite import schema, tables
-from recovery.storage.sqlite.store import FilePartitions, scan, step_names
+from recovery.storage.sqlite.store import FilePartitions
 from recovery.storage.verify import PartitionCheck
 from tests.stores import (
     STEP,
@@ -235,7 +236,7 @@ import importlib.readers, importlib.resources._adapters, os, sys
 from pathlib import Path
 from recovery.errors import StorageError
 from recovery.planning.resume import plan_resume
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from recovery.storage.verify import PartitionCheck
 from recovery.cli.status import collect_status
 from recovery.operational.step_edits import moment

@@ -14,10 +14,11 @@ from recovery.base.clock import SystemClock
 from recovery.epochs.writer import EpochWriter
 from recovery.errors import FileReplacedError, LeaseLostError, StorageError
 from recovery.planning.resume import plan_resume
+from recovery.storage.documents import change_states, home
 from recovery.storage.lock import LOCK_NAME, DirectoryLock
+from recovery.storage.scan import scan
 from recovery.storage.sqlite import store as files_module
-from recovery.storage.sqlite.documents import change_states, home
-from recovery.storage.sqlite.store import FilePartitions, scan
+from recovery.storage.sqlite.store import FilePartitions
 from tests.stores import STEP, Driver, alter, problems, state_at, window
 
 Fault = Callable[[Path, Driver], Path]

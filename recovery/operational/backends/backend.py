@@ -22,8 +22,7 @@ from recovery.errors import CorruptPartitionError, StateLockedError
 from recovery.host.processes import describe_holder
 from recovery.operational.backends.retry import Busy, RetryPolicy
 from recovery.operational.ids import StateId
-from recovery.storage.lock import lock_holder
-from recovery.storage.sqlite.documents import (
+from recovery.storage.documents import (
     BusyPartition,
     StoredState,
     change_states,
@@ -34,6 +33,7 @@ from recovery.storage.sqlite.documents import (
     read_states,
     writer_of,
 )
+from recovery.storage.lock import lock_holder
 
 LOCKS_NAME = "locks"
 
@@ -95,7 +95,7 @@ class Backend(Protocol):
 
 
 class DirectoryBackend:
-    """Operational state in a recovery directory: see `recovery.storage.sqlite.documents`."""
+    """Operational state in a recovery directory: see `recovery.storage.documents`."""
 
     def __init__(self, directory: str | os.PathLike[str], clock: Clock, retry: RetryPolicy) -> None:
         self.directory = Path(directory)

@@ -34,7 +34,7 @@ from recovery.spark.jvm.launch import abandon_launch
 from recovery.spark.jvm.session import check_master, create_session
 from recovery.spark.pipelines.incremental import Load, Loading, _current, moved
 from recovery.storage.lock import DirectoryLock
-from recovery.storage.sqlite.store import scan
+from recovery.storage.scan import scan
 from recovery.storage.verify import check_all
 
 PIPELINE = "pipeline"

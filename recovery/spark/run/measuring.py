@@ -22,7 +22,7 @@ from recovery.planning.values import Execution
 from recovery.spark.run.events import RunSummary
 from recovery.spark.run.operator_rows import OperatorRows
 from recovery.spark.run.prepare import Prepared
-from recovery.storage.sqlite.store import FilePartitions
+from recovery.storage.connect import FilePartitions
 
 PROGRESS_LOOKS = 100
 PROGRESS_PERIOD_S = 0.01

@@ -24,7 +24,7 @@ from recovery.planning.values import Execution, StepEdit
 from recovery.sinks import Resume
 from recovery.sinks.delivery import NOTE_KEY
 from recovery.spark.planner.bind import BoundPlan
-from recovery.storage.sqlite.store import FilePartitions
+from recovery.storage.connect import FilePartitions
 
 
 class Position(NamedTuple):

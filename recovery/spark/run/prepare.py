@@ -22,9 +22,10 @@ from recovery.operational.rewinds import check_start, note_start
 from recovery.planning.going_back import discarded, kept_interval_s
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import Execution
+from recovery.storage.connect import SCRATCH_NAME, FilePartitions
 from recovery.storage.initialize import init_partitions
 from recovery.storage.lock import DirectoryLock
-from recovery.storage.sqlite.store import SCRATCH_NAME, FilePartitions, log_bytes, scan
+from recovery.storage.scan import log_bytes, scan
 from recovery.storage.verify import PartitionCheck, Verdict
 
 CHECK_NICENESS = 10

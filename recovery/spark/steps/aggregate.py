@@ -1,8 +1,8 @@
 """Declared aggregation: a vectorised step whose function is made of `recovery.aggregates`.
 
 Spark evaluates the inputs and, where it can, combines the rows of a key within each partition before the exchange
-(`recovery.spark.steps.combine`). Each task sorts its rows, reduces them to one row per key in Arrow and NumPy, and merges
-those with the states of the same keys. Only the result reaches the state table.
+(`recovery.spark.steps.combine`). Each task sorts its rows, reduces them to one row per key in Arrow and NumPy, and
+merges those with the states of the same keys. Only the result reaches the state table.
 """
 
 from __future__ import annotations

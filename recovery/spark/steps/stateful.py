@@ -1,8 +1,8 @@
 """Stateful steps that call `update` once per key.
 
-A step sends every row to the task of its key's recovery partition. There are as many tasks as run at a time, and at most
-one per partition. The number of partitions is unknown while a plan is built, so the exchange is a placeholder, which
-`recovery.spark.planner.bind` replaces when a run starts. A small micro-batch needs no exchange: see
+A step sends every row to the task of its key's recovery partition. There are as many tasks as run at a time, and at
+most one per partition. The number of partitions is unknown while a plan is built, so the exchange is a placeholder,
+which `recovery.spark.planner.bind` replaces when a run starts. A small micro-batch needs no exchange: see
 `recovery.spark.tuning.gathering`. `recovery.spark.tasks.step_task` does the work of a task.
 """
 

@@ -44,8 +44,8 @@ from recovery.spark.tasks.input_values import RowMaker, is_text, key_values, not
 from recovery.spark.tasks.output_values import in_known_zones, to_array
 from recovery.spark.tasks.retries import raised_once
 from recovery.spark.tasks.sorting import sorted_by
+from recovery.storage.connect import connect_task
 from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, TaskStore
-from recovery.storage.sqlite.store import connect_task
 from recovery.values.codec import StateCodec
 from recovery.values.keys import decode_key, encode_key, is_escaped, partition_of
 from recovery.values.tables import refuse_null

@@ -30,7 +30,7 @@ from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.step_task import run_tasks
 from recovery.spark.tuning.collecting import Collector, local_frame
 from recovery.spark.tuning.row_width import RowWidth, bytes_to_read
-from recovery.storage.sqlite.store import connect_task
+from recovery.storage.connect import connect_task
 
 FEW_ROWS = 10_000
 MOST_BYTES = 64 << 20

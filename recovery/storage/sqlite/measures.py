@@ -20,8 +20,7 @@ from recovery.errors import CorruptPartitionError
 from recovery.planning.measures import Measure, StepSize, from_text, outdated, to_text
 from recovery.storage.sqlite.columns import check_columns, checked_rows
 from recovery.storage.sqlite.digests import mismatch_text, record_digest
-from recovery.storage.sqlite.epoch_log import overlaid
-from recovery.storage.sqlite.schema import read_partition, rows, snapshot, transaction, translated, value
+from recovery.storage.sqlite.schema import rows, transaction, translated, value
 from recovery.storage.sqlite.tables import ROW_BYTES
 
 SIZES = "SELECT step_id, live_rows, live_bytes FROM sizes"
@@ -57,31 +56,21 @@ def read_sizes(connection: apsw.Connection) -> dict[str, StepSize]:
 
 def counted_rows(connection: apsw.Connection, step: str) -> int | None:
     """How many rows of a step `snaps` should have; None when the file is of an older version, and does not know."""
-    if not _exists(connection):
+    if not has_measures(connection):
         return None
     return int(value(connection, "SELECT live_rows FROM sizes WHERE step_id = ?", (step,)) or 0)
 
 
-def sizes_in(path: Path) -> dict[str, StepSize] | None:
-    """The steps of a partition file; None when it is of an older version, and does not know. Changes nothing."""
-
-    def read(connection: apsw.Connection) -> dict[str, StepSize] | None:
-        with translated(path):
-            return read_sizes(connection) if _exists(connection) else None
-
-    return read_partition(path, read)
-
-
 def check_sizes(connection: apsw.Connection, counted: Mapping[str, StepSize]) -> list[str]:
     """What is wrong with `sizes`, a sentence each, when `snaps` holds what was `counted`. A transaction is open."""
-    if not _exists(connection) or read_sizes(connection) == counted:
+    if not has_measures(connection) or read_sizes(connection) == counted:
         return []
     return ["sizes does not say how many rows and bytes each step has"]
 
 
 def check_measures(connection: apsw.Connection) -> list[str]:
     """What is wrong with `measures`, a sentence each. A read transaction is open."""
-    if not _exists(connection):
+    if not has_measures(connection):
         return []
     found = rows(connection, MEASURES)
     damaged = sum(record_digest(*row[:-1]) != row[-1] for row in found)
@@ -89,7 +78,7 @@ def check_measures(connection: apsw.Connection) -> list[str]:
         return [mismatch_text(damaged, "measures")]
     try:
         for row in checked_rows("measures", found):
-            _measure(*row)
+            measure_of(*row)
     except CorruptPartitionError as error:
         return [error.found]
     return []
@@ -114,34 +103,10 @@ def add_measure(connection: apsw.Connection, path: Path, measure: Measure) -> No
                 connection.pragma("synchronous", "FULL")
 
 
-def read_measures(path: Path) -> list[Measure]:
-    """All measures that part-0 holds, oldest first. Changes nothing. Raises CorruptPartitionError."""
-
-    def read(connection: apsw.Connection) -> list[Measure]:
-        with translated(path), snapshot(connection):
-            if not _exists(connection):
-                return []
-            found = rows(connection, MEASURES)
-            return [_measure(*row) for row in checked_rows("measures", found)]
-
-    return read_partition(path, read)
-
-
-def largest_states(path: Path, limit: int) -> list[tuple[str, str, int]]:
-    """The states of a partition that take most bytes: step, key, bytes; the run's own rows are none.
-    Reads the whole newest snapshot."""
-
-    def read(connection: apsw.Connection) -> list[tuple[str, str, int]]:
-        with translated(path), snapshot(connection), overlaid(connection, path):
-            return [(step, key, size) for step, key, size in rows(connection, LARGEST, (limit,))]
-
-    return read_partition(path, read)
-
-
-def _measure(_id: int, _execution: int, _epoch: int, _measured_ms: int, content: str) -> Measure:
+def measure_of(_id: int, _execution: int, _epoch: int, _measured_ms: int, content: str) -> Measure:
     return from_text(content, lambda why: CorruptPartitionError(f"a row of table measures cannot be read: {why}"))
 
 
-def _exists(connection: apsw.Connection) -> bool:
+def has_measures(connection: apsw.Connection) -> bool:
     """Whether the file has the tables: before its first writer of this version it may lack them."""
     return bool(connection.pragma("user_version") >= 3)

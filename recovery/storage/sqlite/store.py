@@ -10,7 +10,7 @@ import resource
 import shutil
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -18,20 +18,16 @@ import apsw
 
 from recovery.base import faults
 from recovery.base.clock import Clock, SystemClock
-from recovery.base.ids import NO_EPOCH, BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex, StepId
-from recovery.base.reserved import RESERVED_PREFIX
+from recovery.base.ids import NO_EPOCH, BatchId, Epoch, Lease, PartitionIndex, StepId
 from recovery.errors import (
     FileReplacedError,
-    ForeignPartitionError,
     LeaseLostError,
-    NoPartitionsError,
-    RecoveryError,
     StorageError,
     UnsupportedPlanError,
 )
 from recovery.host.durable import PRIVATE, make_directories, modes_beside, open_own
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
-from recovery.planning.values import Execution, FoundFile, PartitionDescription
+from recovery.planning.values import Execution, PartitionDescription
 from recovery.storage.deltas.delta import CACHE_BYTES as CACHE_BYTES_OF_DELTA
 from recovery.storage.deltas.delta import Delta, create_delta
 from recovery.storage.deltas.lifeline import Lifeline
@@ -48,15 +44,12 @@ from recovery.storage.sqlite.schema import (
     open_partition,
     prepare_writer,
     read_partition,
-    reading,
     transaction,
     translated,
     value,
 )
-from recovery.storage.sqlite.watched_files import Identity, Watch, check_opened, not_the_same, refuse_other_names
+from recovery.storage.sqlite.watched_files import Identity, Watch, check_opened, not_the_same
 
-SUFFIX = ".sqlite3"
-SCRATCH_NAME = "scratch"
 CACHE_BYTES = 256 << 20
 MAX_THREADS = 16
 _NOTE_BYTES = 20
@@ -78,55 +71,6 @@ class Collected(NamedTuple):
     """Superseded rows that were given up."""
     changes: int
     """Logged changes that were folded."""
-
-
-def scan(directory: Path) -> list[FoundFile]:
-    """Every file of `directory` that is, or by its name should be, a recovery partition. Changes nothing.
-
-    Raises NoPartitionsError when there is none.
-    """
-    found: list[FoundFile] = []
-    try:
-        paths = [path for path in directory.iterdir() if path.suffix == SUFFIX]
-    except (FileNotFoundError, NotADirectoryError):
-        raise NoPartitionsError("there is no such directory", path=directory) from None
-    except OSError as error:
-        raise StorageError(str(error), path=directory) from error
-    for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
-        try:
-            found.append(FoundFile(path, describe_file(path)))
-        except RecoveryError as error:
-            # Another program's database may lie beside ours, unless it stands where ours should.
-            if path.name.startswith("part-") or not isinstance(error, ForeignPartitionError):
-                found.append(FoundFile(path, None, error))
-    if not found:
-        raise NoPartitionsError("it holds no recovery partition", path=directory)
-    return found
-
-
-def describe_file(path: Path) -> PartitionDescription:
-    """What a partition says of itself. Changes nothing. Raises CorruptPartitionError, ForeignPartitionError,
-    LinkedPartitionError, UnsupportedVersionError or StorageError."""
-    description = read_partition(path, partial(one.describe, path=path))
-    with translated(path):
-        refuse_other_names(path, path.stat())
-    return description
-
-
-def log_bytes(path: Path) -> int:
-    """The size of the log that belongs to a partition; 0 without one."""
-    try:
-        return beside(path, "-wal").stat().st_size
-    except OSError:
-        return 0
-
-
-def step_names(paths: Sequence[Path]) -> list[str]:
-    """The steps of the flow that have state in any of the files, sorted; the driver's own are not among them."""
-    names: set[str] = set()
-    for path in paths:
-        names |= read_partition(path, partial(one.known_steps, path=path))
-    return sorted(name for name in names if not name.startswith(RESERVED_PREFIX))
 
 
 class FilePartitions:
@@ -646,22 +590,6 @@ class FileTaskStore:
         return found
 
 
-def connect_task(address: str, keep: bool = False) -> tuple[FileTaskStore, int]:
-    """The store that `address` (see `PartitionStore.address`) leads to, and the number of partitions. keep: for a task
-    that is small, and one of many."""
-    partitions, files, scratch, lease, line = _parsed(address)
-    return FileTaskStore(partitions, files, scratch, lease, SystemClock(), line if keep else None), len(partitions)
-
-
-@lru_cache(maxsize=4)
-def _parsed(address: str) -> tuple[list[Path], list[Identity], Path, Lease, str | None]:
-    """What an address says; all tasks of a run are given the same one."""
-    parsed = json.loads(address)
-    lease = Lease(ExecutionNumber(parsed["number"]), parsed["id"])
-    files = [(device, inode) for device, inode in parsed["files"]]
-    return [Path(path) for path in parsed["partitions"]], files, Path(parsed["scratch"]), lease, parsed["line"]
-
-
 def _delta_path(scratch: Path, step: StepId, index: int) -> Path:
     return scratch / f"{_file_name(step)}-{index}.delta"
 
@@ -700,11 +628,3 @@ def _logged_frames(path: Path) -> int:
 def _schema(deltas: dict[StepId, list[Delta]], step: StepId) -> str:
     """The name under which a step's delta is attached to the writers."""
     return f"delta_{list(deltas).index(step)}"
-
-
-def read_step(paths: Sequence[Path], step: str, resume_epoch: Epoch | None = None) -> Iterator[tuple[str, str | bytes]]:
-    """State keys and values of a step, in no particular order: as of the newest closed epoch of each file, or as an
-    execution from `resume_epoch` would find them."""
-    for path in paths:
-        with reading(path) as connection:
-            yield from one.step_values(connection, path, StepId(step), resume_epoch)

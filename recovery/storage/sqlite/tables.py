@@ -1,8 +1,8 @@
 """The tables of a recovery partition, by schema version, and whether a file has exactly those.
 
 `recovery.storage.sqlite.schema` says what the tables are for. A file that somebody sent could have others under the
-same names: views that never end, triggers that change what is written, columns and indexes that are computed. So the text
-of each object is compared with the text that made it. Objects under other names are never used.
+same names: views that never end, triggers that change what is written, columns and indexes that are computed. So the
+text of each object is compared with the text that made it. Objects under other names are never used.
 """
 
 from __future__ import annotations
