@@ -1,4 +1,4 @@
-"""Which module may know which: the borders inside the package."""
+"""Which room may import which: the layers of the package, in one table."""
 
 from __future__ import annotations
 
@@ -15,17 +15,78 @@ MODULES = {
     ".".join(("recovery", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-SPARK = {"pyspark", "py4j"}
-STORAGE_FOR_STATE = {f"recovery.storage.{name}" for name in ("states", "history", "lock", "files", "seam", "verify")}
-STORAGE_FOR_BACKUPS = {
-    f"recovery.storage.{name}" for name in ("copies", "digests", "files", "initialize", "lock", "schema", "verify")
-}
-STORAGE_FOR_SPARK = {
-    f"recovery.storage.{name}" for name in ("seam", "files", "history", "initialize", "lock", "measures", "verify")
+
+LAYERS = (
+    "base.printable",
+    "errors",
+    "base",
+    "host",
+    "aggregates values",
+    "group_state planning",
+    "appended checkpoint config metrics",
+    "storage",
+    "sinks",
+    "epochs flow",
+    "operational",
+    "backup native pipeline",
+    "report",
+    "spark.jvm",
+    "spark.steps",
+    "spark.tasks",
+    "spark.sources spark.pipelines",
+    "spark.tuning",
+    "spark.planner",
+    "spark.run",
+    "demo",
+    "cli",
+)
+"""The rooms, from the lowest floor to the highest: a room imports from lower floors only, not from its own neighbours.
+docs/architecture.md shows the same table."""
+
+EXCEPTIONS = {
+    "recovery.spark.steps.stateful -> recovery.spark.tasks.step_task": "the closure that Spark sends to its workers",
+    "recovery.spark.steps.stateful -> recovery.spark.tasks.arrow_task": "the closure that Spark sends to its workers",
 }
 
+LIBRARIES = {
+    "pyspark": "spark demo sinks flow pipeline aggregates cli.flow_loader cli.native",
+    "py4j": "spark",
+    "pandas": "",
+    "sqlite3": "",  # a second SQLite library in the process would drop the locks of the first
+    "apsw": "storage",
+}
+"""Which rooms may import a library."""
 
-def imports(module: str) -> set[str]:
+PURE = ("time", "random", "secrets", "os", "shutil", "subprocess", "socket")
+"""What planning does not import: no clock, no chance, no files. What it needs comes in as arguments."""
+
+STORAGE = "connect copies documents history initialize lock scan seam verify"
+"""The public modules of `recovery.storage`: all that other rooms may import of it."""
+
+PRIVATE_STORAGE = {
+    "recovery.backup.manifest -> recovery.storage.sqlite.digests": "manifests have the digests of partitions",
+    "recovery.backup.restore -> recovery.storage.sqlite.schema": "the name of a partition's file",
+    "recovery.backup.sources -> recovery.storage.sqlite.schema": "SQLite's errors as typed ones, while it copies",
+}
+
+JVM_ROOMS = "spark.jvm spark.tuning spark.planner"
+JVM_MODULES = {
+    "recovery.spark.sources.appended",
+    "recovery.spark.sources.driver_relay",
+    "recovery.spark.steps.column_types",
+    "recovery.spark.steps.combine",
+    "recovery.spark.run.launch",
+    "recovery.spark.run.measuring",
+    "recovery.spark.run.operator_rows",
+    "recovery.spark.run.query",
+    "recovery.spark.run.source_starts",
+    "recovery.spark.run.warmup_flows",
+}
+"""Modules outside of the rooms for it that name internals of the JVM. This list only shrinks."""
+JVM_NAMES = re.compile(r"\._(jvm|jdf|jsq|jsc|jsparkSession|gateway)\b")
+
+
+def imported(module: str) -> set[str]:
     """What a module imports anywhere in its text, types and functions included: names like package.module.name."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
@@ -37,115 +98,112 @@ def imports(module: str) -> set[str]:
     return found
 
 
-def reaching(module: str, *forbidden: str) -> set[str]:
-    """Imports that lead into one of the forbidden packages."""
-    return {name for name in imports(module) if any((name + ".").startswith(each + ".") for each in forbidden)}
+def modules_used(module: str) -> set[str]:
+    """The modules of this package that a module imports."""
+    found = set()
+    for name in imported(module):
+        while name and name not in MODULES:
+            name = name.rpartition(".")[0]
+        found.add(name)
+    return {name for name in found - {"", module} if name.startswith("recovery")}
 
 
-def below(*packages: str) -> list[str]:
-    """The modules of the packages."""
-    return [name for name in MODULES if any((name + ".").startswith(each + ".") for each in packages)]
+def within(module: str, *rooms: str) -> bool:
+    """Whether a module is one of these rooms, or in one of them."""
+    return any(f"{module}.".startswith(f"recovery.{room}.") for room in rooms)
 
 
-@pytest.mark.parametrize("module", below("recovery.storage"))
-def test_storage_knows_nothing_of_spark(module):
-    """Neither Spark, nor our side of it, nor what runs flows."""
-    assert (
-        reaching(module, *SPARK, "pyarrow", "pandas", "recovery.spark", "recovery.cli", "recovery.spark.run.blocking")
-        == set()
-    )
+def floor(module: str) -> tuple[int, str] | None:
+    """The floor and the room of a module; the longest name counts. None for `recovery` and `__main__`."""
+    rooms = [(number, room) for number, each in enumerate(LAYERS) for room in each.split() if within(module, room)]
+    return max(rooms, key=lambda found: len(found[1]), default=None)
 
 
-@pytest.mark.parametrize("module", below("recovery.operational"))
-def test_operational_state_knows_nothing_of_spark(module):
-    """It is there without it, and knows storage by its public names."""
-    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.cli", "recovery.spark.run.blocking") == set()
-    used = reaching(module, "recovery.storage")
-    assert {name.rpartition(".")[0] for name in used} <= STORAGE_FOR_STATE
+def test_every_module_has_a_room():
+    """But the package itself, and the module that starts the command."""
+    assert {name for name in MODULES if floor(name) is None} == {"recovery", "recovery.__main__", "recovery.spark"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_down(module):
+    """A room imports from lower floors, and what lies inside it."""
+    own = floor(module)
+    if own is None:
+        return
+    up = {
+        f"{module} -> {name}" for name in modules_used(module)
+        if (other := floor(name)) is not None and other[1] != own[1] and other[0] >= own[0]
+    }  # fmt: skip
+    assert up - EXCEPTIONS.keys() == set()
+
+
+def test_no_circles():
+    """Not between any two modules, lazy imports included, but for the exceptions."""
+    arrows = {
+        name: {used for used in modules_used(name) if f"{name} -> {used}" not in EXCEPTIONS and used != "recovery"}
+        for name in MODULES
+        if name != "recovery"
+    }
+    while free := {name for name, used in arrows.items() if not used & arrows.keys()}:
+        for name in free:
+            del arrows[name]
+    assert arrows == {}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_libraries_stay_in_their_rooms(module):
+    """Spark, SQLite and pandas are known where the table says, and nowhere else."""
+    roots = {name.split(".")[0] for name in imported(module)}
+    wrong = {library for library in roots & LIBRARIES.keys() if not within(module, *LIBRARIES[library].split())}
+    assert wrong == set()
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if not within(name, "storage")])
+def test_storage_is_used_by_its_public_names(module):
+    """Nine modules, and nothing in them that begins with an underscore."""
+    public = {f"recovery.storage.{name}" for name in STORAGE.split()}
+    private = {name for name in modules_used(module) if within(name, "storage") and name not in public}
+    assert {f"{module} -> {name}" for name in private} - PRIVATE_STORAGE.keys() == set()
+    used = [name for name in imported(module) if name.startswith("recovery.storage.")]
     assert [name for name in used if name.rpartition(".")[2].startswith("_")] == []
 
 
-@pytest.mark.parametrize("module", below("recovery.planning"))
-def test_planning_knows_neither_sqlite_nor_spark(module):
-    """Plans are functions of values."""
-    assert reaching(module, *SPARK, "apsw", "sqlite3", "recovery.spark", "recovery.storage") == set()
-
-
-@pytest.mark.parametrize("module", below("recovery.planning"))
+@pytest.mark.parametrize("module", [name for name in MODULES if within(name, "planning")])
 def test_planning_does_nothing(module):
-    """No clock, no randomness, no files: what it needs comes in as arguments."""
-    assert reaching(module, "time", "datetime", "random", "secrets", "os", "shutil", "subprocess", "socket") == set()
+    """Plans are functions of values."""
+    roots = {name.split(".")[0] for name in imported(module)}
+    assert roots & set(PURE) == set()
     touching = r"\.(?:exists|open|read_text|read_bytes|stat|iterdir|glob|mkdir|unlink)\("
     assert re.findall(touching, MODULES[module].read_text()) == []
 
 
-@pytest.mark.parametrize(
-    "module", below("recovery.spark", "recovery.cli", "recovery.spark.run.blocking", "recovery.cli.flow_loader")
-)
-def test_the_spark_side_uses_storage_by_its_public_names(module):
-    """Of storage it knows seven modules, and nothing in them that begins with an underscore."""
-    used = reaching(module, "recovery.storage")
-    assert {name.rpartition(".")[0] for name in used} <= STORAGE_FOR_SPARK
-    assert [name for name in used if name.rpartition(".")[2].startswith("_")] == []
+@pytest.mark.parametrize("room", ["storage", "backup"])
+def test_time_and_chance_come_in_as_arguments(room):
+    """What may wait or draw is named here."""
+    allowed = {
+        "recovery.storage.lock": {"time"},
+        "recovery.storage.initialize": {"secrets"},
+    }
+    for module in (name for name in MODULES if within(name, room)):
+        roots = {name.split(".")[0] for name in imported(module)}
+        assert roots & {"time", "random", "secrets"} == allowed.get(module, set()), module
 
 
-@pytest.mark.parametrize("module", below("recovery.backup"))
-def test_backups_know_nothing_of_spark(module):
-    """They know partitions through the public names of storage, and SQLite not at all."""
-    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.cli", "recovery.spark.run.blocking") == set()
-    used = reaching(module, "recovery.storage")
-    assert {name.rpartition(".")[0] for name in used} <= STORAGE_FOR_BACKUPS
-    assert [name for name in used if name.rpartition(".")[2].startswith("_")] == []
+def test_the_jvm_is_named_in_its_rooms():
+    """So that another version of Spark has few places to look at."""
+    naming = {name for name, path in MODULES.items() if JVM_NAMES.search(path.read_text())}
+    assert {name for name in naming if not within(name, *JVM_ROOMS.split())} <= JVM_MODULES
 
 
-@pytest.mark.parametrize("module", below("recovery.backup"))
-def test_backups_take_time_and_chance_as_arguments(module):
-    """Clock and ids are passed in."""
-    assert reaching(module, "time", "random", "secrets") == set()
-
-
-@pytest.mark.parametrize("module", below("recovery.native"))
-def test_native_state_is_looked_at_without_spark(module):
-    """What is held is told, exported and imported without Spark, and storage known by its public names."""
-    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.cli", "recovery.spark.run.blocking") == set()
-    used = reaching(module, "recovery.storage")
-    assert {name.rpartition(".")[0] for name in used} <= STORAGE_FOR_STATE
-    assert [name for name in used if name.rpartition(".")[2].startswith("_")] == []
-
-
-@pytest.mark.parametrize("module", below("recovery.metrics", "recovery.report"))
-def test_metrics_and_report_know_neither_spark_nor_sqlite(module):
-    """They are made of values, and look at a directory without Spark."""
-    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.spark.run.blocking") == set()
-
-
-@pytest.mark.parametrize("module", below("recovery.appended"))
-def test_the_appended_source_stands_alone(module):
-    """Reading growing files knows neither Spark nor partitions."""
-    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.storage", "recovery.planning") == set()
-
-
-@pytest.mark.parametrize("module", below("recovery.checkpoint"))
-def test_checkpoints_are_files_and_rows(module):
-    """Taking a Spark checkpoint and making it anew knows neither Spark nor SQLite, nor where rows are kept."""
-    assert reaching(module, *SPARK, "apsw", "recovery.spark", "recovery.storage", "recovery.cli") == set()
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_one_sqlite_library_alone(module):
-    """A second SQLite library in the process would drop the locks of the first."""
-    assert reaching(module, "sqlite3") == set()
-
-
-@pytest.mark.parametrize("module", below("recovery.storage"))
-def test_storage_takes_time_and_chance_as_arguments(module):
-    """The clock is passed in. What may wait or draw is named here: the lock's retries, the store's id."""
-    allowed = {"recovery.storage.lock": {"time"}, "recovery.storage.initialize": {"secrets"}}
-    assert reaching(module, "time", "datetime", "random", "secrets") == allowed.get(module, set())
+def test_the_documentation_shows_the_table():
+    """docs/architecture.md has each floor as a line, in this order."""
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    shown = re.findall(r"^\| \d+ \| (.+?) \|", page, re.MULTILINE)
+    assert [re.findall(r"`([\w.]+)`", line) for line in shown] == [layer.split() for layer in LAYERS]
 
 
 def test_the_borders_are_about_something():
     """The modules are found, and so are their imports."""
-    assert {"recovery.storage.sqlite.store", "recovery.planning.resume", "recovery.spark.run.position"} <= set(MODULES)
-    assert reaching("recovery.storage.sqlite.digests", "apsw") == {"apsw", "apsw.sqlite_extra"}
-    assert reaching("recovery.spark.run.position", "recovery.storage.sqlite.store") != set()
+    assert {"recovery.storage.scan", "recovery.planning.resume", "recovery.spark.run.position"} <= set(MODULES)
+    assert "apsw.sqlite_extra" in imported("recovery.storage.sqlite.digests")
+    assert "recovery.storage.connect" in modules_used("recovery.spark.tasks.step_task")

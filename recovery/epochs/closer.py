@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from recovery.base import faults
 from recovery.base.clock import Clock, RecoveryClock
@@ -28,7 +28,6 @@ from recovery.planning.retention import collection_floor, shared_history
 from recovery.planning.steps import StepPlan
 from recovery.planning.values import StepEdit
 from recovery.sinks.delivery import Delivery
-from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.storage.seam import CloseRequest, PartitionStore
 from recovery.values.keys import home_of, shares
 
@@ -54,6 +53,18 @@ class EpochClosed:
     duration_s: float
     partitions: tuple[ClosedPartition, ...] = ()
     health: tuple[Finding, ...] = ()
+
+
+class Loads(Protocol):
+    """The high-water marks that incremental loads inside the flow's sink move with the epoch."""
+
+    def rows(self, batch: BatchId) -> Mapping[StepId, Mapping[str, str | bytes | None]]:
+        """The marks that the epoch with `batch` as its last micro-batch makes durable, per step and key."""
+        ...
+
+    def closed(self, batch: BatchId) -> None:
+        """The epoch is closed: its marks hold."""
+        ...
 
 
 class EpochCloser:
@@ -89,7 +100,7 @@ class EpochCloser:
         plan: ResumePlan,
         checkpoint: Path,
         delivery: Delivery,
-        loads: FlowLoads,
+        loads: Loads,
         capture: Capture,
         *,
         clock: Clock,

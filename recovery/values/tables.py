@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recovery.errors import shortened
+
 _UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
 """What Arrow calls a column that it makes of an index of pandas' without a name: the rows' old numbers."""
 
@@ -150,3 +152,22 @@ _FAMILIES = (
     _is_text,
     _is_bytes,
 )
+
+
+def value_at(column: pa.Array, place: int) -> Any:
+    """A value for an error to show: its text where Python cannot have it."""
+    try:
+        return column[place].as_py()
+    except (ValueError, OverflowError):
+        return text_of(column, place)
+
+
+def text_of(column: pa.Array, place: int) -> str:
+    """A value as Arrow writes it, a moment in UTC."""
+    one = column.slice(place, 1)
+    if pa.types.is_timestamp(one.type) and one.type.tz is not None:
+        one = one.cast(pa.timestamp(one.type.unit, "UTC"))
+    try:
+        return str(one.cast(pa.string())[0])
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return shortened(" ".join(str(one).split()))

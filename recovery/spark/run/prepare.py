@@ -11,8 +11,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import apsw
-
 from recovery.base import faults
 from recovery.base.clock import Clock
 from recovery.config import RecoveryConfig, given_backup_interval_s
@@ -146,8 +144,7 @@ class BackgroundCheck:
         """Stop what still runs; harmless when it is done."""
         for future, check in zip(self._futures, self._checks, strict=True):
             if not future.done() and not future.cancel():
-                with contextlib.suppress(apsw.ConnectionClosedError):
-                    check.cancel()
+                check.cancel()
         self.begin()
         self._pool.shutdown()
 

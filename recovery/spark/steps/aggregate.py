@@ -24,9 +24,8 @@ from recovery.errors import ConfigurationError, StateValueError
 from recovery.spark.steps.arrow import apply_arrow
 from recovery.spark.steps.combine import Part, combined, counted, parts_of
 from recovery.spark.steps.definition import GROUP, ROWS, START, Keys, arrow_schema
+from recovery.spark.steps.key_columns import parse_keys
 from recovery.spark.steps.stateful import KeyedInput, check_step, locate_key, time_zone
-from recovery.spark.tasks.input_values import value_at
-from recovery.spark.tasks.step_task import parse_keys
 from recovery.values.declaration import lambdas_numbered
 from recovery.values.kernels import (
     AddingKernel,
@@ -43,6 +42,7 @@ from recovery.values.kernels import (
 )
 from recovery.values.migration import Migrate
 from recovery.values.state_table import StateTable
+from recovery.values.tables import value_at
 
 _INPUT = "_input_"
 """What the columns are named that Spark computes for the aggregates."""

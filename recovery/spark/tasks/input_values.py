@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from recovery.errors import StateValueError, shortened
+from recovery.values.tables import text_of
 
 
 class Unfit:
@@ -86,25 +87,6 @@ def key_values(step_id: str, texts: Sequence[str], names: Sequence[str], columns
                 found = f"step {step_id!r}, key {shortened(texts[place])!r}: {error.found}"
                 raise StateValueError(found, cause=error.cause, remedy=error.remedy) from error
     return values[0] if len(values) == 1 else list(zip(*values, strict=True))
-
-
-def value_at(column: pa.Array, place: int) -> Any:
-    """A value for an error to show: its text where Python cannot have it."""
-    try:
-        return column[place].as_py()
-    except (ValueError, OverflowError):
-        return text_of(column, place)
-
-
-def text_of(column: pa.Array, place: int) -> str:
-    """A value as Arrow writes it, a moment in UTC."""
-    one = column.slice(place, 1)
-    if pa.types.is_timestamp(one.type) and one.type.tz is not None:
-        one = one.cast(pa.timestamp(one.type.unit, "UTC"))
-    try:
-        return str(one.cast(pa.string())[0])
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return shortened(" ".join(str(one).split()))
 
 
 def is_text(column: pa.Array) -> bool:

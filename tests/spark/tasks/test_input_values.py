@@ -12,8 +12,9 @@ from pyspark.sql import types as T
 from recovery.base.ids import BatchId
 from recovery.errors import StateValueError
 from recovery.spark.steps.definition import HASH_BITS, KEY, PLACE
+from recovery.spark.steps.key_columns import parse_keys
 from recovery.spark.tasks.arrow_task import ArrowStepTask
-from recovery.spark.tasks.step_task import StepTask, parse_keys, run_tasks
+from recovery.spark.tasks.step_task import StepTask, run_tasks
 from tests.stores import Driver
 from tests.tasks import definition
 
