@@ -293,7 +293,7 @@ def _collect(held: int, touched: int) -> dict[str, Any]:
 def _raw(held: int, touched: int) -> dict[str, Any]:
     import apsw
 
-    from recovery.storage.deltas.delta import delta as deltas
+    from recovery.storage.deltas import delta as deltas
     from recovery.storage.sqlite.schema import prepare_writer
     from recovery.storage.sqlite.tables import CREATE_TABLES
 

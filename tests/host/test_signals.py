@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from recovery.host.signals import GRACE_S, STOPPING
-from recovery.spark.jvm.session import _for_python, _Starting
+from recovery.spark.jvm.launch import _Starting
+from recovery.spark.jvm.session import _for_python
 from tests.namespaces import as_process_1, process_1
 from tests.stores import ROOT, run_python
 
@@ -47,8 +48,8 @@ def test_while_a_flow_is_imported(number, store_dir, tmp_path):
 def test_while_the_command_itself_is_imported(how, number, tmp_path):
     """No traceback, from the first thing on that the package imports."""
     package, script = tmp_path / "recovery", tmp_path / "bin" / "recovery"
-    package.mkdir()
-    for name in ("__init__.py", "__main__.py", "signals.py"):
+    (package / "host").mkdir(parents=True)
+    for name in ("__init__.py", "__main__.py", "host/__init__.py", "host/signals.py"):
         (package / name).symlink_to(ROOT / "recovery" / name)
     end = f"import os, time; os.kill(os.getpid(), {int(number)}); time.sleep(60)"
     (package / "errors.py").write_text(end)
@@ -202,9 +203,11 @@ def test_the_jvm_ignores_what_ends_the_driver(tmp_path):
     shown = tmp_path / "shown"
     process = _Starting(
         ["sh", "-c", f"grep SigIgn /proc/self/status > {shown}"],
-        env={**os.environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(tmp_path / "told" / "x")},
-    )
+        env={**os.environ, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(tmp_path / "told" / "x")}, stderr=subprocess.PIPE,
+    )  # fmt: skip
     _Starting.launch = None
     assert process.wait(30) == 0
+    process.output.join()
+    process.stderr.close()
     ignored = int(Path(shown).read_text().split()[1], 16)
     assert all(ignored >> (number - 1) & 1 for number in STOPPING)

@@ -12,7 +12,7 @@ import pytest
 
 from recovery.errors import CorruptPartitionError, LeaseLostError, StorageError
 from recovery.storage.connect import connect_task
-from recovery.storage.deltas.delta import delta as deltas
+from recovery.storage.deltas import delta as deltas
 from recovery.storage.seam import BatchCount, Changes
 from recovery.values.keys import encode_key, partition_of
 from tests.stores import STEP, Driver, alter, pack, problems, query, state_at

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from recovery.base.clock import SystemClock
-from recovery.storage.deltas.delta import lifeline as module
+from recovery.storage.deltas import lifeline as module
 from recovery.storage.deltas.lifeline import Lifeline, hold
 
 PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable

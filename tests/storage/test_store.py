@@ -624,7 +624,7 @@ class TestOpenFiles:
     CODE = """
 import os, resource, sys
 from pathlib import Path
-from tests.storage.test_files import open_files
+from tests.storage.test_store import open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, int(sys.argv[2])))
 from recovery.errors import StorageError
 from recovery.storage.sqlite import store as files
