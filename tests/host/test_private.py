@@ -19,8 +19,8 @@ OWNER = """
 import os, sys
 os.umask(0)
 from recovery.host import private
-print(private.home(), flush=True)
 (private.home() / "file").touch()
+print(private.home(), flush=True)
 sys.stdin.read()
 """
 
