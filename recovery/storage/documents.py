@@ -73,7 +73,7 @@ class StoredState:
     changed_ms: int
 
 
-class BusyPartition(Exception):  # noqa: N818 - no error yet: whoever called may try again
+class BusyPartition(Exception):  # noqa: N818 - not an error yet: the caller may try again
     """Another process kept writing to the partition for the whole waiting time."""
 
 
@@ -187,7 +187,7 @@ def writer_of(path: Path) -> int | None:
     """Return the process that holds the write lock of a partition, or None if the operating system does not say."""
     try:
         inode = beside(path, "-shm").stat().st_ino
-        with open("/proc/locks", encoding="ascii") as locks:  # noqa: PTH123 - no file of ours
+        with open("/proc/locks", encoding="ascii") as locks:  # noqa: PTH123 - not a file of this package
             for line in locks:
                 fields = line.split()
                 # SQLite's write lock is byte 120 of the log's index.

@@ -149,7 +149,7 @@ def hold(address: str, let_go: Callable[[], None]) -> bool:
         return False
     try:
         threading.Thread(target=_wait, args=(line, let_go), name="lifeline", daemon=True).start()
-    except RuntimeError:  # the process may have no more of them
+    except RuntimeError:  # the process has reached its limit of threads
         line.close()
         return False
     return True

@@ -349,7 +349,7 @@ class FilePartitions:
         """Move the write-ahead logs into the files, as far as no reader is in the way. Never waits."""
         self._open_files.check()
         for path in self.paths:
-            # A connection of its own: the writer may be in use by another thread.
+            # A separate connection, because another thread may be using the writer.
             connection = open_partition(path, "rw")
             try:
                 with translated(path):
