@@ -1,4 +1,4 @@
-"""Closing epochs: when, as of which micro-batch, and in which order."""
+"""When an epoch is closed, as of which micro-batch, and in which order."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ from recovery.storage.seam import CloseRequest, PartitionStore
 from recovery.values.keys import home_of, shares
 
 SHORT_S = 10.0
-"""Epochs are logged where the snapshot interval is shorter."""
+"""Epochs are logged if the snapshot interval is shorter than this."""
 FOLD_S = 30.0
 FOLD_ROWS = 8_000_000
-"""How long, and how many changes, epochs are only logged, while one follows the other. The next run after a crash has
-to fold what is logged, at some microseconds a change; and closing looks at all that was touched since."""
+"""Limits of time and of logged changes after which a busy stream folds. They bound the work of the next run after a
+crash, which folds the log at some microseconds a change, and of each closing, which scans all that was touched since
+the last fold."""
 IDLE_S = 0.2
-"""Longer than it takes from one micro-batch to the next, if there is input."""
+"""Longer than the gap between two micro-batches when there is input."""
 DriverRows = Mapping[StepId, Mapping[str, Content | None]]
-"""Rows of steps of our own, by step and key; None discards a row."""
+"""Rows of reserved steps, by step and key; None discards a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochClosed:
-    """An epoch is durable in every partition. `health` are the targets that are not met."""
+    """The event that an epoch is durable in every partition. `health` lists the targets that are not met."""
 
     epoch: Epoch
     batch: BatchId
@@ -59,38 +60,38 @@ class Loads(Protocol):
     """The high-water marks that incremental loads inside the flow's sink move with the epoch."""
 
     def rows(self, batch: BatchId) -> Mapping[StepId, Mapping[str, str | bytes | None]]:
-        """The marks that the epoch with `batch` as its last micro-batch makes durable, per step and key."""
+        """Return the marks, per step and key, that become durable with the epoch whose last micro-batch is `batch`."""
         ...
 
     def closed(self, batch: BatchId) -> None:
-        """The epoch is closed: its marks hold."""
+        """Called when the epoch is closed: its marks are durable."""
         ...
 
 
 class EpochCloser:
-    """Closes the epochs of one execution. Its lock is held by whoever runs a micro-batch or ends an epoch.
+    """Closes the epochs of one execution. Whoever runs a micro-batch or ends an epoch holds its lock.
 
     The closing protocol, for an epoch that ends with micro-batch b:
 
-    1. Wait until the epoch before it is closed and Spark has logged b as done; take hold of the files of the scratch
-       checkpoint that Spark needs to go on after b (its position, and the state of its own operators), and seal the
-       deltas as of b. From here on micro-batches may go on: the rest is done on a thread of its own. The sink makes the
+    1. Wait until the previous epoch is closed and Spark has logged b as done. Capture the files of the scratch
+       checkpoint that Spark needs to continue after b (its position, and the state of its own operators), and seal the
+       deltas as of b. From here on micro-batches may go on: a separate thread does the rest. The sink makes the
        epoch's output durable.
-    2. In every partition at once, in one transaction each, move what was sealed into the snapshots
+    2. In all partitions in parallel, in one transaction each, move the sealed changes into the snapshots
        (`recovery.storage.sqlite.partition.close_epoch` has its own numbers).
     3. All partitions have committed: the epoch is closed.
-    4. Forget what was sealed. The sink shows the epoch's output.
-    5. Move the partitions' logs into their files.
+    4. Clear the sealed changes. The sink publishes the epoch's output.
+    5. Move the partitions' write-ahead logs into their files.
 
     With an interval shorter than `SHORT_S`, and no backup interval, most epochs are logged instead: 2 only appends
-    their changes to the partition (`recovery.storage.sqlite.partition.log_epoch`), and the deltas keep them. When the
-    snapshots were written `FOLD_S` ago, `FOLD_ROWS` are logged, or nothing comes after the epoch for now, all is folded
-    into them in 4 (`recovery.storage.sqlite.partition.fold`).
+    their changes to the partition (`recovery.storage.sqlite.partition.log_epoch`), and the deltas keep them. Step 4
+    folds them all into the snapshots (`recovery.storage.sqlite.partition.fold`) once the snapshots were last written
+    `FOLD_S` ago, `FOLD_ROWS` are logged, or no further epoch is expected for now.
 
-    A crash before 3 leaves the epoch in some partitions only; the next run starts it anew everywhere. The
+    A crash before 3 leaves the epoch in some partitions only; the next run starts that epoch again in all of them. The
     names close.1 to close.5 are the crash points.
 
-    One epoch is written at a time: when the next one is due before, the stream waits.
+    One epoch is written at a time: if the next one is due before that ends, the stream waits.
     """
 
     def __init__(
@@ -111,9 +112,9 @@ class EpochCloser:
         on_closed: Callable[[EpochClosed], None],
         around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """`capture` is of `checkpoint`. logs: whether epochs may be logged, if there is no backup interval. `may_close`
-        is asked before an epoch is written, and raises when it must not be. Like `on_closed`, it is called on the
-        thread that writes, and within `around`."""
+        """capture: captures files of `checkpoint`. logs: whether epochs may be logged if there is no backup interval.
+        may_close: called before an epoch is written; raises if it must not be. on_closed: called afterwards. Both are
+        called on the thread that writes, within `around`."""
         self.lock = threading.RLock()
         self._clock = clock
         self.finished = plan.snapshot.batch_id if plan.snapshot else NO_BATCH
@@ -156,22 +157,26 @@ class EpochCloser:
         self._finished_s = self._clock.elapsed_s()
 
     def idle(self) -> bool:
-        """Whether no micro-batch seems to come soon, to which it is left to end the epoch where that is cheaper."""
+        """Return whether to end the epoch without another micro-batch. Where epochs are logged, it is cheaper to leave
+        this to the next micro-batch, if one is likely to come soon."""
         return not self._logs or self._clock.elapsed_s() - self._finished_s >= IDLE_S
 
     def due(self) -> bool:
-        """Whether there is something to close, and the interval has passed."""
+        """Return whether there is something to close and the interval has passed."""
         waited_s = self._clock.elapsed_s() - self._opened_s
         return self.finished > self.sealed_batch and waited_s >= self._interval_s
 
     def end_epoch(
         self, alive: Callable[[], bool], *, last: bool = False, position: Mapping[str, bytes] | None = None
     ) -> bool:
-        """End the epoch with the last finished micro-batch, or, when the query died before logging that one as
-        done, with the one before, and begin to write it. The caller holds the lock, and may run the next micro-batch
-        as soon as this returns. last: no other one is expected soon. position: files of the checkpoint that are to be
-        held with another content, also if no micro-batch was finished since. Returns whether there was anything to
-        close. Raises what writing the epoch before met."""
+        """End the epoch with the last finished micro-batch and begin to write it. If the query died before logging
+        that micro-batch as done, the epoch ends with the one before it.
+
+        The caller holds the lock, and may run the next micro-batch as soon as this returns.
+        last: no other micro-batch is expected soon. position: checkpoint files to store with other content, even if no
+        micro-batch has finished since.
+        Returns whether there was anything to close. Raises the error of writing the previous epoch.
+        """
         batch = self.finished
         if batch <= self.sealed_batch and position is None:
             return False
@@ -191,7 +196,7 @@ class EpochCloser:
         return True
 
     def close(self, alive: Callable[[], bool]) -> bool:
-        """End the epoch and wait until it is closed, and so is the one before, and nothing is logged any more."""
+        """End the epoch, and wait until it and the previous one are closed and everything logged is folded."""
         ended = self.end_epoch(alive, last=True)
         self.wait()
         if self._is_pending():
@@ -200,16 +205,15 @@ class EpochCloser:
         return ended
 
     def _is_pending(self) -> bool:
-        """Whether epochs are logged and not folded."""
+        """Return whether epochs are logged and not folded."""
         return self._folded < self.epoch - 1
 
     def begin(self, steps: StepPlan, with_position: DriverRows | None = None, *, laid_out: bool = False) -> None:
-        """Before any micro-batch ran: close an epoch that edits steps, when some are to be edited, or that holds the
-        position as it was laid out for other sources. The next run, which may come before any input, finds by it what
-        this one took for what.
+        """Close a first epoch before any micro-batch, if `steps` has edits or the position was laid out for other
+        sources (`laid_out`). The next run, which may come before any input, reads from it how this run assigned them.
 
-        What the steps declare is recorded in the first epoch that is closed; `with_position` in the first one that has
-        a new position.
+        The first closed epoch records the declarations of the steps; the first one with a new position records
+        `with_position`.
         """
         self._declarations = steps.declarations
         self._with_position = with_position or {}
@@ -221,17 +225,17 @@ class EpochCloser:
             self._capture.saved(captured)
 
     def wait(self) -> None:
-        """Wait until the epoch that is being written is closed. Raises what writing it met, every time."""
+        """Wait until the epoch that is being written is closed. Raises the error of writing it, on every call."""
         if self._writing is not None:
             self._writing.result()
 
     def check(self) -> None:
-        """Raise what writing an epoch has met, without waiting for it."""
+        """Raise the error of writing an epoch, if there is one by now. Does not wait."""
         if self._writing is not None and self._writing.done():
             self._writing.result()
 
     def finish(self) -> None:
-        """Wait for what goes on in the background."""
+        """Wait for the background work."""
         self._background.shutdown()
 
     def _begin(
@@ -283,7 +287,7 @@ class EpochCloser:
         values: DriverRows = {
             **recorded,
             **self._delivery.prepare(epoch, batch, floor),
-            # Last: a mark that is set after this counts more than the epoch's.
+            # Last: a mark that is set after this takes precedence over the epoch's.
             **self._loads.rows(batch),
             CLOCK_STEP: self._recovery_clock.row(now_ms),
         }
@@ -306,7 +310,7 @@ class EpochCloser:
         if captured is not None:
             captured.release()
         states = sum(each.states for each in closed)
-        # All partitions have the epoch since now, not since its writing began.
+        # The epoch counts as closed everywhere from now, not from when its writing began.
         self._history = [(e, at) for e, at in self._history if e >= floor]
         self._history.append((epoch, self._recovery_clock.now_ms()))
         self.closed_batch = batch
@@ -330,7 +334,7 @@ class EpochCloser:
         return sizes
 
     def _checkpoint_logs(self) -> None:
-        # What fails here is tried again after the next epoch; the logs hold everything until then.
+        # A failed checkpoint is tried again after the next epoch; the logs hold everything until then.
         with contextlib.suppress(RecoveryError):
             self._store.checkpoint()
         faults.reach("close.5")

@@ -1,4 +1,4 @@
-"""The execution that this process begins: who it is, where, and from which plan."""
+"""The record of the execution that this process begins: its identity, host, process and plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def new_execution(
     backup_interval_s: float = 0.0,
     identity: str | None = None,
 ) -> Execution:
-    """An execution that follows a plan. identity: what no other one has; None: drawn at random."""
+    """Return an execution that follows `plan`. identity: its unique id; drawn at random by default."""
     return Execution(
         number=plan.execution_number,
         id=secrets.token_hex(8) if identity is None else identity,

@@ -1,4 +1,4 @@
-"""Closing epochs without a stream: what edits of a flow's state and pipelines have in common."""
+"""Closing epochs without a stream, for edits of a flow's state and for pipelines."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ StepKey = tuple[str, str]
 """Step id and state key."""
 
 Edited = tuple[str | None, int | None]
-"""A value as it is stored and when it times out, in milliseconds since 1970; a value of None discards the key."""
+"""A value as it is stored, and its timeout in milliseconds since 1970. A value of None discards the key."""
 
 
 class EpochWriter:
-    """One execution that closes epochs of states it is given. The caller holds the directory's lock, or fences.
+    """One execution that closes epochs with states from its caller, who holds the directory's lock, or fences.
 
-    Beginning abandons everything at or above the plan's resume epoch, in all partitions.
+    The constructor abandons everything at or above the plan's resume epoch, in all partitions.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class EpochWriter:
         backup_interval_s: float,
         fence: Callable[[ResumePlan], None] | None = None,
     ) -> None:
-        """`fence`: somebody else may be closing epochs. When nobody can any more the plan is made anew and `fence` is
-        told it; what it raises leaves everything as it was, and the other one goes on."""
+        """fence: given if another execution may be closing epochs. Once that is no longer possible, the plan is made
+        again and passed to `fence`. If `fence` raises, nothing changes and the other execution goes on."""
         self.plan = plan
         self._clock = clock
         self._store = FilePartitions([d.path for d in plan.partitions], directory / SCRATCH_NAME)
@@ -76,9 +76,9 @@ class EpochWriter:
         batches: int = 0,
         driver_rows: Mapping[StepId, Mapping[str, str | bytes]] | None = None,
     ) -> Epoch:
-        """Close an epoch with these changes; returns it. `batches`: how many micro-batches it stands for.
+        """Close an epoch with these changes and return it. batches: the number of micro-batches it counts as.
 
-        driver_rows: values of the driver's own, per step and key, each read when it is written.
+        driver_rows: the driver's own values, per step and key, each read when it is written.
         When it returns, the epoch is durable in every partition. Raises LeaseLostError, StorageError.
         """
         epoch, count = self.epoch, self._store.partition_count
@@ -106,15 +106,15 @@ class EpochWriter:
             for index, part in enumerate(rows)
         ]
         self._store.close(self.execution.lease, requests)
-        # All partitions have the epoch since now, not since its writing began.
+        # The epoch counts as closed everywhere from now, not from when its writing began.
         self._history = [(e, at) for e, at in self._history if e >= floor]
         self._history.append((epoch, self._recovery_clock.now_ms()))
         self.epoch = Epoch(epoch + 1)
-        # The epoch is closed. What fails here is tried again later; the logs hold everything until then.
+        # The epoch is closed. A failed checkpoint is tried again later; the logs hold everything until then.
         with contextlib.suppress(RecoveryError):
             self._store.checkpoint()
         return epoch
 
     def release(self) -> None:
-        """Give the files back."""
+        """Close the files."""
         self._store.release()

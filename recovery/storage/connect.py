@@ -1,4 +1,4 @@
-"""From a directory or an address to a store: the one place that knows which kinds of stores there are."""
+"""Open the store at a directory or an address. The only module that knows the kinds of stores."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from recovery.storage.sqlite.store import FilePartitions, FileTaskStore, allow_o
 __all__ = ["SCRATCH_NAME", "FilePartitions", "allow_open_files", "connect_task"]
 
 SCRATCH_NAME = "scratch"
-"""The directory inside a recovery directory that holds what need not survive an execution."""
+"""The directory inside a recovery directory for files that need not survive an execution."""
 
 
 def connect_task(address: str, keep: bool = False) -> tuple[FileTaskStore, int]:
-    """The task's store behind `address` (see `PartitionStore.address`), and the number of partitions.
+    """Return the task's store at `address` (see `PartitionStore.address`) and the number of partitions.
 
-    keep: hold deltas open for the next task of this process, which pays for many small tasks.
+    keep: hold deltas open for the next task of this process, which pays off with many small tasks.
     """
     told = _parsed(address)
     kind = told["kind"]
@@ -35,6 +35,6 @@ def connect_task(address: str, keep: bool = False) -> tuple[FileTaskStore, int]:
 
 @lru_cache(maxsize=4)
 def _parsed(address: str) -> Mapping[str, Any]:
-    """All tasks of a run are given the same address."""
+    """Parse an address. Cached, because all tasks of a run get the same one."""
     found: Mapping[str, Any] = json.loads(address)
     return found

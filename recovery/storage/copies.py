@@ -1,8 +1,8 @@
 """Copies of partitions: taking them while a run writes, and making a restored one ready for use.
 
 A copy is taken through SQLite's backup API from a read transaction. The transactions of all partitions can be
-opened at one moment, and the copying may then take its time: each copy is of that moment, however much is written
-meanwhile. While it lasts, SQLite's log beside the file cannot be emptied, so it grows by what the run writes.
+opened at one moment. Copying may then take any time: each copy is as of that moment, however much is written
+meanwhile. Until it ends, SQLite cannot empty the log beside the file, so the log grows by what the run writes.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ PAGES_PER_STEP = 2048
 CHUNK_BYTES = 4 << 20
 ATTEMPTS = 3
 
-# Changes whenever operational state does, which no epoch tells of.
+# Changes whenever operational state does. No epoch shows that.
 TOTALS = "SELECT states, states_digest FROM totals"
 CHANGED = "SELECT max(changed_ms) FROM states"
 
 CopyObserver = Callable[[int, int], None]
-"""Is told the bytes done and the bytes in all."""
+"""Called with the bytes copied so far and the bytes in total."""
 
 
 def ignore(_done: int, _total: int) -> None:
@@ -56,7 +56,7 @@ def ignore(_done: int, _total: int) -> None:
 
 
 class PinnedPartition:
-    """A partition as it is at one moment, held by a read transaction until `release`. Changes nothing beside it."""
+    """A partition as of one moment, held by a read transaction until `release`. Creates no file beside it."""
 
     def __init__(self, path: Path) -> None:
         """Raises what `open_partition` and `describe` raise."""
@@ -70,7 +70,7 @@ class PinnedPartition:
         try:
             return self._begin()
         except RecoveryError:
-            # A run may have moved its log into the file while it was read alone.
+            # A run may have moved its log into the file while this read the file without a log.
             if not self._alone or stamp(self.path) == self._stamp:
                 raise
         self._alone = False
@@ -89,11 +89,11 @@ class PinnedPartition:
         return connection
 
     def copy_to(self, target: Path, observe: CopyObserver = ignore) -> PartitionDescription:
-        """Write the copy to the new file `target` and check that it says the same of itself; returns that.
+        """Write the copy to the new file `target`, check that its description is the same, and return the description.
 
-        The file is complete without a log, and not synced. When a run began on a partition that nobody used before,
-        and moved its log into the file, the copy is of a later moment than the transaction's beginning.
-        Raises CorruptPartitionError or StorageError; then `target` is worthless.
+        The file is complete without a log, and not synced. If a run began on a partition that nobody used before,
+        and moved its log into the file, the copy is as of a later moment than the transaction's beginning.
+        Raises CorruptPartitionError or StorageError; `target` is then unusable.
         """
         for attempt in range(ATTEMPTS):
             self._copy(target, observe)
@@ -102,7 +102,7 @@ class PinnedPartition:
             self._connection.close()
             with translated(target):
                 target.unlink()
-            # Whoever writes so often can be read beside.
+            # A run that writes so often has a log, so the ordinary way of reading creates no new file.
             self._connection = self._open(alone=attempt < ATTEMPTS - 2)
         described, operational = read_partition(
             target, lambda connection: (describe(connection, target), _operational(connection, target))
@@ -115,7 +115,7 @@ class PinnedPartition:
         with translated(target):
             destination = connect(target, "rwc")
             try:
-                # A copy that is not complete is never used, so nothing guards it against a crash.
+                # An incomplete copy is never used, so it needs no protection against a crash.
                 destination.pragma("journal_mode", "OFF")
                 destination.pragma("synchronous", "OFF")
                 with destination.backup("main", self._connection, "main") as backup:
@@ -132,8 +132,10 @@ class PinnedPartition:
 
 
 def _operational(connection: apsw.Connection, path: Path) -> tuple[int, int]:
-    """How many rows of operational state there are, and the sum of their digests; none in files of older versions.
-    The row that tells where the input begins changes without an epoch, too: its digest is added."""
+    """Return the number of rows of operational state and the sum of their digests; zeros for files of older versions.
+
+    The row that says where the input begins also changes without an epoch, so its digest is added.
+    """
     with translated(path):
         if not has_states(connection):
             return 0, 0
@@ -147,7 +149,7 @@ def _changed_ms(connection: apsw.Connection) -> int:
 
 
 def pin(paths: Iterable[Path]) -> list[PinnedPartition]:
-    """All partitions as of one moment: their transactions begin within milliseconds of each other."""
+    """Pin all partitions as of one moment: their transactions begin within milliseconds of each other."""
     pinned: list[PinnedPartition] = []
     try:
         for path in paths:
@@ -160,7 +162,7 @@ def pin(paths: Iterable[Path]) -> list[PinnedPartition]:
 
 
 def settle(path: Path, newest: Epoch) -> PartitionDescription:
-    """Make a restored file ready for use: take in a log beside it, discard the epochs after `newest`, sync it.
+    """Make a restored file ready for use: move a log beside it into it, discard the epochs after `newest`, sync it.
 
     Afterwards the file is complete by itself. Raises CorruptPartitionError or StorageError.
     """
@@ -174,7 +176,7 @@ def settle(path: Path, newest: Epoch) -> PartitionDescription:
             connection.wal_checkpoint("main", mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         described = describe(connection, path)
     finally:
-        # The last connection removes the log, which is empty now.
+        # Closing the last connection removes the log, which is empty now.
         connection.close()
     with translated(path):
         sync(path)
@@ -182,8 +184,8 @@ def settle(path: Path, newest: Epoch) -> PartitionDescription:
 
 
 def describe_copy(path: Path, scratch: Path) -> tuple[PartitionDescription, int]:
-    """What a copied file says of itself, with what is in a log beside it, and when its operational state was changed
-    last, in milliseconds since 1970. Neither file is changed.
+    """Return the description of a copied file, including a log beside it, and the time of the last change of its
+    operational state, in milliseconds since 1970. Neither file is changed.
 
     Raises what `open_partition` and `describe` raise.
     """
@@ -195,7 +197,7 @@ def describe_copy(path: Path, scratch: Path) -> tuple[PartitionDescription, int]
 
     if not has_log(path):
         return read_partition(path, read)
-    # A reader of a log writes its index beside it.
+    # Reading a log creates its index beside it.
     with tempfile.TemporaryDirectory(dir=scratch) as name, translated(path):
         copied = Path(name) / path.name
         copy_with_log(path, copied)
@@ -203,7 +205,7 @@ def describe_copy(path: Path, scratch: Path) -> tuple[PartitionDescription, int]
 
 
 def copy_with_log(source: Path, target: Path) -> None:
-    """Copy a file that nobody uses, and the log beside it if there is one, as they are. Raises OSError."""
+    """Copy a file that nobody uses, and the log beside it if there is one, byte for byte. Raises OSError."""
     _copy_file(source, target)
     log = beside(source, "-wal")
     if log.exists():

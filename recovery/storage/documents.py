@@ -1,11 +1,11 @@
-"""Operational state in a recovery directory: documents by id, durable at once.
+"""Operational state in a recovery directory: documents by id, immediately durable.
 
-They live in `part-0.sqlite3`, all of them: several can then change in one transaction, and a copy of the partitions
-is a copy of them too. They belong to no epoch: a rewind leaves them as they are. A document that was removed
-leaves a row without content, so that its generation goes on and an older copy is recognised as older.
+All of them live in `part-0.sqlite3`, so several can change in one transaction, and a copy of the partitions includes
+them. They belong to no epoch, and a rewind does not change them. A removed document leaves a row without content, so
+that its generation goes on and an older copy is recognised as older.
 
-Rows carry digests and the table has a sum, as snapshots do. What is read is checked; and before anything is said to be
-missing, the whole table is: an id whose bytes flipped is no reason to begin anew.
+Rows carry digests and the table has a sum, as snapshots do. Every row read is checked. Before a document is reported
+missing, the whole table is checked: flipped bytes in an id must not make a caller start from scratch.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ TOTALS = "SELECT one, states, states_digest, digest FROM totals"
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """One document as it is stored. `content` is JSON text, None when it was removed; `generation` only grows."""
+    """One stored document. `content` is JSON text, or None if it was removed; `generation` only grows."""
 
     state_id: str
     generation: int
@@ -73,17 +73,17 @@ class StoredState:
     changed_ms: int
 
 
-class BusyPartition(Exception):  # noqa: N818 - no error yet: whoever called may try again
-    """Another process writes to the partition, and went on doing so for as long as was to be waited."""
+class BusyPartition(Exception):  # noqa: N818 - not an error yet: the caller may try again
+    """Another process kept writing to the partition for the whole waiting time."""
 
 
 Change = Callable[[StoredState | None], str | None]
-"""Gives the new content, from the document as it stands; None removes it. What it raises undoes everything."""
+"""Return the new content for the current document; None removes it. An exception undoes the whole transaction."""
 
 
 def home(directory: Path) -> Path:
-    """The partition that holds the operational state. Raises NoPartitionsError or MissingPartitionsError, and
-    StorageError for a link that leads nowhere."""
+    """Return the partition that holds the operational state. Raises NoPartitionsError or MissingPartitionsError, and
+    StorageError for a dangling link."""
     path = partition_path(directory, 0)
     with translated(directory):
         if path.exists():
@@ -97,7 +97,8 @@ def home(directory: Path) -> Path:
 
 
 def read_states(path: Path, ids: Sequence[str]) -> dict[str, StoredState]:
-    """The documents of these ids, as of one moment; those that never were are left out. Removed ones have no content.
+    """Return the documents of these ids, as of one moment. Ids that never existed are left out; removed documents have
+    no content.
 
     Raises CorruptPartitionError, also when a document may be missing because of damage.
     """
@@ -110,7 +111,8 @@ def read_states(path: Path, ids: Sequence[str]) -> dict[str, StoredState]:
 
 
 def read_prefix(path: Path, prefix: str) -> list[StoredState]:
-    """All documents whose id begins with `prefix`, removed ones too, sorted by id. Raises CorruptPartitionError."""
+    """Return all documents whose id begins with `prefix`, including removed ones, sorted by id. Raises
+    CorruptPartitionError."""
 
     def read(connection: apsw.Connection) -> list[StoredState]:
         with _ready(connection, path) as exists:
@@ -123,7 +125,7 @@ def read_prefix(path: Path, prefix: str) -> list[StoredState]:
 
 
 def change_states(path: Path, changes: Mapping[str, Change], now_ms: int, *, busy_ms: int) -> dict[str, StoredState]:
-    """Change documents, all of them or none, in one transaction that is synced to disk; returns them as they are now.
+    """Change documents, all or none, in one transaction that is synced to disk. Return their new versions.
 
     Waits at most `busy_ms` for other writers. Raises BusyPartition, CorruptPartitionError or StorageError, and
     whatever a change raises.
@@ -141,7 +143,7 @@ def change_states(path: Path, changes: Mapping[str, Change], now_ms: int, *, bus
 
 
 def forget_states(path: Path, ids: Sequence[str], *, busy_ms: int) -> int:
-    """Remove documents without a trace, in one transaction; returns how many there were. Raises as `change_states`."""
+    """Remove documents without a trace, in one transaction. Return how many existed. Raises like `change_states`."""
     with _writing(path, busy_ms) as connection:
         _check_table(connection, path)
         count, total = _known_totals(connection, path)
@@ -155,13 +157,13 @@ def forget_states(path: Path, ids: Sequence[str], *, busy_ms: int) -> int:
 
 
 def place_states(path: Path, states: Sequence[StoredState], *, busy_ms: int) -> None:
-    """Write documents as they are, generation and time included, in one transaction. Raises as `change_states`."""
+    """Write documents unchanged, with their generation and time, in one transaction. Raises like `change_states`."""
     with _writing(path, busy_ms) as connection:
         _write(connection, path, _read(connection, path, [each.state_id for each in states]), states)
 
 
 def check_states(connection: apsw.Connection) -> list[str]:
-    """What is wrong with the table, a sentence each. Digests are at hand, a read transaction is open."""
+    """Return a sentence for each problem of the table. Needs loaded digests and an open read transaction."""
     if not has_states(connection):
         return []
     problems = []
@@ -182,16 +184,16 @@ def check_states(connection: apsw.Connection) -> list[str]:
 
 
 def writer_of(path: Path) -> int | None:
-    """The process that holds the write lock of a partition, as far as the operating system tells; None: unknown."""
+    """Return the process that holds the write lock of a partition, or None if the operating system does not say."""
     try:
         inode = beside(path, "-shm").stat().st_ino
-        with open("/proc/locks", encoding="ascii") as locks:  # noqa: PTH123 - no file of ours
+        with open("/proc/locks", encoding="ascii") as locks:  # noqa: PTH123 - not a file of this package
             for line in locks:
                 fields = line.split()
-                # SQLite's lock for writing is byte 120 of the log's index.
+                # SQLite's write lock is byte 120 of the log's index.
                 if "WRITE" in fields and fields[-3].endswith(f":{inode}") and int(fields[-2]) <= 120 <= int(fields[-1]):
                     holder = int(fields[fields.index("WRITE") + 1])
-                    # One in another PID namespace has number 0 here.
+                    # A process in another PID namespace appears as 0 here.
                     return holder if holder not in (0, os.getpid()) else None
     except (OSError, ValueError):
         return None
@@ -199,7 +201,7 @@ def writer_of(path: Path) -> int | None:
 
 
 def _successor(state_id: str, old: StoredState | None, content: str | None, now_ms: int) -> StoredState:
-    """A clock that went back must not make a change look older than the one before."""
+    """Return the next version of a document. Its time never goes back, even if the clock did."""
     if old is None:
         return StoredState(state_id, 1, content, now_ms)
     return StoredState(state_id, old.generation + 1, content, max(now_ms, old.changed_ms))
@@ -233,7 +235,7 @@ def _set_totals(connection: apsw.Connection, count: int, digests: int) -> None:
 
 
 def _totals(connection: apsw.Connection) -> tuple[int, int] | None:
-    """Rows and sum of digests that the table should have; None when that is not known any more."""
+    """Return the number of rows and the digest sum that the table should have; None if that record is damaged."""
     found = rows(connection, TOTALS)
     if not found and not value(connection, "SELECT 1 FROM states LIMIT 1"):
         return 0, 0
@@ -258,7 +260,7 @@ def _checked(path: Path, row: tuple[Any, ...]) -> StoredState:
 
 
 def _check_table(connection: apsw.Connection, path: Path) -> None:
-    """Raises CorruptPartitionError unless every row is as it was written, and none is missing."""
+    """Raise CorruptPartitionError unless every row is as it was written, and none is missing."""
     problems = check_states(connection)
     if problems:
         raise CorruptPartitionError("; ".join(problems), path=path)
@@ -272,7 +274,7 @@ def _check_home(connection: apsw.Connection, path: Path) -> None:
 
 @contextlib.contextmanager
 def _ready(connection: apsw.Connection, path: Path) -> Iterator[bool]:
-    """A read transaction with the digests at hand; whether there is anything to read."""
+    """Open a read transaction with loaded digests. Yields whether there is anything to read."""
     with translated(path):
         load_digests(connection)
         with snapshot(connection):
@@ -282,8 +284,8 @@ def _ready(connection: apsw.Connection, path: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def _writing(path: Path, busy_ms: int) -> Iterator[apsw.Connection]:
-    """One write transaction, synced to disk, in the file that has this name afterwards. Being kept waiting is told
-    apart from every other refusal."""
+    """Run one write transaction, synced to disk, and check that the file still has this name afterwards. Raises
+    BusyPartition after waiting in vain, and other errors otherwise."""
     connection = open_partition(path, "rw")
     try:
         with _busy_is_no_error(), translated(path):

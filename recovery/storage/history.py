@@ -1,4 +1,4 @@
-"""The state of a step at any epoch that a partition still holds, and what changed between two."""
+"""The state of a step at any epoch that a partition still holds, and the changes between two epochs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from recovery.storage.sqlite.epoch_log import overlaid
 from recovery.storage.sqlite.measures import counted_rows
 from recovery.storage.sqlite.schema import read_partition, reading, rows, snapshot, translated
 
-# A row that was written by then, or what the first successor after it replaced, if that was written by then. When that
-# was is only known of rows that match their digest.
+# A row written up to the epoch, or the value that its first later successor replaced, if that was written up to the
+# epoch. Only a row that matches its digest has a reliable epoch.
 AT = f"""
 SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST} FROM snaps
 WHERE step_id = :step AND (snap_epoch <= :epoch OR digest IS NOT {SNAPS_DIGEST}) {{key}}
@@ -39,7 +39,7 @@ SELECT state_key, octet_length(ser_change) FROM (
     WHERE until_epoch > :epoch AND step_id = :step GROUP BY state_key
 ) WHERE snap_epoch <= :epoch
 """
-# What was replaced in between, and what was made in between, whether it is there still or was replaced later.
+# Keys replaced in between, and keys written in between: live ones, and those superseded later.
 TOUCHED = """
 SELECT state_key FROM superseded WHERE until_epoch > :first AND until_epoch <= :last AND step_id = :step
 UNION
@@ -59,7 +59,7 @@ SELECT epoch, superseded_rows FROM epochs WHERE epoch > :epoch AND superseded_ro
 
 @dataclass(frozen=True, slots=True)
 class KeyState:
-    """One key's state: the epoch that wrote it, the value as it is stored, when it times out."""
+    """One key's state: the epoch that wrote it, the stored value, and its timeout."""
 
     key: str
     epoch: int
@@ -69,7 +69,7 @@ class KeyState:
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """What a key's state was at one epoch and is at a later one; None: there was none."""
+    """A key's state at one epoch and at a later one; None if it had no state."""
 
     key: str
     before: KeyState | None
@@ -77,10 +77,10 @@ class KeyChange:
 
 
 def states_at(path: Path, step: str, cut: Cut) -> Iterator[KeyState]:
-    """The states of a step in one partition as of a cut.
+    """Yield the states of a step in one partition as of a cut, even while a run goes on.
 
-    All are as of the cut, also while a run goes on. Raises EpochNotHeldError when the partition lacks it (any more),
-    CorruptPartitionError; StorageError when a run began meanwhile on a partition that nobody used.
+    Raises EpochNotHeldError if the partition does not hold the cut, or no longer; CorruptPartitionError; and
+    StorageError if a run began meanwhile on a partition that nobody used.
     """
     with _reading(path, cut) as connection:
         _check_all_there(connection, path, step, cut)
@@ -88,9 +88,9 @@ def states_at(path: Path, step: str, cut: Cut) -> Iterator[KeyState]:
 
 
 def check_all_there(path: Path, step: str, cut: Cut) -> None:
-    """Raises CorruptPartitionError when rows of a step are missing that the partition had as of a cut.
+    """Raise CorruptPartitionError if the partition lacks rows of a step that it had as of a cut.
 
-    Reads all keys of the step. A row that has come under the name of another step is missing.
+    Reads all keys of the step. A row that has moved to another step's name counts as missing.
     """
 
     def check(connection: apsw.Connection) -> None:
@@ -101,7 +101,8 @@ def check_all_there(path: Path, step: str, cut: Cut) -> None:
 
 
 def few_states_at(path: Path, step: str, cut: Cut, keys: Sequence[str] | None = None) -> list[KeyState]:
-    """The same of a step that has few keys, or of some keys, all at once, and again when a run began meanwhile."""
+    """Return the states of a step with few keys, or of some keys, as of a cut, in one list. Reads again if a run began
+    meanwhile."""
 
     def read(connection: apsw.Connection) -> list[KeyState]:
         with _as_of(connection, path, cut):
@@ -115,14 +116,15 @@ def few_states_at(path: Path, step: str, cut: Cut, keys: Sequence[str] | None = 
 
 
 def sizes_at(path: Path, step: str, cut: Cut) -> Iterator[tuple[str, int]]:
-    """The keys of a step in one partition as of a cut, and the size of each value in bytes. Values are not read, so
-    their digests are not checked. Raises as `states_at`."""
+    """Yield the keys of a step in one partition as of a cut, with the size of each value in bytes. Does not read
+    values, so it does not check their digests. Raises like `states_at`."""
     with _reading(path, cut) as connection:
         yield from connection.execute(SIZES, {"step": step, "epoch": cut[0]})
 
 
 def changes_between(path: Path, step: str, first: Cut, last: Cut) -> Iterator[KeyChange]:
-    """The keys of a step in one partition whose value or timeout differs between two cuts, `first` the older one."""
+    """Yield the keys of a step in one partition whose value or timeout differs between two cuts. `first` is the older
+    cut."""
     with _reading(path, first, last) as connection:
         touched = rows(connection, TOUCHED, {"step": step, "first": first[0], "last": last[0]})
         for (key,) in touched:
@@ -132,7 +134,7 @@ def changes_between(path: Path, step: str, first: Cut, last: Cut) -> Iterator[Ke
 
 
 def has_step(path: Path, step: str) -> bool:
-    """Whether a partition has state of a step in the newest snapshot that it holds by itself."""
+    """Return whether a partition has state of a step in its own newest snapshot."""
 
     def read(connection: apsw.Connection) -> bool:
         with translated(path), snapshot(connection), overlaid(connection, path):
@@ -142,7 +144,7 @@ def has_step(path: Path, step: str) -> bool:
 
 
 def steps_in(path: Path) -> list[str]:
-    """The steps that have rows in the newest snapshot or in one that is held, sorted; reserved ones too."""
+    """Return the steps that have rows in any snapshot that is held, sorted, including reserved ones."""
     sql = "SELECT DISTINCT step_id FROM snaps UNION SELECT DISTINCT step_id FROM superseded ORDER BY 1"
 
     def read(connection: apsw.Connection) -> list[str]:
@@ -163,7 +165,7 @@ def _reading(path: Path, *cuts: Cut) -> Iterator[apsw.Connection]:
 
 @contextlib.contextmanager
 def _as_of(connection: apsw.Connection, path: Path, *cuts: Cut) -> Iterator[None]:
-    """A read transaction in which all cuts are held, with the digests at hand."""
+    """Open a read transaction in which the partition holds all cuts, with loaded digests."""
     with translated(path):
         load_digests(connection)
         with snapshot(connection):
@@ -180,7 +182,7 @@ def _check_held(connection: apsw.Connection, path: Path, cut: Cut) -> None:
         sql = "SELECT epoch, ex_id, batch_id FROM epochs WHERE epoch = ?"
         held = rows(connection, sql, (cut[0],)) == [cut]
     if not held:
-        # Whoever reads was told that all partitions hold it.
+        # The caller has already found that all partitions hold it.
         raise EpochNotHeldError(
             f"it does not hold epoch {cut[0]} any more",
             path=path,
@@ -192,7 +194,7 @@ def _check_held(connection: apsw.Connection, path: Path, cut: Cut) -> None:
 
 
 def _check_all_there(connection: apsw.Connection, path: Path, step: str, cut: Cut) -> None:
-    """What the file itself counts, beneath what lies over it."""
+    """Compare the rows of the file itself, without the logged changes over them, with the counts it stores."""
     [(there,)] = rows(connection, "SELECT count(*) FROM main.snaps WHERE step_id = ?", (step,))
     expected = counted_rows(connection, step)
     if expected is not None and there != expected:
@@ -215,7 +217,7 @@ def _states(connection: apsw.Connection, path: Path, sql: str, bindings: dict[st
             raise CorruptPartitionError(
                 f"the state of step {bindings['step']!r} key {key!r:.80} does not match its digest", path=path
             )
-        # A digest shows only that somebody meant it so.
+        # A correct digest shows only that somebody wrote the row on purpose.
         typed = isinstance(key, str) and isinstance(value, str | bytes) and type(epoch) is int
         if not (typed and (timeout_ms is None or type(timeout_ms) is int)):
             raise CorruptPartitionError(

@@ -50,14 +50,14 @@ def init_partitions(
     clock: Clock | None = None,
     random_id: Callable[[], str] = lambda: secrets.token_hex(8),
 ) -> list[Path]:
-    """Create `count` empty recovery partitions in `directory`, which is made when missing; returns their paths.
+    """Create `count` empty recovery partitions in `directory` and return their paths. Creates the directory if needed.
 
-    Only this user may read them, unless `umask` says that others may, as far as this process's umask lets them.
+    Only this user may read them. With `umask`, others may too, as far as this process's umask allows.
 
-    The files are written and synced in a staging directory first and linked into place last. When anything fails,
-    what was made is removed again. An attempt that was killed before all were in place is cleared away by the next.
-    Of several at once, one wins. Raises ConfigurationError, AlreadyInitializedError, DirectoryLockedError or
-    StorageError.
+    The files are first written and synced in a staging directory, and linked into place last. If anything fails,
+    everything created is removed again. If an attempt is killed before all files are in place, the next one clears up.
+    Of several concurrent attempts, one wins. Raises ConfigurationError, AlreadyInitializedError, DirectoryLockedError
+    or StorageError.
     """
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_PARTITIONS:
         raise ConfigurationError(
@@ -86,7 +86,7 @@ def place_restored(
     """Fill `directory` with restored partitions, in the same way as new ones: all of them, or none.
 
     fill: writes and syncs part-0 … part-(N-1) in the staging directory it is given, and returns N.
-    newest_execution: the newest that any of them knows; what is newer shows that a run has used a file.
+    newest_execution: the newest execution in any of them; a newer one in a file shows that a run has used the file.
     Raises what `fill` raises, AlreadyInitializedError, DirectoryLockedError or StorageError.
     """
     return _place(directory, f"{RESTORING}{newest_execution}-{random_id()}", fill, modes)
@@ -106,7 +106,7 @@ def _place(target: Path, staging_name: str, fill: Callable[[Path], int], modes: 
                 durable = [target, *(each.parent for each in missing)]
                 return _link(target, target / staging_name, fill, durable, modes)
         except DirectoryLockedError:
-            # Whoever holds it may have put nothing into it yet.
+            # The other attempt may not have put anything into the directory yet.
             raise
         except BaseException:
             for each in missing:
@@ -117,7 +117,7 @@ def _place(target: Path, staging_name: str, fill: Callable[[Path], int], modes: 
 
 @contextlib.contextmanager
 def _alone(target: Path) -> Iterator[None]:
-    """Hold the directory itself locked, so that two attempts do not clear away each other's files."""
+    """Lock the directory itself, so that two attempts do not remove each other's files."""
     descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,12 +139,12 @@ def _link(
     staging.mkdir(modes.directory)
     placed: list[Path] = []
     try:
-        # part-0 comes last: with it, operational state can be written, which is never to be cleared away.
+        # part-0 comes last: it makes operational state writable, and that must never be removed.
         for index in reversed(range(fill(staging))):
             final = partition_path(target, index)
-            # What the umask left of the directory's permissions is what it leaves of the file's.
+            # The umask reduces the file's permissions as it did the directory's.
             partition_path(staging, index).chmod(staging.stat().st_mode & modes.file)
-            # Unlike a rename, a link never replaces a file that someone else put there meanwhile.
+            # Unlike a rename, a link never replaces a file that someone else created meanwhile.
             final.hardlink_to(partition_path(staging, index))
             placed.insert(0, final)
         for directory in durable:
@@ -171,14 +171,14 @@ def _create_partition(path: Path, index: PartitionIndex, count: int, store_id: s
                 connection.execute("".join(tables)).fetchall()
                 insert_parts(connection, index, count, store_id, clock.wall_ms())
         finally:
-            # The last connection moves the log into the file, syncs it and removes the log.
+            # Closing the last connection moves the log into the file, syncs it and removes the log.
             connection.close()
 
 
 def _refuse_existing(directory: Path) -> None:
-    """Raises AlreadyInitializedError when `directory` holds partitions, or logs of some.
+    """Raise AlreadyInitializedError if `directory` holds partitions, or logs of partitions.
 
-    A log of another file must not lie beside a new one: SQLite would take it for the file's own.
+    An old log must not lie beside a new file: SQLite would use it as the file's own log.
     """
     found = sorted(path.name for path in directory.glob("part-*.sqlite3*"))
     if found:
@@ -188,9 +188,9 @@ def _refuse_existing(directory: Path) -> None:
 
 
 def _clear_killed_attempt(target: Path) -> None:
-    """Remove what an `init` or `restore` that was killed left: its staging directory, and links to the files in it.
+    """Remove what a killed `init` or `restore` left: its staging directory, and links to the files in it.
 
-    When every staged file is in place the attempt had done its work, and its partitions stay.
+    If every staged file is in place, the attempt had succeeded, and its partitions stay.
     """
     for staging in filter(_is_staging, target.iterdir()):
         executions = _restored_executions(staging.name)
@@ -203,7 +203,7 @@ def _clear_killed_attempt(target: Path) -> None:
 
 
 def _is_staging(path: Path) -> bool:
-    """Whether it is a directory of ours: by its name, and by holding nothing but partitions. Others stay."""
+    """Return whether `path` is a staging directory: by its name, and by holding only partitions. Others are kept."""
     if not _STAGING_NAME.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
         return False
     return all(each.name.startswith("part-") for each in path.iterdir())
@@ -214,13 +214,13 @@ def _same_file(staged: Path, placed: Path) -> bool:
 
 
 def _restored_executions(staging_name: str) -> int:
-    """The newest execution that the files had when they were staged; 0 for new ones."""
+    """Return the newest execution that the files had when they were staged; 0 for new ones."""
     number = staging_name.removeprefix(RESTORING).partition("-")[0]
     return int(number) if staging_name.startswith(RESTORING) and number.isdecimal() else 0
 
 
 def _was_used(path: Path, executions: int) -> bool:
-    """Whether a run began on the partition since: then it is nobody's leftover, and is never removed."""
+    """Return whether a run has begun on the partition since. Such a partition is never removed."""
     newer = "SELECT 1 FROM exs WHERE ex_num > ? LIMIT 1"
     with translated(path):
         return read_partition(path, lambda connection: bool(rows(connection, newer, (executions,))))

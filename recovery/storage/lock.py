@@ -1,4 +1,4 @@
-"""One run at a time: a lock on the recovery directory that the operating system frees when its holder dies."""
+"""The lock that allows one run at a time on a recovery directory; the operating system frees it if the holder dies."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from recovery.storage.sqlite.watched_files import Watch
 LOCK_NAME = "recovery.lock"
 FILE_LOCKS = "recovery-*.lock"
 FIRST = "part-0.sqlite3"
-"""The partition whose permissions the lock has."""
+"""The lock file gets this partition's permissions."""
 ATTEMPTS = 400
 NAME_ATTEMPTS = 100
 ATTEMPT_INTERVAL_S = 0.005
 
 _held: dict[str, DirectoryLock] = {}
-"""The locks that this process holds, by the real path of their directory."""
+"""The locks that this process holds, keyed by the real path of their directory."""
 
 
 def held_lock(directory: Path) -> DirectoryLock | None:
-    """The lock on a directory that this process holds; None when it holds none."""
+    """Return this process's lock on a directory, or None if it holds none."""
     found = _held.get(os.path.realpath(directory))
     return found if found is not None and found.pid == os.getpid() else None
 
@@ -38,9 +38,9 @@ def held_lock(directory: Path) -> DirectoryLock | None:
 class DirectoryLock:
     """The lock of a recovery directory, held from `acquire` until `release` or the death of the process.
 
-    The file's text says who holds it, for people; what counts is the lock itself. A partition that is a symbolic link
-    is locked where it leads to as well: another link to the same file is refused, whatever directory it is in, and so
-    is a run on the directory in which that file lies.
+    The file's text names the holder for people; only the lock itself counts. If a partition is a symbolic link, the
+    link's target is locked too. That excludes other links to the same file, in any directory, and a run on the
+    directory that contains the file.
     """
 
     def __init__(self, directory: Path, clock: Clock, purpose: str) -> None:
@@ -52,7 +52,7 @@ class DirectoryLock:
         self._files: Watch | None = None
 
     def acquire(self) -> None:
-        """Take the lock at once. Raises DirectoryLockedError naming the holder, or StorageError."""
+        """Take the lock immediately. Raises DirectoryLockedError naming the holder, or StorageError."""
         self.pid = os.getpid()
         directory = self.path.parent
         try:
@@ -71,13 +71,15 @@ class DirectoryLock:
         _held[os.path.realpath(directory)] = self
 
     def check(self) -> None:
-        """Raises FileReplacedError when a file of the lock is not in its place any more: another process may hold the
-        lock of that name by now."""
+        """Check that the lock's files are still in place.
+
+        Raises FileReplacedError when one is not: another process may hold the lock of that name by now.
+        """
         if self._files is not None:
             self._files.check()
 
     def release(self) -> None:
-        """Free the lock; harmless when it is not held."""
+        """Free the lock. Harmless when it is not held."""
         for descriptor, shared in reversed(self._taken):
             free(descriptor, self.pid, clear=not shared)
         self._taken.clear()
@@ -112,7 +114,7 @@ class DirectoryLock:
 
     def _sign(self, descriptor: int) -> None:
         holder_text = json.dumps(as_holder(self._purpose, since_ms=self._clock.wall_ms()))
-        # On a full disk the text is missing; the lock is held all the same.
+        # On a full disk the text is missing, but the lock is still held.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, holder_text.encode(), 0)
@@ -126,8 +128,8 @@ class DirectoryLock:
 
 
 class _Link(NamedTuple):
-    """A partition that is a symbolic link, the file that it leads to, and what locks that: a file beside it, and the
-    lock of the directory that it lies in, if that is another one."""
+    """A partition that is a symbolic link, its target, and the target's locks: a file beside the target, and the lock
+    of the target's directory if that is another directory."""
 
     path: Path
     real: Path
@@ -136,7 +138,7 @@ class _Link(NamedTuple):
 
 
 def _links(directory: Path) -> list[_Link]:
-    """The partitions of a directory that are links, a file once; those that lead nowhere are left out."""
+    """Return the partitions of a directory that are links, one per target. Dangling links are left out."""
     own = os.path.realpath(directory)
     found: dict[Path, _Link] = {}
     directories = {own}
@@ -150,8 +152,8 @@ def _links(directory: Path) -> list[_Link]:
 
 
 def free(descriptor: int, holder_pid: int, *, clear: bool = True) -> None:
-    """Give a lock on an open file back, also where a process that was forked meanwhile has the file open still. That
-    process itself only closes it. clear: the file says who held it."""
+    """Release the lock on an open file, even if a process that was forked meanwhile still has the file open. In that
+    process, only close the file. clear: also remove the holder's name from the file."""
     with contextlib.suppress(OSError):
         if os.getpid() == holder_pid:
             if clear:
@@ -161,8 +163,10 @@ def free(descriptor: int, holder_pid: int, *, clear: bool = True) -> None:
 
 
 def lock_holder(directory: Path) -> dict[str, Any] | None:
-    """Who holds the lock of `directory`, or of a partition in it that is a link or that a link leads to; None when
-    nobody does. Changes nothing."""
+    """Return the holder of the lock of `directory`, or of a partition in it that is a link or a link's target.
+
+    None when nobody holds it. Changes nothing.
+    """
     links = _links(directory)
     paths = [directory / LOCK_NAME, *(link.lock for link in links)]
     paths += [link.other_directory / LOCK_NAME for link in links if link.other_directory is not None]
@@ -170,7 +174,7 @@ def lock_holder(directory: Path) -> dict[str, Any] | None:
 
 
 def _holder_of_files(directory: Path) -> dict[str, Any] | None:
-    """Who uses files of a directory by links that lead there."""
+    """Return the holder that uses files of a directory through links to them, or None."""
     return _first_holder(sorted(directory.glob(FILE_LOCKS)))
 
 
@@ -180,7 +184,7 @@ def _first_holder(paths: Iterable[Path]) -> dict[str, Any] | None:
 
 def _holder(path: Path) -> dict[str, Any] | None:
     try:
-        # Without O_NONBLOCK a pipe would be waited for.
+        # Without O_NONBLOCK, opening a pipe would block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
@@ -196,9 +200,9 @@ def _holder(path: Path) -> dict[str, Any] | None:
 
 
 def _lock(descriptor: int, *, shared: bool) -> None:
-    """Take the lock. Whoever asks for its holder shares it for some microseconds: that passes, a run's hold does not.
+    """Take the lock, or raise BlockingIOError if a run holds it.
 
-    Raises BlockingIOError.
+    A process that asks for the holder shares the lock for some microseconds, so attempts are repeated.
     """
     if shared:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -207,7 +211,7 @@ def _lock(descriptor: int, *, shared: bool) -> None:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
-        # Refused by a run, granted beside those who only ask.
+        # A run's lock refuses this; the shared lock of a process that only asks does not.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         time.sleep(ATTEMPT_INTERVAL_S)
@@ -215,9 +219,9 @@ def _lock(descriptor: int, *, shared: bool) -> None:
 
 
 def _named_holder(descriptor: int) -> dict[str, Any] | None:
-    """What the holder wrote of itself, None when it does not say.
+    """Return what the holder wrote about itself, or None if it wrote nothing.
 
-    Between taking the lock and writing its name, the file is empty or names a predecessor that died.
+    After a holder takes the lock and before it writes its name, the file is empty or names a dead predecessor.
     """
     for attempt in range(NAME_ATTEMPTS):
         if attempt:

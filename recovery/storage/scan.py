@@ -1,4 +1,4 @@
-"""Looking at the partitions of a directory: what each file says of itself. Changes nothing."""
+"""Reads descriptions, steps, sizes and measures of the partitions of a directory. Changes nothing."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ SUFFIX = ".sqlite3"
 
 
 def scan(directory: Path) -> list[FoundFile]:
-    """Every file of `directory` that is, or by its name should be, a recovery partition. Changes nothing.
+    """Return every file of `directory` that is, or by its name should be, a recovery partition. Changes nothing.
 
-    Raises NoPartitionsError when there is none.
+    Raises NoPartitionsError when no file is.
     """
     found: list[FoundFile] = []
     try:
@@ -51,7 +51,7 @@ def scan(directory: Path) -> list[FoundFile]:
         try:
             found.append(FoundFile(path, describe_file(path)))
         except RecoveryError as error:
-            # Another program's database may lie beside ours, unless it stands where ours should.
+            # Another program's database may lie beside ours, unless it has a partition's name.
             if path.name.startswith("part-") or not isinstance(error, ForeignPartitionError):
                 found.append(FoundFile(path, None, error))
     if not found:
@@ -60,7 +60,7 @@ def scan(directory: Path) -> list[FoundFile]:
 
 
 def describe_file(path: Path) -> PartitionDescription:
-    """What a partition says of itself. Changes nothing. Raises CorruptPartitionError, ForeignPartitionError,
+    """Return the description of a partition. Changes nothing. Raises CorruptPartitionError, ForeignPartitionError,
     LinkedPartitionError, UnsupportedVersionError or StorageError."""
     description = read_partition(path, partial(one.describe, path=path))
     with translated(path):
@@ -69,7 +69,7 @@ def describe_file(path: Path) -> PartitionDescription:
 
 
 def log_bytes(path: Path) -> int:
-    """The size of the log that belongs to a partition; 0 without one."""
+    """Return the size of a partition's write-ahead log; 0 if it has none."""
     try:
         return beside(path, "-wal").stat().st_size
     except OSError:
@@ -77,7 +77,7 @@ def log_bytes(path: Path) -> int:
 
 
 def step_names(paths: Sequence[Path]) -> list[str]:
-    """The steps of the flow that have state in any of the files, sorted; the driver's own are not among them."""
+    """Return the steps of the flow that have state in any of the files, sorted, without the driver's own steps."""
     names: set[str] = set()
     for path in paths:
         names |= read_partition(path, partial(one.known_steps, path=path))
@@ -85,15 +85,16 @@ def step_names(paths: Sequence[Path]) -> list[str]:
 
 
 def read_step(paths: Sequence[Path], step: str, resume_epoch: Epoch | None = None) -> Iterator[tuple[str, str | bytes]]:
-    """State keys and values of a step, in no particular order: as of the newest closed epoch of each file, or as an
-    execution from `resume_epoch` would find them."""
+    """Yield state keys and values of a step, in no particular order: as of the newest closed epoch of each file, or as
+    an execution from `resume_epoch` would find them."""
     for path in paths:
         with reading(path) as connection:
             yield from one.step_values(connection, path, StepId(step), resume_epoch)
 
 
 def sizes_in(path: Path) -> dict[str, StepSize] | None:
-    """The steps of a partition file; None when it is of an older version, and does not know. Changes nothing."""
+    """Return the size of each step in a partition file; None if its version is too old to record sizes. Changes
+    nothing."""
 
     def read(connection: apsw.Connection) -> dict[str, StepSize] | None:
         with translated(path):
@@ -103,7 +104,7 @@ def sizes_in(path: Path) -> dict[str, StepSize] | None:
 
 
 def read_measures(path: Path) -> list[Measure]:
-    """All measures that part-0 holds, oldest first. Changes nothing. Raises CorruptPartitionError."""
+    """Return all measures that part-0 holds, oldest first. Changes nothing. Raises CorruptPartitionError."""
 
     def read(connection: apsw.Connection) -> list[Measure]:
         with translated(path), snapshot(connection):
@@ -116,8 +117,8 @@ def read_measures(path: Path) -> list[Measure]:
 
 
 def largest_states(path: Path, limit: int) -> list[tuple[str, str, int]]:
-    """The states of a partition that take most bytes: step, key, bytes; the run's own rows are none.
-    Reads the whole newest snapshot."""
+    """Return the largest states of a partition: step, key, bytes. The run's own rows do not count as states. Reads the
+    whole newest snapshot."""
 
     def read(connection: apsw.Connection) -> list[tuple[str, str, int]]:
         with translated(path), snapshot(connection), overlaid(connection, path):

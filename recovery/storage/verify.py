@@ -1,4 +1,4 @@
-"""Checking a partition: every digest, every sum, and SQLite's own structure."""
+"""The full check of a partition: every digest, every sum, and SQLite's own structure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FROM superseded GROUP BY until_epoch
 AT_ONCE = 4
 LIVE_KEYS = "SELECT state_key FROM snaps WHERE step_id = ?"
 OLD_KEYS = "SELECT state_key FROM superseded WHERE until_epoch = ? AND step_id = ?"
-# What is damaged may be no text any more.
+# Damaged text may not be valid UTF-8.
 DAMAGED = f"""
 SELECT CAST(step_id AS BLOB), CAST(state_key AS BLOB) FROM {{table}} WHERE digest IS NOT {SNAPS_DIGEST} LIMIT 3
 """
@@ -49,25 +49,25 @@ SELECT CAST(step_id AS BLOB), CAST(state_key AS BLOB) FROM {{table}} WHERE diges
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a full check of one partition found: the rows read, and a sentence for each thing that is wrong."""
+    """The result of a full check of one partition: the number of rows read, and a sentence for each problem."""
 
     path: Path
     rows: int
     problems: tuple[str, ...]
 
     def raise_if_damaged(self) -> None:
-        """Raises CorruptPartitionError naming the first problems."""
+        """Raise CorruptPartitionError naming the first problems, if there are any."""
         if self.problems:
             raise CorruptPartitionError("; ".join(self.problems[:3]), path=self.path)
 
 
 def check_all(paths: Sequence[Path]) -> list[Verdict]:
-    """A full check of each of several partitions, in the order of their paths. Raises StorageError."""
+    """Check several partitions fully and return the verdicts in the order of `paths`. Raises StorageError."""
     return each(lambda path: PartitionCheck(path).run(), paths, at_once=AT_ONCE, name="check")
 
 
 class PartitionCheck:
-    """One full check of one partition, in one read transaction; it can be cancelled from another thread."""
+    """One full check of one partition, in one read transaction. Another thread can cancel it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,7 +75,7 @@ class PartitionCheck:
         self._cancelled = False
 
     def cancel(self) -> None:
-        """Let `run` raise apsw.InterruptError, now or when it is called; harmless when it is done."""
+        """Make `run` raise apsw.InterruptError, now or when it is called. Harmless after it has ended."""
         self._cancelled = True
         connection = self._connection
         if connection is not None:
@@ -83,7 +83,7 @@ class PartitionCheck:
                 connection.interrupt()
 
     def run(self) -> Verdict:
-        """Read everything once. Damage is reported in the verdict, not raised. Raises StorageError."""
+        """Read everything once and return the verdict, which reports damage. Raises StorageError."""
         try:
             return read_partition(self.path, self._run)
         except CorruptPartitionError as error:
@@ -139,8 +139,8 @@ class PartitionCheck:
 
 
 def _paths(connection: apsw.Connection) -> list[str]:
-    """The first row of Spark's checkpoint that must not become a file, as a sentence: what a run restores and what is
-    exported would lead elsewhere."""
+    """Return, as a sentence, the first row of Spark's checkpoint that must not become a file, if any: restoring or
+    exporting it would write to a path outside the checkpoint."""
     superseded = rows(connection, "SELECT DISTINCT until_epoch FROM superseded")
     queries = [(LIVE_KEYS, (CHECKPOINT_STEP,)), *((OLD_KEYS, (*until, CHECKPOINT_STEP)) for until in superseded)]
     found = (key for sql, bindings in queries for (key,) in connection.execute(sql, bindings))
@@ -155,10 +155,11 @@ def _damaged(connection: apsw.Connection, table: str, count: int) -> str:
 
 
 def _gaps(description: PartitionDescription) -> list[str]:
-    """Epochs and executions that must be there: every epoch from the collected one on, and whoever closed it."""
+    """Return a sentence for each missing epoch or execution: every epoch from the collected one on must be there, and
+    the execution that closed it."""
     problems = []
     first = max(description.collected, FIRST_EPOCH)
-    # Counted along what is there: what is missing may be more than could ever be counted.
+    # Walk along the epochs that exist: a damaged number could make the missing range too long to count.
     wanted = int(first)
     for held in sorted({closed.epoch for closed in description.epochs if closed.epoch >= first}):
         if held != wanted:

@@ -1,1 +1,1 @@
-"""Deltas: the state that was touched since the last closed epoch, as scratch files."""
+"""Deltas: scratch files with the state that was touched since the last closed epoch."""

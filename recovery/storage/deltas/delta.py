@@ -1,17 +1,17 @@
 """Deltas: the state touched since the last closed epoch, one scratch file per step and partition.
 
-A delta need not survive a crash: the recovery partitions do. So it is never synced, but it is journalled, because a
-task that is killed in the middle of its transaction must leave nothing of it behind. Every row keeps the value before
-the newest batch that touched it beside the value after, so a task that runs again sees what the first attempt saw.
+A delta need not survive a crash: the recovery partitions do. So it is never synced. But it is journalled, because a
+task that is killed within its transaction must leave no trace of it. Every row keeps the value before the newest batch
+that touched it, and the value after, so a task that runs again sees what the first attempt saw.
 
 A delta has two tables of touched keys, which take turns. Tasks write to the active one. When an epoch ends with batch
-b, the delta is sealed: tasks of b and before are refused from then on. If what was touched is to be moved into the
-partition it is set apart: in the same transaction the other table becomes the active one, and what the tasks of b+1
-have written early moves there. The table set apart changes no more, so it can be moved while micro-batches go on; a
-read looks into the active table, that one, the partition. An epoch that is only logged stays in the active table, to
-which the next ones add.
+b, the delta is sealed: from then on it refuses tasks of b and before. If the touched keys are to be moved into the
+partition, they are set apart: in the same transaction the other table becomes the active one, and rows that tasks of
+b+1 wrote early move there. The table set apart does not change any more, so it can be moved while micro-batches go on.
+A read looks into the active table, then that one, then the partition. An epoch that is only logged stays in the active
+table, to which the next epochs add.
 
-A delta belongs to one execution. `meta` says to which, and refuses zombies inside their own transaction.
+A delta belongs to one execution, which `meta` names. A task's transaction checks `meta`, so zombie tasks are refused.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from recovery.storage.sqlite.schema import connect, file_uri, rows, snapshot, tr
 
 TABLES = ("touched_0", "touched_1")
 PAGE_BYTES = 8192
-"""Twice SQLite's own: a micro-batch that touches much searches a tree that is less deep; one that touches little writes
+"""Twice SQLite's default: a micro-batch that touches many keys searches a shallower tree; one that touches few writes
 more."""
 
 CACHE_BYTES = 16 << 20
 BASE_CACHE_BYTES = 2000 << 10
-"""SQLite's own."""
+"""SQLite's default."""
 
 CREATE_META = """
 CREATE TABLE meta (
@@ -77,7 +77,7 @@ CREATE TABLE {table} (
 CREATE INDEX {table}_timeout ON {table} (after_timeout) WHERE after_timeout IS NOT NULL;
 """
 
-# A row of the running batch that has no earlier touch in its table (had = 0) stands for what lies below.
+# For a row of the running batch without an earlier touch in its table (had = 0), the value before lies below.
 READ = """
 SELECT iif(
     t.state_key IS NULL OR (t.batch = :batch AND NOT t.had),
@@ -143,13 +143,13 @@ FROM (
 {UPSERT}
 """
 
-# The batch before the undone one is not known any more, only that it was earlier: which is all that matters.
+# The batch that wrote the restored value is not known any more. It only matters that it was earlier.
 UNDO = (
     "DELETE FROM {active} WHERE batch = :batch AND NOT had",
     "UPDATE {active} SET batch = batch - 1, after = before, after_timeout = before_timeout WHERE batch = :batch",
 )
 
-# Tasks of the next micro-batch may have run already: what they wrote moves over, and its values before stay.
+# Tasks of the next micro-batch may have run already: their values move to the other table, the values before stay.
 SPLIT = (
     "INSERT INTO {other} SELECT state_key, batch, after, after_timeout, 0, NULL, NULL FROM {active}"
     " WHERE batch > :batch",
@@ -171,7 +171,7 @@ WHERE s.step_id = :step AND s.timeout_ms <= :up_to AND e.state_key IS NULL
   AND (t.state_key IS NULL OR (t.batch = :batch AND NOT t.had))
 """
 
-# What the batch overrode when it was applied before: it has no index, and is asked for only then.
+# Timeouts that the batch replaced when it was applied before. They have no index, so this is queried only then.
 DUE_BEFORE = "SELECT state_key FROM {active} WHERE batch = :batch AND had AND before_timeout <= :up_to"
 
 NEXT_DUE = """
@@ -191,7 +191,7 @@ SELECT min(at) FROM (
 
 
 def create_delta(path: Path, lease: Lease) -> None:
-    """Make the empty delta of an execution."""
+    """Create an empty delta of an execution."""
     with translated(path), contextlib.closing(connect(path, "rwc")) as connection:
         connection.pragma("synchronous", "OFF")
         connection.pragma("page_size", PAGE_BYTES)
@@ -203,7 +203,7 @@ def create_delta(path: Path, lease: Lease) -> None:
 
 
 class Meta(NamedTuple):
-    """The one row that says whose the delta is, how far it is, and which of its tables is which."""
+    """The single row with the delta's execution, its progress, and the roles of its tables."""
 
     ex_num: int
     ex_id: str
@@ -221,31 +221,32 @@ class Meta(NamedTuple):
 
     @property
     def other(self) -> str:
-        """The table that holds what was set apart, if that was not moved yet, and is empty otherwise."""
+        """The table that holds what was set apart until it is moved; empty otherwise."""
         return TABLES[1 - self.turn]
 
     def sql(self, statement: str) -> str:
-        """The statement with the names of the tables."""
+        """Return the statement with the names of the tables filled in."""
         return statement.format(active=self.active, other=self.other)
 
 
 class Delta:
-    """One delta, with the partition it lies over attached as `base`, read-only.
+    """One delta, with the partition below it attached as `base`, read-only.
 
-    A task has one of its own. The driver's is asked by the micro-batch's thread and by the one that closes an epoch.
+    Each task has its own object. The driver's object is used by the thread of the micro-batch and by the thread that
+    closes an epoch.
     """
 
     def __init__(
         self, path: Path, partition: Path, lease: Lease, step: StepId, *, cache_bytes: int = CACHE_BYTES
     ) -> None:
-        """cache_bytes: of the delta, and at most of the partition below it."""
+        """cache_bytes: cache size of the delta, and the most for the partition below it."""
         self.path = path
         self._partition = partition
         self._lease = lease
         self._step = step
         self._lock = threading.Lock()
         self._since = NO_BATCH
-        # Before they are opened: if others take their places meanwhile, this is current no more.
+        # Read before the files are opened: if they are replaced meanwhile, `is_current` is false.
         self._files = self._identities()
         if not path.exists():
             raise LeaseLostError(f"the scratch file of execution {lease.number} is gone", path=path)
@@ -265,11 +266,11 @@ class Delta:
 
     @property
     def base_file(self) -> tuple[int, int] | None:
-        """Device and inode of the partition below, as they were before it was opened."""
+        """Device and inode of the partition below, from before it was opened."""
         return None if self._files is None else (self._files[2], self._files[3])
 
     def is_current(self) -> bool:
-        """Whether the files are still in their places that this has open."""
+        """Return whether the open files are still in their places."""
         return self._files is not None and self._files == self._identities()
 
     def _identities(self) -> tuple[int, int, int, int] | None:
@@ -285,10 +286,10 @@ class Delta:
         self._connection.close()
 
     def read(self, batch: BatchId, keys: tuple[str, ...]) -> list[str | None]:
-        """States of `keys` before `batch`.
+        """Return the states of `keys` before `batch`.
 
-        The delta's snapshot is taken before the partition's (the check reads from the delta first): the closer
-        commits to the partition before it clears the delta, so a value is seen in one of them at least.
+        The check reads from the delta first, so the delta's snapshot is taken before the partition's. The closer
+        commits to the partition before it clears the delta. So at least one of the two shows each value.
         """
         with translated(self._partition), snapshot(self._connection):
             meta = self._check(batch)
@@ -296,7 +297,7 @@ class Delta:
                 return []
             bindings = {"batch": batch, "step": self._step, "keys": apsw.carray(keys)}
             statement = meta.sql(READ_OVER_SEALED if meta.sealed else READ)
-            # `get` makes the list in half the time that rows take; for a single row it is the value itself.
+            # `get` builds the list in half the time of fetching rows. For a single row it is the value itself.
             found: Any = self._connection.execute(statement, bindings).get
             return [found] if len(keys) == 1 else found
 
@@ -307,7 +308,7 @@ class Delta:
         count: BatchCount,
         seam_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """See `TaskStore.apply`. `seam_s` says what the task has spent here; it is asked before the commit."""
+        """See `TaskStore.apply`. seam_s: called before the commit; returns the seconds that the task spent here."""
         with translated(self.path), transaction(self._connection):
             meta = self._check(batch)
             self._undo(meta, batch)
@@ -340,11 +341,11 @@ class Delta:
             meta = self._check(batch)
             statement = meta.sql(f"{DUE} UNION ALL {DUE_BEFORE}" if meta.applied_batch == batch else DUE)
             bindings = {"batch": batch, "step": self._step, "up_to": up_to_ms}
-            # Sorted here: an order asked of SQLite makes it scan by key instead of searching by time.
+            # Sorted here: with ORDER BY, SQLite scans by key instead of searching by time.
             return sorted(row[0] for row in rows(self._connection, statement, bindings))
 
     def next_due_ms(self) -> int | None:
-        """The earliest timeout of this step in this partition."""
+        """Return the earliest timeout of this step in this partition, or None."""
         with self._lock, translated(self._partition), snapshot(self._connection):
             # The delta's snapshot before the partition's, as in `read`.
             statement = self._meta().sql(NEXT_DUE)
@@ -352,19 +353,19 @@ class Delta:
             return due
 
     def open(self, batch: BatchId) -> None:
-        """Refuse earlier batches from now on, and forget the counts of those."""
+        """Refuse batches earlier than `batch` from now on, and delete their counts."""
         with self._lock, translated(self.path), transaction(self._connection):
             self._connection.execute("UPDATE meta SET open_batch = ? WHERE open_batch < ?", (batch, batch))
             self._connection.execute("DELETE FROM batches WHERE batch < ?", (batch,))
 
     def seal(self, batch: BatchId, *, apart: bool = True) -> Sealed:
-        """Refuse `batch` and earlier ones from now on; returns where what they left is.
+        """Refuse `batch` and earlier ones from now on. Return where the rows that they left are.
 
-        apart: set aside what was touched since that was done last. The cost does not depend on what is held, unless
-        tasks of the next batch were early: then it is that of a scan. Otherwise it stays where it is, and has to be
-        read before tasks of the batch after the next one write.
-        Sealing at the same batch again changes nothing, but that it may be set apart now; when it was cleared since,
-        the table is empty.
+        apart: set apart the rows touched since the last time this was done. The cost does not depend on the number of
+        rows, except when tasks of the next batch were early: then all rows are scanned. Otherwise the rows stay where
+        they are, and must be read before tasks of the batch after the next one write.
+        Sealing the same batch again changes nothing, except that it may set the rows apart. If they were cleared
+        since, the table is empty.
         """
         with self._lock, translated(self.path), transaction(self._connection):
             meta = self._meta()
@@ -390,14 +391,14 @@ class Delta:
             return Sealed(meta.active, self._since)
 
     def set_apart(self) -> str:
-        """The table that holds what was set apart, and is empty when that was cleared."""
+        """Return the table that holds what was set apart; it is empty if that was cleared."""
         with self._lock, translated(self.path):
             meta = self._meta()
         assert not meta.pending, "what was logged is not set apart"
         return meta.other
 
     def clear(self) -> None:
-        """Forget what was set apart: it is in the partition now."""
+        """Delete what was set apart, which is in the partition now."""
         with self._lock, translated(self.path), transaction(self._connection):
             meta = self._meta()
             if meta.sealed:
@@ -406,7 +407,7 @@ class Delta:
                 self._connection.execute("UPDATE meta SET sealed = 0")
 
     def count(self, batch: BatchId) -> BatchCount:
-        """What was applied of `batch`."""
+        """Return what was applied for `batch`."""
         with self._lock, translated(self.path):
             found = rows(
                 self._connection,
@@ -420,7 +421,7 @@ class Delta:
         return Meta(*found)
 
     def _check(self, batch: BatchId) -> Meta:
-        """Refuse a task of another execution or of a batch that is over."""
+        """Return `meta`. Raises LeaseLostError for a task of another execution, or of a batch that is over."""
         meta = self._meta()
         if (meta.ex_num, meta.ex_id) != (self._lease.number, self._lease.id):
             raise LeaseLostError(

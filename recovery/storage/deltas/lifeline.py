@@ -1,8 +1,8 @@
-"""How tasks' processes learn that an execution is over, at once and without being asked: by a socket that ends.
+"""A socket whose end tells task processes immediately, without polling, that an execution is over.
 
-The driver listens on a Unix socket, which takes no thread: who connects waits in the socket's queue until the driver
-looks there. When the execution ends, or the driver's process does, the connection ends, which a thread of the other
-process waits for. It lets go of what it held, and then ends its side, which the driver waits for.
+The driver listens on a Unix socket, which takes no thread: connections wait in the socket's queue until the driver
+accepts them. When the execution or the driver's process ends, the connection ends. A thread of the task process waits
+for that, releases what the process held, and then closes its side, for which the driver waits.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from recovery.base.clock import Clock
 from recovery.host.peers import of_trusted_user
 
 MOST_WAITING = 256
-"""Who may connect before the driver looks."""
+"""How many processes may connect before the driver accepts them."""
 MOST_HELD = 256
-"""Who is told of the end. Others are let go of immediately: they keep nothing then, and the driver has files left."""
+"""How many connections the driver holds. It closes further ones immediately, so those processes keep nothing and the
+driver does not run out of file descriptors."""
 WAIT_S = 5.0
-"""How long the driver waits, at most, for the others to let go."""
+"""How long the driver waits at most for the task processes to release what they hold."""
 
 
 class Lifeline:
-    """The driver's end, from its making until `close`."""
+    """The driver's end, open from construction until `close`."""
 
     def __init__(self, name: str, clock: Clock) -> None:
-        """`name` is the execution's own. On Linux the socket has no file, so that none is left of a killed run and who
-        copies directories meets none; elsewhere it stands among the temporary files."""
+        """name: unique to the execution. On Linux the socket has no file, so a killed run leaves none behind and a
+        copy of the directory contains none. Elsewhere the socket is a temporary file."""
         self._clock = clock
         self._directory: Path | None = None
         self._listener = None
         self._holders: list[socket.socket] = []
         self.address: str | None = f"\0recovery-{name}"
-        """Where others reach it; None where there can be no such socket, so that nobody does."""
+        """The address for task processes; None if the socket cannot be created, so that nobody connects."""
         if sys.platform == "linux":
             self._listener = _listening(self.address)
         if self._listener is None:
@@ -50,17 +51,18 @@ class Lifeline:
             self.address = None
 
     def admit(self) -> None:
-        """Take who has connected out of the queue, which would fill up with workers that came and went. Takes
-        microseconds; only when somebody came, those who have ended are looked for."""
+        """Accept waiting connections, so that workers that came and went do not fill the queue. Takes microseconds.
+        Looks for connections that have ended only if there are new ones."""
         if self._listener is None:
             return
         came = 0
-        # What cannot be accepted, for lack of files, waits in the queue. Who connects all the time must not keep us.
+        # Without free file descriptors, connections stay in the queue. The limit keeps a constant stream of
+        # connections from blocking the driver.
         with contextlib.suppress(OSError):
             while came < MOST_WAITING:
                 holder = self._listener.accept()[0]
                 came += 1
-                # Every user of the machine can connect where the socket has no file.
+                # If the socket has no file, every user of the machine can connect.
                 if not of_trusted_user(holder):
                     holder.close()
                     continue
@@ -78,7 +80,7 @@ class Lifeline:
             self._holders.remove(holder)
 
     def close(self) -> None:
-        """Have everyone let go, and wait until they have."""
+        """Make all task processes release what they hold, and wait until they have, at most `WAIT_S`."""
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
         if self._listener is None:
@@ -98,7 +100,7 @@ class Lifeline:
 
 
 def _has_ended(holder: socket.socket) -> bool:
-    """Whether the other side has; it never says anything before."""
+    """Return whether the other side has ended. It never sends anything before."""
     holder.setblocking(False)
     try:
         holder.recv(1)
@@ -119,7 +121,7 @@ def _listening(address: str) -> socket.socket | None:
 
 
 def _socket(begin: Callable[[socket.socket], None]) -> socket.socket | None:
-    """A Unix socket that has begun so; None where it cannot."""
+    """Return a Unix socket after calling `begin` on it, or None if either fails."""
     try:
         made = socket.socket(socket.AF_UNIX)
     except (OSError, AttributeError):
@@ -133,11 +135,11 @@ def _socket(begin: Callable[[socket.socket], None]) -> socket.socket | None:
 
 
 def hold(address: str, let_go: Callable[[], None]) -> bool:
-    """Call `let_go`, on a thread of its own, as soon as the execution at this address is over. Returns whether it goes
-    on, and can be reached from here; if not, nothing is called."""
+    """Call `let_go`, on a separate thread, as soon as the execution at this address is over. Return whether the
+    execution is still running and reachable from here; if not, `let_go` is never called."""
 
     def connect(made: socket.socket) -> None:
-        # A full queue is not waited for.
+        # Do not wait while the queue is full.
         made.setblocking(False)
         made.connect(address)
         made.setblocking(True)
@@ -147,7 +149,7 @@ def hold(address: str, let_go: Callable[[], None]) -> bool:
         return False
     try:
         threading.Thread(target=_wait, args=(line, let_go), name="lifeline", daemon=True).start()
-    except RuntimeError:  # the process may have no more of them
+    except RuntimeError:  # the process has reached its limit of threads
         line.close()
         return False
     return True
@@ -158,6 +160,6 @@ def _wait(line: socket.socket, let_go: Callable[[], None]) -> None:
         with contextlib.suppress(OSError):
             line.recv(1)
         let_go()
-        # A process that this one has forked may have the socket as well.
+        # A process forked from this one may have the socket open too.
         with contextlib.suppress(OSError):
             line.shutdown(socket.SHUT_RDWR)

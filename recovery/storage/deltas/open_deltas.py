@@ -1,8 +1,8 @@
-"""Deltas that a Python worker keeps open between small tasks, which take longer to open them than to use them.
+"""Deltas that a Python worker keeps open between small tasks, for which opening takes longer than the work.
 
-They are kept only while their execution goes on, and closed before its driver gives the directory up: otherwise they
-would be the last to have partitions open, whose logs would stay behind. A kept one is used for files that are still the
-ones it opened: SQLite would write to a file that was removed, and say that all is well.
+They are kept only while their execution goes on, and closed before its driver gives up the directory. Otherwise they
+would be the last to have partitions open, and the partitions' logs would stay behind. A kept delta is reused only if
+its paths still lead to the files it opened: SQLite writes to a removed file without an error.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from recovery.storage.deltas.delta import Delta
 from recovery.storage.deltas.lifeline import hold
 
 MOST_KEPT = 128
-"""Of seven files each, of which a process may have 1,024 open where nothing was set."""
+"""Each delta needs seven open files; the default limit of a process is 1,024."""
 CACHE_BYTES = 32 << 20
-"""For all deltas of a step that are kept, and at most as much for the partitions below them."""
+"""For all kept deltas of a step together, and at most as much again for the partitions below them."""
 MOST_CACHE_BYTES = 4 << 20
 
 
 class Kept(NamedTuple):
-    """A delta, and the line of its execution."""
+    """A delta, and the address of its execution's lifeline."""
 
     delta: Delta
     line: str
 
 
 class KeptDeltas:
-    """What one process keeps, of all executions that have tasks in it."""
+    """The deltas that one process keeps, for all executions that have tasks in it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class KeptDeltas:
         self._deltas: dict[Path, Kept] = {}
 
     def take(self, path: Path) -> Delta | None:
-        """The delta at this path, for one task alone; None if there is none that can be used."""
+        """Return the kept delta at this path, for one task alone, or None if there is no usable one."""
         with self._lock:
             found = self._deltas.pop(path, None)
         if found is None:
@@ -50,7 +50,7 @@ class KeptDeltas:
         return found.delta
 
     def give(self, delta: Delta, line: str) -> None:
-        """Keep a delta that nobody uses as long as the execution at the other end of `line` goes on."""
+        """Keep an unused delta for as long as the execution at the other end of `line` goes on."""
         with self._lock:
             if line not in self._lines:
                 if not hold(line, partial(self._let_go, line)):
@@ -69,7 +69,8 @@ class KeptDeltas:
 
 
 def _close(delta: Delta) -> None:
-    """The task that used it has finished: an error would fail another one, or leave others unclosed."""
+    """Close a delta and ignore errors. Its task has finished; an error would fail another task, or leave other deltas
+    open."""
     with contextlib.suppress(Exception):
         delta.close()
 
@@ -78,5 +79,5 @@ kept = KeptDeltas()
 
 
 def cache_bytes(partition_count: int) -> int:
-    """The cache of a delta that is to be kept."""
+    """Return the cache size of a delta that is to be kept."""
     return min(MOST_CACHE_BYTES, CACHE_BYTES // min(partition_count, MOST_KEPT))

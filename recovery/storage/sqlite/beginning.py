@@ -1,8 +1,8 @@
 """Where the input begins: one row, the same in every partition, durable before the first micro-batch may count.
 
-It is epoch 0: the position before any micro-batch, with no state. Unlike an epoch it is whole in each partition, so one
-of them is enough: a start that was killed before it had written all of them loses nothing, and neither does an older
-copy of a file. Of rows that differ the newest counts. No rewind takes it away, and nothing is collected of it.
+It is epoch 0: the position before any micro-batch, with no state. Unlike other epochs it is complete in each partition,
+so one of them is enough: nothing is lost if a start is killed before it has written all of them, or if a file is
+replaced by an older copy. If rows differ, the newest counts. No rewind removes the row, and it is never collected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BEGINNING = "SELECT ex_num, ex_id, content, digest FROM beginning"
 
 
 class Beginning(NamedTuple):
-    """What one partition says: the number and the id of the execution that found it, and the position as text."""
+    """The row of one partition: number and id of the execution that found the position, and the position as text."""
 
     execution: int
     execution_id: str
@@ -31,8 +31,8 @@ class Beginning(NamedTuple):
 
 
 def keep_beginning(connection: apsw.Connection, path: Path, lease: Lease, content: str) -> None:
-    """Write where the input begins. One transaction, synced to disk. Raises LeaseLostError when a later execution
-    began."""
+    """Write where the input begins, in one transaction that is synced to disk. Raises LeaseLostError if a later
+    execution began."""
     with translated(path), transaction(connection):
         check_lease(connection, path, lease)
         fields = (lease.number, lease.id, content)
@@ -41,7 +41,7 @@ def keep_beginning(connection: apsw.Connection, path: Path, lease: Lease, conten
 
 
 def read_beginning(connection: apsw.Connection, path: Path) -> Beginning | None:
-    """Where the input begins; None when no execution has found it yet. Raises CorruptPartitionError."""
+    """Return where the input begins, or None if no execution has found it yet. Raises CorruptPartitionError."""
     with translated(path), snapshot(connection):
         problems = check_beginning(connection)
         if problems:
@@ -51,7 +51,7 @@ def read_beginning(connection: apsw.Connection, path: Path) -> Beginning | None:
 
 
 def check_beginning(connection: apsw.Connection) -> list[str]:
-    """What is wrong with it, a sentence each. A transaction is open."""
+    """Return a sentence for each problem of the table. A transaction is open."""
     found = rows(connection, BEGINNING) if has_beginning(connection) else []
     if len(found) > 1:
         return ["beginning has more than one row"]

@@ -1,8 +1,8 @@
-"""Which values the columns of the small tables may hold.
+"""The values that the columns of the small tables may hold.
 
-A digest shows that a row is what somebody wrote, and anybody can make one. A number that no run writes would overflow,
-count for ever, or be beyond any date, and SQLite keeps values of other types than a table declares when it is not
-asked: so each value is checked before it is used.
+A digest shows only that a row is as somebody wrote it, and anybody can compute one. A number that no run writes could
+overflow, make a loop endless, or lie beyond any date. And a file can hold values of other types than its tables
+declare. So each value is checked before it is used.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ Check = Callable[[Any], bool]
 
 
 def whole(least: int = 0, most: int = MOST) -> Check:
-    """A whole number of a range."""
+    """Return a check for an integer within a range."""
     return lambda value: type(value) is int and least <= value <= most
 
 
 def or_null(check: Check) -> Check:
-    """The same, or NULL."""
+    """Return a check that also accepts NULL."""
     return lambda value: value is None or check(value)
 
 
 def is_text(value: Any) -> bool:
-    """A text."""
+    """Return whether `value` is text."""
     return type(value) is str
 
 
 def is_bytes(value: Any) -> bool:
-    """Text, read as bytes: what is damaged may be no text any more."""
+    """Return whether `value` is text that was read as bytes, because damaged text may not be valid UTF-8."""
     return type(value) is bytes
 
 
 def is_seconds(value: Any) -> bool:
-    """A duration that ends."""
+    """Return whether `value` is a finite duration."""
     return type(value) in (int, float) and 0 <= value <= LONGEST_S
 
 
@@ -49,7 +49,7 @@ is_digest = whole(0, MODULUS - 1)
 is_clock = whole(-MOST, MOST)
 is_batch = whole(-1, MOST)
 
-# By table, in the order of the columns, without the digest of the row.
+# By table, in the order of the columns, without the row's digest.
 COLUMNS: Mapping[str, Sequence[Check]] = {
     "parts": (whole(0, MAX_PARTITIONS - 1), whole(1, MAX_PARTITIONS), is_text, or_null(is_text), is_moment),
     "commits": (whole(0, MAX_PARTITIONS - 1), whole()),
@@ -67,7 +67,7 @@ COLUMNS: Mapping[str, Sequence[Check]] = {
 }  # fmt: skip
 
 
-# The same for the large tables, as SQL: what is true of a row that no run writes.
+# For the large tables: SQL conditions that are true for a row that no run writes.
 ODD_STATE = f"""
 typeof(step_id) <> 'text' OR typeof(state_key) <> 'text' OR typeof(ser_change) NOT IN ('text', 'blob')
 OR typeof(timeout_ms) NOT IN ('integer', 'null') OR typeof(snap_epoch) <> 'integer'
@@ -81,15 +81,15 @@ OR generation NOT BETWEEN 0 AND {MOST}
 
 
 def check_columns(table: str, row: Sequence[Any]) -> None:
-    """Raises CorruptPartitionError for a row, without its digest, with a value that no run writes."""
+    """Raise CorruptPartitionError if a row, given without its digest, has a value that no run writes."""
     for check, value in zip(COLUMNS[table], row, strict=True):
         if not check(value):
             raise CorruptPartitionError(f"a row of table {table} holds {shown(value)}, which no run writes there")
 
 
 def checked_rows(table: str, found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """The rows without their digests, which are the last column. Raises CorruptPartitionError for one that does not
-    match its digest, or holds what no run writes."""
+    """Return the rows without the last column, their digest. Raises CorruptPartitionError for a row that does not
+    match its digest or holds a value that no run writes."""
     for row in found:
         if record_digest(*row[:-1]) != row[-1]:
             raise CorruptPartitionError(f"a row of table {table} does not match its digest: {shown(row)}")

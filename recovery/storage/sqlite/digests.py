@@ -1,9 +1,9 @@
-"""Digests: what shows that no row was changed, and none lost.
+"""Digests, which show that no row was changed and none lost.
 
-Every row of `snaps` and `superseded` carries a digest of all its other columns; every epoch carries the sum of the
-digests of the rows that were live when it closed and of the rows it superseded. Both are computed by SQLite
-itself, with extensions that apsw ships, so they cost no Python per row. A digest is the first 60 bits of a SHA-1: it
-guards against accidents, not against an attacker who can write the file.
+Every row of `snaps` and `superseded` carries a digest of all its other columns. Every epoch carries the sum of the
+digests of the rows that were live when it closed, and of the rows it superseded. SQLite computes both itself, with
+extensions that apsw ships, so they cost no Python per row. A digest is the first 60 bits of a SHA-1. It guards against
+accidents, not against an attacker who can write the file.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ MODULUS = 1 << (2 * _HALF_BITS)
 
 
 def load_digests(connection: apsw.Connection) -> None:
-    """Give a connection what the expression of a digest needs."""
+    """Load the extensions that the SQL expression of a digest needs into a connection."""
     for extension in ("sha1", "ieee754"):
         apsw.sqlite_extra.load(connection, extension)
 
 
 def row_digest_sql(step: str, key: str, epoch: str, value: str, timeout: str) -> str:
-    """An SQL expression for the digest of a row, given the expressions of its columns; see `load_digests`.
+    """Return an SQL expression for the digest of a row, given the expressions of its columns. See `load_digests`.
 
-    The length of the key and the type of the value are part of it, so no two different rows of a step give the
-    same text. `concat_ws` makes the text in a third of the time of `||`. The only quick way from hexadecimal to an
-    integer is by the bytes of a double; four zero bits in front keep them from being NaN.
+    The digested text includes the length of the key and the type of the value, so no two different rows of a step have
+    the same text. `concat_ws` builds it in a third of the time of `||`. The only quick conversion from hexadecimal to
+    an integer goes through the bytes of a double; four leading zero bits keep it from being NaN.
     """
     parts = (step, f"length({key})", key, _present(epoch), f"typeof({value})", _present(timeout), _present(value))
     text = f"concat_ws(char(31), {', '.join(parts)})"
@@ -42,30 +42,30 @@ def row_digest_sql(step: str, key: str, epoch: str, value: str, timeout: str) ->
 
 
 def _present(expression: str) -> str:
-    """`concat_ws` passes over NULL."""
+    """Return an expression that is never NULL, because `concat_ws` skips NULL."""
     return f"coalesce({expression}, '')"
 
 
 SNAPS_DIGEST = row_digest_sql("step_id", "state_key", "snap_epoch", "ser_change", "timeout_ms")
 
 SUM_SQL = f"count(*), coalesce(sum(digest >> {_HALF_BITS}), 0), coalesce(sum(digest & {_HALF}), 0)"
-"""Select list for the rows and the digest sum of a set of rows; see `combine`."""
+"""Select list for the number and the digest sum of a set of rows; see `combine`."""
 
 
 def combine(high: int, low: int) -> int:
-    """The digest sum meant by the two sums of SUM_SQL, modulo 2^60. Raises CorruptPartitionError where digests are no
-    whole numbers, so that their sum is none either."""
+    """Combine the two sums of SUM_SQL into the digest sum, modulo 2^60. Raises CorruptPartitionError if a sum is not an
+    integer, because a digest is not."""
     if type(high) is not int or type(low) is not int:
         raise CorruptPartitionError("a digest in it is no whole number")
     return ((high << _HALF_BITS) + low) % MODULUS
 
 
 def record_digest(*fields: Any) -> int:
-    """The digest of a row of one of the small tables."""
+    """Return the digest of a row of one of the small tables."""
     return int.from_bytes(hashlib.blake2b(msgspec.json.encode(fields), digest_size=7).digest(), "big")
 
 
 def mismatch_text(count: int, table: str) -> str:
-    """What is wrong with rows whose digest is not that of their content."""
+    """Return the sentence for rows whose digest does not match their content."""
     verb = "has" if count == 1 else "have"
     return f"{counted(count, 'row')} of {table} {verb} values that do not match their digest"

@@ -1,11 +1,11 @@
-"""The log of a partition: what closed epochs changed, before it is folded into `snaps`.
+"""The epoch log of a partition: the changes of closed epochs that are not folded into `snaps` yet.
 
-Appending an epoch's changes costs a fraction of writing them where they belong, and the same whatever the partition
-holds. A row of `changes` is a chunk: JSON, `[[key, value, timeout], …]`, of one step and epoch. NULL discards the key,
-and bytes are `{"hex": …}`. Each chunk has a digest, and each epoch the sum of its chunks'.
+Appending an epoch's changes costs a fraction of writing them to `snaps`, and the cost does not depend on the content of
+the partition. A row of `changes` is a chunk: JSON, `[[key, value, timeout], …]`, of one step and epoch. NULL discards
+the key, and bytes are `{"hex": …}`. Each chunk has a digest, and each epoch the sum of its chunks' digests.
 
-Whoever reads a partition sees the changes over `snaps`: within `overlaid`, queries of `snaps` and `superseded` find
-what they would find if all was folded.
+Readers of a partition see the changes over `snaps`: within `overlaid`, queries of `snaps` and `superseded` return the
+same rows as if everything was folded.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from recovery.storage.sqlite.schema import has_changes, rows, value
 is_count = whole()
 CHUNK_ROWS = 4096
 FIRST_ROWS = 16
-"""Of a step's first chunk: nothing is known yet of how long its values are."""
+"""Rows in a step's first chunk, when the length of its values is not known yet."""
 CHUNK_BYTES = 1 << 20
 
-# What a delta's table says of an epoch: of rows that an early task of the next micro-batch wrote, what they were
-# before. Whether that is of this epoch is not known any more; at worst it is what an earlier one has logged already.
+# An epoch's changes in a delta's table. For rows that an early task of the next micro-batch wrote, the value before. It
+# is not known whether this epoch wrote that value; at worst it repeats what an earlier epoch has already logged.
 TOUCHED = """
 SELECT max(state_key), count(*), count(after), coalesce(sum(octet_length(state_key) + octet_length(after)), 0),
     json_group_array(json_array(state_key, after, after_timeout))
@@ -43,11 +43,11 @@ FROM (
     ORDER BY state_key LIMIT :rows
 )
 """
-# What is damaged may be no text any more.
+# Damaged text may not be valid UTF-8.
 CHUNKS = "SELECT epoch, CAST(step_id AS BLOB), number, row_count, CAST(content AS BLOB), digest FROM changes"
 SUMS = "SELECT epoch, row_count, digest FROM changes"
 TOLD = "SELECT epoch, row_count, changes_digest FROM logged"
-# Chunks with a right digest that are no list, or one of another length.
+# Chunks with a correct digest that are not a list, or a list of another length.
 UNREADABLE = """
 SELECT count(*) FROM changes
 WHERE CASE WHEN json_valid(content) THEN json_type(content) <> 'array' OR json_array_length(content) <> row_count
@@ -61,7 +61,7 @@ SELECT c.epoch, c.step_id, each.value ->> 0 AS state_key,
 FROM {changes} AS c, json_each(c.content) AS each
 """
 
-# Of the changes that the log has of one step, the newest of each key; see the note on min() in `partition`.
+# The newest logged change of each key of one step; see the note on min() in `partition`.
 NEWEST = f"""
 SELECT state_key, ser_change, timeout_ms FROM (
     SELECT state_key, max(epoch), ser_change, timeout_ms
@@ -101,15 +101,15 @@ REMOVE_OVERLAY = "DROP VIEW temp.snaps; DROP VIEW temp.superseded; DROP TABLE te
 
 
 class Sealed(NamedTuple):
-    """Where a delta has what an epoch touched: its table, and the micro-batch that the epoch before ended with."""
+    """The place of an epoch's changes in a delta: the table, and the last micro-batch of the previous epoch."""
 
     table: str
     since: BatchId
 
 
 class Logged(NamedTuple):
-    """What was appended: changes, those of them that are no discards, the bytes of their keys and values, and the sum
-    of the chunks' digests."""
+    """What was appended: the number of changes, the number without discards, the bytes of their keys and values, and
+    the sum of the chunks' digests."""
 
     rows: int = 0
     written: int = 0
@@ -121,7 +121,7 @@ class Logged(NamedTuple):
 
 
 def append_touched(connection: apsw.Connection, epoch: Epoch, step: StepId, sealed: Sealed, batch: BatchId) -> Logged:
-    """Append what a delta has of an epoch that ends with `batch`. Inside a transaction."""
+    """Append a delta's changes of an epoch that ends with `batch`. Inside a transaction."""
     total, number, chunk_rows = Logged(), 0, FIRST_ROWS
     statement = TOUCHED.format(table=sealed.table, place="")
     bindings = {"since": sealed.since, "batch": batch}
@@ -152,7 +152,7 @@ def append_rows(
     step: StepId,
     given: Iterable[tuple[str, str | bytes | None, int | None]],
 ) -> Logged:
-    """Append keys with value and timeout, which are taken one after the other. Inside a transaction."""
+    """Append keys with value and timeout, read one by one from `given`. Inside a transaction."""
     total, number = Logged(), 0
     chunk: list[Any] = []
     written = size_bytes = 0
@@ -186,25 +186,25 @@ def _append(connection: apsw.Connection, epoch: Epoch, step: StepId, number: int
 
 
 def _chunk_digest(epoch: int, step: bytes, number: int, row_count: int, content: bytes) -> int:
-    """Of a row of `changes`: that of its columns with a SHA-1 in place of the content, which is quicker to make."""
+    """Return the digest of a row of `changes`. It covers a SHA-1 of the content, which is quicker than the content."""
     return record_digest(epoch, step.decode(errors="replace"), number, row_count, hashlib.sha1(content).hexdigest())
 
 
 def is_logged(connection: apsw.Connection) -> bool:
-    """Whether a partition has epochs that are not folded; none has in files of older versions."""
+    """Return whether a partition has epochs that are not folded. Files of older versions have none."""
     found = "SELECT 1 FROM changes UNION ALL SELECT 1 FROM logged LIMIT 1"
     return has_changes(connection) and value(connection, found) is not None
 
 
 def logged_steps(connection: apsw.Connection) -> set[StepId]:
-    """The steps of which there are changes."""
+    """Return the steps that have logged changes."""
     return {StepId(step) for (step,) in rows(connection, "SELECT DISTINCT step_id FROM changes")}
 
 
 @contextlib.contextmanager
 def overlaid(connection: apsw.Connection, path: Path) -> Iterator[None]:
-    """Let queries of `snaps` and `superseded` find what they would find if all was folded. Inside a read transaction,
-    in which nothing is written. The cost is that of the log. Raises CorruptPartitionError where that is damaged."""
+    """Let queries of `snaps` and `superseded` return the same rows as if everything was folded. Inside a transaction
+    that only reads. The cost is proportional to the log. Raises CorruptPartitionError if the log is damaged."""
     if not is_logged(connection):
         yield
         return
@@ -220,8 +220,7 @@ def overlaid(connection: apsw.Connection, path: Path) -> Iterator[None]:
 
 
 def check_log(connection: apsw.Connection, unread: Collection[StepId] = ()) -> list[str]:
-    """What is wrong with the log, a sentence each. A transaction is open. unread: steps of which the content of chunks
-    is not looked at."""
+    """Return a sentence for each problem of the log. A transaction is open. unread: steps whose chunks are not read."""
     if not has_changes(connection):
         return []
     found: dict[int, tuple[int, int]] = {}
@@ -245,13 +244,13 @@ def check_log(connection: apsw.Connection, unread: Collection[StepId] = ()) -> l
 
 
 def check_chunks(connection: apsw.Connection) -> list[str]:
-    """What is wrong with the content of a log whose digests are right, a sentence each."""
+    """Return a sentence for each problem in the content of a log whose digests are correct."""
     unreadable = value(connection, UNREADABLE) if has_changes(connection) else 0
     return [f"{unreadable} rows of changes cannot be read"] if unreadable else []
 
 
 def logged_keys(connection: apsw.Connection, step: StepId) -> Iterator[str]:
-    """The keys of a step in the log."""
+    """Yield the keys of a step in the log."""
     if has_changes(connection):
         sql = f"SELECT DISTINCT state_key FROM ({CHANGED.format(changes='changes')} WHERE c.step_id = ?)"
         for (key,) in connection.execute(sql, (step,)):

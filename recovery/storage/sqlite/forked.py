@@ -1,7 +1,7 @@
-"""A process that was forked while a database was open may not open it.
+"""Keeps a process that was forked while a database was open from opening that database.
 
-SQLite keeps what it has locked for the whole process. A fork copies that, but not the locks: the child takes those of
-its parent for its own, and what it writes is lost as soon as the parent closes the file.
+SQLite records its locks once per process. A fork copies the record, but not the locks: the child takes its parent's
+locks for its own, and what it writes is lost as soon as the parent closes the file.
 https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_across_a_fork_
 """
 
@@ -23,19 +23,19 @@ _inherited: set[Inode] = set()
 
 
 def opened(connection: apsw.Connection, path: Path) -> None:
-    """Note a connection that was opened to `path`. Raises OSError."""
+    """Record a connection that was opened to `path`. Raises OSError."""
     _inodes[connection] = _inode(path)
 
 
 def is_at(connection: apsw.Connection, path: Path) -> bool:
-    """Whether `path` leads to the file that it led to when the connection was opened."""
+    """Return whether `path` still leads to the file that the connection opened."""
     with contextlib.suppress(OSError):
         return _inode(path) == _inodes.get(connection)
     return False
 
 
 def check_process(path: Path) -> None:
-    """Raises StorageError when this process was forked while `path` was open."""
+    """Raise StorageError if this process was forked while `path` was open."""
     if not _inherited:
         return
     with contextlib.suppress(FileNotFoundError):

@@ -1,10 +1,10 @@
-"""What is measured, in the partitions: the size of each step's state, and a row per epoch of what a run measured.
+"""Measurements stored in the partitions: the size of each step's state, and one row per epoch that a run measured.
 
-`sizes` is a part of the snapshot: each transaction that changes `snaps` changes it by as much, so it is exact after a
-crash and after a rewind, and nobody has to scan the state to know how large it is. A full check compares the two.
+`sizes` is part of the snapshot: each transaction that changes `snaps` updates it too. So it is exact after a crash and
+after a rewind, and reading the size of the state needs no scan. A full check compares the two.
 
-`measures` are facts, like operational state: in part-0 alone, of no epoch that could be taken back. They are written
-without waiting for the disk, between a closing and the moving of its log into the file, which syncs them too.
+`measures` are facts, like operational state: only in part-0, and no rewind removes them. They are written without
+waiting for the disk, after an epoch is closed and before its log is moved into the file, which also syncs them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WHERE substr(step_id, 1, {len(RESERVED_PREFIX)}) <> '{RESERVED_PREFIX}' ORDER BY
 
 
 def change_sizes(connection: apsw.Connection, changes: Mapping[str, tuple[int, int]]) -> None:
-    """Count rows and bytes that steps gained, or lost. Inside the transaction that changes `snaps`."""
+    """Add the rows and bytes that steps gained or lost to `sizes`. Inside the transaction that changes `snaps`."""
     for step, (count, size_bytes) in changes.items():
         if count or size_bytes:
             connection.execute(CHANGE_SIZE, (step, count, size_bytes))
@@ -47,7 +47,7 @@ def change_sizes(connection: apsw.Connection, changes: Mapping[str, tuple[int, i
 
 
 def read_sizes(connection: apsw.Connection) -> dict[str, StepSize]:
-    """The steps of one partition."""
+    """Return the size of each step in one partition. Raises CorruptPartitionError."""
     found = rows(connection, SIZES)
     for row in found:
         check_columns("sizes", row)
@@ -55,21 +55,21 @@ def read_sizes(connection: apsw.Connection) -> dict[str, StepSize]:
 
 
 def counted_rows(connection: apsw.Connection, step: str) -> int | None:
-    """How many rows of a step `snaps` should have; None when the file is of an older version, and does not know."""
+    """Return how many rows of a step `snaps` should have; None if the file's version is too old to record it."""
     if not has_measures(connection):
         return None
     return int(value(connection, "SELECT live_rows FROM sizes WHERE step_id = ?", (step,)) or 0)
 
 
 def check_sizes(connection: apsw.Connection, counted: Mapping[str, StepSize]) -> list[str]:
-    """What is wrong with `sizes`, a sentence each, when `snaps` holds what was `counted`. A transaction is open."""
+    """Return a sentence for each problem of `sizes`, given the rows `counted` in `snaps`. A transaction is open."""
     if not has_measures(connection) or read_sizes(connection) == counted:
         return []
     return ["sizes does not say how many rows and bytes each step has"]
 
 
 def check_measures(connection: apsw.Connection) -> list[str]:
-    """What is wrong with `measures`, a sentence each. A read transaction is open."""
+    """Return a sentence for each problem of `measures`. A read transaction is open."""
     if not has_measures(connection):
         return []
     found = rows(connection, MEASURES)
@@ -85,7 +85,7 @@ def check_measures(connection: apsw.Connection) -> list[str]:
 
 
 def add_measure(connection: apsw.Connection, path: Path, measure: Measure) -> None:
-    """Keep a measure, and give up older ones. One transaction, which does not wait for the disk.
+    """Store a measure and delete outdated ones, in one transaction that does not wait for the disk.
 
     The connection is a writer's: it waits for the disk again afterwards.
     """
@@ -108,5 +108,5 @@ def measure_of(_id: int, _execution: int, _epoch: int, _measured_ms: int, conten
 
 
 def has_measures(connection: apsw.Connection) -> bool:
-    """Whether the file has the tables: before its first writer of this version it may lack them."""
+    """Return whether the file has these tables. An older file may lack them until a writer of this version opens it."""
     return bool(connection.pragma("user_version") >= 3)

@@ -1,4 +1,4 @@
-"""One recovery partition: describing it, starting an execution in it, closing an epoch in it.
+"""Operations on one recovery partition: describe it, start an execution in it, close an epoch in it.
 
 Every public function here is one transaction on one file.
 """
@@ -61,7 +61,7 @@ WITH RECURSIVE steps(id) AS (
 SELECT id FROM steps WHERE id IS NOT NULL
 """
 
-# The same as of an earlier epoch: what was live then and is still, and what was live then and was replaced since.
+# The same as of an earlier epoch. Rows live at that epoch: unchanged ones, and those superseded later.
 STEPS_BEFORE = f"""
 WITH known(id) AS ({STEPS})
 SELECT id FROM known WHERE EXISTS (SELECT 1 FROM snaps WHERE step_id = id AND snap_epoch < :epoch)
@@ -71,8 +71,8 @@ SELECT step_id FROM superseded WHERE until_epoch >= :epoch AND snap_epoch < :epo
 
 MOVED_DIGEST = row_digest_sql(":step", "state_key", ":epoch", "after", "after_timeout")
 
-# The values of a step before an epoch: what is there and was then, and what a key's first successor from there on
-# superseded, if that was there then: a key that was made later has no successor for its beginning.
+# The values of a step before an epoch: live rows written before it, and the value that a key's first successor from
+# that epoch on superseded, if that value was written before it. A key made later has no row that marks its beginning.
 VALUES_BEFORE = """
 SELECT state_key, ser_change FROM (
     SELECT state_key, min(until_epoch), snap_epoch, ser_change FROM superseded
@@ -82,7 +82,7 @@ UNION ALL
 SELECT state_key, ser_change FROM snaps WHERE step_id = :step AND snap_epoch < :epoch
 """
 
-# `{table}` holds the keys that the epoch touched, each with its value and timeout after it.
+# `{table}` holds the keys that the epoch touched, each with its value and timeout after the epoch.
 SUPERSEDE = """
 INSERT INTO superseded
 SELECT :epoch, :step, m.state_key, s.snap_epoch, s.ser_change, s.timeout_ms, s.digest
@@ -106,34 +106,34 @@ SELECT {SUM_SQL}, coalesce(sum(octet_length(m.state_key) + octet_length(s.ser_ch
 FROM {{table}} AS m CROSS JOIN snaps AS s
 WHERE s.step_id = :step AND s.state_key = m.state_key AND s.snap_epoch = :epoch
 """
-# The same for a step that nothing else of the epoch has written to, by reading all of it in order: a row costs a
-# quarter of a search, so it is better as soon as a third was touched.
+# The same for a step to which nothing else in the epoch has written, by reading the whole step in order. A row costs a
+# quarter of a search, so this is faster once a third of the rows was touched.
 WRITTEN_OF_STEP = f"""
 SELECT {SUM_SQL}, coalesce(sum({ROW_BYTES}), 0) FROM snaps WHERE step_id = :step AND snap_epoch = :epoch
 """
 SCAN_SHARE = 1 / 3
 
-# What folding finds where it will write, and all of a step: see SCAN_SHARE.
+# The rows that folding will replace, and all rows of a step: see SCAN_SHARE.
 REPLACED = f"""
 SELECT {SUM_SQL}, coalesce(sum(octet_length(m.state_key) + octet_length(s.ser_change)), 0)
 FROM {{table}} AS m CROSS JOIN snaps AS s WHERE s.step_id = :step AND s.state_key = m.state_key
 """
 OF_STEP = f"SELECT {SUM_SQL}, coalesce(sum({ROW_BYTES}), 0) FROM snaps WHERE step_id = :step"
 
-# By step: what the epoch superseded.
+# Rows that the epoch superseded, by step.
 SUPERSEDED = f"""
 SELECT step_id, {SUM_SQL}, sum({ROW_BYTES}) FROM superseded WHERE until_epoch = ? GROUP BY step_id
 """
 
-# The state of a key before an epoch is what its first successor from there on superseded; SQLite takes the other
-# columns of a min() from the row that has the minimum. A key that was made after that was not there before: what
-# replaced it later says so by the epoch that wrote it.
+# The state of a key before an epoch is the value that its first successor from that epoch on superseded. SQLite takes
+# the other columns of a min() from the row that has the minimum. If snap_epoch of that row is not earlier, the key was
+# made later and had no state before the epoch.
 UNDO = """
 CREATE TEMP TABLE undo AS
 SELECT step_id, state_key, min(until_epoch), snap_epoch, ser_change, timeout_ms, digest
 FROM superseded WHERE until_epoch >= ? GROUP BY step_id, state_key
 """
-# By step, each: what stands in the place of those, what comes back, and what was made since.
+# Each by step: the rows now in place of those, the rows that come back, and the rows made since.
 UNDONE = f"""
 SELECT step_id, {SUM_SQL}, sum({ROW_BYTES}) FROM (
     SELECT s.* FROM temp.undo AS u CROSS JOIN snaps AS s WHERE s.step_id = u.step_id AND s.state_key = u.state_key
@@ -148,7 +148,7 @@ FROM temp.undo WHERE snap_epoch < ?
 
 
 def describe(connection: apsw.Connection, path: Path) -> PartitionDescription:
-    """What the partition says of itself, after checking the digests of what it says. One read transaction."""
+    """Return the description of the partition after checking its rows' digests. One read transaction."""
     with translated(path), snapshot(connection):
         parts = checked_rows("parts", rows(connection, PARTS))
         commits = checked_rows("commits", rows(connection, COMMITS))
@@ -175,7 +175,7 @@ def describe(connection: apsw.Connection, path: Path) -> PartitionDescription:
 def insert_parts(
     connection: apsw.Connection, index: PartitionIndex, count: int, store_id: str, created_ms: int
 ) -> None:
-    """The two rows that a fresh partition has. Inside the caller's transaction."""
+    """Insert the two rows of a new partition. Inside the caller's transaction."""
     parts = (index, count, store_id, None, created_ms)
     connection.execute("INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?)", (*parts, record_digest(*parts)))
     _set_collected(connection, index, NO_EPOCH)
@@ -184,12 +184,12 @@ def insert_parts(
 def start(
     connection: apsw.Connection, path: Path, execution: Execution, planned: PartitionDescription | None = None
 ) -> None:
-    """Begin an execution: abandon everything at or above its resume epoch, fold what is logged, and record it.
+    """Begin an execution: abandon everything at or above its resume epoch, fold the log, and record the execution.
     Repeatable.
 
-    planned: the partition as the plan saw it. The cost is proportional to what is abandoned, and to what is logged; if
-    keys are abandoned that were made since, to the state. Raises LeaseLostError when a later execution began, or an
-    epoch was closed since it was planned.
+    planned: the partition as the plan saw it. The cost is proportional to the abandoned and the logged changes; if
+    abandoned epochs made keys, to the whole state. Raises LeaseLostError if a later execution began, or an epoch was
+    closed since the plan was made.
     """
     with translated(path), transaction(connection):
         begin(connection, path, execution, planned)
@@ -198,14 +198,14 @@ def start(
 def begin(
     connection: apsw.Connection, path: Path, execution: Execution, planned: PartitionDescription | None = None
 ) -> None:
-    """What `start` does, inside the caller's transaction."""
+    """Do what `start` does, inside the caller's transaction."""
     newest = value(connection, "SELECT max(ex_num) FROM exs") or 0
     if rows(connection, "SELECT 1 FROM exs WHERE ex_num = ? AND ex_id = ?", (newest, execution.id)):
         return
     if newest >= execution.number:
         raise LeaseLostError(f"execution {newest} began before {execution.number}", path=path)
     if planned is not None and _newest_epoch(connection) != planned.newest:
-        # Whoever closed it was told that it stands, so a plan that does not know it must not abandon it.
+        # That epoch was already acknowledged, so a plan that does not know it must not abandon it.
         raise LeaseLostError(
             "an epoch was closed since this was planned",
             path=path,
@@ -225,7 +225,7 @@ def begin(
             f"it cannot start at epoch {execution.resume_epoch}: its newest epoch is {last}", path=path
         )
     if is_logged(connection):
-        # All partitions hold the epoch, so none has to go back behind it.
+        # All partitions hold the epoch, so none has to go back to an earlier one.
         _create_driver_table(connection)
         _fold(connection, path, Epoch(last), {})
     fields = (
@@ -242,16 +242,16 @@ def begin(
 
 
 def check_lease(connection: apsw.Connection, path: Path, lease: Lease) -> None:
-    """Raises LeaseLostError when a later execution began. One read."""
+    """Raise LeaseLostError if a later execution began. One read."""
     with translated(path):
         if not _is_newest(connection, lease):
             raise LeaseLostError(f"execution {lease.number} may not go on: a later one began", path=path)
 
 
 def rewind(connection: apsw.Connection, path: Path, newest: Epoch) -> bool:
-    """Make `newest` the newest epoch, discarding what came after; whether there was anything. One transaction.
+    """Make `newest` the newest epoch, discarding later ones, in one transaction. Return whether there were any.
 
-    For a copy that no run uses: unlike `start` it begins no execution.
+    For a copy that no run uses: unlike `start`, it does not begin an execution.
     """
     with translated(path), transaction(connection):
         found = bool(rows(connection, "SELECT 1 FROM epochs WHERE epoch > ? LIMIT 1", (newest,)))
@@ -270,15 +270,15 @@ def close_epoch(
 ) -> ClosedPartition:
     """Close an epoch in this partition: step 2 of the closing protocol, one transaction, synced to disk.
 
-    1. Check in storage that the lease is the newest and the epoch the next one. Fold what is logged.
-    2. Collect what lies below the floor: what is superseded now takes its pages.
-    3. Move what each step's delta has sealed into `snaps`, keeping what it supersedes.
+    1. Check in storage that the lease is the newest and the epoch the next one. Fold the log.
+    2. Collect below the floor: newly superseded rows reuse the pages.
+    3. Move the sealed rows of each step's delta into `snaps`, keeping the rows they supersede.
     4. Write the driver's own rows in the same way, and edit steps.
-    5. Insert the row in `epochs`, with the sums that show the snapshot whole.
+    5. Insert the row in `epochs`, with the sums that show that the snapshot is complete.
     6. Commit.
 
-    `sealed` names the table of each step's delta, of an attached file; `elapsed_s` is a clock. Closing an epoch that
-    this execution closed already changes nothing.
+    `sealed` names the table of each step's delta in an attached file; `elapsed_s` is a clock. Closing an epoch that
+    this execution has already closed changes nothing.
     """
     with translated(path):
         _create_driver_table(connection)
@@ -329,14 +329,14 @@ def log_epoch(
 ) -> ClosedPartition:
     """Close an epoch in this partition by appending its changes to the log: one transaction, synced to disk.
 
-    It does what `close_epoch` does, but leaves `snaps` and what can be collected to `fold`, and edits nothing.
-    The cost is that of what was touched since the last fold, and does not depend on what the partition holds.
-    A transaction that is open already, in which nothing but deltas was read, is gone on with.
+    It does what `close_epoch` does, but leaves updating `snaps` and collecting to `fold`, and makes no edits.
+    The cost is proportional to what was touched since the last fold, and does not depend on the partition's content.
+    If a transaction is already open, in which only deltas were read, this continues it.
     """
     edited = (*request.edits, *request.state_rows)
     assert not edited, f"an epoch that edits {edited} cannot be logged"
     with translated(path), transaction(connection, joined=True):
-        # The lock for writing before anything is read: a reader that finds others have written meanwhile gets none.
+        # Takes the write lock before anything is read: a reader cannot get it once others have written meanwhile.
         connection.execute("DELETE FROM changes WHERE false")
         before = _next_epoch_after(connection, path, lease, request)
         if before is not None and before.epoch == request.epoch:
@@ -364,11 +364,11 @@ def log_epoch(
 def fold(
     connection: apsw.Connection, path: Path, lease: Lease, epoch: Epoch, sealed: Mapping[StepId, str]
 ) -> Mapping[str, StepSize]:
-    """Bring `snaps` to an epoch that all partitions have closed; nothing before it is held any more. One transaction.
-    Repeatable; returns the size of each step.
+    """Bring `snaps` to an epoch that all partitions have closed, and stop holding earlier epochs. One transaction.
+    Repeatable. Returns the size of each step.
 
-    `sealed` names the table of each step's delta, which has all that was touched since the last fold; of other steps
-    the log is read. Raises LeaseLostError when a later execution began.
+    `sealed` names the table of each step's delta, which has everything touched since the last fold; for other steps
+    the log is read. Raises LeaseLostError if a later execution began.
     """
     with translated(path):
         _create_driver_table(connection)
@@ -385,8 +385,8 @@ def fold(
 
 
 def fold_log(connection: apsw.Connection, path: Path, epoch: Epoch) -> int:
-    """Fold what is logged, where an epoch that all partitions have closed is the newest; returns the changes that were
-    logged. Inside a transaction. Raises CorruptPartitionError where the log is damaged."""
+    """Fold the log if `epoch`, which all partitions have closed, is the newest. Return the number of logged changes.
+    Inside a transaction. Raises CorruptPartitionError if the log is damaged."""
     newest = _newest_epoch(connection)
     if newest is None or newest.epoch != epoch or not newest.is_logged:
         return 0
@@ -397,7 +397,8 @@ def fold_log(connection: apsw.Connection, path: Path, epoch: Epoch) -> int:
 
 
 def _fold(connection: apsw.Connection, path: Path, epoch: Epoch, sealed: Mapping[StepId, str]) -> ClosedEpoch:
-    """Inside a transaction, as `fold`; returns the epoch. Raises CorruptPartitionError where the log is damaged."""
+    """Fold as `fold` does, inside a transaction, and return the epoch. Raises CorruptPartitionError if the log is
+    damaged."""
     problems = check_log(connection, sealed)
     if problems:
         raise CorruptPartitionError(problems[0], path=path)
@@ -431,7 +432,7 @@ def _fold(connection: apsw.Connection, path: Path, epoch: Epoch, sealed: Mapping
 
 
 def _fold_step(connection: apsw.Connection, totals: _Totals, step: StepId, table: str, epoch: Epoch, held: int) -> None:
-    """Write what a table holds of a step, of which there are `held` rows, and keep nothing of what was there."""
+    """Write a table's rows of a step that has `held` rows, without keeping the replaced rows."""
     bindings = {"epoch": epoch, "step": step}
     execute: Callable[[str], Any] = lambda sql: connection.execute(sql.format(table=table), bindings).fetchall()  # noqa: E731
     [(touched,)] = execute("SELECT count(*) FROM {table}")
@@ -446,10 +447,10 @@ def _fold_step(connection: apsw.Connection, totals: _Totals, step: StepId, table
 
 
 def collect(connection: apsw.Connection, floor: Epoch) -> int:
-    """Forget what is only needed to go back below `floor`; returns the rows given up. Inside a transaction.
+    """Delete rows that are only needed to go back below `floor`, and return their number. Inside a transaction.
 
-    The rows stand at the front of `superseded`, so the work is proportional to the garbage. What is logged stays, and
-    the snapshot below it.
+    The rows are at the front of `superseded`, so the work is proportional to the garbage. The log and the snapshot
+    below it stay.
     """
     [(index, collected, _)] = rows(connection, COMMITS)
     if floor <= collected:
@@ -471,7 +472,7 @@ def collect(connection: apsw.Connection, floor: Epoch) -> int:
 
 
 def known_steps(connection: apsw.Connection, path: Path, resume_epoch: Epoch | None = None) -> set[StepId]:
-    """The step ids that have rows, in the newest snapshot or as the resume epoch will find it."""
+    """Return the step ids that have rows, in the newest snapshot or as the resume epoch will find it."""
     with translated(path), snapshot(connection), overlaid(connection, path):
         found = rows(connection, *((STEPS,) if resume_epoch is None else (STEPS_BEFORE, {"epoch": resume_epoch})))
         return {StepId(row[0]) for row in found}
@@ -480,8 +481,8 @@ def known_steps(connection: apsw.Connection, path: Path, resume_epoch: Epoch | N
 def step_values(
     connection: apsw.Connection, path: Path, step: StepId, resume_epoch: Epoch | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """All keys and values of a step, as of the newest closed epoch or as the resume epoch will find them. Read as they
-    are asked for."""
+    """Yield all keys and values of a step, as of the newest closed epoch or as the resume epoch will find them. They
+    are read lazily."""
     with translated(path), snapshot(connection), overlaid(connection, path):
         if resume_epoch is not None:
             yield from connection.execute(VALUES_BEFORE, {"step": step, "epoch": resume_epoch})
@@ -502,7 +503,7 @@ class _Totals:
         self.changes: dict[str, tuple[int, int]] = {}
 
     def gain(self, step: str, count: int, size_bytes: int) -> None:
-        """Rows and bytes by which a step grows."""
+        """Add the rows and bytes by which a step grows."""
         before = self.changes.get(step, (0, 0))
         self.changes[step] = before[0] + count, before[1] + size_bytes
 
@@ -510,7 +511,8 @@ class _Totals:
 def _move(
     connection: apsw.Connection, totals: _Totals, step: StepId, table: str, epoch: Epoch, held: int | None = None
 ) -> None:
-    """Write what a table holds of a step. held: the step's rows before, where this is the epoch's first of the step."""
+    """Write a table's rows of a step. held: the number of the step's rows before, if this is the epoch's first write to
+    the step."""
     bindings = {"epoch": epoch, "step": step}
     execute: Callable[[str], Any] = lambda sql: connection.execute(sql.format(table=table), bindings).fetchall()  # noqa: E731
     execute(SUPERSEDE)
@@ -530,7 +532,7 @@ def _move(
 
 
 def _create_driver_table(connection: apsw.Connection) -> None:
-    """A temporary table with a delta's columns, so that the driver's rows take the same way as everyone's."""
+    """Create a temporary table with a delta's columns, so that the driver's rows are moved like all others."""
     connection.execute(
         f"CREATE TEMP TABLE IF NOT EXISTS {_DRIVER_TABLE}"
         " (state_key TEXT PRIMARY KEY, after ANY, after_timeout INTEGER) STRICT, WITHOUT ROWID"
@@ -544,14 +546,14 @@ def _move_rows(
     given: Iterable[tuple[str, str | bytes | None, int | None]],
     epoch: Epoch,
 ) -> None:
-    """Write keys with value and timeout, taking one after the other: all of them need not fit in memory."""
+    """Write keys with value and timeout, read one by one from `given`, which need not fit in memory."""
     connection.execute(f"DELETE FROM temp.{_DRIVER_TABLE}")
     connection.executemany(f"INSERT INTO temp.{_DRIVER_TABLE} VALUES (?, ?, ?)", given)
     _move(connection, totals, step, f"temp.{_DRIVER_TABLE}", epoch)
 
 
 def _edit_step(connection: apsw.Connection, totals: _Totals, edit: StepEdit, epoch: Epoch) -> None:
-    """Drop, rename or convert a step: its rows are written in the new form, and discarded under the old id."""
+    """Drop, rename or convert a step: write its rows in the new form, and discard them under the old id."""
     if edit.new is not None:
         value_sql = "ser_change"
         if edit.convert is not None:
@@ -582,7 +584,8 @@ def _closing_row(
     request: CloseRequest,
     totals: _Totals,
 ) -> ClosedEpoch:
-    """The row of the epoch: what was live, without what it superseded, with what it wrote. Counts the steps' sizes."""
+    """Return the row of the epoch. Its sums are the previous live rows, minus superseded, plus written ones. Also
+    updates the steps' sizes."""
     superseded = digest = 0
     for step, count, high, low, size_bytes in rows(connection, SUPERSEDED, (request.epoch,)):
         superseded, digest = superseded + count, digest + combine(high, low)
@@ -594,7 +597,7 @@ def _closing_row(
 
 
 def _live(closed: ClosedEpoch | None) -> tuple[int, int]:
-    """Number and digest sum of the rows that `snaps` has."""
+    """Return number and digest sum of the rows in `snaps` as of an epoch."""
     return (closed.live_rows, closed.live_digest) if closed else (0, 0)
 
 
@@ -607,15 +610,15 @@ def _closed_epoch(
     superseded: tuple[int, int] = (0, 0),
     logged: tuple[int, int] | tuple[()] = (),
 ) -> ClosedEpoch:
-    """What a partition holds of the requested epoch; of rows their number and digest sum."""
+    """Return the row of the requested epoch. Each pair is a number of rows and their digest sum."""
     when = request.closed_ms, request.clock_ms
     return ClosedEpoch(request.epoch, lease, request.batch, *when, written, *live, *superseded, *logged)
 
 
 def _abandon(connection: apsw.Connection, path: Path, resume_epoch: Epoch) -> None:
-    """Put back what every abandoned epoch superseded, and remove the keys that they made. The cost is proportional to
-    what they touched; if they made keys that were not replaced since, it is that of a scan of the state. Of what is
-    logged nothing has to be put back."""
+    """Restore the rows that abandoned epochs superseded, and remove the keys that these epochs made. The cost is
+    proportional to the rows they touched; if they made keys that were not replaced since, it is a scan of the state.
+    Logged epochs need no restoring."""
     folded = _folded_epoch(connection)
     for table in ("changes", "logged"):
         connection.execute(f"DELETE FROM {table} WHERE epoch >= ?", (resume_epoch,))
@@ -649,7 +652,8 @@ def _abandon(connection: apsw.Connection, path: Path, resume_epoch: Epoch) -> No
 def _counted(
     connection: apsw.Connection, sql: str, resume_epoch: Epoch, before: tuple[int, int], sign: int
 ) -> tuple[int, int]:
-    """Rows and digest sum of the state when what a query finds comes (1) or goes (-1); the steps' sizes are changed."""
+    """Return rows and digest sum of the state after adding (1) or removing (-1) the rows of a query. Also updates the
+    steps' sizes."""
     count, digest = before
     changes: dict[str, tuple[int, int]] = {}
     for step, found, high, low, size_bytes in rows(connection, sql, {"epoch": resume_epoch}):
@@ -660,7 +664,7 @@ def _counted(
 
 
 def _is_newest(connection: apsw.Connection, lease: Lease) -> bool:
-    """Whether no execution began after this one."""
+    """Return whether no execution began after this one."""
     newest = rows(connection, "SELECT ex_num, ex_id FROM exs ORDER BY ex_num DESC LIMIT 1")
     return newest == [(lease.number, lease.id)]
 
@@ -668,7 +672,7 @@ def _is_newest(connection: apsw.Connection, lease: Lease) -> bool:
 def _next_epoch_after(
     connection: apsw.Connection, path: Path, lease: Lease, request: CloseRequest
 ) -> ClosedEpoch | None:
-    """The newest epoch, when the requested one may be closed after it, or is it. Raises LeaseLostError,
+    """Return the newest epoch if the requested one may be closed after it, or is the same. Raises LeaseLostError,
     CorruptPartitionError."""
     if not _is_newest(connection, lease):
         raise LeaseLostError(f"execution {lease.number} may not close an epoch any more", path=path)
@@ -693,7 +697,7 @@ def _newest_epoch(connection: apsw.Connection) -> ClosedEpoch | None:
 
 
 def _folded_epoch(connection: apsw.Connection) -> Epoch:
-    """The epoch that `snaps` is of."""
+    """Return the epoch of `snaps`."""
     sql = "SELECT max(epoch) FROM epochs WHERE epoch NOT IN (SELECT epoch FROM logged)"
     return Epoch(value(connection, sql) or NO_EPOCH)
 

@@ -7,18 +7,18 @@ exs         one row per execution, a copy in every partition
 epochs      one row per closed epoch still held, with what is needed to check the snapshot
 commits     one row: the epoch up to which this partition has collected
 snaps       the newest snapshot of every key: step, key, epoch it was written in, value
-changes     what later epochs changed, which are closed but not folded into `snaps` yet, some thousand keys a row
+changes     changes of epochs that are closed but not folded into `snaps` yet, some thousand keys per row
 logged      one row per such epoch, with what is needed to check its changes
-superseded  what `snaps` held before: one row per key and epoch that replaced it, append-only and
+superseded  earlier rows of `snaps`: one row per key and epoch that replaced it, append-only and
             ordered by that epoch, so that collecting is a range delete at its front and rewinding reads its end;
-            version 3 has rows without snap_epoch, too, for keys that the epoch made
-states      operational state: documents by id, durable at once, untouched by rewinds; only part-0 has rows
+            version 3 also has rows without snap_epoch, for keys that the epoch made
+states      operational state: documents by id, immediately durable, untouched by rewinds; only part-0 has rows
 totals      one row: how many rows `states` has, and the sum of their digests
 sizes       one row per step in `snaps`: its rows, and the bytes of their keys and values
-measures    what runs measured, a row per epoch and per start; untouched by rewinds; only part-0 has rows
+measures    measurements of runs, one row per epoch and per start; untouched by rewinds; only part-0 has rows
 beginning   one row: the position in the input before the first micro-batch, the same in every partition
 
-Tables of others (Litestream keeps two) are tolerated and never touched.
+Tables of other programs (Litestream keeps two) are tolerated and never touched.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from recovery.storage.sqlite.watched_files import missing_file, refuse_other_nam
 BUSY_TIMEOUT_MS = 60_000
 SMALLEST_PAGE_BYTES = 512
 OPS_PER_LOOK = 2_000_000
-"""Instructions of SQLite between two looks at whether a signal has come: some tenths of a second."""
+"""SQLite instructions between two checks for a signal: some tenths of a second."""
 
-# A file may come from somebody else: nothing in its schema runs, and no pragma opens what SQLite keeps closed.
+# A file may come from somebody else: nothing in its schema runs, and no pragma lifts SQLite's own protection.
 DISTRUST = {
     apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA: 0,
     apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER: 0,
@@ -62,7 +62,7 @@ DISTRUST = {
     apsw.SQLITE_DBCONFIG_DQS_DDL: 0,
     apsw.SQLITE_DBCONFIG_DQS_DML: 0,
 }
-# Beyond what the statements of this package need; what a file brings is not to need more.
+# More than the statements of this package need. The content of a file must not need more.
 LIMITS = {
     apsw.SQLITE_LIMIT_SQL_LENGTH: 1_000_000,
     apsw.SQLITE_LIMIT_EXPR_DEPTH: 100,
@@ -79,19 +79,19 @@ T = TypeVar("T")
 
 
 def partition_path(directory: Path, index: int) -> Path:
-    """The file of partition `index`."""
+    """Return the path of partition `index`."""
     return directory / f"part-{index}.sqlite3"
 
 
 def connect(path: Path, mode: Mode) -> apsw.Connection:
-    """A connection to any SQLite file of ours, with the busy timeout set and nothing checked. Views and triggers are
-    off, but temporary ones; functions and limits are those for files that nobody vouches for.
+    """Return a connection to any SQLite file of this package, with the busy timeout set and without checks. Views and
+    triggers are off, except temporary ones. Functions and limits are those for untrusted files.
 
-    "unshared" reads the file alone, without its log and without locks: right only while nobody writes to it.
-    "aside" reads it with its log, without locks and without the log's index in a file: right only where nobody can
-    make that file, so that nobody, least of all this process, has the database open. "rwc" makes the file, which must
-    be missing, for this user alone.
-    Raises StorageError when the file cannot be opened, also in a process that was forked while it was open.
+    "unshared" reads only the file, without its log and without locks. Correct only while nobody writes to it.
+    "aside" reads it with its log, without locks and without an index file of the log. Correct only if nobody can
+    create that index, so that no process, in particular not this one, has the database open. "rwc" creates the file,
+    which must not exist, readable for this user alone.
+    Raises StorageError if the file cannot be opened, or if this process was forked while the file was open.
     """
     flags = {
         "unshared": apsw.SQLITE_OPEN_READONLY,
@@ -103,20 +103,20 @@ def connect(path: Path, mode: Mode) -> apsw.Connection:
     with translated(path):
         check_process(path)
         if mode == "rwc":
-            # SQLite would make it for all to read. Its log and index get the permissions of the file.
+            # SQLite would create it readable for all. Its log and index get the permissions of the file.
             os.close(create(path))
         uri = file_uri(path, {"unshared": "?immutable=1", "aside": "?vfs=unix-none"}.get(mode, ""))
         connection = apsw.Connection(uri, flags=flags | apsw.SQLITE_OPEN_URI)
         opened(connection, path)
         connection.set_busy_timeout(BUSY_TIMEOUT_MS)
         if mode == "aside":
-            # Keeps the log's index in memory.
+            # This mode keeps the log's index in memory.
             connection.pragma("locking_mode", "EXCLUSIVE")
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         for option, setting in DISTRUST.items():
             connection.config(option, setting)
         if mode != "rwc":
-            # A file that is being made does without a journal.
+            # A new file may turn its journal off, which defensive mode forbids.
             connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
         for limit, most in LIMITS.items():
             connection.limit(limit, most)
@@ -124,15 +124,15 @@ def connect(path: Path, mode: Mode) -> apsw.Connection:
 
 
 def file_uri(path: Path, query: str = "") -> str:
-    """The URI by which SQLite opens or attaches `path`, whatever characters or bytes its name holds."""
+    """Return the URI by which SQLite opens or attaches `path`, whatever characters or bytes its name contains."""
     return f"file://{quote(os.fsencode(path.absolute()))}{query}"
 
 
 def open_partition(path: Path, mode: Literal["unshared", "ro", "rw"]) -> apsw.Connection:
-    """A connection to a recovery partition, after checking that it is one that this version can read, and has the
-    tables of its version and nothing else under their names. Ctrl-C interrupts what is read by it.
+    """Return a connection to a recovery partition, after checking that this version can read it and that it has exactly
+    the tables of its version under their names. Ctrl-C interrupts queries on it.
 
-    A log without its index is read where the index cannot be made, as in a directory that may only be read.
+    If the log's index is missing and cannot be created, as in a read-only directory, the log is read without it.
     Raises CorruptPartitionError, ForeignPartitionError, UnsupportedVersionError or StorageError, and, for writing,
     LinkedPartitionError.
     """
@@ -152,7 +152,7 @@ def _open_checked(path: Path, mode: Mode) -> apsw.Connection:
     connection = connect(path, mode)
     try:
         with translated(path):
-            # Python handles signals before it is asked: Ctrl-C raises its error in a statement of the main thread.
+            # Python handles signals before it calls this: Ctrl-C raises its error in a statement of the main thread.
             connection.set_progress_handler(is_stopped, OPS_PER_LOOK)
             connection.pragma("cell_size_check", True)
             with snapshot(connection):
@@ -204,7 +204,8 @@ def _checked_version(connection: apsw.Connection, path: Path) -> int:
 
 
 def migrate(connection: apsw.Connection, path: Path) -> None:
-    """Bring a file of an older version to the present one, in one transaction. Whoever comes second finds it done."""
+    """Migrate a file of an older version to the present one, in one transaction. A concurrent second call finds it
+    done."""
     with translated(path), transaction(connection):
         for version in range(connection.pragma("user_version"), SCHEMA_VERSION):
             connection.execute(MIGRATIONS[version]).fetchall()
@@ -212,11 +213,11 @@ def migrate(connection: apsw.Connection, path: Path) -> None:
 
 
 def read_partition(path: Path, read: Callable[[apsw.Connection], T]) -> T:
-    """What `read` finds in a partition, with nothing changed: no file is made beside it, and none needs to be.
+    """Return the result of `read` on a partition, without changing anything or creating a file beside it.
 
-    Even a reader makes a log and its index, and leaves them behind. A file without a log is whole by itself, so it is
-    read alone; when somebody has written to it by the time it was read, it is read again in the ordinary way. A log
-    without its index, of a copy, gets one, unless the directory may only be read.
+    Ordinarily even a reader creates a log and its index, and leaves them behind. A file without a log is complete by
+    itself, so it is read alone. If somebody wrote to it meanwhile, it is read again in the ordinary way. A log without
+    an index, as of a copy, gets one, unless the directory is read-only.
     Raises what `open_partition` and `read` raise.
     """
     if not is_left_alone(path):
@@ -240,10 +241,10 @@ def _read(path: Path, mode: Literal["unshared", "ro"], read: Callable[[apsw.Conn
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[apsw.Connection]:
-    """A connection for what is read row by row, with nothing changed, as by `read_partition`.
+    """Open a connection for reading row by row, without changing anything, as `read_partition` does.
 
-    What was read already cannot be read again: raises StorageError when somebody began to write to a file that was
-    read alone. Raises what `open_partition` raises.
+    Rows that were already used cannot be read again, so this raises StorageError if somebody began to write to a file
+    that was read alone. Raises what `open_partition` raises.
     """
     alone, before = is_left_alone(path), stamp(path)
     try:
@@ -267,43 +268,45 @@ def _written_meanwhile(path: Path) -> StorageError:
 
 
 def has_log(path: Path) -> bool:
-    """Whether a log lies beside the file: somebody uses it, or was killed using it."""
+    """Return whether a log lies beside the file: a process uses it, or was killed using it."""
     return any(beside(path, suffix).exists() for suffix in ("-wal", "-journal"))
 
 
 def is_left_alone(path: Path) -> bool:
-    """Whether nobody uses the file: it has no log, or one without an index, which every user has."""
+    """Return whether nobody uses the file: it has no log, or a log without an index, which every user creates."""
     return not has_log(path) or not any(beside(path, suffix).exists() for suffix in ("-shm", "-journal"))
 
 
 def reading_mode(path: Path) -> Literal["unshared", "ro"]:
-    """How a file is read without a change beside it: without a log it is whole by itself."""
+    """Return the mode that reads a file without creating another one beside it. Without a log, the file is complete."""
     return "ro" if has_log(path) else "unshared"
 
 
 def has_states(connection: apsw.Connection) -> bool:
-    """Whether the file has the tables of operational state: before its first writer of this version it may lack
-    them."""
+    """Return whether the file has the tables of operational state. An older file may lack them until a writer of this
+    version opens it."""
     return bool(connection.pragma("user_version") >= 2)
 
 
 def has_changes(connection: apsw.Connection) -> bool:
-    """Whether the file can have epochs that are logged: before its first writer of this version it lacks the tables."""
+    """Return whether the file can have logged epochs. An older file may lack the tables until a writer of this version
+    opens it."""
     return bool(connection.pragma("user_version") >= 5)
 
 
 def has_beginning(connection: apsw.Connection) -> bool:
-    """Whether the file can tell where its input begins: before its first writer of this version it lacks the table."""
+    """Return whether the file can record where its input begins. An older file may lack the table until a writer of
+    this version opens it."""
     return bool(connection.pragma("user_version") >= 6)
 
 
 def beside(path: Path, suffix: Literal["-wal", "-shm", "-journal"]) -> Path:
-    """A file of SQLite's own that belongs to `path`; of a symbolic link it lies where the link leads."""
+    """Return the path of SQLite's own file that belongs to `path`. For a symbolic link, it lies beside the target."""
     return Path(f"{os.path.realpath(path)}{suffix}")
 
 
 def stamp(path: Path) -> tuple[int, int, int] | None:
-    """What changes whenever the file itself is written to; a commit that stays in the log leaves it."""
+    """Return a value that changes whenever the file itself is written to, but not by a commit that stays in the log."""
     try:
         found = path.stat()
     except OSError:
@@ -312,9 +315,10 @@ def stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def _check_header(path: Path) -> os.stat_result:
-    """SQLite takes an empty file, or one shorter than a page, for an empty database; a partition is never that.
+    """Return the file's status. Raises CorruptPartitionError for a file shorter than a page, which SQLite would take
+    for an empty database.
 
-    Only the size is asked for: opening and closing a live file outside SQLite would drop its locks.
+    Does not open the file: opening and closing a live file outside SQLite would drop its locks.
     """
     try:
         found = path.stat()
@@ -332,9 +336,9 @@ def _check_header(path: Path) -> os.stat_result:
 
 
 def use_log(connection: apsw.Connection, path: Path) -> None:
-    """Keep the file in WAL mode: readers of a closed snapshot must not wait for whoever writes the next.
+    """Put the file into WAL mode, so that readers of a closed snapshot do not wait for the writer of the next one.
 
-    A copy made by VACUUM INTO has lost the mode. Raises StorageError where the file system cannot do it.
+    A copy made by VACUUM INTO has lost the mode. Raises StorageError if the file system does not support it.
     """
     mode = connection.pragma("journal_mode", "WAL")
     if mode != "wal":
@@ -347,7 +351,7 @@ def use_log(connection: apsw.Connection, path: Path) -> None:
 
 
 def prepare_writer(connection: apsw.Connection, path: Path, *, cache_bytes: int) -> None:
-    """Settings of a connection that closes epochs: full durability, and checkpoints only when asked for."""
+    """Configure a connection that closes epochs: full durability, and checkpoints only on request."""
     use_log(connection, path)
     connection.pragma("synchronous", "FULL")
     connection.pragma("wal_autocheckpoint", 0)
@@ -358,8 +362,8 @@ def prepare_writer(connection: apsw.Connection, path: Path, *, cache_bytes: int)
 
 @contextlib.contextmanager
 def transaction(connection: apsw.Connection, *, joined: bool = False) -> Iterator[None]:
-    """One immediate write transaction: all of it is committed, or nothing. joined: with the one that is open, if one
-    is."""
+    """Run one immediate write transaction: commit all of it, or nothing. joined: continue the open transaction, if
+    there is one."""
     if not (joined and connection.in_transaction):
         connection.execute("BEGIN IMMEDIATE")
     try:
@@ -367,7 +371,7 @@ def transaction(connection: apsw.Connection, *, joined: bool = False) -> Iterato
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
-            # The error that brought us here matters more than one of rolling back.
+            # The original error matters more than one of rolling back.
             with contextlib.suppress(apsw.Error):
                 connection.execute("ROLLBACK")
         raise
@@ -375,9 +379,9 @@ def transaction(connection: apsw.Connection, *, joined: bool = False) -> Iterato
 
 @contextlib.contextmanager
 def snapshot(connection: apsw.Connection) -> Iterator[None]:
-    """One read transaction: its statements see each attached file as of the first of them that reads from it.
+    """Run one read transaction: its statements see each attached file as of the first statement that reads from it.
 
-    Inside a transaction it is a part of that one.
+    Inside another transaction it is part of that one.
     """
     if connection.in_transaction:
         yield
@@ -407,11 +411,11 @@ _STORAGE: tuple[type[apsw.Error], ...] = (
 
 @contextlib.contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Turn SQLite's and the operating system's errors into ours, naming `path`."""
+    """Turn errors of SQLite and the operating system into errors of this package that name `path`."""
     try:
         yield
     except CorruptPartitionError as error:
-        # Whoever looks at rows does not know where they are from.
+        # Code that checks rows does not know their file.
         error.path = error.path or os.fspath(path)
         raise
     except RecoveryError:
@@ -428,7 +432,7 @@ def translated(path: Path) -> Iterator[None]:
     except _STORAGE as error:
         raise StorageError(f"SQLite says: {error}", path=path) from error
     except apsw.SQLError as error:
-        # Our statements are fixed, so one that no longer compiles means tables that are not as created.
+        # The statements are fixed, so one that no longer compiles means that the tables were altered.
         raise CorruptPartitionError(f"a table is missing or altered: {error}", path=path) from error
     except (apsw.ConstraintError, apsw.MismatchError) as error:
         raise CorruptPartitionError(f"a row contradicts the schema: {error}", path=path) from error
@@ -439,11 +443,11 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def rows(connection: apsw.Connection, sql: str, bindings: Any = ()) -> list[tuple[Any, ...]]:
-    """All rows of a query; the cursor is exhausted, so no snapshot stays open."""
+    """Return all rows of a query. The cursor is exhausted, so no snapshot stays open."""
     return connection.execute(sql, bindings).fetchall()
 
 
 def value(connection: apsw.Connection, sql: str, bindings: Any = ()) -> Any:
-    """The single value of a query, None when there is no row."""
+    """Return the first value of a query, or None if there is no row."""
     found = rows(connection, sql, bindings)
     return found[0][0] if found else None

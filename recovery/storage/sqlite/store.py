@@ -1,4 +1,4 @@
-"""Recovery partitions as files of this machine: the store behind the seam."""
+"""The store behind the seam: recovery partitions as local SQLite files."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ from recovery.storage.sqlite.watched_files import Identity, Watch, check_opened,
 CACHE_BYTES = 256 << 20
 MAX_THREADS = 16
 _NOTE_BYTES = 20
-"""Of a micro-batch's number."""
+"""Width of a micro-batch's number in a `.gathered` file."""
 
-# A database in use is a file, its log and the log's index. The writer has the partition open, and each delta; the
-# connection to a delta has the delta open, and the partition below it. An index is open once in a process.
+# A database in use is a file, its log and the log's index. The writer has the partition open, and each delta. The
+# connection to a delta has the delta open, and the partition below it. A process opens an index only once.
 FILES_PER_PARTITION = 3
 FILES_PER_DELTA = 7
 FILES_OF_OTHERS = 256
@@ -65,10 +65,10 @@ T = TypeVar("T")
 
 
 class Collected(NamedTuple):
-    """What collecting did in one partition."""
+    """The result of collecting in one partition."""
 
     rows: int
-    """Superseded rows that were given up."""
+    """Superseded rows that were deleted."""
     changes: int
     """Logged changes that were folded."""
 
@@ -77,7 +77,7 @@ class FilePartitions:
     """The driver's view of the partitions of one directory, while it holds the directory's lock."""
 
     def __init__(self, paths: Sequence[Path], scratch: Path, clock: Clock | None = None) -> None:
-        """`paths` in the order of their indexes; `scratch` is a directory that stores may share."""
+        """paths: in the order of their indexes. scratch: a directory that stores may share."""
         self.paths = list(paths)
         self.partition_count = len(self.paths)
         self._scratch_root = scratch
@@ -85,7 +85,8 @@ class FilePartitions:
         self._lock = held_lock(self.paths[0].parent)
         directory = self.paths[0].parent.resolve()
         self._scratch_prefix = f"ex-{hashlib.sha1(os.fsencode(directory)).hexdigest()[:12]}-"
-        # In a scratch directory of its own, also what it left there before it was moved here is stale.
+        # If the scratch directory belongs to this directory alone, files from before the directory was moved are
+        # stale too.
         self._stale = "ex-*" if scratch.resolve().parent == directory else f"{self._scratch_prefix}*"
         self._scratch: Path | None = None
         self._writers: list[apsw.Connection] = []
@@ -109,7 +110,7 @@ class FilePartitions:
 
     def _watch(self, writer: apsw.Connection, path: Path) -> None:
         with translated(path):
-            # Reading opens the log, also of a file that had another journal mode.
+            # Reading opens the log, even if the file had another journal mode before.
             writer.pragma("user_version")
         self._open_files.add(path, grows=True)
         self._open_files.add_log(beside(path, "-wal"), writer, partial(_logged_frames, path))
@@ -122,14 +123,14 @@ class FilePartitions:
         self._check_own(lease)
 
     def _check_own(self, lease: Lease) -> None:
-        """Whether the lock and the scratch files are in their places."""
+        """Check that the lock and the scratch files are in their places."""
         try:
             if self._lock is not None:
                 self._lock.check()
             if self._scratch_files is not None:
                 self._scratch_files.check()
         except FileReplacedError:
-            # A successor removes the scratch files of those before it.
+            # A successor removes earlier scratch files. Then this raises LeaseLostError instead.
             read_partition(self.paths[0], partial(one.check_lease, path=self.paths[0], lease=lease))
             raise
 
@@ -140,7 +141,7 @@ class FilePartitions:
     def start(
         self, execution: Execution, steps: Sequence[StepId], planned: Sequence[PartitionDescription] = ()
     ) -> None:
-        """See `PartitionStore.start`. Scratch files of executions before this one are removed."""
+        """See `PartitionStore.start`. Removes the scratch files of earlier executions."""
         attachable = self._writers[0].limit(apsw.SQLITE_LIMIT_ATTACHED)
         if len(steps) > attachable:
             raise UnsupportedPlanError(
@@ -149,7 +150,7 @@ class FilePartitions:
                 remedy="Split the flow in two.",
             )
 
-        # The driver may do the work of tasks, too (see `recovery.spark.tuning.merging`).
+        # The driver may also do the work of tasks (see `recovery.spark.tuning.merging`).
         needed = self.partition_count * (FILES_PER_PARTITION + FILES_PER_DELTA * len(steps))
         allow_open_files(needed + min(MOST_KEPT, self.partition_count) * FILES_PER_DELTA)
 
@@ -158,18 +159,18 @@ class FilePartitions:
             one.start(self._writers[index], self.paths[index], execution, seen)
             faults.reach("start.3.partition")
 
-        # Files that lacked an epoch come before those that hold it: either it was closed in them since, and nothing
-        # was abandoned yet, or it can never be closed in them any more.
+        # Files that lacked an epoch come before those that hold it. Either the epoch was closed in them since, and
+        # nothing is abandoned yet, or from now on it can never be closed in them.
         newest = [seen.newest_epoch for seen in planned] or [NO_EPOCH] * self.partition_count
         for epoch in sorted(set(newest)):
             self._each(begin, [index for index, held in enumerate(newest) if held == epoch])
         self._make_deltas(execution, steps)
 
     def fence(self, plan: Callable[[Sequence[PartitionDescription]], Execution]) -> Execution:
-        """Begin the execution that `plan` makes of what the partitions hold, while another one may be closing epochs.
+        """Begin the execution that `plan` returns for the partitions, while another one may be closing epochs.
 
-        All are held by write transactions from before they are looked at until the new execution stands in each: what
-        the other one closes then is refused everywhere, or was seen.
+        Write transactions hold all partitions from before they are read until the new execution is recorded in each.
+        So an epoch that the other execution closes is either seen here or refused everywhere.
         """
         with contextlib.ExitStack() as held:
             for writer, path in zip(self._writers, self.paths, strict=True):
@@ -201,7 +202,7 @@ class FilePartitions:
         return self._scratch_root / f"{self._scratch_prefix}{execution.number}-{execution.id}"
 
     def _make_deltas(self, execution: Execution, steps: Sequence[StepId]) -> None:
-        """Make the deltas of the steps of an execution that began."""
+        """Create the deltas of the steps of an execution that has begun."""
         if self._deltas or self._scratch != self._scratch_of(execution):
             self.prepare(execution)
         assert self._scratch_files is not None
@@ -213,18 +214,18 @@ class FilePartitions:
             for index, writer in enumerate(self._writers):
                 path = _delta_path(self.scratch, step, index)
                 create_delta(path, execution.lease)
-                # Kept open: the last connection that closes a file moves its whole log into it.
+                # Kept open, because closing a file's last connection moves its whole log into it.
                 deltas.append(Delta(path, self.paths[index], execution.lease, step))
                 scratch.add(path)
                 scratch.add(beside(path, "-wal"))
                 scratch.add(beside(path, "-shm"))
-                # Read-only, else every transaction of the writer would lock out the tasks of the next micro-batch.
+                # Read-only: otherwise every transaction of the writer would lock out tasks of the next micro-batch.
                 with translated(path):
                     writer.execute(f"ATTACH ? AS {_schema(self._deltas, step)}", (file_uri(path, "?mode=ro"),))
 
     @property
     def scratch(self) -> Path:
-        """The scratch directory of the execution that started, or is about to."""
+        """The scratch directory of the execution that has started or is about to start."""
         assert self._scratch is not None, "no execution was prepared"
         return self._scratch
 
@@ -245,7 +246,7 @@ class FilePartitions:
     def open(self, lease: Lease, batch: BatchId) -> None:
         """See `PartitionStore.open`."""
         self._open_files.check()
-        # A fenced run ends at the next micro-batch: without steps, or with its deltas elsewhere, no task would notice.
+        # Ends a fenced run at its next micro-batch. Without steps, or with its deltas elsewhere, no task would notice.
         if self._reader is None:
             self._reader = open_partition(self.paths[0], "ro")
         one.check_lease(self._reader, self.paths[0], lease)
@@ -265,7 +266,7 @@ class FilePartitions:
             self._each(self._hold)
 
     def _hold(self, index: int) -> None:
-        """Have the partition's writer see its deltas as they are now, until its transaction ends."""
+        """Make the partition's writer see its deltas as they are now, until its transaction ends."""
         writer = self._writers[index]
         with translated(self.paths[index]):
             if self._deltas and not writer.in_transaction:
@@ -277,7 +278,7 @@ class FilePartitions:
         """See `PartitionStore.close`."""
         self.check(lease)
         written = self._each(lambda index: self.close_partition(index, lease, requests[index]))
-        # What was committed to a file that has lost its name is not in the directory: then the epoch is not closed.
+        # A commit to a file that has lost its name is not in the directory: then the epoch is not closed.
         self.check(lease)
         faults.reach("close.3")
         if not all(request.logged for request in requests):
@@ -286,7 +287,7 @@ class FilePartitions:
         return written
 
     def close_partition(self, index: int, lease: Lease, request: CloseRequest) -> ClosedPartition:
-        """Close an epoch in one partition: the epoch is closed when all have it."""
+        """Close an epoch in one partition. The epoch is closed when all partitions have it."""
         writer, path = self._writers[index], self.paths[index]
         sealed = self._sealed(index, request.batch, apart=not request.logged)
         if request.logged:
@@ -306,14 +307,14 @@ class FilePartitions:
         return folded
 
     def fold_partition(self, index: int, lease: Lease, epoch: Epoch) -> Mapping[str, StepSize]:
-        """Fold what is logged in one partition."""
+        """Fold the log of one partition."""
         tables = {
             step: f"{_schema(self._deltas, step)}.{deltas[index].set_apart()}" for step, deltas in self._deltas.items()
         }
         return one.fold(self._writers[index], self.paths[index], lease, epoch, tables)
 
     def _sealed(self, index: int, batch: BatchId, *, apart: bool) -> dict[StepId, Sealed]:
-        """Where the deltas of a partition have what the epoch touched, as its writer knows them."""
+        """Return where a partition's deltas have the epoch's changes, with table names for the partition's writer."""
         found = {step: deltas[index].seal(batch, apart=apart) for step, deltas in self._deltas.items()}
         return {
             step: each._replace(table=f"{_schema(self._deltas, step)}.{each.table}") for step, each in found.items()
@@ -345,10 +346,10 @@ class FilePartitions:
         add_measure(self._writers[0], self.paths[0], measure)
 
     def checkpoint(self) -> None:
-        """Move what is in the logs into the files, as far as no reader is in the way. Never waits."""
+        """Move the write-ahead logs into the files, as far as no reader is in the way. Never waits."""
         self._open_files.check()
         for path in self.paths:
-            # A connection of its own: the writer may be in use by another thread.
+            # A separate connection, because another thread may be using the writer.
             connection = open_partition(path, "rw")
             try:
                 with translated(path):
@@ -357,8 +358,8 @@ class FilePartitions:
                 connection.close()
 
     def collect(self, floor: Epoch) -> list[Collected]:
-        """Collect up to `floor`, an epoch that all partitions have closed, in each of them, fold what is logged where
-        it is the newest, and give space back. Not while a run goes on."""
+        """Collect in each partition up to `floor`, an epoch that all have closed, fold the log if `floor` is the newest
+        epoch, and give space back to the file system. Must not be called during a run."""
 
         def collect_one(index: int) -> Collected:
             writer, path = self._writers[index], self.paths[index]
@@ -379,7 +380,7 @@ class FilePartitions:
         return collected
 
     def _check_shared(self) -> None:
-        """Whether everything is in its place that does not belong to one execution."""
+        """Check that all files that do not belong to one execution are in their places."""
         self._open_files.check()
         if self._lock is not None:
             self._lock.check()
@@ -387,7 +388,7 @@ class FilePartitions:
     def counts(self, lease: Lease, batch: BatchId) -> BatchCount:
         """See `PartitionStore.counts`."""
         found = [[delta.count(batch) for delta in deltas] for deltas in self._deltas.values()]
-        # Steps in a chain see the same rows again, so the rows are those of the step that saw most.
+        # Steps in a chain see the same rows again, so `rows` is that of the step that saw most.
         rows = max((sum(count.rows for count in counts) for counts in found), default=0)
         every = [count for counts in found for count in counts]
         return BatchCount(
@@ -411,7 +412,7 @@ class FilePartitions:
     def driver_rows(
         self, step: StepId, resume_epoch: Epoch | None = None
     ) -> Generator[tuple[str, str | bytes], None, None]:
-        """See `PartitionStore.driver_rows`. Closed before its end, it lets go of what it reads."""
+        """See `PartitionStore.driver_rows`. Closing the generator early ends its read transaction."""
         for writer, path in zip(self._writers, self.paths, strict=True):
             yield from one.step_values(writer, path, step, resume_epoch)
 
@@ -429,7 +430,7 @@ class FilePartitions:
         self._pool.shutdown()
         self._discard_scratch()
         self._open_files.forget()
-        # The reader first: closing the last connection moves the log into the file. When that fails the log stays, and
+        # The reader first: closing the last connection moves the log into the file. If that fails, the log stays and
         # nothing is lost.
         for connection in filter(None, [self._reader, *self._writers]):
             with contextlib.suppress(apsw.Error):
@@ -438,7 +439,7 @@ class FilePartitions:
         self._writers.clear()
 
     def _discard_scratch(self) -> None:
-        """Forget the deltas and remove their files, which nobody has open any more."""
+        """Close the deltas and remove their files, which nobody else has open any more."""
         if self._lifeline is not None:
             self._lifeline.close()
             self._lifeline = None
@@ -455,7 +456,7 @@ class FilePartitions:
                 self._scratch_root.rmdir()
 
     def _each(self, work: Callable[[int], T], indexes: Sequence[int] | None = None) -> list[T]:
-        """Do `work` for every partition at once, or for some; all are waited for before the first error is raised."""
+        """Do `work` for all partitions, or those given, in parallel. Waits for all before raising the first error."""
         wanted = range(self.partition_count) if indexes is None else indexes
         futures = [self._pool.submit(work, index) for index in wanted]
         errors = [error for future in futures if (error := future.exception()) is not None]
@@ -465,7 +466,8 @@ class FilePartitions:
 
 
 class FileTaskStore:
-    """A task's view: deltas, which this task has for itself, and which may be kept for later ones of its process."""
+    """A task's view of the partitions: deltas that this task has for itself, and that may be kept for later tasks of
+    its process."""
 
     def __init__(
         self,
@@ -476,8 +478,8 @@ class FileTaskStore:
         clock: Clock,
         line: str | None = None,
     ) -> None:
-        """files: what the driver has open of the partitions. line: of the execution, if deltas are to be kept (see
-        `recovery.storage.deltas.open_deltas`)."""
+        """files: the partition files that the driver has open. line: the address of the execution's lifeline, if deltas
+        are to be kept (see `recovery.storage.deltas.open_deltas`)."""
         self._partitions = partitions
         self._files = files
         self._scratch = scratch
@@ -504,7 +506,7 @@ class FileTaskStore:
         count: BatchCount,
     ) -> None:
         """See `TaskStore.apply`."""
-        # What was read counts with the first partition that is written to.
+        # Lookups count with the next partition that is written to.
         counted, spent_s = count._replace(looked_up=self._looked_up), self._seam_s
         self._looked_up, self._seam_s = 0, 0.0
         began_s = self._clock.elapsed_s()
@@ -559,7 +561,7 @@ class FileTaskStore:
 
     @contextlib.contextmanager
     def _delta_of(self, step: StepId, partition: PartitionIndex) -> Iterator[Delta]:
-        """The task's delta. A successor removes it: what fails then is the lease, not the disk."""
+        """Open the task's delta. If a successor has removed it, an error means a lost lease, not a failed disk."""
         place = step, partition
         delta = self._deltas.get(place)
         path = _delta_path(self._scratch, step, partition) if delta is None else delta.path
@@ -595,12 +597,13 @@ def _delta_path(scratch: Path, step: StepId, index: int) -> Path:
 
 
 def _file_name(step: StepId) -> str:
-    """Step ids may hold any character and any length, file names may not."""
+    """Return a file name for a step: step ids may have any characters and any length, file names may not."""
     return hashlib.sha1(step.encode()).hexdigest()[:16]
 
 
 def allow_open_files(needed: int) -> None:
-    """Raise this process's limit of open files, as the JVM does for its own. Raises StorageError when it may not."""
+    """Raise this process's limit of open files, as the JVM does for its own. Raises StorageError if that is not
+    allowed."""
     needed += FILES_OF_OTHERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -615,7 +618,7 @@ def allow_open_files(needed: int) -> None:
 
 
 def _logged_frames(path: Path) -> int:
-    """How many frames the log of a partition has, of those that count."""
+    """Return the number of valid frames in the log of a partition."""
     connection = open_partition(path, "rw")
     try:
         with translated(path):
@@ -626,5 +629,5 @@ def _logged_frames(path: Path) -> int:
 
 
 def _schema(deltas: dict[StepId, list[Delta]], step: StepId) -> str:
-    """The name under which a step's delta is attached to the writers."""
+    """Return the name under which a step's delta is attached to the writers."""
     return f"delta_{list(deltas).index(step)}"

@@ -1,8 +1,8 @@
-"""The tables of a recovery partition, by schema version, and whether a file has exactly those.
+"""The tables of a recovery partition, by schema version, and the check that a file has exactly those.
 
-`recovery.storage.sqlite.schema` says what the tables are for. A file that somebody sent could have others under the
-same names: views that never end, triggers that change what is written, columns and indexes that are computed. So the
-text of each object is compared with the text that made it. Objects under other names are never used.
+`recovery.storage.sqlite.schema` says what the tables are for. A file that somebody sent could have other objects under
+the same names: views that never end, triggers that change written rows, computed columns and indexes. So the SQL text
+of each object is compared with the text that this package creates it from. Objects under other names are never used.
 """
 
 from __future__ import annotations
@@ -151,26 +151,26 @@ CREATE TABLE beginning (
 """
 
 ROW_BYTES = "octet_length(state_key) + octet_length(ser_change)"
-"""The size of a row of `snaps` as it is counted in `sizes`: key and value, as they are stored."""
+"""The size of a row of `snaps`, as counted in `sizes`: the stored key and value."""
 
 MEASURE_SNAPS = f"""
 INSERT INTO sizes SELECT step_id, count(*), sum({ROW_BYTES}) FROM snaps GROUP BY step_id
 """
 
 MIGRATIONS = {1: CREATE_STATES, 2: CREATE_MEASURES + MEASURE_SNAPS, 3: "", 4: CREATE_CHANGES, 5: CREATE_BEGINNING}
-"""What turns a file of a version into one of the next. The second reads the state once, to count it. The third changes
-nothing: what is new in version 4 is left out of `superseded`, which older programs would miss."""
+"""SQL that turns a file of one version into one of the next. The second reads the state once, to count it. The third
+changes nothing: version 4 omits new keys from `superseded`, and older programs would miss these rows."""
 
 
 OBJECTS = "SELECT type, name, tbl_name, sql FROM sqlite_schema"
 
 Objects = Mapping[tuple[str, str], tuple[str, str | None]]
-"""What a file has by type and name: the table that it belongs to, and its text; None for an index of SQLite's own."""
+"""The objects of a file by type and name: its table, and its SQL text, or None for an index of SQLite."""
 
 
 @lru_cache(maxsize=8)
 def expected_objects(version: int) -> Objects:
-    """What a file of a schema version has, whether it was made so or brought to it from an older one."""
+    """Return the objects of a file of a schema version, whether created in that version or migrated to it."""
     made = apsw.Connection(":memory:")
     made.execute(CREATE_TABLES).fetchall()
     for older in range(1, version):
@@ -181,9 +181,9 @@ def expected_objects(version: int) -> Objects:
 
 
 def altered_objects(found: list[tuple[str, str, str, str | None]], version: int) -> str | None:
-    """What is wrong with the objects that a file of a version has, in one sentence; None: nothing.
+    """Return a sentence about the first wrong or missing object in a file of a version, or None.
 
-    Names are compared as SQLite does, which takes case for the same.
+    Names are compared as in SQLite, which ignores case.
     """
     expected = expected_objects(version)
     own = {name for _, name in expected_objects(SCHEMA_VERSION)}

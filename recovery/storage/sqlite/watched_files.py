@@ -1,10 +1,10 @@
-"""Whether the files that are open are still the ones in their places.
+"""The check that open files are still the ones at their paths.
 
-The operating system lets anybody remove, move and replace files that are in use. SQLite goes on writing to those that
-it opened, and says that all is well. So whoever closes epochs compares what has a name with what is open: device and
-inode of each file. It costs one to three microseconds a file.
+The operating system lets anybody remove, move and replace files that are in use. SQLite goes on writing to the files it
+opened, without an error. So code that closes epochs compares the file at each path with the open one, by device and
+inode. It costs one to three microseconds per file.
 
-Only names are asked: opening a database and closing it outside SQLite would drop SQLite's locks.
+The check only calls stat: opening a database and closing it outside SQLite would drop SQLite's locks.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ Identity = tuple[int, int]
 """Device and inode."""
 ATTEMPTS = 3
 STAGED_IN = (".init-*", ".restore-*")
-"""Where `init` and `restore` make partitions, which get their own names by links that exist for a moment."""
+"""Where `init` and `restore` create partitions. They get their final names by hard links, so a file has two names for a
+moment."""
 
 
 @dataclass(slots=True)
 class _Place:
-    """A path and what is open there. least_bytes: what the file has at least, 0 if that is not known."""
+    """A path and the file that is open there. least_bytes: the least size of the file, 0 if it is not known."""
 
     path: Path
     device: int
@@ -40,29 +41,30 @@ class _Place:
 
 
 class Watch:
-    """The files that a process has open in one directory, from when they are added until `forget`."""
+    """The files that a process has open in one directory, each from its addition until `forget`."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises FileReplacedError when the directory is gone."""
+        """Raises FileReplacedError if the directory is gone."""
         self._directory = _place(directory)
         self._places: list[_Place] = []
 
     def add(self, path: Path, *, grows: bool = False) -> None:
-        """Watch a file that was just opened. grows: it never becomes smaller. Raises FileReplacedError."""
+        """Watch a file that was just opened. grows: the file never becomes smaller. Raises FileReplacedError."""
         place = _place(path)
         if grows:
             place.grows, place.least_bytes = True, path.stat().st_size
         self._places.append(place)
 
     def add_open(self, path: Path, descriptor: int) -> None:
-        """Watch a file that has this descriptor, and is no database. Raises FileReplacedError when it is gone."""
+        """Watch the open file of a descriptor, which is not a database. Raises FileReplacedError if it is gone."""
         place, held = _place(path), os.fstat(descriptor)
         place.device, place.inode = held.st_dev, held.st_ino
         self._places.append(place)
 
     def add_log(self, path: Path, connection: apsw.Connection, needs: Callable[[], int]) -> None:
-        """Watch the log of a file that a connection writes to: its size, too. needs: tells the frames that it has when
-        it turns out smaller than the connection left it, since others may have emptied it by then."""
+        """Watch the log of a file that a connection writes to, including the log's size. needs: returns the number of
+        frames in the log; called if the log is smaller than the connection left it, because others may have emptied
+        it."""
         place = _place(path)
         frame_bytes = connection.pragma("page_size") + 24
         place.needs = lambda: _log_bytes(needs(), frame_bytes)
@@ -75,22 +77,22 @@ class Watch:
         self._places.append(place)
 
     def identities(self, paths: Sequence[Path]) -> list[Identity]:
-        """Device and inode of files that are watched."""
+        """Return device and inode of watched files."""
         known = {place.path: (place.device, place.inode) for place in self._places}
         return [known[path.absolute()] for path in paths]
 
     def resized(self) -> None:
-        """What was added as growing was made smaller on purpose."""
+        """Accept that files that only grow were made smaller on purpose."""
         for place in self._places:
             if place.grows:
                 place.least_bytes = 0
 
     def forget(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching all files."""
         self._places.clear()
 
     def check(self) -> None:
-        """Raises FileReplacedError naming the first file that is not in its place any more, or was cut off."""
+        """Raise FileReplacedError naming the first file that is no longer in its place, or was truncated."""
         for place in self._places:
             problem = _problem(place)
             if problem is not None:
@@ -105,12 +107,12 @@ class Watch:
 
 
 def _log_bytes(frames: int, frame_bytes: int) -> int:
-    """The size of a log: its header, and frames of a page and a header each."""
+    """Return the size of a log: its header, and frames of one page and one header each."""
     return 32 + frames * frame_bytes if frames else 0
 
 
 def _place(path: Path) -> _Place:
-    # The process may go to another directory.
+    # The process may change its working directory.
     path = path.absolute()
     try:
         found = path.stat()
@@ -121,7 +123,7 @@ def _place(path: Path) -> _Place:
 
 def _problem(place: _Place) -> str | None:
     for _ in range(ATTEMPTS):
-        # Before the size is asked for: it may grow at any moment.
+        # Read before the file's size, because it may grow at any moment.
         least_bytes = place.least_bytes
         try:
             found = place.path.stat()
@@ -145,24 +147,24 @@ def _missing(error: OSError) -> str:
 
 
 def not_the_same(path: Path) -> FileReplacedError:
-    """What is said of a file that a task finds in the place of the one that its run has open."""
+    """Return the error for a file that a task finds in place of the one that its run has open."""
     return FileReplacedError("it was replaced by another file while in use", path=path)
 
 
 def check_opened(connection: apsw.Connection, path: Path) -> None:
-    """Raises FileReplacedError when what a connection has opened is not at its path any more."""
+    """Raise FileReplacedError if the file that a connection has opened is no longer at its path."""
     moved = ctypes.c_int(0)
-    # It knows the file, but follows no link again.
+    # SQLite's check knows the file, but does not follow a link again.
     connection.file_control("main", apsw.SQLITE_FCNTL_HAS_MOVED, ctypes.addressof(moved))
     if moved.value or not is_at(connection, path):
         raise FileReplacedError("it was removed or replaced while it was used", path=path)
 
 
 def refuse_other_names(path: Path, found: os.stat_result) -> None:
-    """Raises LinkedPartitionError when a file, of which this was found, has hard links.
+    """Raise LinkedPartitionError if a file has other hard links. found: its status.
 
-    SQLite keeps the log of a file beside the name by which it was opened, so two names of one file are two databases
-    that write over each other.
+    SQLite keeps a file's log beside the name by which the file was opened, so two names of one file act as two
+    databases that overwrite each other.
     """
     if found.st_nlink < 2:
         return
@@ -188,7 +190,7 @@ def _is(path: Path, found: os.stat_result) -> bool:
 
 
 def missing_file(path: Path) -> StorageError:
-    """What is said of a partition that is not there: of a link, where it leads."""
+    """Return the error for a missing partition. For a link, it names the target."""
     if path.is_symlink():
         return StorageError(
             f"it is a link to {os.path.realpath(path)}, where no file is",
