@@ -175,7 +175,7 @@ class Extreme:
         })  # fmt: skip
         found = both.group_by("group", use_threads=False).aggregate([("value", self.function)])
         column = found.column(f"value_{self.function}").combine_chunks()
-        # Only a key that has had nothing but NaN so far gives NaN.
+        # The extreme of a key is NaN only if all its values so far were NaN.
         return [_without_nan(column)]
 
     add = merge

@@ -1,4 +1,4 @@
-"""The cursor of an incremental load: a column whose values have an order that suits high-water marks, or an error."""
+"""The cursor of an incremental load: the column by which a load orders rows and finds those above its mark."""
 
 from __future__ import annotations
 

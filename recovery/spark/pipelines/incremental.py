@@ -51,7 +51,7 @@ class Load:
 
 @dataclass
 class Loading:
-    """What a load gets from the run around it, and the loads that it reports back in `loads`."""
+    """The context that a run gives to its loads; each load adds itself to `loads`."""
 
     spark: SparkSession
     mark_of: Callable[[str], Any]
