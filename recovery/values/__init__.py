@@ -1,1 +1,1 @@
-"""Keys, states and tables as values, and how they become text."""
+"""Keys, states and tables as values, and their text forms."""

@@ -1,4 +1,4 @@
-"""How a state value becomes text in SQLite, and comes back equal to itself or not at all."""
+"""Convert state values to text for SQLite and back. A value that would not come back equal is refused."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _MARSHAL_WITHOUT_REFERENCES = 2
 
 
 def _is_numpy_scalar(value: Any) -> bool:
-    """Whoever has one has imported NumPy."""
+    """Return whether `value` is a NumPy scalar. Without NumPy imported, no value is one."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.generic)
 
 
 def _python_scalar(value: Any) -> Any:
-    """NumPy's and pandas' scalars are stored as the Python values they stand for."""
+    """Return the Python value of a NumPy or pandas scalar. Raises NotImplementedError if there is none."""
     if _is_numpy_scalar(value):
         plain = value.item()
-        # Of nanoseconds NumPy gives their number, and of numbers that Python does not have, themselves.
+        # item() returns the bare count for nanoseconds, and the scalar itself for numbers that Python lacks.
         if not _is_numpy_scalar(plain) and not (value.dtype.kind in "mM" and isinstance(plain, int)):
             return plain
     raise NotImplementedError(f"a {type(value).__name__} is not a JSON-like value")
@@ -46,9 +46,9 @@ def _python_scalar(value: Any) -> Any:
 class StateCodec:
     """Encodes and decodes the state values of one step.
 
-    `encode(value)` gives JSON text. Raises StateValueError when the value would not come back equal:
-    NaN, tuples, bytes, dicts with keys that are not strings, objects of undeclared types, and instances of subclasses,
-    at any depth: a defaultdict would come back as a dict.
+    `encode(value)` returns JSON text. It raises StateValueError for a value that would not come back equal: NaN,
+    tuples, bytes, dicts with keys that are not strings, objects of undeclared types, and instances of subclasses, at
+    any depth. For example, a defaultdict would come back as a dict.
     """
 
     def __init__(self, state_type: StateType = None) -> None:
@@ -100,13 +100,13 @@ class StateCodec:
 
 
 def _plain_encoder(to_json: Callable[[Any], bytes], decode: Callable[[str], Any]) -> Callable[[Any], str]:
-    """`StateCodec.encode` for JSON-like values. It is called for every key, so it looks nothing up."""
+    """Return `StateCodec.encode` for JSON-like values. It runs for every key, so it avoids attribute lookups."""
     dumps = marshal.dumps
 
     def encode(value: Any) -> str:
         try:
             text = to_json(value).decode()
-            # These come back as they are, and a text may be long.
+            # These always come back equal, and a long text makes the check expensive.
             kind = type(value)
             if kind is str or kind is int or kind is bool:
                 return text
@@ -115,11 +115,11 @@ def _plain_encoder(to_json: Callable[[Any], bytes], decode: Callable[[str], Any]
                 retyped: tuple[Any, Any] | None = (back, value)
             else:
                 try:
-                    # A look at all types in compiled code, which refuses subclasses.
+                    # marshal checks the types of all parts in compiled code and refuses subclasses.
                     dumps(value, _MARSHAL_WITHOUT_REFERENCES)
                     return text
                 except ValueError:
-                    # Or some scalar of NumPy's, or what is nested deep.
+                    # marshal also refuses NumPy scalars and deeply nested values.
                     retyped = _retyped(back, value)
             if retyped is None:
                 return text
@@ -131,7 +131,7 @@ def _plain_encoder(to_json: Callable[[Any], bytes], decode: Callable[[str], Any]
 
 
 def _changed(value: Any, back: Any, part: Any, cause: str | None = None) -> StateValueError:
-    """The error for a value of which a part would come back as something else."""
+    """Return the error for `value`, whose `part` would come back as `back`."""
     of_what = "" if part is value else f"in {_shown(value)}, "
     remedy = None
     if type(back) is not type(part) and isinstance(part, type(back)):
@@ -142,8 +142,8 @@ def _changed(value: Any, back: Any, part: Any, cause: str | None = None) -> Stat
 
 
 def _retyped(back: Any, value: Any) -> tuple[Any, Any] | None:
-    """The first part of a value that came back with another type, and what was stored; None where all parts kept
-    theirs. A whole number may be stored where a float is declared, and a scalar of NumPy's for what it stands for."""
+    """Return the first part that came back with another type, and the part that was stored; None if no type changed.
+    An int may stand for a declared float, and a NumPy scalar for its Python value."""
     kind = type(back)
     if kind is not type(value):
         stands_for = (kind is float and type(value) is int) or _is_numpy_scalar(value)
@@ -155,7 +155,7 @@ def _retyped(back: Any, value: Any) -> tuple[Any, Any] | None:
 
 
 def _first_retyped(back: Iterable[Any], value: Iterable[Any]) -> tuple[Any, Any] | None:
-    for one, other in zip(back, value):  # noqa: B905 - of equal values; the argument takes a third of the time
+    for one, other in zip(back, value):  # noqa: B905 - the values are equal; strict= takes a third of the time
         kind = type(one)
         if kind is not type(other) or kind not in _SCALARS:
             found = _retyped(one, other)
@@ -166,7 +166,7 @@ def _first_retyped(back: Iterable[Any], value: Iterable[Any]) -> tuple[Any, Any]
 
 @functools.lru_cache(1024)
 def _parts_of(kind: Any) -> Callable[[Any, Any], tuple[Any, Any] | None] | None:
-    """What compares the types of the parts of two equal values of a class; None for a class without parts."""
+    """Return the function that compares the types of the parts of two equal values; None for a class without parts."""
     if issubclass(kind, dict):
         return lambda back, value: _first_retyped(back, value) or _first_retyped(back.values(), value.values())
     if issubclass(kind, list | tuple):
@@ -176,7 +176,7 @@ def _parts_of(kind: Any) -> Callable[[Any, Any], tuple[Any, Any] | None] | None:
     names = _fields(kind)
     if not names:
         return None
-    # With one name it gives no tuple.
+    # attrgetter with a single name returns no tuple.
     get = attrgetter(*names, names[0])
     return lambda back, value: _first_retyped(get(back), get(value))
 
@@ -187,8 +187,8 @@ def _elements_retyped(back: Any, value: Any) -> tuple[Any, Any] | None:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two values are equal, or would be if types without an equality of their own compared their fields, and
-    moments of two zones were equal in the hour that comes twice, too, where Python says that they never are."""
+    """Return whether two values are equal, comparing fields for types without `__eq__`, and moments in UTC.
+    Python calls moments of two zones unequal in the repeated hour of a clock change."""
     if isinstance(one, datetime) and isinstance(other, datetime):
         return bool(_in_utc(one) == _in_utc(other))
     if type(one) is not type(other):
@@ -208,7 +208,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _in_utc(value: Any) -> Any:
-    """A moment as one in UTC, also inside of what can be a key or an element of a set."""
+    """Return a moment in UTC; in a tuple or an object with fields, convert the moments inside."""
     if isinstance(value, datetime) and value.utcoffset() is not None:
         return value.astimezone(UTC)
     if isinstance(value, tuple):
@@ -219,7 +219,7 @@ def _in_utc(value: Any) -> Any:
 
 @functools.lru_cache(1024)
 def _fields(kind: Any) -> tuple[str, ...] | None:
-    """The names of the fields of a class that msgspec knows by them; None for another."""
+    """Return the field names of a class that msgspec handles by its fields; None for another class."""
     attributes = getattr(kind, "__attrs_attrs__", None)
     if attributes is not None:
         return tuple(each.name for each in attributes)
@@ -229,14 +229,15 @@ def _fields(kind: Any) -> tuple[str, ...] | None:
 
 
 def has_fields(value: Any) -> bool:
-    """Whether a value is of a class that declares its fields, which can be given as the type of a state."""
+    """Return whether the value's class declares its fields, and so can be the type of a state."""
     return hasattr(value, "_fields") or _fields(type(value)) is not None  # type: ignore[arg-type]
 
 
 def make_portable(state_type: StateType) -> None:
-    """Make a type fit to be sent to the workers by value, as those of the user's own file are, with all that it is made
-    of: its fields' types take the place of their names, which are looked up in a module that workers do not have; and
-    the note that msgspec leaves on a class it has seen is taken off, for it could not be pickled."""
+    """Prepare a type, and all types it is made of, for pickling by value, as types of the user's own file are.
+
+    Replace names of field types by the types: workers lack the module in which to look them up. Remove msgspec's
+    cache attribute from each class: it cannot be pickled."""
     seen: set[int] = set()
     waiting = [state_type]
     while waiting:

@@ -1,7 +1,7 @@
-"""What a step declares of its state, kept beside the state: its key columns, and the form of its values.
+"""The declaration of a step, stored with its state: the key columns and the form of the state's values.
 
-State outlives the code that wrote it. A run compares what its steps declare with what the partitions say of the state
-they hold, so that a changed key or type is told instead of misread. Forms are JSON-like values: "plain", "pickle",
+State outlives the code that wrote it. A run compares the declarations of its steps with those in the partitions, so
+that it reports a changed key or type instead of misreading state. Forms are JSON-like values: "plain", "pickle",
 "int", {"list": "int"}, {"dataclass": "Session", "fields": [["clicks", "int", true]]} …
 """
 
@@ -31,23 +31,23 @@ _CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length
 
 
 Convert = Callable[[str, str], str | None]
-"""From a state key and the text of its state to the text of its new state; None discards the key."""
+"""A function from a state key and the text of its state to the text of the new state; None discards the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """One step's: name and type of each key column, as Spark has them, and the form of the state."""
+    """One step's declaration: Spark's name and type of each key column, and the form of the state."""
 
     key: tuple[tuple[str, str], ...]
     state: Form
 
     def to_text(self) -> str:
-        """JSON, the same for equal declarations."""
+        """Return the declaration as JSON; equal declarations give equal texts."""
         return msgspec.json.encode({"key": self.key, "state": self.state}).decode()
 
     @staticmethod
     def from_text(text: str | bytes) -> Declaration:
-        """What `to_text` wrote. Raises ValueError for anything else."""
+        """Return the declaration that `to_text` wrote. Raises ValueError for any other text."""
         try:
             found = msgspec.json.decode(text)
             return Declaration(tuple((name, kind) for name, kind in found["key"]), found["state"])
@@ -55,12 +55,12 @@ class Declaration:
             raise ValueError(f"{errors.shown(text)} is no declaration of a step: {error}") from error
 
     def key_text(self) -> str:
-        """The key for people: word string, n bigint."""
+        """Return the key for display: word string, n bigint."""
         return ", ".join(f"{name} {kind}" for name, kind in self.key)
 
 
 def form_of(state_type: StateType) -> Form:
-    """The form of the values of a step with `state=state_type`, a type that StateCodec takes."""
+    """Return the form of the values of a step with `state=state_type`, a type that StateCodec accepts."""
     if state_type is None:
         return PLAIN
     if state_type == PICKLE:
@@ -72,9 +72,10 @@ def form_of(state_type: StateType) -> Form:
 
 
 def misfits(old: Form, new: Form, at: str = "the state") -> Iterator[str]:
-    """Why values of form `old` may not come back as what they were when read as `new`, a sentence each; none when
-    they do. Fields may be added when they have defaults, and types may be widened: X to X | Y, an enum by values.
-    The name of a class does not matter, what is in it does."""
+    """Yield a sentence for each reason why values of form `old` may change when read as `new`; nothing if they cannot.
+
+    Fields with defaults may be added, and types may be widened: X to X | Y, an enum by values. The contents of a class
+    matter, its name does not."""
     if old == new or (isinstance(old, str) and isinstance(new, str) and lambdas_numbered(old) == lambdas_numbered(new)):
         return
     old_kind, new_kind = _kind(old), _kind(new)
@@ -119,8 +120,8 @@ def misfits(old: Form, new: Form, at: str = "the state") -> Iterator[str]:
 
 
 def lambdas_numbered(expression: str) -> str:
-    """The text of a Spark column with the variables of its lambdas as #1, #2 … in order: Spark calls them x_1, y_2 …,
-    and counts on with every lambda that a process makes."""
+    """Return the text of a Spark column with its lambdas' variables renamed to #1, #2 … in order. Spark names them
+    x_1, y_2 … and increments the number with every lambda of the process."""
     bound: dict[str, list[tuple[int, int]]] = {}
     for found in _LAMBDA.finditer(expression):
         for name in found[1].strip("()").split(", "):
@@ -128,7 +129,7 @@ def lambdas_numbered(expression: str) -> str:
     numbers = {name: f"#{number}" for number, name in enumerate(bound, 1)}
 
     def numbered(found: re.Match[str]) -> str:
-        # A column may be called like a variable.
+        # A column may have the name of a variable.
         inside = any(first <= found.start() < end for first, end in bound.get(found[0], ()))
         return numbers[found[0]] if inside else found[0]
 
@@ -136,8 +137,8 @@ def lambdas_numbered(expression: str) -> str:
 
 
 def _end_of_lambda(expression: str, body: int) -> int:
-    """Where the call around a lambda has its next argument or its end; the end of the text when strings in it, which
-    Spark does not quote, have parentheses of their own."""
+    """Return the index of the comma or parenthesis that ends a lambda, an argument of a call. Spark does not quote
+    strings: if their parentheses leave the text unbalanced, return the end of the text."""
     if expression.count("(") != expression.count(")"):
         return len(expression)
     depth = 0
@@ -149,7 +150,7 @@ def _end_of_lambda(expression: str, body: int) -> int:
 
 
 def shown(form: Form) -> str:
-    """A form for people."""
+    """Return a form for display."""
     if isinstance(form, str):
         return {PLAIN: "a plain JSON value"}.get(form, form)
     kind = _kind(form)
@@ -195,9 +196,9 @@ def _misfits_by_position(old: list[Form], new: list[Form], at: str) -> Iterator[
 
 
 def _form(info: Any, above: list[Any]) -> Form:
-    """The form of a type as msgspec describes it; `above` are the types it stands in, innermost last."""
+    """Return the form of a type that msgspec describes; `above` are the types around it, innermost last."""
     if any(info is each for each in above):
-        # A type inside itself is named by how far up it stands.
+        # A recursive type is recorded as its distance to the enclosing occurrence.
         return {"again": next(n for n, each in enumerate(reversed(above)) if each is info)}
     inner = [*above, info]
     match info:
@@ -234,13 +235,13 @@ def _fields(info: Any, above: list[Any]) -> list[Form]:
     return [[field.encode_name, _form(field.type, above), field.required] for field in info.fields]
 
 
-# Of these the text says what they are, in every process.
+# The repr of these is the same in every process.
 _COMPARABLE = (type(None), bool, int, float, str, bytes, list, dict, set, enum.Enum)
 
 
 def _defaults(info: Any) -> dict[str, Any]:
-    """The defaults of a struct, and whether values are stored without them, so that they are a part of what is stored.
-    Those that a function of the user's makes are always stored."""
+    """Return a struct's defaults, and whether values equal to them are left out when stored: a left-out value depends
+    on the default. Values whose default comes from a user's factory function are always stored."""
     made = {
         field.encode_name: field.default_factory() if field.default is msgspec.NODEFAULT else field.default
         for field in info.fields
@@ -262,7 +263,7 @@ def _name(info: Any) -> str:
 
 
 def _kind(form: Form) -> str:
-    """The first key of a form that is a dict names it."""
+    """Return the kind of a form: of a dict, its first key."""
     return form if isinstance(form, str) else next(iter(form))
 
 
@@ -279,7 +280,7 @@ def _given(form: Form) -> dict[str, str]:
 
 
 def _left_out(form: Form) -> dict[str, str]:
-    """The defaults that states of this form may lack."""
+    """Return the defaults of fields that states of this form may leave out."""
     return _given(form) if isinstance(form, dict) and "leaves out" in form else {}
 
 

@@ -1,6 +1,6 @@
-"""Aggregation in Arrow and NumPy: the rows of many keys and the states of those keys become their new states.
+"""Aggregation in Arrow and NumPy: merge the rows of many keys into the states of those keys.
 
-A kernel works on all keys at once. Its states are columns, and so is its result; nothing here is called for a key.
+A kernel processes all keys in one call. Its states and its result are columns; no function here runs per key.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 
 INT64_END = 2**63
 HALF = 32
-"""Bits of the lower half of an int64 whose sum comes in two parts."""
+"""Bits in the lower half of an int64 that is summed as two halves."""
 HASHES = 2.0**64
 
 
 class OverflowAt(Exception):  # noqa: N818 - becomes an error where the key is known
-    """The sum of a key, given by its place, leaves the range of its type."""
+    """The sum of the key at index `place` exceeds the range of its type."""
 
     def __init__(self, place: int, what: str) -> None:
         super().__init__(place, what)
@@ -30,7 +30,7 @@ class OverflowAt(Exception):  # noqa: N818 - becomes an error where the key is k
 
 @dataclass(frozen=True)
 class Groups:
-    """Which rows belong to which key. starts: the first row of each. counts: how many. group: the key of each row."""
+    """Rows grouped by key. starts: each key's first row. counts: each key's number of rows. group: each row's key."""
 
     starts: Any
     counts: Any
@@ -44,32 +44,32 @@ class Kernel(Protocol):
     """One aggregate function, for inputs of one type."""
 
     def merge(self, groups: Groups, inputs: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
-        """The new states. `states` are NULL for keys that have none."""
+        """Return the new states. `states` are NULL for keys without a state."""
         ...
 
     def result(self, states: Sequence[pa.Array]) -> pa.Array:
-        """What the states stand for."""
+        """Return the value of the aggregate for each state."""
         ...
 
 
 class AddingKernel(Kernel, Protocol):
-    """One whose rows may have been combined before they come here."""
+    """A kernel that also accepts rows which Spark has already combined."""
 
     def add(self, groups: Groups, parts: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
-        """The new states from rows that Spark has combined: `parts` as `recovery.spark.steps.combine` makes them."""
+        """Return the new states from combined rows: `parts` are the columns of `recovery.spark.steps.combine`."""
         ...
 
 
 @dataclass(frozen=True)
 class Count:
-    """Rows, or rows in which the input is not NULL."""
+    """The number of rows, or of rows in which the input is not NULL."""
 
     def merge(self, groups: Groups, inputs: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
         found = _valid(groups, inputs[0]) if inputs else groups.counts
         return [pc.add(states[0].fill_null(0), pa.array(found))]
 
     def add(self, groups: Groups, parts: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
-        """Of one part: how many."""
+        """Add up one part, the number of rows."""
         found = np.add.reduceat(parts[0].to_numpy(), groups.starts)
         return [pc.add(states[0].fill_null(0), pa.array(found))]
 
@@ -79,7 +79,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Sum:
-    """The sum of int64, double or decimal; NULL while every input was."""
+    """The sum of int64, double or decimal; NULL as long as every input was NULL."""
 
     kind: pa.DataType
 
@@ -98,14 +98,14 @@ class Sum:
         return [pa.array(sums, mask=~_seen(groups, values, held))]
 
     def add(self, groups: Groups, parts: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
-        """Of one part, or of an int64's upper and lower half, neither of which overflows."""
+        """Add up one part, or the upper and lower halves of an int64, neither of which overflows."""
         if len(parts) == 1:
             return self.merge(groups, parts, states)
         upper, lower = (np.add.reduceat(part.fill_null(0).to_numpy(), groups.starts) for part in parts)
         before = states[0].fill_null(0).to_numpy()
         if max(_largest(upper) << HALF, _largest(lower), _largest(before)) >= INT64_END // 4:
             _check_halves(upper, lower, before)
-        # What wraps in between does no harm.
+        # Intermediate sums may wrap around: the total is still right.
         sums = pa.array((upper << HALF) + lower + before, mask=~_seen(groups, parts[0], states[0]))
         return [sums]
 
@@ -115,7 +115,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Mean:
-    """Sum and count of int64 or double."""
+    """The mean of int64 or double, kept as sum and count."""
 
     kind: pa.DataType
 
@@ -123,18 +123,18 @@ class Mean:
         return Sum(self.kind).merge(groups, inputs, states[:1]) + Count().merge(groups, inputs, states[1:])
 
     def add(self, groups: Groups, parts: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
-        """Of the parts of a sum and that of a count."""
+        """Add up the parts of a sum, followed by the part of a count."""
         return Sum(self.kind).add(groups, parts[:-1], states[:1]) + Count().add(groups, parts[-1:], states[1:])
 
     def result(self, states: Sequence[pa.Array]) -> pa.Array:
-        # Integers beyond 2**53 lose their last digits in the division only.
+        # Integers beyond 2**53 lose their last digits only in this division.
         total = states[0].cast(pa.float64(), safe=False)
         return pc.divide(total, pc.replace_with_mask(states[1], pc.equal(states[1], 0), pa.scalar(1)).cast("double"))
 
 
 @dataclass(frozen=True)
 class Variance:
-    """Count, mean and sum of squared differences from it, of doubles."""
+    """Variance, or with `root` standard deviation, of doubles, kept as count, mean and sum of squared differences."""
 
     sample: bool
     root: bool
@@ -144,7 +144,7 @@ class Variance:
         return self.add(groups, [counts, inputs[0], pa.array(np.zeros(len(counts)))], states)
 
     def add(self, groups: Groups, parts: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
-        """Of parts like the states."""
+        """Merge parts of the same columns as the states."""
         n_a, mean_a, m2_a = (state.fill_null(0).to_numpy(zero_copy_only=False) for state in states)
         n, mean, m2 = (part.fill_null(0).to_numpy(zero_copy_only=False) for part in parts)
         n_b = np.add.reduceat(n, groups.starts)
@@ -163,19 +163,19 @@ class Variance:
 
 @dataclass(frozen=True)
 class Extreme:
-    """The least or greatest of numbers, dates and the like: types that Arrow compares in groups."""
+    """The least or greatest value, of types that Arrow compares in groups, such as numbers and dates."""
 
     function: str
 
     def merge(self, groups: Groups, inputs: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
-        # A state is one more row of its key. Keys come out in the order in which they come in.
+        # A state counts as one more row of its key. group_by keeps the order of the keys.
         both = pa.table({
             "group": np.concatenate([groups.group, np.arange(len(groups))]),
             "value": pa.concat_arrays([inputs[0], states[0]]),
         })  # fmt: skip
         found = both.group_by("group", use_threads=False).aggregate([("value", self.function)])
         column = found.column(f"value_{self.function}").combine_chunks()
-        # NaN is of a key that has nothing else, so far.
+        # The extreme of a key is NaN only if all its values so far were NaN.
         return [_without_nan(column)]
 
     add = merge
@@ -186,10 +186,11 @@ class Extreme:
 
 @dataclass(frozen=True)
 class Ranked:
-    """The first `limit` rows of each key, ordered by one input, and by the other where that is the same.
+    """The first `limit` rows of each key, ordered by the last input; ties are ordered by the other input.
 
-    inputs and states: the values, and what orders them when that is something else; rows that NULL or NaN orders are
-    passed over. listed: states are arrays, such values are passed over too. reverse: the result has the other order.
+    inputs and states: the values and, if something else orders them, the column to order by. Rows whose order is NULL
+    or NaN are skipped. listed: states are arrays, and NULL and NaN values are skipped too. reverse: the result has the
+    reverse order.
     """
 
     limit: int
@@ -201,7 +202,7 @@ class Ranked:
         held_group, held = self._held(states)
         group = pa.array(np.concatenate([groups.group, held_group]))
         columns = [pa.concat_arrays([new, old]) for new, old in zip(inputs, held, strict=True)]
-        # No state can hold NaN, so whether it counts must not be a matter of what comes with it.
+        # A state cannot hold NaN, so skip NaN whatever other rows the micro-batch holds.
         columns[-1] = order = _without_nan(columns[-1])
         if self.listed:
             columns[0] = _without_nan(columns[0])
@@ -225,7 +226,7 @@ class Ranked:
         values = states[0]
         if not self.reverse:
             return values
-        # The offsets stay, the values of each array are taken from its end to its start.
+        # Keep the offsets, and take the values of each array from its end to its start.
         offsets = values.offsets.to_numpy()
         counts = np.diff(offsets)
         places = np.repeat(offsets[1:] + offsets[:-1] - 1, counts) - np.arange(offsets[0], offsets[-1])
@@ -234,13 +235,13 @@ class Ranked:
         return pa.ListArray.from_arrays(starts, taken, type=values.type, mask=values.is_null())
 
     def _held(self, states: Sequence[pa.Array]) -> tuple[Any, list[pa.Array]]:
-        """The states as rows: the key of each, and its columns."""
+        """Return the states as rows: each row's key, and the columns."""
         if not self.listed:
             return np.arange(len(states[0])), list(states)
         return pc.list_parent_indices(states[0]).to_numpy(), [pc.list_flatten(state) for state in states]
 
     def _first(self, group: pa.Array, columns: list[pa.Array]) -> tuple[Any, list[pa.Array]]:
-        """The first rows of every key, in order."""
+        """Return the first `limit` rows of every key, in order: each row's key, and the columns."""
         names = ["value", "order"][: len(columns)]
         table = pa.table([group, *map(_sortable, columns)], names=["group", *names])
         way = "descending" if self.descending else "ascending"
@@ -254,7 +255,9 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Distinct:
-    """The `limit` least different hashes of each key: the more values there were, the closer they lie."""
+    """Distinct count, estimated from the `limit` smallest distinct hashes of each key.
+
+    The more distinct values there were, the closer together those hashes lie."""
 
     limit: int
 
@@ -285,31 +288,31 @@ class Distinct:
 
 
 def _without_nan(column: pa.Array) -> pa.Array:
-    """NULL in the place of NaN."""
+    """Return the column with NULL in place of NaN."""
     if not pa.types.is_floating(column.type):
         return column
     return pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
 
 
 def _valid(groups: Groups, values: pa.Array) -> Any:
-    """How many values of each key are not NULL."""
+    """Return each key's number of values that are not NULL."""
     if not values.null_count:
         return groups.counts
     return np.add.reduceat(values.is_valid().to_numpy(zero_copy_only=False).astype(np.int64), groups.starts)
 
 
 def _seen(groups: Groups, values: pa.Array, held: pa.Array) -> Any:
-    """Which keys have a value that is not NULL, or had one."""
+    """Return, for each key, whether it has or had a value that is not NULL."""
     return (_valid(groups, values) > 0) | held.is_valid().to_numpy(zero_copy_only=False)
 
 
 def _largest(numbers: Any) -> int:
-    """The largest absolute value."""
+    """Return the largest absolute value; 0 for no values."""
     return max(abs(int(numbers.min())), abs(int(numbers.max()))) if len(numbers) else 0
 
 
 def _rank(group: Any) -> Any:
-    """The number of each row within its key, from 0; rows are sorted by key."""
+    """Return each row's number within its key, from 0; the rows must be sorted by key."""
     places = np.arange(len(group))
     fresh = np.ones(len(group), bool)
     fresh[1:] = group[1:] != group[:-1]
@@ -317,7 +320,7 @@ def _rank(group: Any) -> Any:
 
 
 def _check_int64(groups: Groups, values: Any, before: Any) -> None:
-    """Raises OverflowAt when a sum leaves the range. Wrapped sums in between do no harm."""
+    """Check that no sum exceeds int64; intermediate sums may wrap around. Raises OverflowAt."""
     if not len(values):
         return
     if _largest(values) * int(groups.counts.max()) + _largest(before) >= INT64_END:
@@ -337,7 +340,7 @@ def _check_exact(totals: Any) -> None:
 def _decimal_sums(groups: Groups, values: pa.Array, held: pa.Array, kind: pa.DataType) -> pa.Array:
     both = pa.concat_arrays([values.cast(kind), held])
     group = np.concatenate([groups.group, np.arange(len(groups))])
-    # 128 bits hold 38 digits and little more: what comes near is told by its floating-point sum, not by a wrapped one.
+    # 128 bits hold little more than 38 digits, so a large sum may wrap. Detect sums near the limit in floating point.
     sizes = pc.abs(both).fill_null(0).cast(pa.float64()).to_numpy(zero_copy_only=False)
     near = np.bincount(group, weights=sizes, minlength=len(groups))
     limit = 10.0 ** (kind.precision - kind.scale)
@@ -349,7 +352,7 @@ def _decimal_sums(groups: Groups, values: pa.Array, held: pa.Array, kind: pa.Dat
 
 
 def _exact_decimal_sums(group: Any, values: pa.Array, count: int, kind: pa.DataType) -> pa.Array:
-    """With Python's integers, for sums near the limit."""
+    """Return the sums computed with Python's decimals, for sums near the limit. Raises OverflowAt."""
     import decimal
 
     sums: list[Any] = [None] * count

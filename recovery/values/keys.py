@@ -1,15 +1,15 @@
-"""State keys: how a key is written as TEXT, and which partition holds it.
+"""State keys: the TEXT form of a key, and the partition that holds it.
 
 A key of one string column is that string. A key of one column of another type is Spark's own cast to
 string. A key of several columns is a JSON array of those strings. NULL is a key like any other. SQLite's
-C interface ends a text at NUL, so two characters are written in escaped form:
+C interface ends a text at NUL, so two characters and NULL are written in escaped form:
 
     NULL        ␀
     ␀ (U+2400)  ␀␀
     U+0000      ␀0
 
-The partition of a key is crc32 of its UTF-8 bytes, modulo the number of partitions: the same number
-in Spark SQL (`crc32`) and here.
+The partition of a key is crc32 of its UTF-8 bytes, modulo the number of partitions. Spark SQL's `crc32`
+gives the same number.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _ESCAPED = re.compile("\u2400(.?)", re.DOTALL)
 
 
 def is_escaped(text: str) -> bool:
-    """Whether anything in a text is written otherwise in a state key."""
+    """Return whether a state key writes any character of the text in escaped form."""
     return ESCAPE in text or "\0" in text
 
 
 def encode_key(key: str | None) -> str:
-    """The state key of one string column's value."""
+    """Return the state key of one string column's value."""
     if key is None:
         return ESCAPE
     if is_escaped(key):
@@ -43,19 +43,19 @@ def encode_key(key: str | None) -> str:
 
 
 def decode_key(text: str) -> str | None:
-    """The string column's value that `text` stands for."""
+    """Return the string column's value for the state key `text`."""
     if text == ESCAPE:
         return None
     return _ESCAPED.sub(lambda match: "\0" if match[1] == "0" else ESCAPE, text)
 
 
 def partition_of(state_key: str, partition_count: int) -> PartitionIndex:
-    """The recovery partition that holds `state_key`, an encoded key."""
+    """Return the recovery partition that holds `state_key`, an encoded key."""
     return PartitionIndex(crc32(state_key.encode()) % partition_count)
 
 
 class Share(Mapping[str, T]):
-    """Some of the rows of a mapping, whose values are only read when they are asked for."""
+    """A view of some rows of a mapping, which reads a value only when asked for it."""
 
     def __init__(self, rows: Mapping[str, T]) -> None:
         self.keys_held: list[str] = []
@@ -72,7 +72,7 @@ class Share(Mapping[str, T]):
 
 
 def shares(rows: Mapping[str, T], home: Callable[[str], PartitionIndex], count: int) -> list[Share[T]]:
-    """What each of `count` partitions holds of the rows; `home` says where a key is held."""
+    """Divide the rows among `count` partitions; `home` returns the partition of a key."""
     divided = [Share(rows) for _ in range(count)]
     for key in rows:
         divided[home(key)].keys_held.append(key)
@@ -80,6 +80,6 @@ def shares(rows: Mapping[str, T], home: Callable[[str], PartitionIndex], count: 
 
 
 def home_of(step: str, partition_count: int, key: str) -> PartitionIndex:
-    """The recovery partition that holds a key of any step. The marks that epochs move are all in one, beside the
-    documents that they are read with."""
+    """Return the recovery partition that holds a key of any step. Partition 0 holds all high-water marks that epochs
+    move, beside the documents that are read with them."""
     return PartitionIndex(0) if step == EPOCH_STEP else partition_of(key, partition_count)

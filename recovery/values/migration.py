@@ -1,5 +1,5 @@
-"""Turning states of one form into another, by what a step's `migrate` function does to the stored text; or finding out
-that a step reads them as they are."""
+"""Convert stored states to another form with a step's `migrate` function, or check that a step can read them
+unchanged."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ CHUNK_STATES = 10_000
 
 
 def converter(step_id: str, migrate: Migrate, state_type: StateType, old: Form) -> Convert:
-    """From states of form `old` to states of `state_type`, text to text.
+    """Return a function that converts texts of states of form `old` to texts of states of `state_type`.
 
-    `migrate` gets the old state as plain data, the object itself if it was pickled, and gives the new state, or None
-    to discard the key. The result raises StateValueError naming step and key.
+    `migrate` gets the old state as plain data, or the object itself if it was pickled. It returns the new state, or
+    None to discard the key. The returned function raises StateValueError, which names step and key.
     """
     decode = StateCodec(PICKLE if old == PICKLE else None).decode
     encode = StateCodec(state_type).encode
@@ -41,9 +41,9 @@ def converter(step_id: str, migrate: Migrate, state_type: StateType, old: Form) 
 
 
 def misread(decode: Callable[[Sequence[str]], object], states: Iterable[tuple[str, str]]) -> str | None:
-    """The first of the states, given with their keys, that `decode` does not read, and why; None when it reads all.
+    """Return a sentence with the first state that `decode` cannot read, its key and the reason; None if it reads all.
 
-    `decode` takes any number of states, and raises for those that it does not read.
+    `states` are pairs of key and text. `decode` takes any number of texts, and raises if it cannot read one.
     """
     states = iter(states)
     while chunk := list(islice(states, CHUNK_STATES)):
@@ -62,7 +62,7 @@ def misread(decode: Callable[[Sequence[str]], object], states: Iterable[tuple[st
 
 
 def typed_decoder(state_type: StateType) -> Callable[[Sequence[str]], object]:
-    """A `decode` for `misread`, of values of this type."""
+    """Return a `decode` function for `misread` that reads values of this type."""
     decode = StateCodec(state_type).decode
     make_portable(state_type)
 

@@ -1,15 +1,15 @@
-"""States of many keys at once: columns of a declared schema, and the JSON texts that SQLite holds.
+"""Convert states of many keys between columns of a declared schema and the JSON texts that SQLite holds.
 
-Each key's state is one JSON object of the schema's columns, so it stays readable, and a column that is added later is
-NULL where it was not stored. Both directions run in Arrow's compiled kernels: no Python object comes into being for
-a key. Every value comes back equal to itself, or `encode` refuses it.
+Each key's state is one JSON object of the schema's columns. It stays readable, and a column that is added later is
+NULL in older states. Both directions run in Arrow's compiled kernels and create no Python object per key. Every value
+decodes to an equal value, or `encode` refuses it.
 
-    bool, integers, float, double   as JSON has them; NaN and infinity have no form there and are refused
+    bool, integers, float, double   JSON's own form; NaN and infinity have none and are refused
     string                          a string
-    binary                          a string of base64
+    binary                          a base64 string
     date, timestamp                 ISO 8601; a timestamp is in UTC and ends with Z, one without time zone does not
-    decimal                         a string, so that no reader takes it for a double
-    array                           an array of those
+    decimal                         a string, so that no reader parses it as a double
+    array                           an array of the types above
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from recovery.base.wording import counted
 from recovery.errors import StateValueError, shortened
 
 BLOCK_BYTES = 1 << 30
-"""What the JSON reader is given at a time: it counts in 32 bits."""
+"""The most bytes for one call of the JSON reader, which counts in 32 bits."""
 _CONTROL = "[\\x00-\\x1f]"
 _NULL = "null"
 _YEARS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-"""The years 1 to 9999, in microseconds since 1970: what has an ISO form of four digits."""
+"""First and last microsecond since 1970 of the years 1 to 9999, which ISO 8601 writes with four digits."""
 
 
 class StateTable:
-    """Encodes and decodes states of one schema. Raises ValueError for a schema with a type that has no form here."""
+    """Encodes and decodes states of one schema. Raises ValueError if the schema has a type that cannot be stored."""
 
     def __init__(self, schema: pa.Schema) -> None:
         for field in schema:
@@ -46,8 +46,8 @@ class StateTable:
         self._heads = [f"{',' if number else '{'}{name}:" for number, name in enumerate(names)]
 
     def encode(self, columns: Sequence[pa.Array], keys: pa.Array | None = None) -> pa.Array:
-        """A text per key. The columns have the schema's types. Raises StateValueError for a value without a form, with
-        its key where `keys` are given."""
+        """Return one text per key; `columns` must have the schema's types. Raises StateValueError for a value that
+        cannot be stored, and names its key if `keys` are given."""
         parts: list[Any] = []
         for field, head, column in zip(self.schema, self._heads, columns, strict=True):
             try:
@@ -63,9 +63,9 @@ class StateTable:
         return pc.binary_join_element_wise(*parts, "}", "")
 
     def decode(self, texts: Sequence[str | None]) -> list[pa.Array]:
-        """The columns of as many states; all NULL where a text is None. Raises ValueError for other texts than those
-        of this schema."""
-        # The reader takes no NULL for its first value: it crashes (pyarrow 26).
+        """Return the schema's columns with one row per text; a row is all NULL if its text is None. Raises ValueError
+        for texts that do not fit the schema."""
+        # The reader crashes if its first value is NULL (pyarrow 26).
         lines = "\n".join(["{}", *[text or "{}" for text in texts]]).encode()
         if len(lines) > BLOCK_BYTES and len(texts) > 1:
             middle = len(texts) // 2
@@ -85,7 +85,7 @@ class StateTable:
 
 
 def _first_unfit(column: pa.Array) -> int:
-    """Where the first value without a form is."""
+    """Return the index of the first value that cannot be stored."""
     for place in range(len(column)):
         try:
             _texts(column.take(pa.array([place])))
@@ -95,7 +95,7 @@ def _first_unfit(column: pa.Array) -> int:
 
 
 def _shown(column: pa.Array, place: int) -> str:
-    """A value as Arrow writes it."""
+    """Return a value in Arrow's own text form."""
     text = " ".join(str(column.slice(place, 1)).split())
     return shortened(text.removeprefix("[ ").removesuffix(" ]"))
 
@@ -107,7 +107,7 @@ def _storable(kind: pa.DataType) -> bool:
 
 
 def _stored_type(kind: pa.DataType) -> pa.DataType:
-    """The type under which the JSON reader takes the form of `kind`."""
+    """Return the type with which the JSON reader reads stored values of type `kind`."""
     if pa.types.is_list(kind):
         return pa.list_(_stored_type(kind.value_type))
     plain = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
@@ -115,7 +115,7 @@ def _stored_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _texts(column: pa.Array) -> pa.Array:
-    """JSON texts of the values, "null" for NULL."""
+    """Return the JSON texts of the values; "null" for NULL."""
     if pa.types.is_list(column.type):
         inner = pa.ListArray.from_arrays(column.offsets, _texts(column.values))
         texts = pc.binary_join_element_wise("[", pc.binary_join(inner, ","), "]", "")
@@ -205,4 +205,4 @@ _FORMS = (
     (pa.types.is_timestamp, _moment, _to_moment),
     (pa.types.is_decimal128, _decimal, _same),
 )
-"""What a type is told by, how its values become JSON texts, and how they come back from strings."""
+"""Per type: its test, the function from values to JSON texts, and the function from strings back to values."""

@@ -1,4 +1,4 @@
-"""Tables from a user's function: anything that Arrow can read, with the columns and types that were declared."""
+"""Convert tables that a user's function returns, in any form that Arrow reads, to the declared columns and types."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pyarrow.compute as pc
 from recovery.errors import shortened
 
 _UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
-"""What Arrow calls a column that it makes of an index of pandas' without a name: the rows' old numbers."""
+"""Arrow's name for a column made from an unnamed pandas index, which holds the rows' old numbers."""
 
 
 def as_table(given: Any) -> pa.Table:
-    """The table that `given` is: of Arrow, Polars, pandas, DuckDB, or a dict of columns. Raises ValueError."""
+    """Return `given` as an Arrow table; it may be from Arrow, Polars, pandas or DuckDB, or a dict of columns.
+    Raises ValueError for anything else."""
     if isinstance(given, pa.Table):
         return given
     if isinstance(given, pa.RecordBatch):
@@ -31,8 +32,10 @@ def as_table(given: Any) -> pa.Table:
 
 
 def columns_of(table: pa.Table, schema: pa.Schema, ignored: Collection[str] = ()) -> list[pa.Array]:
-    """The table's columns in the order and with the types of `schema`. Raises ValueError for one that is missing, too
-    much, there twice, of a type whose values might not stay what they are, or NULL where it may not be."""
+    """Return the table's columns in the order and with the types of `schema`; `ignored` columns may be there too.
+
+    Raises ValueError for a column that is missing, unknown or there twice, whose values might change in the declared
+    type, or that has NULL where the schema does not allow it."""
     names = table.column_names
     missing = [name for name in schema.names if name not in names]
     unknown = [name for name in names if name not in schema.names and name not in ignored]
@@ -49,7 +52,7 @@ def _fitted(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
         if not _fits(given, field.type):
             raise ValueError(f"{field.name!r} as {given}, where {field.type} is declared")
         try:
-            # Not every type can be reached in one step: dictionaries and views are unpacked first.
+            # Some casts need more than one step: dictionaries and views are unpacked first.
             for step in _way(given, field.type):
                 before, column = column, column.cast(step)
                 if _overflows(before, column):
@@ -63,15 +66,16 @@ def _fitted(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
 
 
 def refuse_null(array: pa.Array[Any], field: pa.Field, name: str | None = None) -> None:
-    """Raises ValueError for NULL where the field, or one inside it, is declared NOT NULL: Arrow does not look, and
-    Spark reads a zero or an empty string. name: what the field is called in the error."""
+    """Check that there is no NULL where the field, or one inside it, is declared NOT NULL. Raises ValueError.
+
+    Arrow does not check this, and Spark would read a zero or an empty string. name: the field's name in the error."""
     name = field.name if name is None else name
     kind = field.type
     if array.null_count and not field.nullable:
         raise ValueError(f"NULL in {name!r}, which is declared NOT NULL")
     if not pa.types.is_nested(kind):
         return
-    # What stands below NULL does not count.
+    # Values inside a NULL do not count.
     given = array.drop_null() if array.null_count else array
     if pa.types.is_struct(kind):
         for place, inner in enumerate(kind):
@@ -85,7 +89,7 @@ def refuse_null(array: pa.Array[Any], field: pa.Field, name: str | None = None) 
 
 
 def _overflows(given: pa.ChunkedArray[Any], column: pa.ChunkedArray[Any]) -> bool:
-    """Whether a number has become infinite: a cast to a shorter float lets it, and rounds the others."""
+    """Return whether a cast made a number infinite: a cast to a shorter float does so silently, and rounds others."""
     if _is_list(column.type) and _is_list(given.type):
         return _overflows(pc.list_flatten(given), pc.list_flatten(column))
     if pa.types.is_struct(column.type) and pa.types.is_struct(given.type):
@@ -97,10 +101,10 @@ def _overflows(given: pa.ChunkedArray[Any], column: pa.ChunkedArray[Any]) -> boo
 
 
 def _way(given: pa.DataType, wanted: pa.DataType) -> list[pa.DataType]:
-    """The types to cast to, one after the other."""
+    """Return the types to cast to, one after the other."""
     plain = _plain(given)
     if pa.types.is_integer(plain) and pa.types.is_decimal(wanted):
-        # Into a decimal that any integer fits; the values then decide whether they fit the declared one.
+        # Any integer fits this decimal; the next cast checks whether the values fit the declared one.
         return [plain, pa.decimal128(38, min(wanted.scale, 18)), wanted]
     return [plain, wanted]
 
@@ -112,7 +116,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of one type are ones of the other, as far as they are in its range, which the cast checks."""
+    """Return whether `wanted` can represent values of type `given` within its range; the cast checks the range."""
     given, wanted = _plain(given), _plain(wanted)
     if given == wanted or pa.types.is_null(given):
         return True
@@ -124,7 +128,7 @@ def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
         pairs = [(given.field(index), wanted.field(index)) for index in range(min(len(given), len(wanted)))]
         return len(given) == len(wanted) and all(a.name == b.name and _fits(a.type, b.type) for a, b in pairs)
     if pa.types.is_map(given) and pa.types.is_map(wanted):
-        # They differ in what may be NULL alone, which is looked at in the values.
+        # These maps can differ only in which parts may be NULL, and `refuse_null` checks the values for that.
         return bool(given.key_type == wanted.key_type and given.item_type == wanted.item_type)
     if pa.types.is_integer(given) and (pa.types.is_floating(wanted) or pa.types.is_decimal(wanted)):
         return True
@@ -155,7 +159,7 @@ _FAMILIES = (
 
 
 def value_at(column: pa.Array, place: int) -> Any:
-    """A value for an error to show: its text where Python cannot have it."""
+    """Return a value for an error message; its text if Python cannot represent it."""
     try:
         return column[place].as_py()
     except (ValueError, OverflowError):
@@ -163,7 +167,7 @@ def value_at(column: pa.Array, place: int) -> Any:
 
 
 def text_of(column: pa.Array, place: int) -> str:
-    """A value as Arrow writes it, a moment in UTC."""
+    """Return a value in Arrow's own text form; a moment with a time zone in UTC."""
     one = column.slice(place, 1)
     if pa.types.is_timestamp(one.type) and one.type.tz is not None:
         one = one.cast(pa.timestamp(one.type.unit, "UTC"))

@@ -1,4 +1,4 @@
-"""The column that an incremental load goes by: its values in an order that a mark can stand in, or an error."""
+"""The cursor of an incremental load: the column by which a load orders rows and finds those above its mark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _KINDS = (T.NumericType, T.StringType, T.BinaryType, T.TimestampType, T.Timestam
 
 
 class Cursor(NamedTuple):
-    """What "newer" is about. value: NULL where a row has no place in the order: it is NULL, NaN or infinite."""
+    """The column that decides what is newer. value: NULL for a row without a place in the order, because its column is
+    NULL, NaN or infinite."""
 
     key: str
     name: str
@@ -30,7 +31,7 @@ class Cursor(NamedTuple):
 
 
 def cursor(source: DataFrame, key: str, column: str, fallback: str | None, date_format: str | None) -> Cursor:
-    """The cursor of a load. Raises ConfigurationError for a column that has no order that grows."""
+    """Return the cursor of a load. Raises ConfigurationError for a column without an ascending order."""
     if date_format is not None and not isinstance(_kind(source, F.col(column)), T.StringType):
         raise bad(key, f"date_format is for text, and column {column!r} is none", "Leave date_format out.")
     value = _placed(source, column, date_format)
@@ -45,8 +46,8 @@ def cursor(source: DataFrame, key: str, column: str, fallback: str | None, date_
 
 
 def check_text(found: Cursor, source: DataFrame, before: Any) -> None:
-    """Raises ConfigurationError where the order of texts is not that of the dates or numbers that they say: what is
-    newer would be passed over."""
+    """Check that texts sort in the order of the dates or numbers that they spell. Raises ConfigurationError if not,
+    because the load would then skip newer rows."""
     if not isinstance(found.kind, T.StringType):
         return
     text = found.value
@@ -75,14 +76,14 @@ def check_text(found: Cursor, source: DataFrame, before: Any) -> None:
 
 
 def collected(found: Cursor, value: Column) -> Column:
-    """A value as it is collected: in a form that depends on no time zone, and that Python has room for."""
+    """Return a column for collecting a value, in a form that depends on no time zone and that Python can represent."""
     if isinstance(found.kind, T.TimestampType):
         return F.unix_micros(value)
     return value.cast("string") if isinstance(found.kind, T.DateType | T.TimestampNTZType) else value
 
 
 def python_value(found: Cursor, value: Any) -> Any:
-    """What was collected, as a mark. Raises HighWaterMarkError for a time that Python has no room for."""
+    """Return a collected value as a mark. Raises HighWaterMarkError for a time that Python cannot represent."""
     if value is None:
         return None
     try:
@@ -103,7 +104,7 @@ def python_value(found: Cursor, value: Any) -> Any:
 
 
 def bad(key: str, what: str, remedy: str) -> ConfigurationError:
-    """The error of a load that cannot be done."""
+    """Return the error for a load that cannot be done."""
     return ConfigurationError(f"the load of {key!r:.80} cannot be done: {what}", cause="", remedy=remedy)
 
 
@@ -111,7 +112,7 @@ def _placed(source: DataFrame, column: str, date_format: str | None) -> Column:
     value = F.col(column)
     kind = _kind(source, value)
     if isinstance(kind, T.FloatType | T.DoubleType):
-        # They are above every number, so a mark there would pass over all that comes later.
+        # NaN and infinity are above every number, so a mark there would skip all later rows.
         return F.when(~F.isnan(value) & (F.abs(value) != float("inf")), value)
     if date_format is not None and isinstance(kind, T.StringType):
         return _parsed(value, date_format)
@@ -119,13 +120,13 @@ def _placed(source: DataFrame, column: str, date_format: str | None) -> Column:
 
 
 def _parsed(value: Column, date_format: str) -> Column:
-    """A text as the date or time that it says, NULL where it says none."""
+    """Return a text as the date or time that it spells; NULL if it spells none."""
     fields = _QUOTED.sub("", date_format)
     time = F.try_to_timestamp(value, F.lit(date_format))
     if any(field in fields for field in _ZONE_FIELDS):
         return time
     if any(field in fields for field in _TIME_FIELDS):
-        # Without a zone it is a time without one: it must not depend on the session's.
+        # Without a zone in the format, the value must not depend on the session's time zone.
         return F.when(time.isNotNull(), F.to_timestamp_ntz(value, F.lit(date_format)))
     return time.cast("date")
 

@@ -1,4 +1,4 @@
-"""Loading what is newer than a high-water mark."""
+"""Incremental loads: the rows that are newer than a high-water mark."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ Reader: TypeAlias = DataFrame | Callable[[SparkSession], DataFrame]
 
 @dataclass
 class Load:
-    """One incremental load of a node: which mark it moves, and to what once the write succeeded.
+    """One incremental load of a node: the mark that it moves, and the new value once the write succeeded.
 
-    mark: None when nothing newer was found, or in a rolling window. nulls: rows whose column is NULL, NaN or infinite,
-    in all the input. future: whether the mark is a time to come.
+    mark: None if nothing newer was found, or in a rolling window. nulls: the number of rows in the whole input whose
+    column is NULL, NaN or infinite. future: whether the mark is a time in the future.
     """
 
     key: str
@@ -51,7 +51,7 @@ class Load:
 
 @dataclass
 class Loading:
-    """What a load needs from whoever runs it, and what it leaves there."""
+    """The context that a run gives to its loads; each load adds itself to `loads`."""
 
     spark: SparkSession
     mark_of: Callable[[str], Any]
@@ -62,8 +62,7 @@ class Loading:
 class FlowLoads:
     """The loads of a flow's sink: their marks move with the epoch that holds their micro-batch.
 
-    Micro-batches are loaded on one thread, and epochs written on another. `directory` None: without recovery there are
-    no marks.
+    One thread loads micro-batches, and another writes epochs. `directory` None: without recovery there are no marks.
     """
 
     def __init__(self, directory: Path | None, clock: Clock) -> None:
@@ -74,7 +73,7 @@ class FlowLoads:
 
     @contextlib.contextmanager
     def during(self, spark: SparkSession, batch: BatchId) -> Iterator[None]:
-        """Loads are a part of this micro-batch; when it fails, they move no mark."""
+        """Context manager in which loads belong to this micro-batch; if it fails, they move no mark."""
         if self._state is None:
             yield
             return
@@ -90,7 +89,7 @@ class FlowLoads:
             self._moved[batch] = moved(loading.loads)
 
     def rows(self, batch: BatchId) -> dict[StepId, dict[str, str | bytes | None]]:
-        """What the epoch that ends with `batch` holds of marks."""
+        """Return the rows with marks for the epoch that ends with `batch`."""
         with self._lock:
             marks = {
                 key: mark for each in sorted(self._moved) if each <= batch for key, mark in self._moved[each].items()
@@ -102,7 +101,7 @@ class FlowLoads:
         return {StepId(EPOCH_STEP): {key: text for (_, key), (text, _) in changes("", rows).items()}}
 
     def closed(self, batch: BatchId) -> None:
-        """The epoch that ends with `batch` is closed: its marks are what everybody sees."""
+        """Forget the marks up to `batch`: the epoch that ends with it is closed, so everybody sees them."""
         with self._lock:
             self._moved = {each: marks for each, marks in self._moved.items() if each > batch}
 
@@ -114,7 +113,7 @@ class FlowLoads:
 
 
 def moved(loads: Sequence[Load]) -> dict[str, Any]:
-    """The marks that loads move, and where to."""
+    """Return the marks that loads move, with their new values."""
     return {load.key: load.mark for load in loads if load.mark is not None and load.mark != load.before}
 
 
@@ -122,7 +121,7 @@ _current: ContextVar[Loading | None] = ContextVar("recovery_loading", default=No
 
 
 class Incremental:
-    """An incremental load that was described, and is done when its node runs."""
+    """The description of an incremental load, which is executed when its node runs."""
 
     def __init__(
         self,
@@ -157,7 +156,7 @@ class Incremental:
         self.date_format = date_format
 
     def __call__(self, spark: SparkSession) -> DataFrame:
-        """The rows to load now. Raises ConfigurationError outside a run of a pipeline."""
+        """Return the rows to load now. Raises ConfigurationError outside a run."""
         loading = _current.get()
         if loading is None:
             raise bad(
@@ -173,24 +172,24 @@ class Incremental:
 
     @property
     def mark_key(self) -> str | None:
-        """The mark that it moves; None: it moves none."""
+        """The mark that the load moves; None if it moves none."""
         return None if self.mode == ROLLING_WINDOW else self.key
 
     def __recovery_definition__(self) -> list[Any]:
-        """What makes this load another one."""
+        """Return the settings that define this load: with other settings it is another load."""
         reader = None if isinstance(self.reader, DataFrame) else self.reader
         return [reader, self.column, self.key, self.mode, str(self.lookback), str(self.watermark_lag),
                 self.fallback_column, *([] if self.date_format is None else [self.date_format])]  # fmt: skip
 
     def _newer(self, source: DataFrame, found: Cursor, loading: Loading) -> DataFrame:
-        """All rows the first time; then those above the mark, and not above the highest that is there now.
+        """Return all rows the first time; then those above the mark, up to the highest value that is there now.
 
-        Rows that are added while this load goes on are left to the next one, for the mark has to fit what was written.
+        Rows that are added during this load are left to the next one, because the mark must match what was written.
         """
         value, kind = found.value, found.kind
         before = loading.mark_of(self.key)
         if before is not None:
-            # Spark would compare them all the same, and find nothing above the mark.
+            # Spark would compare values of other types anyway, and find nothing above the mark.
             check_comparable(
                 self.key, before, _example(kind, before), f"column {self.column!r} of {kind.simpleString()}"
             )
@@ -205,7 +204,7 @@ class Incremental:
             check_value(top)
             self._lagged(top)
             if before is not None:
-                # With a lag what is loaded again may all lie below the mark, which stays then.
+                # With a lag, all reloaded rows may lie below the mark, which then stays.
                 mark = top if not self._behind(before, top) else before
         if any(load.key == self.key and load.mark != mark for load in loading.loads):
             raise bad(
@@ -213,7 +212,7 @@ class Incremental:
             )
         loading.loads.append(Load(self.key, before, mark, row.nulls, self._future(mark, before, loading)))
         if top is None:
-            # What comes in while this load goes on is for the next one, also when nothing was there.
+            # Leave rows that arrive during this load to the next one, even if there were none before.
             return source.where(value.isNull() if before is None else F.lit(False))
         within = newer & (value <= _literal(top, kind))
         return source.where(within | value.isNull() if before is None else within)
@@ -225,7 +224,8 @@ class Incremental:
         return bool(top < before)
 
     def _future(self, mark: Any, before: Any, loading: Loading) -> bool:
-        """Whether the mark, moved or not, lies in the future: said with every load, for it passes over what is true."""
+        """Return whether the mark, moved or not, lies in the future. Every load reports this, because such a mark skips
+        valid rows."""
         now = datetime.fromtimestamp(loading.clock.wall_ms() / 1000, tz=UTC)
         return is_future(before if mark is None else mark, now)
 
@@ -249,7 +249,7 @@ class Incremental:
             return before
         if isinstance(before, datetime):
             return before - timedelta(seconds=parse_interval(self.watermark_lag))
-        # Days and whole numbers are rounded up: too much is read rather than too little.
+        # Round days and whole numbers up, to read too much rather than too little.
         if isinstance(before, date):
             return before - timedelta(days=math.ceil(parse_interval(self.watermark_lag) / 86_400))
         if isinstance(self.watermark_lag, int | float) and not isinstance(before, str | bytes):
@@ -271,21 +271,21 @@ def incremental(
     fallback_column: str | None = None,
     date_format: str | None = None,
 ) -> Any:
-    """The rows of a batch source that are newer than the high-water mark of `key`.
+    """Return the rows of a batch source that are newer than the high-water mark of `key`.
 
-    Called in the `read` of a pipeline's node, or in the sink of a flow on the thread that Spark calls it on, it gives a
-    DataFrame; elsewhere something to give to a Node as `read`. In a flow the mark moves with the epoch that holds the
+    In the `read` of a pipeline's node, or in the sink of a flow on the thread on which Spark calls it, this returns a
+    DataFrame; elsewhere, an object to pass to a Node as `read`. In a flow the mark moves with the epoch that holds the
     micro-batch.
 
     reader: a DataFrame, or a function that makes one from the SparkSession.
-    column: what "newer" is about: a number, text, date or timestamp. Rows where it is NULL, NaN or infinite are loaded
-        the first time only; how many there are is reported with each run. fallback_column stands in for them. Texts
-        are refused when they are dates or numbers whose order as text is another one.
-    date_format: how dates or times are written in a column of text, by Spark's patterns: "dd-MMM-yy".
+    column: decides what is newer: a number, text, date or timestamp. Rows where it is NULL, NaN or infinite are loaded
+        the first time only; each run reports their number. fallback_column replaces such values. Texts are refused if
+        they are dates or numbers that sort differently as text.
+    date_format: the Spark pattern of dates or times in a text column, such as "dd-MMM-yy".
     mode: "stateful": all rows the first time, then those above the mark; the mark becomes the highest value once the
         node's write succeeded, with the epoch that the run closes for it. "rolling_window": the rows of the last
         `lookback`, without a mark.
-    watermark_lag: load again what lies this much below the mark, for rows that come late. An interval, or a number.
+    watermark_lag: load rows again down to this far below the mark, for rows that come late. An interval, or a number.
 
     Raises ConfigurationError, and StateValueError or HighWaterMarkError before anything is written.
     """
@@ -299,14 +299,14 @@ def _literal(value: Any, kind: T.DataType) -> Column:
         micros = (value - EPOCH) // timedelta(microseconds=1)
         return F.timestamp_micros(F.lit(micros))
     if isinstance(value, date):
-        # As text: handed over as such, a time without a zone would be taken for one of this process's zone.
+        # Pass it as text: PySpark would read a time without a zone in this process's time zone.
         return F.lit(value.isoformat()).cast(kind)
-    # Of two kinds of numbers Spark takes the wider one; the mark cast to the column's might become another.
+    # Spark compares two number types in the wider one; a cast to the column's type might change the mark.
     return F.lit(value) if isinstance(kind, T.NumericType) else F.lit(value).cast(kind)
 
 
 def _example(kind: T.DataType, otherwise: Any) -> Any:
-    """A value that such a column may have; `otherwise` for those that no mark is of."""
+    """Return a value that such a column may have; `otherwise` for a type that marks cannot have."""
     return next((value for types, value in _EXAMPLES if isinstance(kind, types)), otherwise)
 
 

@@ -1,4 +1,4 @@
-"""Running a pipeline: its nodes one after the other, each recorded, each with an epoch for the marks that it moved."""
+"""Run a pipeline: run its nodes one after the other, record each, and close an epoch for the marks that each moved."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Told = Callable[[str, NodeRun], None]
 
 @dataclass(frozen=True, slots=True)
 class PipelineSummary:
-    """What a run of a pipeline did: its id in the run history, and each node's part in it."""
+    """The result of a pipeline run: its id in the run history, and the outcome of each node."""
 
     pipeline: str
     run_id: str
@@ -65,17 +65,17 @@ def run_pipeline(
     retry: RetryPolicy | None = None,
     clock: Clock | None = None,
 ) -> PipelineSummary:
-    """Run the nodes of a pipeline in the order of what they need; returns what each did.
+    """Run the nodes of a pipeline in the order of their dependencies; return the outcome of each.
 
-    Of `config` counts: directory, backup_interval, discard_history, resume_after or resume_epoch (go back: marks as
-    after that epoch), rewind_again, state_backend.
-    Each node that moved marks closes an epoch of the directory after its write; with a state backend elsewhere the
-    marks are set there. With `resume` a node is skipped when it succeeded in the last run, its definition is what it
-    was, and nothing that it needs runs again. When a node fails, those that need it are blocked and the others go on.
-    One run at a time: by the directory's lock, or by a lease of the state backend.
-    Without `spark`, SIGTERM, SIGINT or SIGHUP end the process immediately; the run history has the node under way as
+    Of `config`, a pipeline uses directory, backup_interval, discard_history, resume_after or resume_epoch (go back:
+    marks as after that epoch), rewind_again, and state_backend.
+    After its write, each node that moved marks closes an epoch of the directory; with a state backend elsewhere the
+    run sets the marks there. With `resume`, a node is skipped if it succeeded in the last run, its definition is
+    unchanged, and no node that it needs runs again. If a node fails, those that need it are blocked and the others run.
+    The directory's lock, or a lease of the state backend, allows one run at a time.
+    Without `spark`, SIGTERM, SIGINT or SIGHUP end the process immediately; the run history shows the running node as
     failed.
-    Raises FlowFailedError at the end when a node failed, and the RecoveryErrors of the directory before any ran.
+    Raises FlowFailedError at the end if a node failed, and the RecoveryErrors of the directory before any node runs.
     """
     clock = clock or SystemClock()
     check_master(master)
@@ -123,7 +123,7 @@ def run_pipeline(
 
 
 class _PipelineRun:
-    """One run, node by node."""
+    """One run of a pipeline, node by node."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class _PipelineRun:
         self._told = told
 
     def all_nodes(self, nodes: Mapping[str, Node], plans: list[NodePlan]) -> FlowFailedError | None:
-        """Run them; returns what failed."""
+        """Run the planned nodes; return an error that names the failed ones, or None."""
         errors: dict[str, str] = {}
         blocked: set[str] = set()
         for plan in plans:
@@ -167,7 +167,7 @@ class _PipelineRun:
         )  # fmt: skip
 
     def note_stopped(self, number: int) -> None:
-        """Note that a signal ends the run: the node under way failed."""
+        """Record that a signal ends the run, and that the running node failed."""
         stopped = InterruptedBySignal(number)
         for name, node in self._record.run.nodes.items():
             if node.status == RUNNING:
@@ -219,7 +219,7 @@ class _PipelineRun:
         return frame
 
     def _commit(self, loads: list[Load]) -> dict[str, Any]:
-        """Move the marks: the data are written. Raises _MarksNotMovedError."""
+        """Move the marks after the write, and return details for the record. Raises _MarksNotMovedError."""
         marks = moved(loads)
         details: dict[str, Any] = {"nulls": {load.key: load.nulls for load in loads}} if loads else {}
         future = [load.key for load in loads if load.future]
@@ -246,8 +246,8 @@ class _PipelineRun:
 
 
 class _Ending:
-    """What a signal does while a pipeline runs: it ends the process immediately, after `note`, if that takes no longer
-    than a moment. A run with the caller's session leaves signals to the caller."""
+    """The reaction to a signal during a pipeline run: call `note`, wait for it at most NOTED_WITHIN_S, and end the
+    process. A run with the caller's session leaves signals to the caller."""
 
     def __init__(self) -> None:
         self.note: Callable[[int], None] = lambda _: None
@@ -266,12 +266,12 @@ class _Ending:
 
 
 class _MarksNotMovedError(Exception):
-    """The data of a node were written, and its marks could not be moved."""
+    """A node's data were written, but its marks could not be moved."""
 
 
 @contextlib.contextmanager
 def _planned(pipeline: Pipeline, config: RecoveryConfig, clock: Clock) -> Iterator[ResumePlan]:
-    """The recovery directory, locked and checked."""
+    """Lock and check the recovery directory; yield the plan to resume from it."""
     scan(config.path)
     with DirectoryLock(config.path, clock, f"pipeline {pipeline.name}"):
         plan = plan_resume(scan(config.path), flow_id=pipeline.name, resume_epoch=config.rewind_to)
@@ -296,9 +296,9 @@ def _last(run: Run) -> dict[str, LastNode]:
 
 
 def _observed(observation: Observation) -> int | None:
-    """The rows that were written, as the first action over the frame counted them; None when there was none.
+    """Return the number of written rows, which the first action on the frame counted; None without an action.
 
-    Spark tells a moment after the action ended. What cannot be told must not fail a node that has written.
+    Spark reports it a moment after the action. If the number is not available, a node that has written must not fail.
     """
     with contextlib.suppress(Exception):
         told = observation._jo.future()

@@ -1,1 +1,1 @@
-"""Data sources of Spark: `appended`, `recovery`, native state."""
+"""Spark data sources: `appended`, `recovery`, native state."""

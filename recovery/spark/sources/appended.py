@@ -1,8 +1,8 @@
-"""The `appended` format of Spark: growing text files as a streaming source.
+"""The Spark format `appended`: growing text files as a streaming source.
 
     lines = spark.readStream.format("appended").load("logs/")      # value string, file string, offset bigint
 
-Everything it does is in `recovery.appended`; this module says it in the words of Spark's data source API.
+This module adapts `recovery.appended`, which does all the work, to Spark's data source API.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from recovery.spark.jvm.startup.sitecustomize import end_with_parent, serves_a_j
 
 
 class AppendedDataSource(DataSource):
-    """Lines of growing text files: `value`, the `file` they are in and the byte `offset` they begin at."""
+    """Lines of growing text files: the line's `value`, its `file`, and the byte `offset` where it begins."""
 
     @classmethod
     def name(cls) -> str:
@@ -56,7 +56,7 @@ class LinesPartition(InputPartition):
 
 
 class AppendedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans in one process beside the driver, reads in the tasks: only options and schema travel."""
+    """Plans in one process beside the driver, and reads in the tasks; Spark sends only options and schema to them."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         check_schema(schema)
@@ -67,7 +67,7 @@ class AppendedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _planner(self) -> Planner:
         if self._kept_planner is None:
-            # In sessions that others have made, the process that plans does not do so by itself.
+            # In a session that `recovery` did not create, the planning process does not do this by itself.
             if serves_a_jvm(sys.orig_argv):
                 end_with_parent()
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -97,7 +97,7 @@ class AppendedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def check_schema(schema: StructType) -> None:
-    """Raises ConfigurationError unless the schema is some of the source's columns, with their types."""
+    """Check that the schema has one or more of the source's columns, with their types. Raises ConfigurationError."""
     asked = [(field.name, field.dataType.simpleString()) for field in schema.fields]
     wrong = [f"{name} {kind}" for name, kind in asked if COLUMNS.get(name) != kind]
     if wrong or not asked or len(set(asked)) < len(asked):

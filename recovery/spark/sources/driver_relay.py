@@ -1,16 +1,15 @@
-"""How a data source that is written in Python reaches the session it is used in: by asking the driver's Python.
+"""The driver's side of a Python data source: answer its questions in the session where it is used.
 
-Spark plans such a source in a process beside the driver, without a session. Handing it the address and the token of the
-driver's JVM would give it everything, and what `native_state` does would have to be written anew in calls of the JVM.
-So it asks the process that registered the source, over a socket that only this user can open, and `native_state`
-itself answers:
+Spark plans a Python source in a process beside the driver, without a session. With the address and the token of the
+driver's JVM the source could do anything, and it would have to reimplement `native_state` in calls of the JVM. So it
+asks the process that registered it, over a socket that only this user can open, and `native_state` itself answers:
 
-1. `schema`: the frame is made, its types are told, and it is kept under a number.
-2. `files`: the frame is computed, once, and its rows are written by its tasks as Arrow, which has all of Spark's types.
-   The source's own tasks read these files.
+1. `schema`: the driver makes the frame, keeps it under a number, and returns its types.
+2. `files`: the driver computes the frame, once. The frame's tasks write its rows as Arrow, which has all of Spark's
+   types. The source's own tasks read these files.
 
-The files lie in the temporary directory of Spark's driver, which Spark removes when its JVM ends, the socket in a
-directory of this process alone.
+The files are in the temporary directory of Spark's driver, which Spark removes when its JVM ends. The socket is in a
+directory that only this process uses.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from recovery.spark.sources.native_state import first_line, moments, state_frame
 
 @dataclass(slots=True)
 class _Kept:
-    """A frame that was asked for. files: None until it is computed."""
+    """A requested frame. files: None until the frame is computed."""
 
     frame: DataFrame
     files: list[str] | None = None
@@ -51,10 +50,10 @@ class _Kept:
 
 
 class Relay:
-    """Answers for the sessions of one Spark context, on threads of its own."""
+    """A server, on threads of its own, that answers for the sessions of one Spark context."""
 
     def __init__(self, spark: SparkSession, sockets: Path) -> None:
-        """sockets: a directory of this user alone, whose path is short enough for sockets."""
+        """sockets: a directory that only this user can access, with a path short enough for sockets."""
         self.context = spark.sparkContext
         self._home = Path(tempfile.mkdtemp(prefix="recovery-", dir=self.context._temp_dir))
         self._sessions: list[SparkSession] = []
@@ -65,7 +64,7 @@ class Relay:
         self._server = _server(self._path, self._answer)
 
     def address(self, spark: SparkSession) -> Address:
-        """Where sources that are registered in a session find it."""
+        """Return the address of this relay for sources that are registered in a session."""
         with self._lock:
             for number, known in enumerate(self._sessions):
                 if known is spark or known._jsparkSession.equals(spark._jsparkSession):
@@ -74,7 +73,7 @@ class Relay:
             return Address(str(self._path), len(self._sessions) - 1)
 
     def close(self) -> None:
-        """Answer no more: Spark was stopped."""
+        """Stop answering and remove the socket; called once Spark was stopped."""
         self._server.shutdown()
         self._server.server_close()
         with contextlib.suppress(OSError):
@@ -117,7 +116,7 @@ _relay_lock = threading.Lock()
 
 
 def address_for(spark: SparkSession) -> Address | None:
-    """Where a source that is registered in this session finds the driver; None: there can be no socket for it."""
+    """Return the driver's address for a source that is registered in this session; None if no socket can be made."""
     global _relay
     sockets = private.sockets() if hasattr(socket, "AF_UNIX") else None
     if sockets is None:
@@ -133,7 +132,7 @@ def address_for(spark: SparkSession) -> Address | None:
 def _server(path: Path, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> socketserver.ThreadingUnixStreamServer:
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
-            # Spark may end the process that asks at any time.
+            # Spark may end the asking process at any time.
             with contextlib.suppress(OSError, ValueError):
                 self.wfile.write(json.dumps(answer(json.loads(self.rfile.readline()))).encode() + b"\n")
 
@@ -142,7 +141,7 @@ def _server(path: Path, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> s
             return of_trusted_user(request)
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Whoever asked went away, or this process has no thread to answer: the asking side says so."""
+            """Ignore the error: the asking process has ended, or reports that this one had no thread to answer."""
 
     server = Server(str(path), Handler)
     server.daemon_threads = True
@@ -151,8 +150,8 @@ def _server(path: Path, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> s
 
 
 def _writer(target: Path, frame: DataFrame) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
-    """For tasks: writes a file of the rows of a partition, in the form that a data source must give, and tells its
-    path. A task that runs again writes another file; the one that is told counts."""
+    """Return a function for tasks that writes a partition's rows to a file, in the form that a data source must yield,
+    and returns its path. A task that runs again writes another file; only the returned path counts."""
     schema = to_arrow_schema(frame.schema, timezone="UTC")
 
     def write(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:

@@ -1,4 +1,4 @@
-"""The format `recovery`, which reads the partitions, with what it needs to read the state of Spark's own operators."""
+"""Registration of the format `recovery`, so that it can also read the state of Spark's own operators."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from recovery.spark.sources.state_source import RecoveryDataSource
 
 
 def register(spark: SparkSession) -> None:
-    """Let `format("recovery")` in this session read the state of Spark's own operators, too, which it asks this process
-    for. For all else Spark finds it and `format("appended")` by itself, where the package is installed."""
+    """Register `format("recovery")` in this session, so that it can read the state of Spark's own operators, for which
+    it asks this process. For everything else, Spark finds it and `format("appended")` by itself if the package is
+    installed."""
     spark.dataSource.register(RecoveryDataSource.of(address_for(spark)))

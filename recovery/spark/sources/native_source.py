@@ -1,6 +1,6 @@
-"""What `format("recovery")` does for the state of Spark's own operators: it asks the driver, and reads files.
+"""The part of `format("recovery")` for the state of Spark's own operators: ask the driver, and read files.
 
-It runs in Spark's planner and tasks. Who answers, and why so, is told in `recovery.spark.sources.driver_relay`.
+It runs in Spark's planner and tasks. `recovery.spark.sources.driver_relay` answers, and explains this design.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from recovery.native.choose import Wanted
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the driver answers, and which of its sessions is meant."""
+    """The driver's socket, and the number of one of its sessions."""
 
     path: str
     session: int
@@ -30,7 +30,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class NativeFrame:
-    """What the driver has made, as of one moment: its number there, and its types."""
+    """A frame that the driver has made as of one moment: its number there, and its types."""
 
     address: Address
     number: int
@@ -39,13 +39,13 @@ class NativeFrame:
 
 @dataclass
 class FilePartition(InputPartition):
-    """The rows of one file; None: there are none."""
+    """The rows of one file; path None: no rows."""
 
     path: str | None
 
 
 def native_frame(options: Mapping[str, str], address: Address | None) -> NativeFrame:
-    """Have the driver make what the options say. Raises ConfigurationError, and what `native_state` raises."""
+    """Ask the driver to make the frame for the options. Raises ConfigurationError and the errors of `native_state`."""
     if address is None:
         raise ConfigurationError(
             'format("recovery") does not know the session that it is used in',
@@ -73,7 +73,8 @@ def native_frame(options: Mapping[str, str], address: Address | None) -> NativeF
 
 
 def ask(address: Address, question: dict[str, Any]) -> dict[str, Any]:
-    """What the driver answers. Raises the RecoveryError that it met."""
+    """Return the driver's answer to a question. Raises the RecoveryError that the driver answers with, or
+    ConfigurationError if it cannot be reached."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(address.path)
@@ -94,7 +95,7 @@ def ask(address: Address, question: dict[str, Any]) -> dict[str, Any]:
 
 
 class NativeReader(DataSourceReader):
-    """Has the driver compute the frame when it is planned, and reads what came of it."""
+    """Asks the driver to compute the frame during planning, and reads the resulting files."""
 
     def __init__(self, frame: NativeFrame, schema: StructType) -> None:
         if schema.simpleString() != frame.schema.simpleString():
@@ -117,7 +118,7 @@ class NativeReader(DataSourceReader):
 
 
 def number_of(options: Mapping[str, str], name: str) -> int | None:
-    """An option that is a number. Raises ConfigurationError."""
+    """Return an option as a number; None if it is not given. Raises ConfigurationError."""
     text = options.get(name)
     if text is None:
         return None

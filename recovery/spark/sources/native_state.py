@@ -1,7 +1,7 @@
-"""The state of Spark's own operators at any epoch that is held, by Spark's `statestore` source on that checkpoint.
+"""The state of Spark's own operators at any held epoch, read with Spark's `statestore` source from its checkpoint.
 
-A frame reads its checkpoint when it is computed, so the checkpoint stays until the interpreter exits, in a temporary
-directory of this process; the same epoch is made once.
+A frame reads its checkpoint only when it is computed, so the checkpoint stays in a temporary directory of this process
+until the interpreter exits. The checkpoint of an epoch is made once.
 """
 
 from __future__ import annotations
@@ -39,23 +39,26 @@ def native_state(
     since: int | None = None,
     timers: bool = False,
 ) -> DataFrame:
-    """The state of one native operator as a frame with the columns `key`, `value` and `partition_id`.
+    """Return the state of one native operator as a frame with the columns `key`, `value` and `partition_id`.
 
     operator: its number, see `native_operators`. epoch: one that all partitions hold; None: the newest.
-    store: for operators with several, as joins have: the name of one, or "left" or "right" for the rows of a side.
-    variable: of transformWithState, the name of the state variable.
-    timers: of transformWithState, its registered timers instead, one row each; in place of `value` is
-    `expiration_timestamp_ms`, in milliseconds since 1970.
+    store: for an operator with several stores, such as a join: a store's name, or "left" or "right" for the rows of a
+    side.
+    variable: for transformWithState, the name of the state variable.
+    timers: for transformWithState, return the registered timers instead, one row each; the column
+    `expiration_timestamp_ms`, in milliseconds since 1970, replaces `value`.
     since: an older epoch; then the columns are `change` ("added", "changed" or "removed"), `key`, `before`, `after`.
-    Reads only; a run may be going on. The epoch's checkpoint is written to a temporary directory, which is removed when
-    the interpreter exits. Raises EpochNotHeldError, StateNotFoundError, ConfigurationError, CorruptPartitionError.
+    The directory is only read, so a run may be active. The epoch's checkpoint is written to a temporary directory,
+    which is removed when the interpreter exits. Raises EpochNotHeldError, StateNotFoundError, ConfigurationError,
+    CorruptPartitionError.
     """
     path = local_path(directory)
     return state_frame(spark, path, *moments(path, epoch, since), Wanted(operator, store, variable, timers))
 
 
 def moments(directory: Path, epoch: int | None, since: int | None) -> tuple[Moment, Moment | None]:
-    """The moment of an epoch, and the older one that it is compared with."""
+    """Return the moment of an epoch, and that of the older epoch `since`, or None. Raises ConfigurationError if `since`
+    is newer."""
     now = moment(directory, epoch)
     before = None if since is None else moment(directory, since)
     if before is not None and before.epoch > now.epoch:
@@ -66,7 +69,7 @@ def moments(directory: Path, epoch: int | None, since: int | None) -> tuple[Mome
 
 
 def state_frame(spark: SparkSession, directory: Path, now: Moment, before: Moment | None, wanted: Wanted) -> DataFrame:
-    """`native_state` of these moments."""
+    """Return the frame of `native_state` for these moments."""
     check_master(spark.sparkContext.master)
     if before is None:
         return _read(spark, directory, now, wanted)
@@ -77,10 +80,10 @@ def state_frame(spark: SparkSession, directory: Path, now: Moment, before: Momen
 
 
 def native_operators(spark: SparkSession, directory: str | Path, *, epoch: int | None = None) -> DataFrame:
-    """The native operators that have state at an epoch, one row for each of their stores, as Spark's `state-metadata`
-    source tells them: `operatorId`, `operatorName`, `stateStoreName`, `numPartitions`, `minBatchId`, `maxBatchId`.
+    """Return the native operators that have state at an epoch, one row for each of their stores.
 
-    As `native_state` otherwise.
+    The columns are those of Spark's `state-metadata` source: `operatorId`, `operatorName`, `stateStoreName`,
+    `numPartitions`, `minBatchId`, `maxBatchId`. All else is as in `native_state`.
     """
     path = local_path(directory)
     check_master(spark.sparkContext.master)
@@ -89,8 +92,8 @@ def native_operators(spark: SparkSession, directory: str | Path, *, epoch: int |
 
 
 def of_key(frame: DataFrame, key: str) -> DataFrame:
-    """The rows of a state frame whose key is `key`: its columns as a JSON object, or, of a key of one text column, the
-    text. Raises ConfigurationError when it is neither."""
+    """Return the rows of a state frame whose key is `key`: a JSON object of the key's columns, or the text of a key of
+    one text column. Raises ConfigurationError if it is neither."""
     schema = frame.schema["key"].dataType
     fields = schema.fields if isinstance(schema, StructType) else []
     if not key.lstrip().startswith("{") and len(fields) == 1:
@@ -110,9 +113,9 @@ def of_key(frame: DataFrame, key: str) -> DataFrame:
 
 
 def rows_as_json(frame: DataFrame, limit: int | None) -> tuple[list[dict[str, Any]], bool]:
-    """The first rows of a frame in the order of their JSON, and whether there are more than `limit`.
+    """Return the first `limit` rows of a frame in the order of their JSON, and whether there are more.
 
-    Raises StateValueError when Spark cannot compute them.
+    Raises StateValueError if Spark cannot compute them.
     """
     texts = frame.select(F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).alias("row")).orderBy("row")
     try:
@@ -127,7 +130,8 @@ def rows_as_json(frame: DataFrame, limit: int | None) -> tuple[list[dict[str, An
 
 
 def _read(spark: SparkSession, directory: Path, at: Moment, wanted: Wanted, *, by_key: bool = False) -> DataFrame:
-    """`by_key`: one row a key, also where Spark would give one for each element of a list or each row of a join."""
+    """Return the state at a moment. by_key: one row per key, where Spark would otherwise give one per element of a list
+    or per row of a join."""
     choose_operator(held_operators(at), wanted, at.epoch)
     reader = spark.read.format("statestore").option("operatorId", wanted.operator)
     store = wanted.store
@@ -153,8 +157,8 @@ def _read(spark: SparkSession, directory: Path, at: Moment, wanted: Wanted, *, b
 
 
 def _changes(before: DataFrame, after: DataFrame, timers: bool) -> DataFrame:
-    """The keys whose value is another one, or is there in one of the two frames alone. A key may have several timers;
-    each is there or not."""
+    """Return the keys whose value differs or exists in only one of the two frames. A key may have several timers, each
+    of which is compared by itself and can only be added or removed."""
     [value] = [name for name in after.columns if name not in ("key", "partition_id")]
     old = before.select(F.col("key").alias("old_key"), F.col(value).alias("before"), F.lit(True).alias("was"))
     new = after.select(F.col("key").alias("new_key"), F.col(value).alias("after"), F.lit(True).alias("is"))
@@ -170,7 +174,8 @@ def _changes(before: DataFrame, after: DataFrame, timers: bool) -> DataFrame:
 
 
 def _same(left: DataFrame, one: str, right: DataFrame, other: str) -> Any:
-    """Whether two columns are equal. Maps cannot be compared, and a type may have grown a field: then their JSON is."""
+    """Return the condition that two columns are equal. It compares JSON for maps, which Spark cannot compare, and for
+    different types, such as one that got a new field."""
     types = left.schema[one].dataType, right.schema[other].dataType
     if types[0] == types[1] and not _has_map(types[0]):
         return F.col(one).eqNullSafe(F.col(other))
@@ -190,7 +195,7 @@ def _has_map(kind: DataType) -> bool:
 
 
 class _Checkpoints:
-    """The checkpoints that were made in this process, one for each epoch that was asked for."""
+    """The checkpoints made in this process, one for each requested epoch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -198,9 +203,9 @@ class _Checkpoints:
         self._made: dict[tuple[Path, object], Path] = {}
 
     def of(self, directory: Path, at: Moment) -> Path:
-        """The checkpoint of a moment; made when it is first asked for."""
+        """Return the checkpoint of a moment; make it on the first request."""
         with self._lock:
-            # The execution's id, which is random, is a part of the cut: another directory never has the same one.
+            # The cut contains the execution's random id, so no other directory has the same one.
             known = self._made.get((directory.resolve(), at.cut))
             if known is not None:
                 return known
@@ -222,5 +227,5 @@ _checkpoints = _Checkpoints()
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in short."""
+    """Return the first non-empty line of an error's text, or else its class name."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

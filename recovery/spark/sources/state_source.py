@@ -1,5 +1,5 @@
-"""`spark.read.format("recovery")`: the state of a step, or of an operator of Spark's own, at any epoch that is held, or
-what changed between two."""
+"""`spark.read.format("recovery")`: the state of a step, or of one of Spark's own operators, at any held epoch, or the
+changes between two epochs."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ CHANGE_ARROW = pyarrow.schema([(name, pyarrow.string()) for name in ("key", "cha
 
 
 class RecoveryDataSource(DataSource):
-    """The states of one step as a DataFrame, one partition of it per recovery partition; or native state.
+    """The states of one step as a DataFrame with one partition per recovery partition, or native state.
 
     Options: `path`, the recovery directory; `step`; `epoch`, by default the newest that all partitions hold;
-    `sinceEpoch`, an older one: then the keys whose state is another one than it was then.
-    In place of `step`: `operator`, and `store`, `variable` or `timers`, as `native_state` takes them.
+    `sinceEpoch`, an older epoch, to read only the keys whose state has changed since then.
+    In place of `step`: `operator`, and `store`, `variable` or `timers`, as for `native_state`.
     """
 
     address: ClassVar[Address | None] = None
-    """Where the driver answers for the session that the class was registered in."""
+    """The driver's address for the session in which the class was registered."""
 
     _native: NativeFrame | None = None
 
     @classmethod
     def of(cls, address: Address | None) -> type[RecoveryDataSource]:
-        """The class to register in one session. It reaches Spark's other processes by value."""
+        """Return the class to register in one session. Spark pickles it by value for its other processes."""
         return type(cls.__name__, (cls,), {"address": address})
 
     @classmethod
@@ -64,14 +64,14 @@ class RecoveryDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         if _is_native(self.options):
-            # The frame that `schema` has chosen, so that all is of one moment.
+            # Use the frame that `schema` chose, so that schema and rows are of one moment.
             return NativeReader(self._native or native_frame(self.options, self.address), schema)
         return StateReader(dict(self.options))
 
 
 @dataclass
 class StatePartition(InputPartition):
-    """One recovery partition, as of one cut or between two."""
+    """One recovery partition, as of one cut or between two cuts."""
 
     path: Path
     cut: Cut
@@ -79,7 +79,7 @@ class StatePartition(InputPartition):
 
 
 class StateReader(DataSourceReader):
-    """Reads from the cuts that were found when the frame was planned: all its rows are of one moment."""
+    """Reads the cuts that were found when the frame was planned, so that all its rows are of one moment."""
 
     def __init__(self, options: dict[str, str]) -> None:
         if not options.get("path") or not options.get("step") or "operator" in options:
@@ -128,7 +128,7 @@ class StateReader(DataSourceReader):
 
 
 def _micros(timeout_ms: int | None) -> int | None:
-    """For a column of timestamps, which end a little later than a timeout can."""
+    """Return a timeout in microseconds for a timestamp column, limited to the column's range."""
     return None if timeout_ms is None else min(max(timeout_ms, -LONGEST_MS), LONGEST_MS) * 1000
 
 

@@ -1,4 +1,4 @@
-"""Declared aggregation: a vectorised step whose function is made of `recovery.aggregates`.
+"""Declared aggregation: a vectorised step whose function is built from `recovery.aggregates`.
 
 Spark evaluates the inputs and, where it can, combines the rows of a key within each partition before the exchange
 (`recovery.spark.steps.combine`). Each task sorts its rows, reduces them to one row per key in Arrow and NumPy, and
@@ -45,15 +45,15 @@ from recovery.values.state_table import StateTable
 from recovery.values.tables import value_at
 
 _INPUT = "_input_"
-"""What the columns are named that Spark computes for the aggregates."""
+"""Prefix of the names of columns that Spark computes for the aggregates."""
 _COMPARED = (T.NumericType, T.DateType, T.TimestampType, T.TimestampNTZType)
 _ORDERED = (*_COMPARED, T.StringType, T.BooleanType, T.BinaryType)
 
 
 @dataclass(frozen=True)
 class PlannedAggregate:
-    """One aggregated column: the kernel, the names of its inputs in `rows` and of its columns in `states`. combined:
-    the inputs are parts of combined rows, not the values of single ones."""
+    """One aggregated column: the kernel, the names of its inputs in `rows` and its columns in `states`. combined: the
+    inputs are parts of combined rows, not values of single rows."""
 
     name: str
     kernel: Kernel
@@ -63,7 +63,7 @@ class PlannedAggregate:
     combined: bool = False
 
     def merge(self, groups: Groups, inputs: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
-        """The new states."""
+        """Return the new states."""
         if self.combined:
             return cast(AddingKernel, self.kernel).add(groups, inputs, states)
         return self.kernel.merge(groups, inputs, states)
@@ -71,7 +71,7 @@ class PlannedAggregate:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """The update function: all aggregates of a step."""
+    """The update function of an aggregation step, with all its aggregates."""
 
     keys: tuple[str, ...]
     columns: tuple[PlannedAggregate, ...]
@@ -84,7 +84,7 @@ class Aggregation:
             inputs = [rows[name].combine_chunks() for name in each.inputs]
             held = [states[field.name].combine_chunks() for field in each.states]
             try:
-                # What leaves the range of doubles is refused as a state.
+                # Encoding the state refuses values outside the range of doubles.
                 with np.errstate(all="ignore"):
                     merged = each.merge(groups, inputs, held)
                     output[each.name] = each.kernel.result(merged)
@@ -101,7 +101,7 @@ class Aggregation:
 
 
 def _wider(each: PlannedAggregate) -> str:
-    """How a step goes on from its sums in a larger type."""
+    """Return the remedy for an overflow: how to continue the step's sums in a larger type."""
     name, kind = each.states[0].name, each.states[0].dataType
     same = "with aggregate(..., migrate=lambda old: old)"
     if isinstance(each.kernel, Mean):
@@ -117,7 +117,7 @@ def _wider(each: PlannedAggregate) -> str:
 
 
 class AggregateStep:
-    """What `aggregate` gives: a function for `DataFrame.transform` that can also read what the step holds."""
+    """The result of `aggregate`: a function for `DataFrame.transform` that can also read the step's aggregates."""
 
     def __init__(self, step_id: str, key: Keys, migrate: Migrate | None, columns: dict[str, Aggregate]) -> None:
         self._step_id = step_id
@@ -131,10 +131,10 @@ class AggregateStep:
         return result
 
     def all_keys(self, spark: SparkSession, directory: str | Path, epoch: int | None = None) -> DataFrame:
-        """The aggregates of all keys as of the newest closed epoch, or of `epoch`, which has to be held; none as of
-        epoch 0. A batch frame with the columns of the step's output.
+        """Return a batch frame with the aggregates of all keys, in the columns of the step's output.
 
-        Raises ConfigurationError before the step was applied to a frame: its types come from there.
+        They are as of the newest closed epoch, or as of `epoch`, which the partitions must still hold. Epoch 0 gives no
+        rows. Raises ConfigurationError if the step was not yet applied to a frame, from which its types come.
         """
         applied = self._applied
         if applied is None:
@@ -152,7 +152,7 @@ class AggregateStep:
 
 @dataclass(frozen=True)
 class AppliedAggregation:
-    """An aggregation over a frame: what the states of its keys need to become output."""
+    """An aggregation applied to a frame, with all that is needed to turn states into output."""
 
     aggregation: Aggregation
     key_types: tuple[T.DataType, ...]
@@ -161,7 +161,7 @@ class AppliedAggregation:
     time_zone: str
 
     def finish(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """From state keys and states to the columns of the output."""
+        """Convert state keys and states to the columns of the output."""
         table = StateTable(arrow_schema(self.states, self.time_zone))
         schema = arrow_schema(self.output, self.time_zone)
         for batch in batches:
@@ -178,12 +178,12 @@ class AppliedAggregation:
 def aggregate(step_id: str, *, key: Keys, migrate: Migrate | None = None, **columns: Aggregate) -> AggregateStep:
     """Running aggregates per key, for `DataFrame.transform`: `aggregate("spent", key="user", total=sum_("price"))`.
 
-    columns: what to compute, by the name of the output column, of the functions in `recovery.aggregates`. The output
-    has the key's columns and these, one row for each key that had rows in the micro-batch. For all keys each time an
-    epoch is closed there is `AllKeysSink`.
+    columns: an aggregate from `recovery.aggregates` for each output column. The output has the key's columns and
+    these, with one row for each key that had rows in the micro-batch. To output all keys each time an epoch is closed,
+    use `AllKeysSink`.
 
-    The state of a key is a JSON object of plain values, with the guarantees of any step. Another aggregate under the
-    same name, one more or one less is told at the next start; `migrate`, as in `stateful_arrow`, converts the
+    The state of a key is a JSON object of plain values, with the guarantees of any step. The next start reports an
+    aggregate that was added, removed or changed under the same name; `migrate`, as in `stateful_arrow`, converts the
     states. Raises ConfigurationError.
     """
     check_step(step_id, aggregate, migrate)
@@ -237,7 +237,7 @@ def _apply(
 
 @dataclass(frozen=True)
 class _Prepared:
-    """An aggregate over a frame: its inputs as it wants them, and what their rows can be combined to, if they can."""
+    """An aggregate over a frame. inputs: cast as it needs them. parts: what rows combine to; None if they cannot."""
 
     made: MadeAggregate
     inputs: tuple[Column, ...]
@@ -255,13 +255,13 @@ def _prepare(frame: DataFrame, step_id: str, name: str, each: Aggregate) -> _Pre
     kinds = [kind if to is None else to for kind, to in zip(kinds, casts, strict=True)]
     parts = parts_of(each, list(zip(inputs, kinds, strict=True)))
     if each.function == "count":
-        # Of any type, also of one that steps cannot be given.
+        # Count accepts any type, even one that a step cannot get, so pass only whether the value is NULL.
         inputs = [F.when(one.isNotNull(), F.lit(True)) for one in inputs]
     return _Prepared(made, tuple(inputs), parts)
 
 
 def _hashed(value: Column, kind: T.DataType) -> tuple[Column, ...]:
-    """What tells a value from others: Spark's hash passes over NULL in a struct or an array."""
+    """Return the columns to hash for a value. Spark's hash skips NULL in a struct or an array, so add their JSON."""
     if isinstance(kind, T.StructType | T.ArrayType):
         return value, F.to_json(F.struct(value), {"ignoreNullFields": "false", "timeZone": "UTC"})
     return (value,)
@@ -270,8 +270,8 @@ def _hashed(value: Column, kind: T.DataType) -> tuple[Column, ...]:
 def _rows(
     frame: DataFrame, taken: Sequence[Column], keyed: KeyedInput, prepared: dict[str, _Prepared]
 ) -> tuple[DataFrame, dict[str, tuple[str, ...]], str | None]:
-    """The rows that the step gets, the names of each aggregate's columns in them, and the one that says for how many
-    rows of the frame each stands: None when they could not be combined."""
+    """Return the rows for the step, the names of each aggregate's columns in them, and the name of the column with the
+    number of the frame's rows that each represents, or None if the rows cannot be combined."""
     parts = {name: each.parts for name, each in prepared.items() if each.parts is not None}
     whole = len(parts) == len(prepared)
     names = {
@@ -295,7 +295,7 @@ def _rows(
 
 @dataclass(frozen=True)
 class MadeAggregate:
-    """An aggregate for inputs of known types."""
+    """An aggregate for inputs of known types: its kernel, states and result."""
 
     kernel: Kernel
     states: tuple[T.StructField, ...]
@@ -305,7 +305,7 @@ class MadeAggregate:
 def plan_aggregate(
     step_id: str, name: str, each: Aggregate, kinds: Sequence[T.DataType]
 ) -> tuple[list[T.DataType | None], MadeAggregate]:
-    """What an aggregate's inputs are cast to (None: nothing), its kernel, its states and its result."""
+    """Return the types to cast an aggregate's inputs to (None: no cast), and its kernel, states and result."""
     function = each.function
     long, double = T.LongType(), T.DoubleType()
     if function == "count":

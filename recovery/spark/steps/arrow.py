@@ -1,4 +1,4 @@
-"""Vectorised steps: a function that sees Arrow tables instead of one key at a time."""
+"""Vectorised steps: the step's function gets Arrow tables with many keys instead of one key at a time."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def stateful_arrow(
     order_by: str | Column | Sequence[str | Column] | None = None,
     migrate: Migrate | None = None,
 ) -> Transform:
-    """A keyed step whose function sees Arrow tables, for `DataFrame.transform`.
+    """Return a keyed step whose function gets Arrow tables, for `DataFrame.transform`.
 
-    `update(rows, states) -> (new_states, output)` is called for some ten thousand rows at a time, all rows of their
-    keys. `rows` is a `pyarrow.Table` of the input's columns, sorted by key, and `_group`: the number, from 0, of the
-    row's key in `states`. `states` has one row per key: the key's columns, the columns of `state_schema`, and
+    `update(rows, states) -> (new_states, output)` is called for about ten thousand rows at a time, and always gets all
+    rows of a key. `rows` is a `pyarrow.Table`, sorted by key: the input's columns, and `_group`, the number, from 0, of
+    the row's key in `states`. `states` has one row per key: the key's columns, the columns of `state_schema`, and
     `_exists` (whether the key has a state; if not, its columns are NULL), `_start` (its first row in `rows`) and
-    `_rows` (how many it has).
+    `_rows` (its number of rows).
 
-    new_states: a table of the key's columns and those of `state_schema`, in any order of rows. A key that is left out
-    keeps its state; one with true in a column `_discard` is discarded. None changes nothing. output: a table of the
-    columns of `output`, or None. Tables may be of Arrow, Polars, pandas, DuckDB, or a dict of columns; the columns that
-    the step added may be left in.
+    new_states: a table of the key's columns and those of `state_schema`, with rows in any order. A key that is left out
+    keeps its state; a key with true in a column `_discard` is discarded. None changes nothing. output: a table of the
+    columns of `output`, or None. Tables may come from Arrow, Polars, pandas or DuckDB, or be dicts of columns. They may
+    still contain the columns that the step added.
 
     state_schema: booleans, numbers, decimals, strings, binary, dates, timestamps, and arrays of those. Columns that
-    are added later are NULL in the states that lack them. order_by, migrate: as in `stateful`; `migrate` gives a dict
-    of the columns, in which values may stay in the form that it got them in. Raises ConfigurationError.
+    are added later are NULL in older states. order_by, migrate: as in `stateful`; `migrate` returns a dict of the
+    columns, and may return values in the form in which it got them. Raises ConfigurationError.
     """
     check_step(step_id, update, migrate)
 
@@ -68,7 +68,7 @@ def apply_arrow(
     form: Form,
     weight: str | None = None,
 ) -> DataFrame:
-    """The frame behind a vectorised step. Raises ConfigurationError."""
+    """Return the frame with a vectorised step applied to it. Raises ConfigurationError."""
     zone = time_zone(frame)
     frame, keyed = locate_key(frame, step_id, key)
     _check_names(step_id, keyed.columns, keyed.names, state_schema)
@@ -101,7 +101,7 @@ def apply_arrow(
 
 
 def form_of_schema(schema: T.StructType) -> Form:
-    """What a step declares of states of this schema: columns may be added, being NULL in older states."""
+    """Return the form of states of this schema. Columns may be added later; they are NULL in older states."""
     return {"struct": "columns", "fields": [[each.name, each.dataType.simpleString(), False] for each in schema]}
 
 
@@ -124,7 +124,7 @@ def _check_names(step_id: str, columns: Sequence[str], keys: Sequence[str], sche
 
 
 def _checked(migrate: Migrate, table: StateTable) -> Migrate:
-    """A migrate function whose states are ones of the schema."""
+    """Return a migrate function that checks new states against the table's schema and converts them to it."""
 
     def migrated(old: Any) -> Any:
         new = migrate(old)
@@ -139,7 +139,7 @@ def _checked(migrate: Migrate, table: StateTable) -> Migrate:
 
 
 def _row(table: StateTable, new: dict[str, Any]) -> pa.Table:
-    """A table of one row. Texts are in the form that states have, so that `migrate` can give back what it got."""
+    """Return a state as a table of one row. Text is read in its stored form, so `migrate` can return what it got."""
     texts = {name: value for name, value in new.items() if _has_text(value)}
     read = dict(zip(table.schema.names, table.decode([msgspec.json.encode(texts).decode()]), strict=True))
     columns = [
@@ -154,6 +154,6 @@ def _has_text(value: Any) -> bool:
 
 
 def json_value(table: StateTable, row: pa.Table) -> Any:
-    """The state of a table of one row as plain data."""
+    """Return the state of a table of one row as plain data."""
     [text] = table.encode([column.combine_chunks() for column in row.columns]).to_pylist()
     return msgspec.json.decode(text)

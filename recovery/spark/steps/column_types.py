@@ -1,4 +1,4 @@
-"""Which types of Spark's a step's columns can have: those of which Arrow makes values of Python's and back."""
+"""The Spark types that a step's columns can have: those that Arrow converts to Python values and back."""
 
 from __future__ import annotations
 
@@ -41,12 +41,14 @@ _REMEDIES: tuple[tuple[type[T.DataType], str], ...] = (
 
 
 def check_input(frame: DataFrame, step_id: str) -> None:
-    """Raises ConfigurationError for a column that a step could not be given, whether it uses it or not."""
+    """Check that a step can get every column of its input, used or not. Raises ConfigurationError."""
     _check(frame.schema.fields, step_id, "input")
 
 
 def check_known(frame: DataFrame, step_id: str) -> None:
-    """Raises ConfigurationError for a column of a type that PySpark does not know: it cannot even tell the others."""
+    """Check that PySpark knows the types of all columns. Raises ConfigurationError for the first unknown one.
+
+    With an unknown type, PySpark cannot return the frame's schema at all."""
     try:
         _ = frame.schema
     except PySparkValueError as error:
@@ -58,7 +60,7 @@ def check_known(frame: DataFrame, step_id: str) -> None:
 
 
 def check_declared(schema: T.StructType, step_id: str, what: str) -> None:
-    """Raises ConfigurationError for a column of a step's `output` or `state_schema` that it could not give."""
+    """Check that a step can return every column of its `output` or `state_schema`. Raises ConfigurationError."""
     _check(schema.fields, step_id, what)
 
 
@@ -69,7 +71,7 @@ def _check(fields: Sequence[T.StructField], step_id: str, what: str) -> None:
 
 
 def _unfit(place: str, kind: T.DataType) -> Iterator[tuple[str, T.DataType]]:
-    """The parts of a type that have no place in Python, and where they are."""
+    """Yield the parts of a type that a step cannot handle: the path of each, and its type."""
     if isinstance(kind, T.UserDefinedType):
         kind = kind.sqlType()
     if isinstance(kind, T.ArrayType):
@@ -105,7 +107,7 @@ _OFFSET = re.compile(r"(?:GMT|UTC|UT)?([+-])(\d{1,2})(?::?(\d\d))?")
 
 
 def arrow_zone(name: str) -> str:
-    """The name under which Arrow knows one of Spark's time zones: an offset is one like +08:00."""
+    """Return Arrow's name for a time zone of Spark's; an offset becomes one like +08:00."""
     offset = _OFFSET.fullmatch(name)
     if offset is None:
         return {"Z": "UTC"}.get(name, name)

@@ -1,4 +1,4 @@
-"""The parts of a declared aggregate that Spark can combine before the exchange, as columns of Spark."""
+"""The parts of a declared aggregate that Spark can combine before the exchange, as Spark columns."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from recovery.values.kernels import HALF
 PLACE_NAME = "recovery_combine:"
 Combine: TypeAlias = Callable[[Sequence[Column]], Column]
 _declared: dict[str, Any] = {}
-"""Spark's aggregate for each place, by the name of its function."""
+"""Spark's aggregate plans, by the name of the placeholder function each one replaces."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of an aggregate: of one row, and, given all parts' columns of rows, of the rows together."""
+    """A part of an aggregate. row: its value for one row. combine: its value for many rows, from all parts' columns."""
 
     row: Column
     combine: Combine
 
 
 def counted(value: Column | None = None) -> Part:
-    """How many rows there are, or how many in which the value is not NULL."""
+    """Return the part that counts rows, or rows in which the value is not NULL."""
     one = F.lit(1) if value is None else F.when(value.isNotNull(), 1).otherwise(0)
     return Part(one.cast("long"), lambda parts: F.sum(parts[-1]))
 
 
 def parts_of(each: Aggregate, inputs: Sequence[tuple[Column, T.DataType]]) -> tuple[Part, ...] | None:
-    """What Spark can combine an aggregate's rows to, as `AddingKernel.add` takes it; None where it cannot.
+    """Return the parts to which Spark can combine an aggregate's rows, for `AddingKernel.add`; None if it cannot.
 
-    The inputs are cast as the aggregate wants them, and told with their types then.
+    The inputs are columns already cast as the aggregate needs them, each with its type after the cast.
     """
     function = each.function
     if function == "count":
@@ -58,7 +58,8 @@ def parts_of(each: Aggregate, inputs: Sequence[tuple[Column, T.DataType]]) -> tu
 
 
 def combined(frame: DataFrame, keys: Sequence[Column], parts: Mapping[tuple[str, ...], tuple[Part, ...]]) -> DataFrame:
-    """The frame's keys and `parts`, which have names; of each partition's rows of a key one, once the plan is bound."""
+    """Return a frame of the keys and the named `parts`. Once the plan is bound, Spark combines each partition's rows of
+    a key to one row."""
     named = [(name, part, of_one) for of_one in parts for name, part in zip(of_one, parts[of_one], strict=True)]
     rows = frame.select(*keys, *(part.row.alias(name) for name, part, _ in named))
     types = {field.name: field.dataType for field in rows.schema}
@@ -82,7 +83,7 @@ def combined(frame: DataFrame, keys: Sequence[Column], parts: Mapping[tuple[str,
 
 def _sum(value: Column, kind: T.DataType) -> tuple[Part, ...] | None:
     if isinstance(kind, T.DecimalType):
-        # Ten more digits than the values have are enough for the rows of a micro-batch.
+        # Ten more digits than the values have suffice for the rows of a micro-batch.
         if kind.precision > 28:
             return None
         value = value.cast(T.DecimalType(kind.precision + 10, kind.scale))
@@ -95,7 +96,7 @@ def _sum(value: Column, kind: T.DataType) -> tuple[Part, ...] | None:
 
 
 def _moments(value: Column) -> tuple[Part, ...]:
-    """Count, mean and sum of squared differences. What is combined are values, none of which was combined before."""
+    """Return the parts count, mean and sum of squared differences. `combine` accepts only values not yet combined."""
     return (
         Part(counted(value).row, lambda parts: F.sum(parts[0])),
         Part(value, lambda parts: F.avg(parts[1])),
@@ -105,7 +106,7 @@ def _moments(value: Column) -> tuple[Part, ...]:
 
 def _extreme(value: Column, function: str, kind: T.DataType) -> tuple[Part, ...] | None:
     if isinstance(kind, T.FloatType | T.DoubleType) and function == "max":
-        # For Spark NaN is the greatest number; here it is passed over as long as there is another.
+        # NaN is the greatest number in Spark; here it is skipped as long as there is another number.
         return (Part(value, lambda parts: -F.min(-parts[0])),)
     if isinstance(kind, T.NumericType | T.DateType | T.TimestampType | T.TimestampNTZType):
         return (Part(value, lambda parts: (F.max if function == "max" else F.min)(parts[0])),)

@@ -1,4 +1,4 @@
-"""What a step is to its tasks and to the driver: its definition, its columns, and how it reaches a task."""
+"""The definition of a step for its tasks and for the driver, and the names of the columns and properties it uses."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ PLACE = PREFIX + "place"
 TICK = PREFIX + "tick"
 UDF_NAME = "recovery_step:"
 HASH_BITS = 32
-"""PLACE, the last column that a task sees, holds the key's hash in these bits and above them the Spark partition,
-EVERYWHERE or UNHASHED."""
+"""The number of low bits of PLACE, a task's last column, that hold the key's hash. The bits above hold the Spark
+partition, EVERYWHERE or UNHASHED."""
 EVERYWHERE = -1
-"""In place of the Spark partition: one task has the rows of all recovery partitions."""
+"""Replaces the Spark partition when one task has the rows of all recovery partitions."""
 UNHASHED = -2
-"""The same, and the keys' hashes are left to the task."""
+"""Like EVERYWHERE, and the task computes the keys' hashes."""
 Update: TypeAlias = Callable[[Any, list[Any], GroupState], Iterable[tuple[Any, ...]] | None]
 TableUpdate: TypeAlias = Callable[[pa.Table, pa.Table], tuple[Any, Any]]
 Mapper: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
@@ -44,13 +44,13 @@ Transform: TypeAlias = Callable[[DataFrame], DataFrame]
 
 @dataclass(frozen=True)
 class StepDefinition:
-    """What the tasks of a step know: picklable, and the same in every run of the plan.
+    """The facts that a step's tasks need: picklable, and the same in every run of the plan.
 
     columns: the input's columns, in order. key_columns: positions of the key's columns among them.
-    key_in_place: the key is one string column, so its text is that column. sorted_by_spark: the rows of a key have an
-    order, so Spark sorts them; the tasks do it otherwise. state_schema: the columns of the states of
-    a step whose `update` sees tables; None for one that is called key by key. time_zone: the session's, which Arrow's
-    timestamps carry. weight: the column that says for how many rows of the step's input a row stands; None for one.
+    key_in_place: the key is one string column, which holds the key's text. sorted_by_spark: Spark sorts the rows,
+    because a key's rows have an order; otherwise the tasks sort them. state_schema: the state's columns, if `update`
+    gets tables; None if it is called per key. time_zone: the session's, which Arrow's timestamps carry. weight: the
+    column with the number of input rows that a row represents; None if each row represents one.
     """
 
     step_id: StepId
@@ -72,24 +72,24 @@ class StepDefinition:
 
     @property
     def key_text(self) -> str:
-        """The column that holds the state keys, or what they are before they are escaped."""
+        """The column that holds the state keys, or their texts before escaping."""
         return self.columns[self.key_columns[0]] if self.key_in_place else KEY
 
     @property
     def hash_column(self) -> str:
-        """The column by whose values rows are spread; by its name the planner knows the step's exchange."""
+        """The column whose values distribute the rows. The planner recognizes the step's exchange by its name."""
         return f"{HASH}_{self.token}"
 
     @property
     def mailbox(self) -> Path:
-        """The file through which the driver tells the step's tick source what is due."""
+        """The file through which the driver tells the step's tick source when the next timeout is due."""
         return private.home() / f"recovery-ticks-{self.token}.json"
 
 
 @dataclass(frozen=True)
 class RegisteredStep:
-    """What the driver knows of a step besides: how rows are ordered within a key, what the step declares of its
-    state, and how it migrates states of another form."""
+    """A step as the driver knows it: its definition, the order of rows within a key, its declaration, and its
+    migration of states of another form."""
 
     definition: StepDefinition
     order_by: tuple[Column, ...]
@@ -98,7 +98,7 @@ class RegisteredStep:
 
     @property
     def planned(self) -> FlowStep:
-        """The step as planning sees it."""
+        """The step in the form that planning takes."""
         definition, migrate = self.definition, self.migrate
         if migrate is None:
             return FlowStep(self.declaration)
@@ -107,7 +107,8 @@ class RegisteredStep:
         )
 
     def misread(self, states: Iterable[tuple[str, str]]) -> str | None:
-        """The first of the states, given with their keys, that the step cannot read, and why; None when it can."""
+        """Return a sentence with the first state that the step cannot read, and why; None if it reads all. `states` are
+        pairs of key and text."""
         definition = self.definition
         if definition.state_schema is None:
             return misread(typed_decoder(definition.state_type), states)
@@ -116,7 +117,7 @@ class RegisteredStep:
 
 
 registered: dict[str, RegisteredStep] = {}
-"""Steps by token: the name of a step's function in the plan carries it."""
+"""Steps by token. The name of a step's function in the plan contains the token."""
 
 
 GROUP = "_group"
@@ -128,7 +129,7 @@ HELPERS = (GROUP, EXISTS, START, ROWS, DISCARD)
 
 
 def arrow_schema(schema: T.StructType, zone: str) -> pa.Schema:
-    """The Arrow schema of the states."""
+    """Return the Arrow schema for a Spark schema, such as that of the states."""
     return to_arrow_schema(schema, timezone=zone)
 
 

@@ -1,4 +1,4 @@
-"""The columns of a key, from the text of state keys."""
+"""Convert the texts of state keys back to the key's columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recovery.values.keys import decode_key
 
 
 def parse_keys(texts: list[str], kinds: Sequence[T.DataType], time_zone: str) -> list[pa.Array]:
-    """The key's columns from state keys. Raises StateValueError for keys that no run wrote."""
+    """Return the key's columns for state keys. Raises StateValueError for a key that no run can have written."""
     try:
         return _parsed_keys(texts, kinds, time_zone)
     except (ValueError, TypeError, NotImplementedError, RecursionError) as error:
@@ -42,12 +42,12 @@ def _parsed_keys(texts: list[str], kinds: Sequence[T.DataType], time_zone: str) 
 
 
 def _is_far(texts: list[str | None], kind: pa.DataType) -> bool:
-    """Whether there are years of other than four digits among days, or moments without a zone, as Spark writes them."""
+    """Return whether a date, or a timestamp without time zone, has a year that Spark writes with a sign."""
     dated = pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is None)
     return dated and any(text is not None and text[0] in "+-" for text in texts)
 
 
 def _read_far_years(texts: list[str | None], kind: pa.DataType) -> pa.Array:
-    """NumPy reads what Arrow does not."""
+    """Parse the texts with NumPy, which reads years that Arrow does not."""
     unit = "datetime64[D]" if pa.types.is_date(kind) else "datetime64[us]"
     return pa.array(np.array(["NaT" if text is None else text for text in texts], unit)).cast(kind)

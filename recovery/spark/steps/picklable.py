@@ -1,4 +1,4 @@
-"""Whether a step's function can be sent to the workers, told before Spark finds that it cannot."""
+"""Check that a step's function can be sent to the workers, before Spark fails on it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from recovery.errors import ConfigurationError
 
 
 def check_sendable(step_id: StepId, sent: Callable[..., Any], function: Any) -> None:
-    """Raises ConfigurationError where what is sent for a step cannot be pickled, with the names that the user's
-    function in it takes from its surroundings and that cannot. PySpark would print a traceback."""
+    """Check that `sent`, the function that Spark sends for a step, can be pickled. PySpark would print a traceback.
+
+    Raises ConfigurationError. It lists the globals and closure variables of the user's `function` that cannot be
+    pickled."""
     error = _refusal(sent)
     if error is not None:
         names = ", ".join(dict.fromkeys(_unsendable(function, set())))
@@ -28,14 +30,14 @@ def check_sendable(step_id: StepId, sent: Callable[..., Any], function: Any) -> 
 
 
 def _unsendable(function: Any, seen: set[int]) -> Iterator[str]:
-    """The names that a function takes from around it, or the functions that it calls do, and that cannot be pickled."""
+    """Yield the globals and closure variables of a function, or of functions it uses, that cannot be pickled."""
     if not isinstance(function, FunctionType) or id(function) in seen:
         return
     seen.add(id(function))
     try:
         used = inspect.getclosurevars(function)
     except ValueError:
-        # A name around it has no value yet.
+        # A closure variable has no value yet.
         return
     for name, value in {**used.globals, **used.nonlocals}.items():
         if _refusal(value) is None:
@@ -47,7 +49,7 @@ def _unsendable(function: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _refusal(value: Any) -> Exception | None:
-    """Why it cannot be pickled, if it cannot."""
+    """Return the error of pickling a value; None if it can be pickled."""
     try:
         cloudpickle.dumps(value)
     except Exception as error:

@@ -1,8 +1,8 @@
 """Stateful steps that call `update` once per key.
 
-A step sends every row to the task of its key's recovery partition. There are as many tasks as run at a time, and at
-most one per partition. The number of partitions is unknown while a plan is built, so the exchange is a placeholder,
-which `recovery.spark.planner.bind` replaces when a run starts. A small micro-batch needs no exchange: see
+A step sends every row to the task of its key's recovery partition. There are as many tasks as Spark runs in parallel,
+and at most one per partition. The number of partitions is unknown while a plan is built, so the exchange is a
+placeholder, which `recovery.spark.planner.bind` replaces when a run starts. A small micro-batch needs no exchange: see
 `recovery.spark.tuning.gathering`. `recovery.spark.tasks.step_task` does the work of a task.
 """
 
@@ -80,18 +80,18 @@ def stateful(
     timeout: bool | None = None,
     migrate: Migrate | None = None,
 ) -> Transform:
-    """A keyed step with state, for `DataFrame.transform`.
+    """Return a keyed step with state, for `DataFrame.transform`.
 
-    `update(key, rows, state)` is called once per key and micro-batch. `key` is the value of the key column, a tuple
-    for several; `rows` the key's rows as named tuples of the input's columns; `state` a `GroupState`. It yields
-    or returns tuples in the order of `output` (a DDL string or StructType), or returns None for none.
+    `update(key, rows, state)` is called once per key and micro-batch. `key` is the value of the key column, or a tuple
+    for several columns; `rows` are the key's rows as named tuples of the input's columns; `state` is a `GroupState`.
+    It yields or returns tuples in the order of `output` (a DDL string or StructType), or returns None for no rows.
 
     state: None keeps plain JSON-like values; a dataclass, NamedTuple or other type keeps values of that type, and
     fields added later need defaults; "pickle" keeps any object, unreadable and unsafe to open from untrusted files.
     order_by: columns that order a key's rows; without it their order may differ when a task runs again.
-    timeout: whether `update` sets timeouts or asks for the processing time; found out from its code when None.
-    migrate: gets a stored state as plain data and gives the new one, or None to discard the key. Called once for every
-        key, before the first micro-batch, when the stored states are of a form that `state` does not read.
+    timeout: whether `update` sets timeouts or asks for the processing time; None finds out from its code.
+    migrate: gets a stored state as plain data and returns the new one, or None to discard the key. Called once for
+        every key, before the first micro-batch, if the stored states have a form that `state` does not read.
 
     The step id names the state in the recovery partitions: keep it when the code changes. Raises ConfigurationError.
     """
@@ -115,10 +115,10 @@ def stateful_map(
     order_by: str | Column | Sequence[str | Column] | None = None,
     migrate: Migrate | None = None,
 ) -> Transform:
-    """A keyed step in Bytewax's form: `mapper(state_or_None, value) -> (state_or_None, out)`, once per row.
+    """Return a keyed step in Bytewax's form: `mapper(state_or_None, value) -> (state_or_None, out)`, once per row.
 
-    `value` is the column given to the mapper, a tuple for several. The output has the key's columns first, then what
-    `out` gives: one value for one column, a tuple for several. Returning None as state discards the key.
+    `value` names the column given to the mapper; several columns are given as a tuple. The output has the key's
+    columns first, then `out`: one value for one column, a tuple for several. Returning None as state discards the key.
     """
     check_step(step_id, mapper, migrate, "mapper")
     StateCodec(state)
@@ -183,7 +183,7 @@ def _apply(
 
 @dataclass(frozen=True)
 class KeyedInput:
-    """Where a step's key is: the input's own columns, and positions, names and types of the key's columns."""
+    """The location of a step's key: the input's own columns, and positions, names and types of the key's columns."""
 
     columns: tuple[str, ...]
     positions: tuple[int, ...]
@@ -193,7 +193,7 @@ class KeyedInput:
 
 
 def locate_key(frame: DataFrame, step_id: str, key: Keys) -> tuple[DataFrame, KeyedInput]:
-    """The frame with a column for each part of the key, and where those are. Raises ConfigurationError."""
+    """Return the frame with a column for each part of the key, and their location. Raises ConfigurationError."""
     check_known(frame, step_id)
     columns = tuple(frame.columns)
     if len(set(columns)) != len(columns) or any(name.startswith(PREFIX) for name in columns):
@@ -229,7 +229,7 @@ def register(
     form: Form,
     migrate: Migrate | None,
 ) -> DataFrame:
-    """The frame behind the step, which is known from now on under its token."""
+    """Register the step under its token, and return the frame with the step applied to it."""
     check_input(frame, definition.step_id)
     ordering = [] if order_by is None else [order_by] if isinstance(order_by, str | Column) else list(order_by)
     key = zip(definition.key_names, definition.key_types, strict=True)
@@ -244,12 +244,12 @@ def register(
 
 
 def time_zone(frame: DataFrame) -> str:
-    """The session's, as Arrow calls it."""
+    """Return the session's time zone by Arrow's name for it."""
     return arrow_zone(str(frame.sparkSession.conf.get("spark.sql.session.timeZone")))
 
 
 def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFrame:
-    """input → key text and hash → placeholder exchange → batch time and place → the step's function."""
+    """Build the plan: input → key text and hash → placeholder exchange → batch time and place → step function."""
     own = [F.col(f"`{name}`") for name in frame.columns]
     hashed = F.crc32(text.cast("binary")).alias(definition.hash_column)
     if definition.timeouts:
@@ -266,10 +266,10 @@ def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFra
     else:
         keyed = frame.select(*own, text.alias(KEY), hashed)
         passed = [*own, F.col(KEY)]
-    # A placeholder of one partition: `planner.bind` gives the exchange its width.
+    # A placeholder with one partition: `planner.bind` sets the number of partitions.
     exchanged = keyed.repartitionById(1, F.lit(0))
     if definition.needs_time:
-        # The time becomes a literal of the micro-batch's generated code, which Spark then compiles every time anew.
+        # The time becomes a literal in the generated code, so Spark compiles that code again for every micro-batch.
         passed.append(F.unix_millis(F.current_timestamp()).alias(NOW))
     partition = F.shiftleft(F.spark_partition_id().cast("long"), HASH_BITS)
     placed = exchanged.select(*passed, partition.bitwiseOR(F.col(definition.hash_column)).alias(PLACE))
@@ -291,13 +291,13 @@ def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFra
 
 
 def _key_text(columns: list[Column], types: Sequence[T.DataType]) -> Column:
-    """The state key in SQL; see recovery.values.keys, which says the same in Python."""
+    """Return the SQL expression for the state key; recovery.values.keys has the same encoding in Python."""
     texts = [_part_text(column, kind) for column, kind in zip(columns, types, strict=True)]
     if len(texts) > 1:
         return F.to_json(F.array(*texts))
     escaped = texts[0]
     if isinstance(types[0], T.StringType):
-        # instr() walks character by character, and takes six times as long.
+        # instr() goes through the string character by character and takes six times as long.
         special = F.contains(escaped, F.lit(ESCAPE)) | F.contains(escaped, F.lit("\0"))
         replaced = F.replace(F.replace(escaped, F.lit(ESCAPE), F.lit(ESCAPE * 2)), F.lit("\0"), F.lit(ESCAPE + "0"))
         escaped = F.when(special, replaced).otherwise(escaped)
@@ -346,7 +346,7 @@ def _key_fields(frame: DataFrame, step_id: str, keys: Sequence[str | Column]) ->
 
 
 def _is_fine(kind: T.DataType) -> bool:
-    """Whether a decimal has so many places that Java writes some with an exponent."""
+    """Return whether a decimal type has enough decimal places that Java writes some values with an exponent."""
     return isinstance(kind, T.DecimalType) and kind.scale > 6
 
 
@@ -354,7 +354,7 @@ _UNCHANGING = (str, bytes, bool, int, float, Decimal, date, np.generic)
 
 
 def _apart(value: Any) -> Any:
-    """A value that stays as it is when the mapper goes on with the same object: output is read after the key's rows."""
+    """Return a copy of a mutable value. Output is read after all of the key's rows, and the mapper may change it."""
     return value if value is None or isinstance(value, _UNCHANGING) else deepcopy(value)
 
 
@@ -365,8 +365,8 @@ def _position(frame: DataFrame, step_id: str, name: str) -> int:
 
 
 def struct(step_id: str, output: str | T.StructType, what: str = "output") -> T.StructType:
-    """The schema that `output` is or spells out. Raises ConfigurationError, also when two columns have one name, or one
-    has a type that has no values in Python."""
+    """Return `output` as a schema. Raises ConfigurationError if it is not one, has no columns or two of the same name,
+    or has a column whose type has no values in Python."""
     try:
         parsed = output if isinstance(output, T.StructType) else T.StructType.fromDDL(output)
     except Exception as error:
@@ -383,7 +383,7 @@ def struct(step_id: str, output: str | T.StructType, what: str = "output") -> T.
 
 
 def check_step(step_id: str, function: object, migrate: object, name: str = "update") -> None:
-    """Raises ConfigurationError for what is no step id, or no function."""
+    """Check a step's id and functions. Raises ConfigurationError."""
     if not isinstance(step_id, str) or not step_id or step_id.startswith("$") or "\0" in step_id:
         raise ConfigurationError(
             f"{step_id!r} is not a step id", remedy="Use a name that does not begin with $, like 'count'."
@@ -395,7 +395,7 @@ def check_step(step_id: str, function: object, migrate: object, name: str = "upd
 
 
 def _names_any(function: Any, members: frozenset[str], depth: int = 3) -> bool:
-    """Whether the code of `function`, or of functions of its module that it calls, names one of the members."""
+    """Return whether the code of `function`, or of functions that it uses from its module, names one of `members`."""
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     if code is None:
         return False

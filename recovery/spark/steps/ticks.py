@@ -1,8 +1,8 @@
-"""Ticks: a source that wakes a stream when a timeout is due, although no input has come.
+"""Ticks: a source that wakes an idle stream when a timeout is due.
 
 Spark runs no micro-batch without new input. A step that uses timeouts therefore reads this source beside its input:
-it yields one row per recovery partition when the earliest timeout has passed. The driver says when that is
-through a small file, the mailbox, that it replaces atomically.
+the source yields one row per recovery partition when the earliest timeout has passed. The driver writes the time of
+that timeout to a small file, the mailbox, which it replaces atomically.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ FORMAT = "recovery_ticks"
 
 
 def read_ticks(spark: SparkSession, mailbox: Path) -> DataFrame:
-    """The streaming frame of tick rows: one integer column, the recovery partition to wake."""
+    """Return the streaming frame of tick rows: one integer column, the recovery partition to wake."""
     spark.dataSource.register(TickDataSource)
     return spark.readStream.format(FORMAT).option("mailbox", str(mailbox)).load()
 
 
 def write_mailbox(mailbox: Path, due_ms: int | None, partition_count: int) -> None:
-    """Tell the source when the next timeout is due (milliseconds since 1970), None for never. Atomic."""
+    """Tell the source when the next timeout is due (milliseconds since 1970; None: never). Atomic."""
     replace(mailbox, json.dumps({"due_ms": due_ms, "partitions": partition_count}).encode())
 
 
@@ -84,7 +84,7 @@ class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield pa.RecordBatch.from_arrays([numbers], names=[TICK])
 
     def _due(self) -> int | None:
-        """Now, when something is due; else None."""
+        """Return the current time if a timeout is due, else None."""
         due_ms = self._mail()["due_ms"]
         now_ms = time.time_ns() // 1_000_000
         return now_ms if due_ms is not None and due_ms <= now_ms else None

@@ -1,1 +1,1 @@
-"""What a task of a step does."""
+"""Tasks of stateful steps."""

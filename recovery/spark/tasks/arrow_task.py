@@ -1,8 +1,8 @@
-"""What a task of a vectorised step does: the same as `StepTask`, but states are columns and `update` is called once
-for all keys of a chunk.
+"""Tasks of a vectorised step: like `StepTask`, but states are columns, and one call of `update` handles all keys of a
+chunk.
 
-Between SQLite and `update` no Python object comes into being for a value: texts become columns and columns become
-texts in Arrow's compiled kernels. What `update` returns is checked before any of it counts.
+No Python object is created per value between SQLite and `update`: Arrow's compiled kernels convert texts to columns and
+back. The task checks what `update` returns before it uses any of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FLAG = pa.schema([(DISCARD, pa.bool_())])
 
 
 class ArrowStepTask(StepTask):
-    """One task of a step whose `update` sees tables."""
+    """One task of a step whose `update` gets tables."""
 
     @cached_property
     def _states(self) -> pa.Schema:
@@ -39,7 +39,7 @@ class ArrowStepTask(StepTask):
         return StateTable(self._states)
 
     def _process(self, chunk: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Call update for a chunk that holds whole keys, sorted; spool what changed."""
+        """Call update for a chunk of whole keys, sorted; spool the states that changed."""
         runs = self._runs(chunk)
         assert runs is not None
         chunk = runs.chunk
@@ -105,7 +105,7 @@ class ArrowStepTask(StepTask):
         raise StateValueError(f"step {self._definition.step_id!r}: its states cannot be read together")
 
     def _keep(self, given: Any, states: pa.Table, texts: list[str], stored: list[str | None]) -> None:
-        """Check the states that update gave back, and spool those that are others than before."""
+        """Check the states that update returned, and spool those that changed."""
         width = len(self._definition.key_names)
         keys = pa.schema([states.schema.field(index) for index in range(width)])
         table = self._checked(given, "states")
@@ -121,7 +121,7 @@ class ArrowStepTask(StepTask):
             names, before = names.take(places), before.take(places)
         encoded = self._table.encode(columns[width:], names)
         if discard is not None:
-            # A key that is discarded has no text, as one that has no state.
+            # A discarded key has no text, like a key without state.
             encoded = pc.if_else(discard.fill_null(False), pa.scalar(None, pa.string()), encoded)
         same = pc.or_(pc.fill_null(pc.equal(encoded, before), False), pc.and_(encoded.is_null(), before.is_null()))
         values, key_chars = encoded.fill_null(""), common_length(texts)
@@ -158,7 +158,7 @@ class ArrowStepTask(StepTask):
 
 
 class _told:  # noqa: N801 - reads as a phrase
-    """Turns what is wrong with a table into the error that says which table."""
+    """Context manager that turns a ValueError about a table into a StateValueError that names the table."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -175,7 +175,7 @@ class _told:  # noqa: N801 - reads as a phrase
 
 
 def _places(own: list[pa.Array], given: list[pa.Array]) -> pa.Array:
-    """Where the given keys stand among the own ones. Raises StateValueError for a key that is not there, or twice."""
+    """Return the index of each given key among the own keys. Raises StateValueError for an unknown or repeated key."""
     if len(own) == 1:
         places = pc.index_in(given[0], value_set=own[0])
     else:
@@ -203,14 +203,15 @@ def _places(own: list[pa.Array], given: list[pa.Array]) -> pa.Array:
 
 
 def _exact(column: pa.Array) -> pa.Array:
-    """Moments and days as numbers: to Python those of the hour that comes twice are equal, and it lacks some years."""
+    """Return timestamps and dates as integers. Python's values lack some years, and it treats moments in the repeated
+    hour of a clock change as equal."""
     if pa.types.is_timestamp(column.type):
         return column.cast(pa.int64())
     return column.cast(pa.int32()) if pa.types.is_date32(column.type) else column
 
 
 def _equal_nans(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The key with what no NaN differs from another by; keys of it are one key."""
+    """Return the key with one object in place of every NaN, because keys with NaN are one key."""
     return tuple(_NAN if part != part else part for part in key)
 
 
@@ -218,7 +219,7 @@ _NAN = object()
 
 
 def _key_at(columns: list[pa.Array], place: int) -> Any:
-    """A key for an error to show."""
+    """Return a key for an error message."""
     parts = tuple(value_at(column, place) for column in columns)
     return parts[0] if len(parts) == 1 else parts
 

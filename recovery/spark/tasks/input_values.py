@@ -1,7 +1,7 @@
-"""What `update` gets: rows as named tuples of Python's values, made of the columns of a record batch.
+"""The input of `update`: convert the columns of a record batch to rows, named tuples of Python values.
 
-Arrow's moments and days reach further than Python's, which has the years 1 to 9999 only. One of them is no reason to
-stop a flow that never looks at it: it stands in its row as an `Unfit`, and an error is raised where it is used.
+Arrow's timestamps and dates have a wider range than Python's, which cover only the years 1 to 9999. A value outside
+does not stop a flow that never uses it: its row holds an `Unfit` in its place, which raises an error when it is used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from recovery.values.tables import text_of
 
 
 class Unfit:
-    """A value that Python cannot have. Whatever is done with it raises StateValueError, which names it."""
+    """A value that Python cannot represent. Any use of it raises StateValueError, which names it."""
 
     __slots__ = ("_found",)
 
@@ -52,7 +52,7 @@ class RowMaker:
         self._row = _row_type(columns)
 
     def rows(self, step_id: str, names: Sequence[str], columns: Sequence[pa.Array]) -> list[Any]:
-        """One named tuple per row. Raises StateValueError for text that Python cannot have."""
+        """Return one named tuple per row. Raises StateValueError for text that is not valid UTF-8."""
         values = [values_of(step_id, name, column) for name, column in zip(names, columns, strict=True)]
         rows: list[Any] = list(map(tuple.__new__, repeat(self._row), zip(*values, strict=True)))
         for place in {place for column in values for place in _unfit(column)}:
@@ -61,12 +61,12 @@ class RowMaker:
 
 
 class Values(list[Any]):
-    """Those of a column, some of which are Unfit."""
+    """The values of a column with Unfit values."""
 
 
 def values_of(step_id: str, name: str, column: pa.Array) -> list[Any]:
-    """The values of a column of a step's input, Unfit where Python cannot have one. Raises StateValueError for text
-    that Python cannot have."""
+    """Return the values of an input column, with Unfit for those that Python cannot represent. Raises StateValueError
+    for text that is not valid UTF-8."""
     try:
         return _to_python(column)
     except UnicodeDecodeError as error:
@@ -76,8 +76,10 @@ def values_of(step_id: str, name: str, column: pa.Array) -> list[Any]:
 
 
 def key_values(step_id: str, texts: Sequence[str], names: Sequence[str], columns: Sequence[pa.Array]) -> Sequence[Any]:
-    """What `update` gets as keys: the values of the key's column, tuples for several. Raises StateValueError, with the
-    key's text, also for a value that Python cannot have: the function is always given the key."""
+    """Return the keys for `update`: the values of the key's column, or tuples for several columns.
+
+    Raises StateValueError, with the key's text, also for a value that Python cannot represent: every call of `update`
+    gets its key."""
     values = [values_of(step_id, name, column) for name, column in zip(names, columns, strict=True)]
     for column in values:
         for place in _unfit(column):
@@ -90,7 +92,7 @@ def key_values(step_id: str, texts: Sequence[str], names: Sequence[str], columns
 
 
 def is_text(column: pa.Array) -> bool:
-    """Whether the strings of a column are valid UTF-8, which Spark does not ask of them."""
+    """Return whether a column's strings are valid UTF-8, which Spark does not check."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
@@ -99,7 +101,7 @@ def is_text(column: pa.Array) -> bool:
 
 
 def not_text(what: str) -> StateValueError:
-    """The error for a column with such a string."""
+    """Return the error for a column with a string that is not valid UTF-8."""
     return StateValueError(
         f"{what} has a string that is not valid UTF-8",
         cause="Bytes in another encoding were read or cast as a string, which Spark does not check.",
@@ -108,7 +110,7 @@ def not_text(what: str) -> StateValueError:
 
 
 def _to_python(column: pa.Array) -> list[Any]:
-    """Python values; numbers without NULL take the quick way through NumPy."""
+    """Return the column's Python values. Numbers without NULL go through NumPy, which is faster."""
     if not column.null_count and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         return list(column.to_numpy().tolist())
     return list(column.to_pylist())
@@ -124,20 +126,20 @@ def _value(step_id: str, name: str, column: pa.Array, place: int) -> Any:
 
 
 def _unfit(values: list[Any]) -> Iterator[int]:
-    """Where the Unfit ones are, which are looked for only where there are some."""
+    """Yield the indices of the Unfit values. A list that is not a `Values` has none and is not searched."""
     if isinstance(values, Values):
         yield from (place for place, value in enumerate(values) if type(value) is Unfit)
 
 
 @lru_cache
 def _row_type(columns: tuple[str, ...]) -> type:
-    """The named tuple of the input's columns; names that Python does not allow become _0, _1 …"""
+    """Return the named tuple type of the input's columns; names that Python does not allow become _0, _1 …"""
     return namedtuple("Row", columns, rename=True)
 
 
 @lru_cache
 def _guarded(row: Any) -> Any:
-    """The same named tuple, of which nobody gets an Unfit value: it is looked at where the row is."""
+    """Return a subtype of the named tuple whose access to an Unfit value raises its error."""
 
     def item(self: Any, index: Any) -> Any:
         found = tuple.__getitem__(self, index)

@@ -1,7 +1,7 @@
-"""What `update` gives as output, as arrays of the declared types.
+"""Strict conversion of the output of `update` to Arrow arrays of the declared types.
 
-Arrow would take a value that does not fit for another one: it cuts 2.75 to 2, passes over a misspelt field of a struct,
-and reads times without a zone as UTC. So what is not plainly of the declared type is looked at value by value.
+Arrow silently changes values that do not fit: it cuts 2.75 to 2, ignores a misspelt field of a struct, and reads times
+without a zone as UTC. So a column that is not plainly of the declared type is checked value by value.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ import pyarrow.compute as pc
 from recovery.spark.steps.column_types import _OFFSET, arrow_zone
 
 Fit: TypeAlias = Callable[[Any], Any]
-"""Gives a value that Arrow takes as it is meant, or raises. It is not asked about None."""
+"""A function that returns a value which Arrow converts without changing it, or raises. It is not called for None."""
 
 _NUMBERS = {int, type(None)}
 _GREATEST_FLOAT = float(np.finfo(np.float32).max)
 _LARGE = 1 << 31
-"""So many bytes of a column have no place behind 32-bit offsets."""
+"""The number of bytes from which on a column does not fit 32-bit offsets."""
 
 
 def to_array(column: Sequence[Any], kind: pa.DataType, time_zone: str) -> pa.Array[Any]:
-    """The values as an array. Times without a zone are those of `time_zone`, the session's, as they are in Spark's
-    functions; where a time without a zone is declared, one that has one becomes that of the session's clocks.
+    """Return the values as an array of type `kind`.
 
-    Raises what Arrow raises, also for a value that would be changed: ArrowInvalid, ArrowTypeError, OverflowError.
+    Times without a zone are in `time_zone`, the session's, as in Spark's functions. If a time without a zone is
+    declared, a time with a zone becomes the session's local time. Raises Arrow's errors, also for a value that would be
+    changed: ArrowInvalid, ArrowTypeError, OverflowError.
     """
     if pa.types.is_float32(kind):
         array = pa.array(column, kind)
@@ -45,15 +46,16 @@ def to_array(column: Sequence[Any], kind: pa.DataType, time_zone: str) -> pa.Arr
 
 
 def in_known_zones(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows with types that Arrow can make Python's values of, which it cannot of a time in GMT+8; and with the ones
-    that states and output have, where a session's strings have 64-bit offsets, unless they need those."""
+    """Return the rows in types that Arrow can convert to Python; it cannot convert a time in GMT+8, for example.
+
+    Strings and binary get the 32-bit offsets that states and output have, unless they need 64-bit ones."""
     schema = _known_schema(rows.schema, rows.nbytes < _LARGE)
     return rows if schema is None else rows.cast(schema)
 
 
 @lru_cache
 def _known_schema(schema: pa.Schema, fits: bool) -> pa.Schema | None:
-    """None where nothing is to be done."""
+    """Return the schema to cast rows to; None if they need no cast."""
     known = pa.schema([field.with_type(_known(field.type, fits)) for field in schema])
     return None if known == schema else known
 
@@ -80,7 +82,7 @@ def _known_field(field: pa.Field, fits: bool) -> pa.Field:
 
 @lru_cache
 def zone_of(name: str) -> tzinfo:
-    """A time zone by Spark's name for it, which may be GMT+8 and the like. Raises ArrowInvalid for another one."""
+    """Return the time zone with a name that Spark uses, such as GMT+8. Raises ArrowInvalid for an unknown name."""
     offset = _OFFSET.fullmatch(name)
     if offset is not None:
         span = timedelta(hours=int(offset[2]), minutes=int(offset[3] or 0))
@@ -92,14 +94,14 @@ def zone_of(name: str) -> tzinfo:
 
 
 def _is_plain(column: Sequence[Any], kind: pa.DataType) -> bool:
-    """Whether a look at the types of the values, or at their zones, says that Arrow takes them as they are meant."""
+    """Return whether the values' types, or their time zones, show that Arrow converts them without changing any."""
     if pa.types.is_integer(kind):
         return all(each in _NUMBERS or issubclass(each, np.integer) for each in set(map(type, column)))
     if pa.types.is_date(kind):
         return {date, type(None)}.issuperset(map(type, column))
     if pa.types.is_timestamp(kind):
         zoned = kind.tz is not None
-        # What has no zone to ask for, such as a time of NumPy's, is none of them.
+        # A value without the attribute, such as NumPy's datetime64, is not plain.
         other = None if zoned else ""
         return all(value is None or (getattr(value, "tzinfo", other) is not None) == zoned for value in column)
     return False
@@ -107,7 +109,7 @@ def _is_plain(column: Sequence[Any], kind: pa.DataType) -> bool:
 
 @lru_cache(256)
 def _fit_of(kind: pa.DataType, time_zone: str) -> Fit | None:
-    """How values of a type are made fit; None where Arrow cannot take one for another."""
+    """Return the function that checks and converts values of a type; None if Arrow never changes such values."""
     if pa.types.is_integer(kind):
         return _whole
     if pa.types.is_float32(kind):
@@ -160,7 +162,7 @@ def _moment(zoned: bool, time_zone: str) -> Fit:
             value = value.astype("datetime64[us]").item()
         if not isinstance(value, datetime) or (value.tzinfo is not None) == zoned:
             return value
-        # In the hour that comes twice it is the first one; one that is left out is as long after the change.
+        # Of a repeated hour this takes the first; a time in a skipped hour becomes one as long after the change.
         zone = zone_of(time_zone)
         return value.replace(tzinfo=zone) if zoned else value.astimezone(zone).replace(tzinfo=None)
 
@@ -170,14 +172,14 @@ def _moment(zoned: bool, time_zone: str) -> Fit:
 def _list(kind: pa.DataType, inner: Fit | None) -> Fit | None:
     if inner is None:
         return None
-    # Arrays of NumPy's that Arrow takes as they are.
+    # Kinds of NumPy arrays that Arrow converts without changing values.
     harmless = "iu" if pa.types.is_integer(kind) else "f" if pa.types.is_float32(kind) else ""
 
     def fit(value: Any) -> Any:
         if isinstance(value, np.ndarray):
             if value.dtype.kind in harmless and (value.dtype.kind != "f" or value.dtype.itemsize <= 4):
                 return value
-            # In nanoseconds they would come as numbers, and be read as microseconds.
+            # tolist() gives nanoseconds as plain integers, which Arrow would read as microseconds.
             value = (value.astype("datetime64[us]") if value.dtype.kind == "M" else value).tolist()
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
             return value
@@ -206,7 +208,7 @@ def _struct(kind: pa.DataType, time_zone: str) -> Fit:
 
     def fit(value: Any) -> Any:
         if isinstance(value, tuple):
-            # By place: one of another length is refused by Arrow.
+            # A tuple gives the fields by position; Arrow refuses one of another length.
             if plain or len(value) != len(fits):
                 return value
             return tuple(_by(each, part) for each, part in zip(fits.values(), value, strict=True))

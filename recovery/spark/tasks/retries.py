@@ -1,8 +1,8 @@
-"""Tasks that are tried again: after the end of their Python worker they run again, after an error they raise it again.
+"""Retries of tasks: a retry runs the task again, but repeats an error of the step's function without running it.
 
-Spark tries a task again whatever it failed of. With the default master that is for workers that were killed: an error
-of a step's function, which would come again, is not to cost three times the time and to run the function three times.
-So the first attempt writes it down, and the others read it.
+Spark retries a task whatever the cause of its failure. With the default master, retries are meant for killed workers.
+An error of a step's function would come again, so it must not run the function three times and take three times as
+long. The first attempt therefore writes the error to a file, and later attempts raise it from there.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from recovery.errors import LeaseLostError, RecoveryError, StorageError
 from recovery.host import private
 
 NOTES_PROPERTY = "recovery.failed"
-"""Where a job's tasks write it down; none where each attempt is to run: who asks for retries by a master of their own
-may count on them."""
+"""Local property with the prefix of the files for the errors. Unset for a user's own master, whose retries all run:
+whoever asks for retries may rely on them."""
 
 
 class FailedBeforeError(Exception):
-    """Its text is the traceback of the error of an attempt before."""
+    """The error of an earlier attempt; its text is that error's traceback."""
 
 
 def retry_properties(context: SparkContext) -> dict[str, str | None]:
-    """What tasks of this context are given."""
+    """Return the local properties for the tasks of this context."""
     final = context.master == DEFAULT_MASTER
     return {NOTES_PROPERTY: str(private.home() / f"failed-{context.applicationId}") if final else None}
 
 
 @contextlib.contextmanager
 def raised_once(context: TaskContext) -> Iterator[None]:
-    """For what a task does in its worker. Raises FailedBeforeError where another attempt has failed by itself."""
+    """Context manager for the work of a task. Raises FailedBeforeError if the work itself failed an earlier attempt."""
     prefix = context.getLocalProperty(NOTES_PROPERTY)
     if prefix is None:
         yield
@@ -53,8 +53,9 @@ def raised_once(context: TaskContext) -> Iterator[None]:
 
 
 def _comes_again(error: Exception) -> bool:
-    """Whether it is of the step's function or of what it gave: those have a note that says where. Others may come from
-    the input, which ends early when a worker below is killed, or from the disk."""
+    """Return whether an error would come again: it is from the step's function or its result, and a note says where.
+
+    Other errors may come from the disk, or from the input, which ends early if a worker below is killed."""
     if isinstance(error, RecoveryError):
         return not isinstance(error, StorageError | LeaseLostError)
     return any(note.startswith("in step ") for note in getattr(error, "__notes__", ()))

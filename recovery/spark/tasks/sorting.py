@@ -1,7 +1,7 @@
-"""Ordering a task's rows by key, in memory up to a limit and in a temporary file past it.
+"""Sort a task's rows by key, in memory up to a limit and in a temporary file past it.
 
-Arrow sorts a quarter of a million short strings in 50 ms; Spark's own sort takes five times as long when the keys begin
-alike, because it compares by the first eight bytes and then row by row.
+Arrow sorts a quarter of a million short strings in 50 ms. Spark's own sort takes five times as long if the keys share a
+prefix, because it compares the first eight bytes and then row by row.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 PIECE_BYTES = 1 << 20
-"""Rows of a run that are in memory at once when runs are merged."""
+"""Bytes of rows per run that a merge holds in memory at a time."""
 
 SAMPLE_ROWS = 4096
-"""How many rows tell whether few values are different."""
+"""Number of rows that are sampled to find out whether there are few distinct values."""
 
 Run: TypeAlias = Iterator[pa.RecordBatch]
 Places: TypeAlias = list[tuple[int, int]]
-"""Where the pieces of a run stand in a file: offset and size in bytes."""
+"""Offset and size, in bytes, of each piece of a run in the file."""
 Groups: TypeAlias = Callable[[pa.RecordBatch], Any]
-"""Gives the numbers of the groups that rows are of, up to 65,535, as an array of NumPy's."""
+"""A function that returns each row's group number, up to 65,535, as a NumPy array."""
 Rank: TypeAlias = tuple[int, bool, bytes]
 
 
@@ -37,11 +37,11 @@ def sorted_by(
     limit_bytes: int,
     groups: Groups | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of all batches by a column of strings, by their bytes, NULL first, in batches of at most `piece_rows`.
+    """Yield the rows of all batches sorted by the bytes of a string column, NULL first, in batches of at most
+    `piece_rows`.
 
-    groups: where they are given, rows are in the order of these first. `limit_bytes` of rows are sorted at once, which
-    takes about three times as much memory. Rows that are equal in the column stay in the order in which they came as
-    long as none are set aside in a file.
+    groups: if given, rows are sorted by group first. One sort takes `limit_bytes` of rows and needs about three times
+    as much memory. Rows with equal strings keep their order unless rows were spilled to the file.
     """
     held: list[pa.RecordBatch] = []
     held_bytes = 0
@@ -72,25 +72,25 @@ def _whole(batch: pa.RecordBatch) -> Run:
 
 
 class _Order:
-    """What rows are sorted by: their groups, if there are any, and a column."""
+    """The sort order of rows: by their groups, if there are any, then by a column."""
 
     def __init__(self, column: str, groups: Groups | None) -> None:
         self._column = column
         self._groups = groups
 
     def sorted(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-        """The rows of the batches, which are let go: `batches` is empty afterwards."""
+        """Return the rows of the batches in order, and clear `batches` to free their memory."""
         rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
         batches.clear()
         order = _order(rows.column(self._column))
         if self._groups is not None:
-            # Of numbers this short it is a sort by digits.
+            # For 16-bit numbers NumPy uses a radix sort.
             groups, places = self._groups(rows).astype(np.uint16), order.to_numpy()
             order = pa.array(places[np.argsort(groups[places], kind="stable")])
         return rows.take(order)
 
     def merged(self, runs: list[Run]) -> Run:
-        """Sorted runs as one: what lies before the end of every run's present batch can be sorted and given away."""
+        """Merge sorted runs: repeatedly sort and yield all rows up to the least end of the runs' current batches."""
         heads = [(batch, run) for run in runs if (batch := next(run, None)) is not None]
         while heads:
             edge = min(self._rank(batch, len(batch) - 1) for batch, _ in heads)
@@ -106,17 +106,17 @@ class _Order:
             heads = left
 
     def _rank(self, batch: pa.RecordBatch, index: int) -> Rank:
-        """By the group, and by the bytes, which need not be those of a valid string."""
+        """Return a row's sort key: its group and its string's bytes, which need not be valid UTF-8."""
         value = batch.column(self._column)[index].as_buffer()
         group = 0 if self._groups is None else int(self._groups(batch.slice(index, 1))[0])
         return group, value is not None, b"" if value is None else value.to_pybytes()
 
 
 def _order(values: pa.Array) -> pa.Array:
-    """Where the values stand, by their bytes, NULL first, equal ones in the order in which they came.
+    """Return the indices that sort the values by their bytes, NULL first; equal values keep their order.
 
-    Arrow sorts numbers faster than strings. Where few values are different, those are sorted, and the rows by their
-    numbers; where they differ in a few bytes only, as ids of one kind do, those bytes are the numbers.
+    Arrow sorts numbers faster than strings. If there are few distinct values, sort only those, and the rows by their
+    rank. If values differ in only a few bytes, as ids of one kind do, use those bytes as the numbers.
     """
     numbers = None
     if len(values) > SAMPLE_ROWS:
@@ -132,8 +132,10 @@ def _order(values: pa.Array) -> pa.Array:
 
 
 def _numbers(values: pa.Array) -> pa.Array | None:
-    """Numbers in the order of the strings: of what follows the bytes that all begin with, seven bytes, and then how
-    many there are, because "a" comes before "a\0". None where there is NULL, or more than that follows."""
+    """Return numbers in the order of the strings; None if there is NULL, or a string is too long.
+
+    A number holds the up to seven bytes after the strings' common prefix, then their count, because "a" comes before
+    "a\0"."""
     if values.null_count or values.type != pa.string():
         return None
     ends = pc.min_max(values)
@@ -149,24 +151,24 @@ def _numbers(values: pa.Array) -> pa.Array | None:
     first, end = int(starts[0]), int(starts[-1])
     padded = np.zeros(end - first + 8, np.uint8)
     padded[: end - first] = np.frombuffer(text, np.uint8, end - first, first)
-    # The eight bytes that begin at each place, overlapping.
+    # The eight bytes from each offset on, overlapping.
     words = np.ndarray(end - first + 1, ">u8", padded, strides=(1,))
     behind = np.uint64(8) * (8 - lengths).astype(np.uint64)
     numbers = words[starts[:-1] - first + alike].astype(np.uint64)
-    # A number cannot be shifted by all of its bits at once.
+    # A 64-bit number cannot be shifted by 64 bits.
     numbers = np.where(lengths > 0, numbers >> np.minimum(behind, 63) << np.minimum(behind, 63), 0)
     return pa.array(numbers | lengths.astype(np.uint64))
 
 
 class _Spill:
-    """Sorted runs in a temporary file without a name, so that nothing stays behind a task that is killed."""
+    """Sorted runs in an unnamed temporary file, so that a killed task leaves nothing behind."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
         self._schema: pa.Schema | None = None
 
     def add(self, rows: pa.RecordBatch) -> Places:
-        """Write a run, in pieces that are read one after the other; returns where they are."""
+        """Write a run in pieces that are read one after the other; return their places in the file."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="recovery-sort-")  # noqa: SIM115 (closed by close)
             self._schema = rows.schema
@@ -179,13 +181,13 @@ class _Spill:
         return places
 
     def read(self, run: Places) -> Run:
-        """The batches of a run."""
+        """Yield the batches of a run."""
         assert self._file is not None
         for offset, size in run:
             self._file.seek(offset)
             yield pa.ipc.read_record_batch(pa.py_buffer(self._file.read(size)), self._schema)
 
     def close(self) -> None:
-        """Give the file up."""
+        """Close the file, which deletes it."""
         if self._file is not None:
             self._file.close()

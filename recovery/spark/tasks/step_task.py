@@ -1,7 +1,7 @@
-"""What a task of a stateful step does: from Arrow batches to update calls to changed states.
+"""Tasks of a stateful step: sort Arrow batches by key, call `update`, and apply the changed states.
 
-Memory stays bounded: rows are sorted by key, past a limit on disk, and a chunk of some ten thousand rows holds whole
-keys (a key with more rows than that makes its chunk larger). Changed states are spooled to disk past a limit.
+Memory stays bounded. Rows are sorted by key, past a limit on disk. A chunk of about ten thousand rows holds whole keys;
+only a key with more rows makes its chunk larger. Changed states are spooled to disk past a limit.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ CHUNK_ROWS = 16_384
 SORTED_BYTES = 32 << 20
 SPOOL_BYTES = 64 << 20
 REPLACED = "\ufffd"
-"""What Spark writes into JSON for bytes that are not valid UTF-8."""
+"""The character that Spark writes into JSON for bytes that are not valid UTF-8."""
 _tasks = count()
-"""How many this process has run."""
+"""Counts the tasks that this process has run."""
 
 K = TypeVar("K")
 V = TypeVar("V", bound=int)
@@ -66,7 +66,7 @@ def run_step(
 ) -> Iterator[pa.RecordBatch]:
     """Run a step over one Spark partition of one micro-batch, as a task of `kind` (StepTask).
 
-    Of a recovery partition nothing is kept unless all of its rows were processed and their output was taken.
+    Changes to a recovery partition are kept only if all of its rows were processed and their output was consumed.
     """
     _settle()
     context = TaskContext.get()
@@ -92,12 +92,16 @@ def run_tasks(
     kind: type[StepTask],
     tasks: int,
 ) -> Iterator[pa.RecordBatch]:
-    """A task for the recovery partitions whose rows these are: those whose number leaves Spark's when it is divided by
-    `tasks`, over which rows are exchanged; all, where rows were gathered instead. `connect` gives a store, which opens
-    nothing yet, and the number of recovery partitions; it is told whether the task is one of many small ones.
+    """Run a task for the recovery partitions of the given rows.
 
-    A gathered task may run twice: as another attempt, or in another job that Spark runs for the same plan. What is
-    below it runs again, too, and may give other keys then. So what the first one left elsewhere is undone.
+    After an exchange over `tasks` Spark partitions these are the recovery partitions whose number modulo `tasks` is
+    the Spark partition's number; if rows were gathered instead, all. `connect` takes whether rows were gathered, that
+    is, whether the task is one of many small ones. It returns a store, which opens nothing yet, and the number of
+    recovery partitions.
+
+    A gathered task may run twice: as another attempt, or in another job that Spark runs for the same plan. The plan
+    below it also runs again and may give other keys. So the second run undoes what the first left in partitions that
+    the second does not touch.
     """
     step = definition.step_id
     given = (each for each in batches if each.num_rows)
@@ -119,7 +123,7 @@ def run_tasks(
                 width, own = _Width(), range(place, count, tasks)
                 for partition, share in _shares(definition, width.measured(rows), kind, count, own):
                     yield from kind(definition, store, partition, count, batch, place).run(share, width)
-                    store.release()  # so that no more is open at once than of one partition
+                    store.release()  # keep the files of only one partition open
         if ran_before:
             for partition in set(map(PartitionIndex, range(count))).difference(touched):
                 store.withdraw(step, partition, batch)
@@ -130,9 +134,8 @@ def run_tasks(
 def _shares(
     definition: StepDefinition, batches: Iterator[pa.RecordBatch], kind: type[StepTask], count: int, own: range
 ) -> Iterator[tuple[PartitionIndex, Iterator[pa.RecordBatch]]]:
-    """The recovery partitions that rows are of, in order, each with its rows sorted by key, which are to be taken
-    before the next one is asked for. Raises UnsupportedPlanError for one that is not among a task's `own`, or comes
-    again."""
+    """Yield the rows' recovery partitions in order, each with its rows sorted by key. Consume a partition's rows before
+    asking for the next one. Raises UnsupportedPlanError for a partition that is not in `own` or comes again."""
     partition_of_rows = partial(_partitions, count=count)
     if not definition.sorted_by_spark:
         batches = sorted_by(definition.key_text, batches, kind.chunk_rows, kind.sorted_bytes, partition_of_rows)
@@ -149,7 +152,7 @@ def _shares(
 def _pieces(
     batches: Iterator[pa.RecordBatch], partition_of_rows: Callable[[pa.RecordBatch], Any]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The batches, cut where the rows of another recovery partition begin."""
+    """Cut the batches where the recovery partition changes; yield each piece with its partition."""
     for batch in batches:
         partitions = partition_of_rows(batch)
         starts = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(batch)]
@@ -158,33 +161,35 @@ def _pieces(
 
 
 class _Width:
-    """How wide the rows of a task are."""
+    """The width of a task's rows."""
 
     row_bytes = 0
-    """Of a row as Arrow has it, on average over the batch in which that is most."""
+    """Average bytes of a row in Arrow, in the batch where that average is greatest."""
 
     def measured(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches, none of which is empty."""
+        """Yield the batches, none of which may be empty, and measure them."""
         for batch in batches:
             self.row_bytes = max(self.row_bytes, -(-batch.nbytes // len(batch)))
             yield batch
 
 
 def _partitions(rows: pa.RecordBatch, count: int) -> Any:
-    """The recovery partition of each row, as an array."""
+    """Return the recovery partition of each row, as an array."""
     return (rows.column(PLACE).to_numpy() & ((1 << HASH_BITS) - 1)) % count
 
 
 def _settle() -> None:
-    """Take what was imported from the cyclic garbage collector, which Spark's daemon has look at all of it after every
-    task, when the driver waits for a processor: before a worker's first task, and what that has imported."""
+    """Exempt imported objects from cyclic garbage collection, before a worker's first and second tasks.
+
+    Spark's daemon runs a full collection after every task, while the driver waits for a processor. The second call
+    covers what the first task imported."""
     if next(_tasks) < 2:
         gc.freeze()
 
 
 class Runs(NamedTuple):
-    """A chunk's rows by key: which are whose. `texts` are the state keys, `raw` the same before they are escaped;
-    key number i has the rows from ends[i - 1] up to ends[i]."""
+    """A chunk's rows grouped by key. `texts` are the state keys, `raw` the same before escaping. Key number i has the
+    rows from ends[i - 1] up to ends[i]."""
 
     chunk: pa.RecordBatch
     texts: list[str]
@@ -193,7 +198,7 @@ class Runs(NamedTuple):
 
 
 class StepTask:
-    """What a task does for one recovery partition, or for all: the state of its loop over chunks."""
+    """The work of a task on one recovery partition, or on all: the state of its loop over chunks."""
 
     chunk_rows = CHUNK_ROWS
     sorted_bytes = SORTED_BYTES
@@ -207,7 +212,7 @@ class StepTask:
         batch: BatchId,
         place: int,
     ) -> None:
-        """partition: None for all. place: what PLACE says of all rows."""
+        """partition: None for all. place: the Spark partition, or its substitute, in PLACE of all rows."""
         self._definition = definition
         self._store = store
         self._partition = partition
@@ -230,12 +235,12 @@ class StepTask:
 
     @property
     def touched(self) -> Iterable[PartitionIndex]:
-        """The recovery partitions that had rows, or were woken."""
+        """The recovery partitions that had rows or were woken."""
         return self._spools
 
     def run(self, batches: Iterator[pa.RecordBatch], width: _Width | None = None) -> Iterator[pa.RecordBatch]:
-        """Process the rows, one at least, yielding output as it comes; the changes are applied at the end, in one
-        transaction for each partition. width: of rows that are sorted by key already; None: they are to be sorted."""
+        """Process the rows, at least one, and yield output as it comes; apply the changes at the end, in one
+        transaction per partition. width: measures rows that are already sorted by key; None: the task sorts them."""
         name = self._definition.key_text
         if width is None:
             width = _Width()
@@ -252,7 +257,7 @@ class StepTask:
         late = [row for partition, texts in _by_value(self._due) for row in self._time_out(partition, texts)]
         if late:
             yield self._to_arrow(late)
-        # The task's counts stand in one of the partitions: they are added up.
+        # Only one partition gets the task's counts, because counts are added up over the partitions.
         count = BatchCount(self._rows, self._keys, width.row_bytes)
         for partition, spool in sorted(self._spools.items()):
             self._store.apply(self._definition.step_id, partition, self._batch, spool, count)
@@ -260,7 +265,7 @@ class StepTask:
             count = BatchCount(0, 0)
 
     def _process(self, chunk: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Call update for every key of a chunk that holds whole keys, sorted."""
+        """Call update for every key of a chunk of whole keys, sorted."""
         runs = self._runs(chunk)
         if runs is None:
             return None
@@ -283,13 +288,13 @@ class StepTask:
         return self._to_arrow(output) if output else None
 
     def _runs(self, chunk: pa.RecordBatch) -> Runs | None:
-        """The chunk by key, checked; None when it holds nothing but ticks."""
+        """Check the chunk and return it by key; None if it holds only ticks."""
         definition = self._definition
         self._locate(chunk)
         chunk = in_known_zones(chunk)
         text_column = chunk.column(definition.key_text)
         if definition.timeouts:
-            # Tick rows wake the partition and have no key; they stand first.
+            # Tick rows wake the partition. They have no key, so they come first.
             if self._place != UNHASHED:
                 self._wake(np.unique(_partitions(chunk, self._partition_count)).tolist())
             ticks = text_column.null_count
@@ -307,7 +312,7 @@ class StepTask:
             for edge in (texts[0], texts[-1]):
                 self._check_partition(edge)
         elif definition.timeouts and self._place == UNHASHED:
-            # Spark has found that there are no ticks.
+            # Spark has checked that there are no ticks.
             self._wake({partition_of(text, self._partition_count) for text in texts})
         return Runs(chunk, texts, raw, runs.run_ends)
 
@@ -332,7 +337,7 @@ class StepTask:
         encode, extend, add = self._codec.encode, output.extend, packed.append
         key: Any = None
         try:
-            # Nothing is looked up for every key that need not be, and no function is called.
+            # This loop runs for every key: avoid attribute lookups and function calls in it.
             for key, text, before, start, end, state in zip(keys, texts, stored, starts, ends, states, strict=True):
                 result = update(key, rows[start:end], state)
                 if result is not None:
@@ -361,7 +366,8 @@ class StepTask:
         return output
 
     def _pack_with_timeout(self, text: str, state: GroupState, before: str | None) -> str | None:
-        """A call forgets the key's earlier timeout, so every key called is written unless it has and had nothing."""
+        """Return the packed change of a key; None if it neither had nor has a state. A call clears the key's earlier
+        timeout, so every other key is written."""
         if state.timeout_at_ms is not None and not state.exists:
             raise StateValueError(
                 "a timeout was set for a key without state", cause="", remedy="Call state.update(...) as well."
@@ -373,28 +379,29 @@ class StepTask:
         return f"{value}{FIELD_SEPARATOR}{timeout}{FIELD_SEPARATOR}{text}"
 
     def _time_out(self, partition: PartitionIndex, texts: list[str]) -> Iterator[tuple[Any, ...]]:
-        """Call update, without rows, for keys whose timeout has passed and that had no rows in this micro-batch."""
+        """Call update without rows for keys whose timeout has passed and that had no rows in this micro-batch."""
         for start in range(0, len(texts), CHUNK_ROWS):
             chunk = texts[start : start + CHUNK_ROWS]
             none = [0] * len(chunk)
             yield from self._call(partition, self._parse_keys(chunk), chunk, [], none, none, timed_out=True)
 
     def _spool(self, partition: PartitionIndex) -> _Spool:
-        """What is to be written to a recovery partition, which counts as touched from now on."""
+        """Return the spool of changes to a recovery partition, which counts as touched from now on."""
         found = self._spools.get(partition)
         if found is None:
             found = self._spools[partition] = _Spool(1 if self._partition is not None else self._partition_count)
         return found
 
     def _divided(self, texts: Sequence[str]) -> Iterator[tuple[PartitionIndex, list[int]]]:
-        """Where the keys of each recovery partition stand, which thereby count as touched, of a task that has all."""
+        """Yield each recovery partition with the indices of its keys, and count it as touched; for a task of all
+        partitions."""
         count = self._partition_count
         for partition, places in _by_value({place: partition_of(text, count) for place, text in enumerate(texts)}):
             self._spool(partition)
             yield partition, places
 
     def _read(self, texts: Sequence[str]) -> list[str | None]:
-        """The states of keys."""
+        """Return the states of keys; None for a key without one."""
         step, batch = self._definition.step_id, self._batch
         if self._partition is not None:
             return self._store.read(step, self._partition, batch, tuple(texts))
@@ -406,8 +413,8 @@ class StepTask:
         return found
 
     def _locate(self, chunk: pa.RecordBatch) -> None:
-        """Check that all rows are of this task, and learn the micro-batch's time, by what was computed behind the
-        exchange."""
+        """Check that all rows belong to this task, and read the micro-batch's time, from the columns that the plan
+        computes after the exchange."""
         places = chunk.column(PLACE).to_numpy() >> HASH_BITS
         elsewhere = self._partition is not None and (_partitions(chunk, self._partition_count) != self._partition).any()
         if elsewhere or (places != self._place).any():
@@ -416,7 +423,7 @@ class StepTask:
             self._now_ms = chunk.column(NOW)[0].as_py()
 
     def _wake(self, partitions: Iterable[int]) -> None:
-        """Ask for what is due in recovery partitions of which there are rows, or ticks."""
+        """Read the due timeouts of recovery partitions that have rows or ticks."""
         for partition in map(PartitionIndex, partitions):
             if partition not in self._awake:
                 self._awake.add(partition)
@@ -432,17 +439,20 @@ class StepTask:
             )
 
     def _check_text(self, chunk: pa.RecordBatch) -> None:
-        """The text of a key of several columns has the same sign for all that is not valid UTF-8 in them, so that
-        different keys would be one."""
+        """Check that the key's strings are valid UTF-8. Raises StateValueError.
+
+        In the text of a key of several columns, one character replaces all invalid bytes, so different keys would
+        become one."""
         for name, position in zip(self._definition.key_names, self._definition.key_columns, strict=True):
             if not is_text(chunk.column(position)):
                 raise not_text(f"step {self._definition.step_id!r}: column {name!r}")
 
     def _check_sorted(self, values: pa.Array) -> None:
-        """Every key must come once: a plan that lost its sort would split a key's rows over several calls."""
+        """Check that every key comes once. Raises UnsupportedPlanError: a plan that lost its sort would split a key's
+        rows over several calls."""
         given = values.drop_null() if values.null_count else values
         ordered = len(given) < 2 or pc.all(pc.less(given.slice(0, len(given) - 1), given.slice(1))).as_py()
-        # NULL is a key like others, and stands at one of the ends: wherever that is, it comes once.
+        # NULL is a key like any other and comes first or last: at either end, it may come only once.
         ordered = ordered and values.null_count + self._saw_null < 2
         self._saw_null |= bool(values.null_count)
         if self._last_key is not None and len(given):
@@ -453,20 +463,20 @@ class StepTask:
             self._last_key = given[-1]
 
     def _keys_of(self, runs: Runs, ends: list[int]) -> Sequence[Any]:
-        """What update gets as key: the value of the key column, a tuple for several."""
+        """Return the keys for update: values of the key column, or tuples for several columns."""
         first = pa.array([0, *ends[:-1]], pa.int64())
         definition = self._definition
         columns = [runs.chunk.column(position).take(first) for position in definition.key_columns]
         return key_values(definition.step_id, runs.texts, definition.key_names, columns)
 
     def _parse_keys(self, texts: list[str]) -> Sequence[Any]:
-        """The same from state keys, for keys without rows."""
+        """Return the keys for update from state keys, for keys without rows."""
         definition = self._definition
         columns = parse_keys(texts, definition.key_types, definition.time_zone)
         return key_values(definition.step_id, texts, definition.key_names, columns)
 
     def _to_arrow(self, output: list[tuple[Any, ...]]) -> pa.RecordBatch:
-        """Arrays of the declared types: Spark does not cast."""
+        """Return the output as arrays of the declared types: Spark does not cast. Raises StateValueError."""
         width = len(self._schema)
         fit = {tuple, list}.issuperset(map(type, output)) and {width}.issuperset(map(len, output))
         for row in () if fit else output:
@@ -502,7 +512,7 @@ def _of_several(definition: StepDefinition) -> UnsupportedPlanError:
 
 
 def common_length(texts: list[str]) -> int:
-    """How many characters each of the texts has; 0 where they differ."""
+    """Return the number of characters that all texts have; 0 if their lengths differ."""
     return len(texts[0]) if len(set(map(len, texts))) == 1 else 0
 
 
@@ -510,7 +520,7 @@ class _Spool:
     """Changed states of a task, kept in memory up to a limit and in a temporary file past it."""
 
     def __init__(self, among: int) -> None:
-        """among: how many share the limit."""
+        """among: the number of spools that share the limit."""
         self._among = among
         self._memory: list[Changes] = []
         self._bytes = 0
@@ -540,7 +550,7 @@ class _Spool:
 
 
 def _by_value(values: Mapping[K, V]) -> list[tuple[V, list[K]]]:
-    """The keys that have each value; the values sorted, the keys as they stand."""
+    """Return the keys that have each value; the values sorted, the keys in their order."""
     found: dict[V, list[K]] = {}
     for key, each in values.items():
         found.setdefault(each, []).append(key)
@@ -549,8 +559,8 @@ def _by_value(values: Mapping[K, V]) -> list[tuple[V, list[K]]]:
 
 @contextlib.contextmanager
 def _paused_collector() -> Iterator[None]:
-    """No cyclic garbage collection while a chunk's rows come into being: it would look at all of them again and
-    again, a third of a task's time, and find nothing. `run` collects between chunks."""
+    """Disable cyclic garbage collection while a chunk's rows are created. It would scan all of them repeatedly, take a
+    third of a task's time, and find nothing. `run` collects between chunks."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -572,7 +582,7 @@ def _chunks(batches: Iterator[pa.RecordBatch], name: str, chunk_rows: int) -> It
         last = batch.column(name)
         final = last[-1]
         if last[0] == final and (len(held) == 1 or held[-2].column(name)[-1] == final):
-            continue  # the whole batch is one key that may go on: look again with the next
+            continue  # the whole batch is one key, which the next batch may continue
         whole = _combine(held)
         column = whole.column(name)
         if column[0] == final:
@@ -586,7 +596,7 @@ def _chunks(batches: Iterator[pa.RecordBatch], name: str, chunk_rows: int) -> It
 
 
 def _start_of_last_run(column: pa.Array) -> int:
-    """Where the last key begins, by bisection: the column is sorted."""
+    """Return the index of the last key's first row, by bisection: the column is sorted."""
     final = column[-1]
     low, high = 0, len(column) - 1
     while low < high:
