@@ -79,7 +79,7 @@ def archive_options(path: Path | None, given: str) -> str:
 def make_archive(java_home: Path, observe: Callable[[str], None] = lambda _: None) -> Path:
     """Make the archive for this Java, replacing an older one. Takes one to two minutes.
 
-    The archive gets its name, complete, only after the JVM was seen to start with it; until then the older one stays.
+    The complete archive gets its name only after the JVM was seen to start with it; until then the older one stays.
     observe: called with a text for each step. Raises SparkUnavailableError, StorageError.
     """
     path = archive_path(java_home)

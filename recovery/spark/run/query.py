@@ -142,7 +142,7 @@ class RecoveryQuery:
             )
             self._closer.begin(steps, position.new_rows, laid_out=position.laid_out)
             faults.reach("start.4")
-            # Before the stream starts: then the partitions belong to the thread that closes epochs.
+            # Before the stream starts: after that, the partitions belong to the thread that closes epochs.
             self._measures.started(prepared.planned_s + clock.elapsed_s() - self._started_s)
             self._notify(Resumed(execution.number, plan.resume_epoch, plan, self.metrics_url, prepared.discarded))
             failed.callback(self._remove_mailboxes)

@@ -1,4 +1,4 @@
-"""Gather a small micro-batch's rows in one task, instead of exchanging them between as many as there are partitions.
+"""Gather a small micro-batch's rows in one task, instead of exchanging them between as many tasks as partitions.
 
 For a micro-batch of a hundred rows, the exchange takes longer than the rest of the work: a stage of its own, a shuffle,
 and a second stage whose tasks wait for it. So if the last micro-batch was small, a strategy (Gathering.java) makes the

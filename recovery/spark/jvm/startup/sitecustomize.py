@@ -81,7 +81,7 @@ def _end_with_input(number: int, _: object) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent ends, whatever it is doing: a source's planner may not read its socket for long.
+    """End this process when its parent ends, whatever it is doing: a source's planner seldom reads its socket.
 
     The operating system's own way (PR_SET_PDEATHSIG) follows the parent's thread, and threads of a JVM come and go.
     """
