@@ -8,14 +8,14 @@ import org.apache.hadoop.fs.RawLocalFileSystem;
 import org.apache.hadoop.fs.permission.FsPermission;
 import org.apache.hadoop.hive.ql.io.ProxyLocalFileSystem;
 
-/** The local file system of Spark's sessions, but that it sets permissions by a system call: see local_files.py. */
+/** The local file system of Spark's sessions, setting permissions by a system call: see local_files.py. */
 public class LocalFiles extends ProxyLocalFileSystem {
-    /** Hadoop makes it from the name of the class. */
+    /** Called by Hadoop, which knows only the name of the class. */
     public LocalFiles() {
         fs = new Raw();
     }
 
-    /** The files themselves, without their checksums. */
+    /** The files without their checksums. */
     public static class Raw extends RawLocalFileSystem {
         public void setPermission(Path path, FsPermission permission) throws IOException {
             if (permission.getStickyBit()) {

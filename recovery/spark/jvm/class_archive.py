@@ -1,10 +1,10 @@
 """An archive of the JVM's classes, so that Spark starts in half the time.
 
-Starting Spark is for the most part reading some fifteen thousand classes from its jars. The JVM can map them from a
-file instead ("class data sharing"). From Java 25 on ("AOT cache") the file also says how often their methods ran, and
-with what, in flows like the user's, so that the JVM need not watch them for so long before it compiles them well. By
-itself the JVM checks that the file was written by this very build of Java from jars of these times and sizes; where it
-was not, it goes on without. So a stale archive costs time, and nothing else.
+Most of Spark's start goes into reading some fifteen thousand classes from its jars. The JVM can map them from a file
+instead ("class data sharing"). From Java 25 on ("AOT cache") the file also records how often their methods ran, and
+with what, in flows like the user's, so that the JVM compiles them well sooner. The JVM itself checks that this build of
+Java wrote the file from jars with these times and sizes; if not, it starts without the file. So a stale archive costs
+time, and nothing else.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from recovery.host.durable import make_directories
 from recovery.spark.jvm.java import java_version
 
 CACHE_VARIABLE = "RECOVERY_CACHE"
-"""Names the directory for what can be made anew; by default `recovery` in the user's directory for such."""
+"""Names the directory for files that can be made again; by default `recovery` in the user's cache directory."""
 
 CLASSES, PROFILES = ".jsa", ".aot"
-"""How the names of archives end: of classes alone, and with profiles of their methods."""
+"""Suffixes of archives: with classes only, and with profiles of their methods."""
 PROFILING_JAVA = 25
 
 _TRAINING_S = 600
 _DUMP_S = 1200
 _OF_THE_KIND = re.compile(r"-Xshare|SharedArchiveFile|SharedClassListFile|DumpLoadedClassList|-XX:AOT")
-"""Options of the user's by which the JVM shares classes otherwise; together with ours it may refuse to start."""
+"""User options that set up class sharing; together with the archive's options the JVM may refuse to start."""
 _LATER_COMPILATION = (
     "-XX:Tier4InvocationThreshold=15000",
     "-XX:Tier4MinInvocationThreshold=1800",
     "-XX:Tier4CompileThreshold=45000",
     "-XX:Tier4BackEdgeThreshold=120000",
 )
-"""Three times Java's own. Its second compiler takes a quarter of a short run's processor time, for much that hardly
-runs again. Without profiles small micro-batches would be slow for longer."""
+"""Three times Java's own thresholds. Its second compiler takes a quarter of a short run's processor time, mostly for
+code that hardly runs again. Without profiles, small micro-batches would be slow for longer."""
 _OPTION_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
 
 
 def archive_path(java_home: Path) -> Path | None:
-    """Where the archive for this Java and this PySpark belongs; None when there is no place for it."""
+    """The path of the archive for this Java and this PySpark; None if there is no place for it."""
     home = _cache_directory()
     library = next((java_home / "lib" / "server").glob("libjvm.*"), None)
     if home is None or library is None:
@@ -61,13 +61,13 @@ def archive_path(java_home: Path) -> Path | None:
     identity = f"{real}\n{found.st_size}\n{found.st_mtime_ns}\n{Path(pyspark.__file__).resolve().parent}"
     digest = hashlib.sha1(identity.encode()).hexdigest()[:12]
     kind = PROFILES if java_version(java_home) >= PROFILING_JAVA else CLASSES
-    # The JVM takes a colon in the name for the border between two archives.
+    # The JVM takes a colon in the name for a separator between two archives.
     return None if ":" in str(home) else home / f"spark-{pyspark.__version__}-{digest}{kind}"
 
 
 def archive_options(path: Path | None, given: str) -> str:
-    """Java options to start with the archive at `path`; none without one, or when the user gave options of the kind,
-    as `given` or in the environment."""
+    """Java options to start with the archive at `path`. Empty without an archive, or if the user set up class sharing,
+    in `given` or in the environment."""
     texts = (given, *(os.environ.get(name, "") for name in _OPTION_VARIABLES))
     if path is None or not path.is_file() or any(map(_OF_THE_KIND.search, texts)):
         return ""
@@ -77,10 +77,10 @@ def archive_options(path: Path | None, given: str) -> str:
 
 
 def make_archive(java_home: Path, observe: Callable[[str], None] = lambda _: None) -> Path:
-    """Make the archive for this Java, in place of an older one. One to two minutes.
+    """Make the archive for this Java, replacing an older one. Takes one to two minutes.
 
-    It is there when the JVM was seen to start with it, whole and under its name; anything before leaves the older one.
-    observe: is told what is being done. Raises SparkUnavailableError, StorageError.
+    The complete archive gets its name only after the JVM was seen to start with it; until then the older one stays.
+    observe: called with a text for each step. Raises SparkUnavailableError, StorageError.
     """
     path = archive_path(java_home)
     if path is None:
@@ -97,7 +97,7 @@ def make_archive(java_home: Path, observe: Callable[[str], None] = lambda _: Non
         if path.suffix == PROFILES:
             observe("running some flows, to see which classes they need, and how they use them")
             trained = _train(f'-XX:AOTMode=record "-XX:AOTConfiguration={names}" -Xlog:disable', "--profile")
-            # Taken as a whole only where it was made with the options of modules that Spark's JVM is started with.
+            # The JVM uses the whole cache only if it was made with the module options that Spark's JVM starts with.
             dump = ["-XX:AOTMode=create", f"-XX:AOTConfiguration={names}", f"-XX:AOTCache={archive}"]
             dump += trained["module_options"]
             strict = "-XX:AOTMode=on"
@@ -120,7 +120,7 @@ def make_archive(java_home: Path, observe: Callable[[str], None] = lambda _: Non
 
 
 def remove_archives() -> list[Path]:
-    """Remove the archives of all versions; returns which. Raises StorageError."""
+    """Remove the archives of all versions; return their paths. Raises StorageError."""
     home = _cache_directory()
     found = sorted(path for kind in (CLASSES, PROFILES) for path in home.glob(f"spark-*{kind}")) if home else []
     for path in found:
@@ -146,7 +146,7 @@ def _sharing(path: Path) -> str:
 
 
 def _train(java_options: str, *arguments: str) -> dict[str, Any]:
-    """Run the flows in a process of its own, which ends with its JVM; returns what is known of that one."""
+    """Run the flows in a separate process, which ends with its JVM; return what it reports about that JVM."""
     command = [sys.executable, "-m", "recovery.spark.run.warmup_flows", java_options, *arguments]
     printed = _run(command, _TRAINING_S, _environment())
     trained: dict[str, Any] = json.loads(printed.splitlines()[-1])
@@ -160,8 +160,8 @@ def _dump(java_home: Path, class_path: str, options: list[str], archive: Path) -
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment without options for Java: another collector's would not fit the one that the archive
-    is made for, and a second archive's would not go with it."""
+    """This process's environment without options for Java: an archive fits only the garbage collector it was made with,
+    and options for a second archive would conflict."""
     return {name: text for name, text in os.environ.items() if name not in _OPTION_VARIABLES}
 
 

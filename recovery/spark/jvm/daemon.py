@@ -1,8 +1,9 @@
 """Spark's daemon for Python workers, importing PySpark from where it is installed.
 
-Sessions of ours name this module as the daemon's. For workers of the session's JVM it repeats what `startup` has done;
-executors in other JVMs do not have that environment. A worker whose task was ended, which finds its socket closed,
-goes without the traceback that Spark's prints. And a worker ends when its daemon does, however that ended.
+Sessions that this package makes name this module as the daemon. For workers of the session's JVM it repeats what
+`startup` has done; executors in other JVMs do not have that environment. A worker whose task was ended finds its socket
+closed, and exits without the traceback that Spark's daemon prints. A worker ends when its daemon does, however that
+ended.
 
 As in Spark's own daemon, nothing may start a thread before it forks.
 """
@@ -24,18 +25,18 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _say(*values: Any, **options: Any) -> None:
-    """What Spark's daemon prints, but for a socket that was found closed."""
+    """Print what Spark's daemon prints, except about a closed socket."""
     if not isinstance(sys.exc_info()[1], GONE):
         builtins.print(*values, **options)
 
 
 def _ending_with(daemon: int) -> Callable[[], None]:
-    """For a worker that was just forked: it ends with its daemon, which forks on one thread only. Spark's daemon ends
-    its workers when its JVM has ended; nobody would after a SIGKILL of the daemon itself."""
+    """Return a function that makes a newly forked worker end with its daemon, which forks on one thread only. Spark's
+    daemon ends its workers when its JVM has ended; nobody would after a SIGKILL of the daemon itself."""
     control = getattr(ctypes.CDLL(None), "prctl", None)
 
     def follow() -> None:
-        # What workers fork themselves is the user's.
+        # Processes that workers fork belong to the user.
         if control is not None and os.getppid() == daemon:
             control(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
@@ -49,7 +50,7 @@ if __name__ == "__main__":
     import pyspark.daemon
 
     if sys.argv[1:2] in ([], ["pyspark.worker"]):
-        # Forked workers have it then; it starts no thread, as Arrow and NumPy do.
+        # Forked workers then have it imported. It starts no thread, unlike Arrow and NumPy.
         import pyspark.worker
 
     serve = pyspark.daemon.worker
@@ -58,7 +59,7 @@ if __name__ == "__main__":
         try:
             return serve(sock, authenticated)
         except GONE:
-            # At once: newer versions of Python tell, too, that what is left to write was not written.
+            # Skip Python's own exit: newer versions also report output that could not be written.
             os._exit(0)
 
     pyspark.daemon.worker = worker

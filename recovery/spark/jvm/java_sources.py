@@ -1,4 +1,4 @@
-"""The few classes of ours that the driver's JVM needs, compiled by the compiler that Spark has for its own code."""
+"""This package's few Java classes for the driver's JVM, compiled by the compiler that Spark uses for its own code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _installing = threading.Lock()
 
 
 def compiled(spark: SparkSession, source: str) -> Any:
-    """The class loader of what stands in a file of this package, `source`; Spark's classes are behind it."""
+    """Compile the file `source` of this package; return a class loader for it, which also finds Spark's classes."""
     jvm = spark._jvm
     assert jvm is not None
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
@@ -23,8 +23,8 @@ def compiled(spark: SparkSession, source: str) -> Any:
 
 
 def planner_strategy(spark: SparkSession, name: str, arguments: Callable[[Any], Sequence[Any]]) -> Any:
-    """The session's planner strategy of our class `name`, which queries that are started from now on are planned with.
-    Where there is none yet, one is made with what `arguments` gives for the JVM."""
+    """Return the session's planner strategy of class `name`, which plans queries that are started from now on. If there
+    is none yet, make one with the values that `arguments` returns for the JVM."""
     with _installing:
         experimental = spark._jsparkSession.experimental()
         strategies = experimental.extraStrategies()
@@ -37,7 +37,7 @@ def planner_strategy(spark: SparkSession, name: str, arguments: Callable[[Any], 
 
 
 def new(spark: SparkSession, name: str, arguments: Sequence[Any] = ()) -> Any:
-    """An object of our class `name`, made with these arguments."""
+    """Make an object of this package's Java class `name`, with these arguments."""
     jvm, gateway = spark._jvm, spark.sparkContext._gateway
     assert jvm is not None
     assert gateway is not None

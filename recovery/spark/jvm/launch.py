@@ -1,5 +1,5 @@
-"""The JVM of this process: launched so that neither its settings nor what it says when it fails are lost or shown to
-others, and ended with all that is its own."""
+"""Launch and end the JVM of this process. Its settings and its error messages are neither lost nor shown to others, and
+it ends with everything that belongs to it."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ _ARGUMENTS, _PROPERTIES = "PYSPARK_SUBMIT_ARGS", "--properties-file"
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
 _RETRY_S = 0.2
 _END_S = 5
-"""How long a JVM may take to end by itself."""
+"""Seconds that a JVM may take to end by itself."""
 _KEPT_LINES = 400
 _MOST_REASONS = 6
 _LONGEST_REASON = 500
 _SAID_S = 2
-"""How long the last lines of a JVM that has ended are waited for."""
+"""Seconds to wait for the last lines of a JVM that has ended."""
 
 
 class ErrorOutput:
-    """Passes the JVM's error output on, without the lines that say nothing to anyone, and keeps the last ones."""
+    """Passes the JVM's error output on, without useless lines, and keeps the last ones."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -66,7 +66,7 @@ class ErrorOutput:
         self._thread.join(timeout_s)
 
     def reason(self) -> str:
-        """What it says of why the JVM has ended, a line for each reason; empty where it says nothing."""
+        """Why the JVM has ended, a line for each reason; empty if the JVM wrote nothing."""
         self.join(_SAID_S)
         return reason_in(list(self._lines))
 
@@ -76,14 +76,14 @@ class ErrorOutput:
             if _NOISE.search(text):
                 continue
             self._lines.append(text.rstrip("\n"))
-            # Whoever has taken its place may have closed it, and the JVM waits for what nobody reads.
+            # The object that replaced sys.stderr may be closed. Go on: the JVM blocks on output that nobody reads.
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write(text)
                 sys.stderr.flush()
 
 
 def reason_in(lines: Sequence[str]) -> str:
-    """Of what a process wrote before it ended, the lines that say why; if none does, the last line."""
+    """The lines that say why a process ended, out of those it wrote; if none does, the last line."""
     said = [line.strip() for line in lines if line.strip() and not _FRAME.match(line)]
     reasons = list(dict.fromkeys(line for line in said if _REASON.search(line)))
     shown = reasons[:_MOST_REASONS] or said[-1:]
@@ -91,7 +91,7 @@ def reason_in(lines: Sequence[str]) -> str:
 
 
 class _Starting(subprocess.Popen[bytes]):
-    """The JVM's process, known from the moment at which it begins: the launch gives it away only when it succeeds."""
+    """The JVM's process, known as soon as it begins: PySpark's launch returns it only on success."""
 
     launch: ClassVar[_Starting | None] = None
     environment: ClassVar[Mapping[str, str]] = {}
@@ -107,21 +107,21 @@ class _Starting(subprocess.Popen[bytes]):
 
 
 def _ignore_signals() -> None:
-    """In the process that becomes the JVM: a signal that a supervisor sends to all processes of a run is the driver's
-    to act on. A JVM leaves alone what was ignored when it began, and it ends with its standard input."""
+    """Ignore signals in the process that becomes the JVM: if a supervisor sends one to all processes of a run, the
+    driver acts on it. A JVM still ignores what was ignored when it began, and it ends with its standard input."""
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
 
 
 class LaunchError(Exception):
-    """The JVM has ended before it could be used; says why, as far as it said so."""
+    """The JVM ended before it could be used. Gives the reason, as far as the JVM wrote one."""
 
 
 def launch(settings: SparkConf, environment: Mapping[str, str]) -> Any:
-    """The gateway to a new JVM, which is gone when this raises. `environment` is added to that of this process.
+    """Launch a JVM and return its gateway. Kills the JVM if this raises. `environment` is added to this process's.
 
-    A JVM that cannot write where it is reached, because the launch was left, would otherwise never end. Its settings
-    reach it in a file that only this user can read: everybody sees its command line.
+    Otherwise a JVM whose launch was abandoned would never end: it cannot write where to reach it. The JVM gets its
+    settings in a file that only this user can read: everybody sees its command line.
     """
     from pyspark import java_gateway
 
@@ -147,17 +147,17 @@ def launch(settings: SparkConf, environment: Mapping[str, str]) -> Any:
 
 @contextlib.contextmanager
 def _submitted(settings: SparkConf) -> Iterator[None]:
-    """The arguments of spark-submit for these settings, as the launch takes them: from the environment."""
+    """Put spark-submit's arguments for these settings into the environment, where the launch reads them."""
     given = os.environ.get(_ARGUMENTS)
     arguments = shlex.split(given or "pyspark-shell")
     values: dict[str, str] = {}
     if _PROPERTIES in arguments[:-1]:
-        # One such file replaces the other.
+        # Spark takes only one such file, so merge the user's into it.
         place = arguments.index(_PROPERTIES)
         values.update(read_properties(Path(arguments[place + 1])))
         del arguments[place : place + 2]
     else:
-        # With such a file, Spark reads its own defaults only when it is asked to.
+        # With such a file, Spark reads its own defaults only on request.
         arguments.insert(0, "--load-spark-defaults")
     file = private.home() / "settings.conf"
     file.unlink(missing_ok=True)
@@ -174,8 +174,8 @@ def _submitted(settings: SparkConf) -> Iterator[None]:
 
 
 def _adopt(gateway: Any) -> None:
-    """See that the JVM removes this process's directories, that only it may call this process, and that it has a name
-    for its user."""
+    """Make the JVM remove this process's directories, let only this user call this process, and give the JVM a name for
+    its user."""
     jvm = gateway.jvm
     for path in private.directories():
         jvm.org.apache.spark.util.ShutdownHookManager.registerShutdownDeleteDir(jvm.java.io.File(str(path)))
@@ -187,7 +187,7 @@ def _adopt(gateway: Any) -> None:
 
 
 class _Listening(socket.socket):
-    """Gives connections of this user alone. A connection that there are no files for comes later."""
+    """Accepts connections of this user only. Without free file descriptors, it accepts a connection later."""
 
     def accept(self) -> tuple[socket.socket, Any]:
         while True:
@@ -204,8 +204,8 @@ class _Listening(socket.socket):
 
 
 def _answer_own_user(gateway: Any) -> None:
-    """See that nobody else calls the driver's functions: Py4J's server for calls of the JVM, which begins to listen
-    with the first stream, asks for no secret, since the JVM's side forgets it when it learns the port."""
+    """Let only this user call the driver's functions. Py4J's server for calls of the JVM begins to listen with the
+    first stream. It asks for no secret, because the JVM's side forgets the secret when it learns the port."""
     create = gateway._create_callback_server
 
     def created(*arguments: Any) -> Any:
@@ -232,12 +232,12 @@ def _user_name() -> str | None:
 
 
 def user_name() -> str:
-    """This process's user; its number, where the system has no name for it."""
+    """The name of this process's user, or its number if the system has no name for it."""
     return _user_name() or f"uid-{os.geteuid()}"
 
 
 def user_options() -> str:
-    """Java options for a user without a name or a home: Java would take a question mark for both."""
+    """Java options for a user without a name or a home: otherwise Java would use a question mark for both."""
     if _user_name() is not None:
         return ""
     home = os.environ.get("HOME", "")
@@ -256,7 +256,7 @@ def abandon_launch() -> None:
 
 
 def end(gateway: Any) -> None:
-    """End a JVM on which no session could be made, so that the next one begins anew."""
+    """End a JVM on which no session could be made, so that the next session starts a new one."""
     from pyspark import SparkContext
 
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
@@ -272,6 +272,6 @@ def end(gateway: Any) -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    # Its own session: Spark's launcher script may have a process beside it.
+    # Kill the whole process group: Spark's launcher script may have a process beside it.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

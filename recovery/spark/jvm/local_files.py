@@ -1,4 +1,4 @@
-"""Local files without a process each: Hadoop starts `chmod` for every file that it makes, where its native library is
+"""Local files without a process for each. Hadoop starts `chmod` for every file that it makes if its native library is
 missing, as it is in PySpark. Spark's log of a micro-batch alone is a dozen files."""
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ LOCAL = "file:///"
 
 
 def install(spark: SparkSession) -> None:
-    """Have the JVM of a session of ours set permissions by a system call (LocalFiles.java).
+    """Make the JVM of a session that this package made set permissions by a system call (LocalFiles.java).
 
-    Hadoop keeps the first file system that it makes for local files, and gives it to all; ours takes that place.
-    Where Spark has another one than the one that ours extends, or a native library is there, nothing is changed.
+    Hadoop caches the first file system that it makes for local files, and gives it to all; LocalFiles takes its place.
+    Change nothing if Spark has another one than the one that LocalFiles extends, or if the native library is available.
     """
     jvm = spark._jvm
     assert jvm is not None

@@ -1,4 +1,4 @@
-"""Why Spark refuses a flow's output mode, and which mode the flow can have: by the mode and the operator."""
+"""Why Spark refuses a flow's output mode, and which mode the flow can have, by mode and operator."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _WATERMARK = 'frame.withWatermark("at", "10 minutes")'
 
 
 class Advice(NamedTuple):
-    """What an error says besides what was found."""
+    """The cause and the remedy of an error."""
 
     cause: str
     remedy: str
 
 
 def advice(text: str) -> Advice | None:
-    """The cause and the way out for a refusal in Spark's words; None where the output mode is not what is wrong."""
+    """Return the cause and the remedy for a refusal in Spark's words; None if the output mode is not the problem."""
     for pattern, cause, remedy in _REFUSALS:
         found = pattern.search(text)
         if found is not None:

@@ -1,4 +1,4 @@
-"""Nodes of the JVM's plans, logical and physical ones."""
+"""Nodes of the JVM's logical and physical plans."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any
 
 
 def walk(node: Any) -> Iterator[Any]:
-    """The nodes of a plan, each before its children."""
+    """Yield the nodes of a plan, each before its children."""
     yield node
     for child in children(node):
         yield from walk(child)
 
 
 def children(node: Any) -> list[Any]:
-    """The nodes right below."""
+    """The direct children of a node."""
     found = node.children()
     return [found.apply(index) for index in range(found.length())]
 
 
 def with_children(jvm: Any, node: Any, others: Sequence[Any]) -> Any:
-    """The node with others right below it."""
+    """A copy of the node with these direct children."""
     return node.withNewChildren(seq(jvm, others))
 
 
 def seq(jvm: Any, objects: Sequence[Any]) -> Any:
-    """Objects of the JVM as a sequence of Scala's."""
+    """A Scala sequence of these objects of the JVM."""
     made = jvm.java.util.ArrayList()
     for each in objects:
         made.add(each)

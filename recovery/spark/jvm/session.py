@@ -1,4 +1,4 @@
-"""Starting Spark so that it suits a recovery run: found Java, quiet, and not killed by our signals."""
+"""Start Spark for a recovery run: find Java, keep Spark quiet, and keep the driver's signals from killing it."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ DEFAULTS = {
     "spark.driver.memory": "2g",
     "spark.driver.host": "localhost",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Two tasks are to share a file of some hundred KiB, not only one of 4 MiB: the slower one is waited for.
+    # Two tasks should share a file of some hundred KiB, not only one of 4 MiB: the micro-batch waits for the slower.
     "spark.sql.files.openCostInBytes": str(256 << 10),
-    # Where Spark sorts, one record batch of a step's input is a chunk of its loop.
+    # If Spark sorts, a step's loop takes one record batch of its input as a chunk.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
-    # Over TCP a task waits some 40 ms until the last packet for its Python worker is on its way.
+    # Over TCP a task waits some 40 ms until the last packet for its Python worker is sent.
     "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
-    # Of Spark's two ways to write its checkpoint, the one that starts fewer processes for a local file. Both rename a
-    # file when it is complete, and neither syncs it; that of a run need not outlive it.
+    # Of Spark's two ways to write its checkpoint, this one starts fewer processes for a local file. Both rename a file
+    # when it is complete, and neither syncs it; the checkpoint of a run need not outlive the run.
     FILE_MANAGER: "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
 }
 
 
 def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str, str] | None = None) -> Any:
-    """A SparkSession of this process's own. Raises SparkUnavailableError.
+    """Create a SparkSession with this process's own JVM. Raises SparkUnavailableError.
 
-    A signal to the process group, or to every process of a unit, does not kill the JVM under a running micro-batch;
-    it ends when this process does, however that dies, and when this raises.
+    A signal to the process group, or to every process of a unit, does not kill the JVM under a running micro-batch.
+    The JVM ends when this process does, however it ends, and when this function raises.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
@@ -78,7 +78,7 @@ def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str
         session = SparkSession(context)
         local_files.install(session)
     except Exception as error:
-        # The text of Java's errors is in the JVM.
+        # Read the text before the JVM ends: it is kept there.
         text = str(error).strip() or repr(error)
         if gateway is not None:
             end(gateway)
@@ -95,15 +95,15 @@ def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str
 
 
 def _cause(text: str) -> str:
-    """Of a start that failed so."""
+    """The probable cause of a failed start with this text."""
     if "Too many open files" in text or "java.security file" in text:
         return "This process may open too few files: ulimit -n says how many."
     return "Java, the master or a setting of Spark (--conf, --properties-file)."
 
 
 def _private(master: str) -> dict[str, str]:
-    """Settings by which no other user of the machine reaches into the session: its files and sockets lie in a directory
-    of this process, and its ports ask for a secret."""
+    """Settings that keep other users of the machine out of the session: its files and sockets lie in a directory of
+    this process, and its ports ask for a secret."""
     settings = {}
     if not os.environ.get("SPARK_LOCAL_DIRS"):
         settings["spark.local.dir"] = str(private.home())
@@ -113,14 +113,14 @@ def _private(master: str) -> dict[str, str]:
     else:
         settings["spark.python.unix.domain.socket.dir"] = str(sockets)
     if _LOCAL.fullmatch(master):
-        # Elsewhere Spark makes up no secret by itself.
+        # With other masters Spark does not generate a secret by itself.
         settings["spark.authenticate"] = "true"
     return settings
 
 
 @contextlib.contextmanager
 def _signal_kept() -> Iterator[None]:
-    """Whoever handles SIGINT goes on doing so: PySpark puts a handler of its own in the place of any."""
+    """Restore the caller's handler of SIGINT, unless it is Python's default: PySpark replaces any handler."""
     before = signal.getsignal(signal.SIGINT)
     yield
     if threading.current_thread() is threading.main_thread() and before is not signal.default_int_handler:
@@ -128,7 +128,7 @@ def _signal_kept() -> Iterator[None]:
 
 
 def _quieten() -> None:
-    """Have PySpark not print what it raises as well: ten kilobytes of JSON for a column's name that is misspelt."""
+    """Keep PySpark from printing what it also raises: ten kilobytes of JSON for a misspelt column name."""
     from pyspark.logger import PySparkLogger
 
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
@@ -136,32 +136,32 @@ def _quieten() -> None:
 
 
 def _daemon() -> dict[str, str]:
-    """Our daemon for Python workers, where they run this Python, in which it is installed."""
+    """The setting for this package's daemon of Python workers, if they run this Python, where it is installed."""
     return {"spark.python.daemon.module": "recovery.spark.jvm.daemon"} if _runs_this_python() else {}
 
 
 def _for_python(path: str | None) -> dict[str, str]:
-    """The path of the JVM's Python processes with what they do first, where they run this Python: Spark starts some
-    for each source written in Python, with modules of its own."""
+    """The `PYTHONPATH` that makes the JVM's Python processes run `startup` first, if they run this Python. Spark starts
+    some of them for each source written in Python, with modules of its own."""
     first = str(Path(__file__).resolve().with_name("startup"))
     return {"PYTHONPATH": os.pathsep.join(filter(None, [first, path]))} if _runs_this_python() else {}
 
 
 def _runs_this_python() -> bool:
-    """Whether the Python processes of Spark run the Python of this one, by whatever name it has in its directory."""
+    """Whether Spark's Python processes run this process's Python, by whatever name it has in its directory."""
     given = shutil.which(os.environ.get("PYSPARK_PYTHON", ""))
     this = Path(sys.executable)
     return given is not None and Path(given).parent == this.parent and this.samefile(given)
 
 
 def is_on(spark: SparkSession, setting: str) -> bool:
-    """Whether a setting that is true or false is true in a session, which takes it in any case of letters."""
+    """Whether a boolean setting is true in a session, whatever the case of its letters."""
     return str(spark.conf.get(setting)).strip().lower() == "true"
 
 
 def check_master(master: str) -> None:
-    """Raises ConfigurationError for masters whose executors may run on other hosts: tasks reach the recovery
-    partitions as files of this one."""
+    """Raise ConfigurationError for masters whose executors may run on other hosts: tasks reach the recovery partitions
+    as files of this host."""
     if not _ONE_HOST.fullmatch(master):
         raise ConfigurationError(
             f"master {master!r} is not supported",
@@ -171,12 +171,12 @@ def check_master(master: str) -> None:
 
 
 def prepare_environment(*paths: str) -> None:
-    """Environment that the JVM and its Python workers inherit: Java, this Python, and where to import from.
+    """Set the environment that the JVM and its Python workers inherit: Java, this Python, and where to import from.
 
-    Must come before the JVM starts. Raises SparkUnavailableError when no Java is to be had.
+    Must come before the JVM starts. Raises SparkUnavailableError if no Java is available.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # Arrow's own allocator keeps some 40 MiB more in each worker, and is no faster for what tasks do.
+    # Arrow's own allocator keeps some 40 MiB more in each worker, and is not faster for tasks.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     package_root = str(Path(__file__).resolve().parents[3])
     given = os.environ.get("PYTHONPATH", "")
@@ -189,7 +189,7 @@ def prepare_environment(*paths: str) -> None:
 
 
 def _log4j_options() -> str:
-    """Java options that make Spark log errors only, unless the user has a configuration of their own."""
+    """Java options that make Spark log errors only, unless the user has a configuration."""
     if os.environ.get("SPARK_CONF_DIR") or os.environ.get("SPARK_HOME"):
         return ""
     return f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"

@@ -1,1 +1,1 @@
-"""From the plan that a user built to the plan that runs."""
+"""Turn the plan that a user built into the plan that runs."""

@@ -1,9 +1,9 @@
-"""From the plan a user built to the plan that runs: exchanges get their width, and unfit shapes are refused.
+"""Turn the plan that a user built into the plan that runs: give exchanges their width, and refuse unfit plans.
 
-A streaming DataFrame is immutable and does not know yet how many recovery partitions there are. So its
-analysed plan is rebuilt through the JVM's own plan nodes: below each step's function the placeholder exchange becomes
-`repartitionById(N, hash % N)`, with a sort within each partition where the rows of a key have an order. Attribute ids
-stay as they are, so the rest of the plan fits unchanged.
+A streaming DataFrame is immutable and does not know yet how many recovery partitions there are. So `bind` rebuilds its
+analysed plan from the JVM's own plan nodes: below each step's function the placeholder exchange becomes
+`repartitionById(N, hash % N)`, with a sort within each partition if the rows of a key have an order. Attribute ids do
+not change, so the rest of the plan still fits.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ SOURCE_NODES = {"StreamingRelation", "StreamingRelationV2"}
 
 @dataclass(frozen=True)
 class BoundPlan:
-    """A frame ready to start, the steps in it, where it reads sources, how wide the steps' rows are, over how many
-    tasks they are exchanged, what combines rows before some of the steps, what does without their exchanges, and what
-    is done in the driver. keeps_native_state: whether Spark keeps state of its own for it."""
+    """A frame ready to start, with its steps, the places where it reads sources, the width of the steps' rows, and the
+    number of tasks that they are exchanged over. combiner: combines rows before some steps. gathering: saves their
+    exchanges. merging: does work in the driver. keeps_native_state: whether Spark keeps state of its own for it."""
 
     frame: DataFrame
     steps: tuple[RegisteredStep, ...]
@@ -71,13 +71,13 @@ class BoundPlan:
 def bind(
     frame: DataFrame, partition_count: int, output_mode: str = "append", *, keeps_position: bool = True
 ) -> BoundPlan:
-    """The frame with its steps spread over `partition_count` recovery partitions, by as many tasks of Spark as run at
-    once: a task takes a core some 15 ms, however little it has to do. keeps_position: whether a later run goes on from
-    where this one ends.
+    """Spread the frame's steps over `partition_count` recovery partitions, with at most as many Spark tasks as can run
+    simultaneously: a task takes a core some 15 ms, however little it does. keeps_position: whether a later run
+    continues where this one ends.
 
     Raises UnsupportedPlanError for plans whose state would not be kept exactly: a step whose output is used twice,
-    two steps of one id, state stores whose files cannot be told apart, sources that cannot be read again, and whatever
-    Spark itself refuses.
+    two steps with one id, state stores whose files cannot be told apart, sources that cannot be read again, and plans
+    that Spark itself refuses.
     """
     if not frame.isStreaming:
         raise UnsupportedPlanError(
@@ -109,7 +109,8 @@ def bind(
 
 
 def _sources(plan: Any) -> SourcePlaces:
-    """Where the plan reads sources. Equal relations are one source to Spark; py4j compares by the JVM's `equals`."""
+    """The places where the plan reads sources. Spark takes equal relations for one source; so does the comparison here,
+    since py4j calls the JVM's `equals`."""
     reads = list(_reads(plan))
     nodes = [node for node, _ in reads]
     sources = [next(i for i, each in enumerate(nodes) if each.equals(node)) for node in nodes]
@@ -138,8 +139,8 @@ def _label(node: Any) -> str | None:
 
 
 def _name(node: Any) -> str:
-    """What a source reads, as SourcePlaces has it: its format, its path or, without one, all its options, and all its
-    options. Options may be secret, so there are digests of them."""
+    """What a source reads, in the form of SourcePlaces: its format, a digest of its path or else of all its options,
+    and a digest of all its options. Options may be secret, hence the digests."""
     if node.nodeName() == "StreamingRelationV2":
         kind, options = node.sourceName(), dict(node.extraOptions().asCaseSensitiveMap())
     else:
@@ -170,7 +171,7 @@ def _step_of(node: Any) -> RegisteredStep | None:
 
 
 def _function(node: Any) -> str:
-    """The name of the function that the node maps batches by; empty for another node."""
+    """The name of the function that the node maps batches by; empty for other nodes."""
     return str(node.functionExpr().name()) if node.nodeName() == "MapInArrow" else ""
 
 
@@ -179,7 +180,7 @@ def _functions(plan: Any, prefix: str) -> Iterator[str]:
 
 
 def _gives_others_rows(spark: SparkSession, plan: Any) -> bool:
-    """Whether the plan gives rows to Python functions of the user's own, besides our steps, or may."""
+    """Whether the plan gives, or may give, rows to the user's own Python functions, besides the steps."""
     jvm = spark._jvm
     assert jvm is not None
     patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
@@ -200,7 +201,7 @@ def _gives_others_rows(spark: SparkSession, plan: Any) -> bool:
 
 
 def _check_streaming(plan: Any) -> None:
-    """Spark reads what is no stream anew in every micro-batch."""
+    """Refuse steps on tables that do not stream: Spark reads such a table again in every micro-batch."""
     for node in walk(plan):
         step = _step_of(node)
         if step is not None and not node.isStreaming():
@@ -230,7 +231,7 @@ def _check_steps(steps: tuple[RegisteredStep, ...]) -> None:
 
 
 def _check_native_state(spark: SparkSession) -> None:
-    """Files of format 2 carry ids whose order only Spark's commit log tells."""
+    """Refuse checkpoint format 2: its files carry ids, and only Spark's commit log knows their order."""
     if spark.conf.get(FORMAT_SETTING, "1") == "1":
         return
     raise UnsupportedPlanError(
@@ -248,8 +249,8 @@ def _keeps_state(node: Any) -> bool:
 
 
 def _check_supported(spark: SparkSession, plan: Any, output_mode: str) -> None:
-    """Spark's own check, on the plan as the user wrote it: the sort that a step may need is one it would refuse in
-    general, so its check is switched off when the bound plan starts."""
+    """Run Spark's own check on the plan as the user wrote it. It would refuse the sort that a step may need, so it is
+    switched off when the bound plan starts."""
     jvm = spark._jvm
     assert jvm is not None
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker

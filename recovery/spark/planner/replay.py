@@ -1,7 +1,7 @@
-"""Whether the sources of a flow can be read again from a position, as a run that follows a crash does.
+"""Check that the sources of a flow can be read again from a position, as a run after a crash does.
 
-Such a run gives a source the offsets of the last closed epoch. One that has its rows in memory alone, or that removes
-what it was told it is done with, has nothing to give for them: the run fails, and so does every one after it.
+Such a run gives a source the offsets of the last closed epoch. A source that has its rows in memory only, or that
+removes what has been processed, has no rows for these offsets: the run fails, and so does every later one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _IN_MEMORY = {
     "TextSocketTable": "What came over the connection is in the memory of the process that read it, and nowhere else.",
     "MemoryStreamTable": "Its rows are in the memory of the process that added them, and nowhere else.",
 }
-"""Spark's sources that cannot replay, by the class of their table, and why. A source has more than one name."""
+"""Spark's sources that cannot replay, by the class of their table, and why. A source may have several names."""
 _REMEDY = (
     "Have something write what comes into files, and read those (format 'appended' takes growing ones), or into Kafka. "
     "To try the flow only, run it without a recovery directory."
@@ -30,8 +30,8 @@ _REMEDY = (
 
 
 def check_sources(spark: SparkSession, plan: Any, keeps_position: bool) -> None:
-    """Raises UnsupportedPlanError for a source of an analysed plan that cannot be read again. keeps_position: whether
-    there will be a run that goes on from where this one ends."""
+    """Raise UnsupportedPlanError for a source of an analysed plan that cannot be read again. keeps_position: whether a
+    later run continues where this one ends."""
     for node in walk(plan):
         if node.nodeName() == "StreamingRelation":
             _check_kept(node)
@@ -40,7 +40,7 @@ def check_sources(spark: SparkSession, plan: Any, keeps_position: bool) -> None:
 
 
 def options_of(data_source: Any) -> dict[str, str]:
-    """The options of a source of Spark's first kind."""
+    """The options of a source of Spark's older API."""
     found, options = data_source.options().iterator(), {}
     while found.hasNext():
         option = found.next()
@@ -49,7 +49,7 @@ def options_of(data_source: Any) -> dict[str, str]:
 
 
 def _check_kept(node: Any) -> None:
-    """Spark tells a source that its input is done with when a micro-batch is, which is before the epoch is closed."""
+    """Refuse sources that clean up: Spark lets them remove input after a micro-batch, before the epoch is closed."""
     for name, value in options_of(node.dataSource()).items():
         if name.lower() == "cleansource" and value.lower() != "off":
             raise UnsupportedPlanError(
@@ -75,14 +75,14 @@ def _check_replays(spark: SparkSession, node: Any) -> None:
 
 
 def _reader_without_replay(spark: SparkSession, name: str) -> str | None:
-    """The simple reader of a registered source in Python that lacks what replays, by the classes that the source's own
-    code names: nothing of it is called. None where there is no such reader, or none can be seen."""
+    """The simple reader of a registered Python source that cannot replay; None if there is no such reader, or none can
+    be seen. Looks at the classes that the source's own code names, and calls none of that code."""
     try:
         sources = spark._jsparkSession.sessionState().dataSourceManager()
         command = sources.lookupDataSource(name).dataSourceCls().command()
         source = cloudpickle.loads(bytes(command.toArray(spark._jvm.scala.reflect.ClassTag.Byte())))
     except Exception:
-        # What Spark finds by its name alone, such as ours, and what is larger than it sends so.
+        # Sources that Spark finds by name only, such as this package's, and those too large to be sent like this.
         return None
     if not _is_kind(source, DataSource) or source.streamReader is not DataSource.streamReader:
         return None
@@ -98,11 +98,11 @@ def _is_kind(value: Any, kind: type) -> bool:
 
 
 def _named(function: Any) -> Iterator[Any]:
-    """What the code of a function names: variables of its module and of functions around it."""
+    """The values that a function's code names: variables of its module and of functions around it."""
     if isinstance(function, FunctionType):
         code: CodeType = function.__code__
         yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
         for cell in function.__closure__ or ():
-            # It may have nothing in it yet.
+            # The cell may still be empty.
             with contextlib.suppress(ValueError):
                 yield cell.cell_contents

@@ -1,4 +1,4 @@
-"""Running a flow to its end, in this process, with signals that end it well."""
+"""Run a flow to its end in this process; signals end it cleanly."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def run(
     observer: Observer | None = None,
     clock: Clock | None = None,
 ) -> RunSummary:
-    """Run a flow until its input ends, or for ever with an interval as `trigger`; returns what was done.
+    """Run a flow until its input ends, or forever with an interval as `trigger`; return what was done.
 
     SIGTERM, SIGINT or SIGHUP finish the running micro-batch, close the epoch and return; a second one ends the process
-    immediately, and so does one before the stream has started, unless the session is the caller's. `config` None runs
-    without recovery. `spark`: the caller's session, which stays open; None: one of our own, made with `master` and
-    `conf`, and stopped at the end. Raises RecoveryErrors.
+    immediately. So does one before the stream has started, unless the session is the caller's. `config` None runs
+    without recovery. `spark`: the caller's session, which stays open; None: make a session with `master` and `conf`,
+    and stop it at the end. Raises RecoveryErrors.
     """
     clock = clock or SystemClock()
     check_master(master)
-    # What is wrong with the directory is told before Spark starts, and the files are checked while it does.
+    # Report errors of the directory before Spark starts, and check the files while it starts.
     prepared = Prepared(config, flow.name, clock)
     own = spark is None
     with _ending_at_once(prepared.temporary) if own else contextlib.nullcontext():
@@ -72,15 +72,15 @@ def run(
 def _stop_session(session: Any | None) -> None:
     if session is None:
         return
-    # A JVM that is gone needs no stopping, and what it died of has been told.
+    # A JVM that is gone needs no stopping, and its failure was already reported.
     with contextlib.suppress(OSError, Py4JError):
         session.stop()
 
 
 @contextlib.contextmanager
 def _ending_at_once(temporary: Path | None) -> Iterator[None]:
-    """Until the stream has started, a signal ends the process: whatever is half done then is made good by the next run,
-    as after a kill. `temporary` is a directory that no next run would find."""
+    """Until the stream has started, end the process on a signal. The next run repairs what is half done, as after a
+    kill. `temporary`: a directory to remove, because no next run would find it."""
 
     def end(number: int, _: Any) -> None:
         abandon_launch()
@@ -95,12 +95,12 @@ def _ending_at_once(temporary: Path | None) -> Iterator[None]:
 def _signals(
     query: RecoveryQuery, told: Callable[[int], None] = lambda _: None
 ) -> contextlib.AbstractContextManager[None]:
-    """While it lasts, a signal is told, and stops the query; a second one ends the process."""
+    """Within this context, pass a signal to `told` and stop the query; a second signal ends the process."""
 
     def stop(number: int) -> None:
         with contextlib.suppress(Exception):
             told(number)
-        # What goes wrong is kept by the query, and raised where the run waits for it.
+        # The query keeps the error, and raises it where the run waits for it.
         with contextlib.suppress(Exception):
             query.stop()
 

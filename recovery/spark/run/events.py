@@ -1,4 +1,4 @@
-"""What a run tells: its place, each micro-batch, each closed epoch, that it stops; and what it did in all."""
+"""Events that a run reports: its start, micro-batches, closed epochs, a stop; and the summary of the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recovery.planning.resume import ResumePlan
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The run has its place: the execution began, and starts with this epoch. discarded: what its rewind gave up."""
+    """The execution began, and starts with this epoch. discarded: what its rewind discarded."""
 
     execution: int
     resume_epoch: Epoch
@@ -25,8 +25,8 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """A micro-batch was processed: rows that reached a step (of several, of the one that saw most), states written,
-    seconds it took. How many rows the sources read is told by `InputCounted`."""
+    """A micro-batch was processed. rows: those that reached a step; of several steps, the one that saw most.
+    keys: states written. duration_s: seconds it took. `InputCounted` reports how many rows the sources read."""
 
     batch: BatchId
     epoch: Epoch
@@ -37,7 +37,7 @@ class BatchDone:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """A signal came, by its number, and the run ends when `batch` is finished; None: no micro-batch is under way."""
+    """A signal with this number came. The run ends when `batch` is finished; None: no micro-batch is running."""
 
     signal: int
     batch: BatchId | None
@@ -45,8 +45,8 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class InputCounted:
-    """Spark has reported how many rows the sources read for a micro-batch: some time after it was done, and before the
-    next one is."""
+    """Spark reported how many rows the sources read for a micro-batch. Comes some time after the micro-batch is done,
+    and before the next one is."""
 
     batch: BatchId
     rows: int
@@ -58,9 +58,9 @@ Observer = Callable[[Event], None]
 
 @dataclass(slots=True)
 class RunSummary:
-    """What a run did. Counts are of this execution alone; rows are those that the sources read.
+    """What a run did. Counts cover this execution only; rows are those that the sources read.
 
-    discarded: what the rewind that it was asked for discarded; None: nothing.
+    discarded: what the requested rewind discarded; None: nothing.
     """
 
     flow: str

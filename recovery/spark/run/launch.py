@@ -1,4 +1,4 @@
-"""Spark's own query under a run: started with the settings it needs, and ended so that no micro-batch seems done."""
+"""Start the Spark query of a run with the settings it needs; stop it so that no parked micro-batch seems done."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from recovery.spark.steps.definition import ADDRESS_PROPERTY, TASKS_PROPERTY
 from recovery.spark.tasks.retries import retry_properties
 
 SETTINGS = {
-    # With it, stages of a micro-batch run before foreachBatch is called, and empty partitions lose their tasks.
+    # If true, stages of a micro-batch run before foreachBatch is called, and empty partitions lose their tasks.
     "spark.sql.adaptive.streaming.stateless.enabled": "false",
-    # Rows do not leave the host; and what Spark compresses by lz4, Arrow cannot read.
+    # Rows do not leave the host, and Arrow cannot read what Spark compresses with lz4.
     "spark.sql.execution.arrow.compression.codec": "none",
-    # In a session of somebody else's, too; but file sources, which are made after the start, take what it has then.
+    # Set in a caller's session too. But file sources are made after the start, and use the session's value then.
     FILE_MANAGER: DEFAULTS[FILE_MANAGER],
 }
 UNCHECKED = {
-    # recovery.spark.planner.bind ran Spark's check already, on the plan without the sort of our steps.
+    # recovery.spark.planner.bind already ran Spark's check, on the plan without the sort that steps add.
     "spark.sql.streaming.unsupportedOperationCheck": "false",
 }
 _starting = threading.Lock()
@@ -45,20 +45,20 @@ def launch(
     trigger: str | Interval | None,
     started: Callable[[Any], None],
 ) -> None:
-    """Start Spark's query, whose micro-batches go to `process`, and whose tasks find the partitions at `address`.
+    """Start Spark's query: it passes its micro-batches to `process`, and its tasks find the partitions at `address`.
 
-    started: is told the query at once, so that it can be stopped whatever happens then.
+    started: called with the query immediately, so that it can be stopped whatever happens next.
     """
     spark = bound.frame.sparkSession
     told = {ADDRESS_PROPERTY: address, TASKS_PROPERTY: str(bound.tasks), **retry_properties(spark.sparkContext)}
-    # In a sink or an observer, this thread is that of another query, whose tasks find its partitions by them.
+    # In a sink or an observer, this is the thread of another query, whose tasks find its partitions by these.
     before = {key: spark.sparkContext.getLocalProperty(key) for key in told}
     for key, value in told.items():
         spark.sparkContext.setLocalProperty(key, value)
     try:
         with _session_settings(spark, {**SETTINGS, **(UNCHECKED if bound.steps else {})}):
             writer = bound.frame.writeStream.foreachBatch(process).outputMode(bound.output_mode)
-            # Hadoop takes the path as it stands: escaped, it would work in a directory of another name.
+            # Hadoop takes the path literally: an escaped path would name another directory.
             writer = writer.option("checkpointLocation", f"file:{checkpoint.absolute()}")
             started(_triggered(writer, trigger).queryName(_free_name(spark, name)).start())
     finally:
@@ -67,8 +67,9 @@ def launch(
 
 
 def stop_query(query: Any, released: threading.Event) -> None:
-    """Stop Spark's query. A parked micro-batch, which waits for `released`, returns only when Spark has interrupted the
-    thread that waits for it: otherwise it would be taken as done, and the state that it did not write be missed."""
+    """Stop Spark's query, and set `released`, for which a parked micro-batch waits. The micro-batch must return only
+    after Spark has interrupted the thread that waits for it: otherwise Spark would take the micro-batch as done, and
+    the state that it did not write would be missing."""
 
     def ask() -> None:
         with contextlib.suppress(Exception):
@@ -83,27 +84,27 @@ def stop_query(query: Any, released: threading.Event) -> None:
 
 
 def running(spark: SparkSession) -> Any:
-    """The JVM's handle of the session's query of which this thread has a micro-batch, also before `start` returned;
-    None when it was stopped."""
+    """The JVM's handle of the query whose micro-batch this thread processes, also before `start` has returned; None if
+    the query was stopped."""
     return spark._jsparkSession.streams().get(spark.sparkContext.getLocalProperty("sql.streaming.queryId"))
 
 
 def setting_of(spark: SparkSession, key: str) -> str | None:
-    """The value of one of Spark's settings in a session; None when it has none."""
+    """The value of a Spark setting in a session; None if it has none."""
     with contextlib.suppress(PySparkException):
         return str(spark.conf.get(key))
     return None
 
 
 def is_alive(query: Any) -> bool:
-    """Whether Spark still runs the query; without its JVM it does not."""
+    """Whether Spark still runs the query; False if the JVM is gone."""
     with contextlib.suppress(*JVM_GONE):
         return bool(query.isActive)
     return False
 
 
 def _is_interrupted(query: Any) -> bool:
-    """Whether Spark has told the query's thread to end; without its JVM it has."""
+    """Whether Spark has told the query's thread to end; True if the JVM is gone."""
     try:
         thread = query._jsq.streamingQuery().queryExecutionThread()
         return bool(thread.isInterrupted() or not thread.isAlive())
@@ -113,8 +114,8 @@ def _is_interrupted(query: Any) -> bool:
 
 @contextlib.contextmanager
 def _session_settings(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
-    """Settings that a query copies when it starts; the session has its own back afterwards. One start at a time: two
-    would take each other's settings away, or for those of the session."""
+    """Apply settings while a query starts, which copies them; then restore the session's own. One start at a time:
+    otherwise one would remove the other's settings, or save them as those of the session."""
     with _starting:
         before = {key: spark.conf.get(key, None) for key in settings}
         try:

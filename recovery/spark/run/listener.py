@@ -1,4 +1,4 @@
-"""Our numbers beside Spark's: for whoever listens to the progress of streaming queries."""
+"""Recovery's metrics beside Spark's, for listeners to the progress of streaming queries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _meters: dict[str, Meter] = {}
 
 
 def announce(run_id: str, meter: Meter) -> None:
-    """The meter of Spark's query of this run id. The newest are known, also after their end: events come late."""
+    """Register the meter of the Spark query with this run id. The newest `KEPT` stay known after their end, because
+    events come late."""
     with _lock:
         _meters[run_id] = meter
         for old in list(_meters)[:-KEPT]:
@@ -31,10 +32,11 @@ def announce(run_id: str, meter: Meter) -> None:
 
 
 def query_metrics(progress: Any) -> dict[str, Any] | None:
-    """What `recovery` has measured of the query that Spark reports progress of, as plain values; None: not one of ours.
+    """Return what `recovery` measured of the query whose progress Spark reports, as plain values; None for a query that
+    is not a recovery run.
 
-    progress: a StreamingQueryProgress, as an event has it, or the dictionary of `lastProgress`, in the process that
-    runs the query. The keys are described in docs/metrics.md. For use in the onQueryProgress of a listener of your own.
+    progress: a StreamingQueryProgress from an event, or the dictionary of `lastProgress`, in the process that runs the
+    query. docs/metrics.md describes the keys. Call this in the onQueryProgress of your own listener.
     """
     run_id = progress["runId"] if isinstance(progress, dict) else progress.runId
     batch = progress["batchId"] if isinstance(progress, dict) else progress.batchId
@@ -44,27 +46,27 @@ def query_metrics(progress: Any) -> dict[str, Any] | None:
 
 
 class MetricsListener(StreamingQueryListener):
-    """A StreamingQueryListener that gives each progress of a recovery run to `observe`, with our numbers.
+    """A StreamingQueryListener that passes each progress of a recovery run to `observe`, with recovery's metrics.
 
-    observe: called as observe(progress, metrics), with Spark's StreamingQueryProgress and what `query_metrics` gives.
-    Queries that are not ours are left out. Register it with spark.streams.addListener(...); it is called on Spark's
-    own thread, after the micro-batch, and holds up nothing but other listeners.
+    observe: called as observe(progress, metrics), with Spark's StreamingQueryProgress and the result of
+    `query_metrics`. Other queries are skipped. Register the listener with spark.streams.addListener(...). Spark calls
+    it on its own thread, after the micro-batch; it delays only other listeners.
     """
 
     def __init__(self, observe: Callable[[Any, dict[str, Any]], Any]) -> None:
         self._observe = observe
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Hand it on."""
+        """Pass the progress and its metrics to `observe`."""
         metrics = query_metrics(event.progress)
         if metrics is not None:
             self._observe(event.progress, metrics)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Nothing."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""What is measured of a run: its input as Spark reports it, its epochs, and where all of that goes."""
+"""Measures of a run: its input as Spark reports it, and its epochs; how they are kept and served."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROGRESS_PERIOD_S = 0.01
 
 
 class InputCount:
-    """Counts the input of finished micro-batches when Spark reports them, each once. Asked by several threads."""
+    """Counts the input of finished micro-batches when Spark reports them, each once. Several threads call it."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class InputCount:
         batch: BatchId,
         on_counted: Callable[[BatchId, int], None],
     ) -> None:
-        """native_state: the directory in which Spark's own operators keep theirs. batch: the newest that is counted.
-        on_counted: is told each micro-batch and its rows, once."""
+        """native_state: the directory where Spark's own operators keep their state. batch: the newest micro-batch that
+        is already counted. on_counted: called once for each micro-batch, with its rows."""
         self.batch = batch
         self._meter = meter
         self._summary = summary
@@ -51,8 +51,8 @@ class InputCount:
         self._lock = threading.Lock()
 
     def look(self, query: Any) -> None:
-        """Add the input rows of the micro-batches whose progress Spark has reported since the last look. A stream that
-        waits for input reports that, too, under the number of the micro-batch to come."""
+        """Add the input rows of the micro-batches whose progress Spark has reported since the last look. Skip reports
+        of a stream that waits for input: they have the number of the next micro-batch."""
         with self._lock:
             reported, found = query._jsq.recentProgress(), []
             for place in reversed(range(len(reported))):
@@ -63,21 +63,22 @@ class InputCount:
                 if "addBatch" in progress["durationMs"]:
                     operators = self._operator_rows.of(query._jsq, progress)
                     found.append((batch, progress["numInputRows"], operators))
-            # Counted when all of them could be read: otherwise the next look would count some again.
+            # Count only after all of them were read: otherwise the next look would count some again.
             found.reverse()
             for batch, rows, operators in found:
                 self.batch = max(self.batch, batch)
                 self._summary.rows += rows
                 self._meter.progress(batch, rows, operators)
-        # Without the lock: an observer may end the run, which looks once more.
+        # Without the lock: an observer may end the run, and the end of the run looks once more.
         for batch, rows, _ in found:
             self._on_counted(batch, rows)
 
     def wait(self, query: Any, batch: BatchId, over: Callable[[float], bool]) -> None:
-        """Spark reports a micro-batch some milliseconds after it has logged it as done, and before the next one begins:
-        wait for that, on the thread that writes epochs, where the rows in Spark's own operators are told by it.
+        """Wait until Spark reports the micro-batch, if the report gives the rows in Spark's own operators. Called on
+        the thread that writes epochs. Spark reports a micro-batch some milliseconds after it has logged it as done, and
+        before the next one begins.
 
-        over: waits that many seconds; whether nothing more will come.
+        over: waits that many seconds; returns whether nothing more will come.
         """
         if not (self._reports and self._native_state.is_dir()):
             return
@@ -88,7 +89,7 @@ class InputCount:
                 self.look(query)
                 if self.batch < batch and over(PROGRESS_PERIOD_S):
                     return
-            # Reports may be switched off.
+            # Reports may be switched off: do not wait for them again.
             self._reports = False
 
 
@@ -106,12 +107,12 @@ def first_summary(prepared: Prepared, execution: Execution) -> RunSummary:
 
 
 class RunMeasures:
-    """Keeps what is measured of a run in its partitions, and serves it to Prometheus if that was asked for."""
+    """Keeps the measures of a run in its partitions, and serves them to Prometheus if configured."""
 
     def __init__(
         self, prepared: Prepared, store: FilePartitions, execution: Execution, before: Sequence[Execution], clock: Clock
     ) -> None:
-        """before: the executions that the partitions hold already."""
+        """before: the executions that the partitions already hold."""
         self._store = store
         self._kept = prepared.temporary is None
         self._directory = prepared.config.path
@@ -124,17 +125,19 @@ class RunMeasures:
 
     @property
     def url(self) -> str | None:
-        """Where Prometheus finds the metrics; None when they are not served."""
+        """The address where Prometheus finds the metrics; None if they are not served."""
         return self._endpoint.url if self._endpoint is not None else None
 
     def started(self, resume_s: float) -> None:
-        """The execution has its place. Until the first epoch is ended, the partitions may be written to here."""
+        """Keep the measure of the start, and begin to serve metrics. Until the first epoch is ended, this may write to
+        the partitions."""
         self._keep(self.meter.started(resume_s))
         if self._endpoint is not None:
             self._endpoint.serve(lambda: exposition(self._families()))
 
     def closed(self, closed: EpochClosed) -> tuple[Finding, ...]:
-        """An epoch was closed; the targets that it does not meet. On the thread that writes epochs."""
+        """Keep the measure of a closed epoch, and return the targets that it misses. Called on the thread that writes
+        epochs."""
         lag_s = self._backup_lag_s()
         if lag_s is None:
             lag_s = unsaved_s(self._executions, self._clock.wall_ms())
@@ -143,13 +146,13 @@ class RunMeasures:
         return missed
 
     def _keep(self, measure: Measure) -> None:
-        """A measure that cannot be kept stops nothing."""
+        """Keep a measure in the partitions; a failure to do so does not stop the run."""
         if self._kept:
             with contextlib.suppress(RecoveryError):
                 self._store.record(measure)
 
     def _families(self) -> Iterator[Family]:
-        """The metrics now."""
+        """The current metrics."""
         each = self._execution
         totals = self.meter.totals
         closed_s = totals.last_closed_s
@@ -162,6 +165,6 @@ class RunMeasures:
         )
 
     def _backup_lag_s(self) -> float | None:
-        """How long ago `recovery backup` finished last; None when it never did."""
+        """Seconds since `recovery backup` last finished; None if it never did."""
         backup = last_backup(self._directory)
         return None if backup is None else max(0, self._clock.wall_ms() - backup.finished_ms) / 1000

@@ -1,7 +1,7 @@
-"""How many rows the state of Spark's own operators has after a micro-batch, as Spark reports it.
+"""The number of rows in the state of Spark's own operators after a micro-batch, as Spark reports it.
 
-Spark's progress lists the operators in the order in which it finds them in the executed plan, and without their
-numbers. Both stay as long as a query runs, so its plan is walked once.
+Spark's progress lists the operators in the order in which it finds them in the executed plan, without their numbers.
+Order and numbers do not change while a query runs, so its plan is walked once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _STORES_OF_A_JOIN = 4
 
 @dataclass(frozen=True, slots=True)
 class _Operators:
-    """Those of a query, in Spark's order. rocksdb_counts: whether RocksDB is set to count rows; else it says 0."""
+    """The operators of a query, in Spark's order. rocksdb_counts: whether RocksDB is set to count rows; else it reports
+    0."""
 
     numbers: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
@@ -33,13 +34,14 @@ class _Operators:
 
 
 class OperatorRows:
-    """Finds the numbers of the operators of one query when it is first asked. What cannot be known is left out."""
+    """The rows of the operators of one query by operator number. Finds the numbers on the first call, and leaves out
+    what cannot be known."""
 
     def __init__(self) -> None:
         self._known: _Operators | None = None
 
     def of(self, query: Any, progress: Mapping[str, Any]) -> dict[int, int]:
-        """The rows of each operator by its number, from the progress of a micro-batch. query: Spark's, of the JVM."""
+        """The rows of each operator by its number, from the progress of a micro-batch. query: the JVM's handle."""
         told = progress["stateOperators"]
         if not told:
             return {}
@@ -72,15 +74,15 @@ def _writers(plan: Any) -> Iterator[Any]:
 
 
 def _rocksdb_counts(execution: Any) -> bool:
-    # Spark takes the setting in any case of letters.
+    # Spark ignores the case of the setting's name.
     settings = execution.sparkSession().conf().getAllAsJava()
     given = _UNTRACKED.findall(settings.keySet().toString())
     return all(settings.get(key) == "true" for key in given)
 
 
 def _ran_once(told: Mapping[str, Any]) -> bool:
-    """Spark adds up what its tasks count: one that ran again, for instance because the plan is sampled before it is
-    sorted, counts twice."""
+    """Whether every task ran once. Spark adds up what tasks count, so a task that ran again counts twice, for instance
+    because the plan is sampled before it is sorted."""
     stores, partitions = told["numStateStoreInstances"], told["numShufflePartitions"]
     expected = (1, _STORES_OF_A_JOIN) if told["operatorName"] == "symmetricHashJoin" else (1,)
     return any(stores == partitions * each for each in expected)

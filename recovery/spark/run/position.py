@@ -1,4 +1,4 @@
-"""Where a run goes on from: its execution, what happens to the steps that are held, its position in Spark's words."""
+"""Where a run continues: its position as Spark's checkpoint, the plan for steps that are held, the sink's resume."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from recovery.storage.connect import FilePartitions
 
 
 class Position(NamedTuple):
-    """The position that was recovered, as files of a checkpoint, and what is to be recorded of the sources with it.
-    laid_out: whether it is one in other sources than before, or for other steps, by what was recorded.
-    outdated: whether it is where the input begins, as it was recorded for other sources."""
+    """The recovered position as files of a checkpoint, and what to record of the sources with it.
+    laid_out: whether the position was recorded for other sources or other steps.
+    outdated: whether it is where the input begins, recorded for other sources."""
 
     restored: Restored
     new_rows: dict[StepId, dict[str, str]]
@@ -48,11 +48,11 @@ def restore_position(
     edits: Iterable[StepEdit] = (),
     setting: Callable[[str], str | None] = lambda _: None,
 ) -> Position:
-    """Write the checkpoint that Spark goes on from. Changes nothing in the partitions.
+    """Write the checkpoint that Spark continues from. Changes nothing in the partitions.
 
-    renames: the new names of steps, by the old ones. edits: what is to be done to the state that steps hold. setting:
-    the value of one of Spark's settings in the flow's session, None where it has none. Raises FlowMismatchError or
-    SparkCheckpointError where Spark could not go on from it, or would from another place.
+    renames: the new names of steps by the old ones. edits: what to do to the state that steps hold. setting: returns
+    the value of a Spark setting in the flow's session, None if it has none. Raises FlowMismatchError or
+    SparkCheckpointError if Spark could not continue from the checkpoint, or would continue from another place.
     """
     restored = restore(store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), checkpoint)
     recorded = store.driver_values(SOURCES_STEP, plan.resume_epoch).get(PLACES_KEY)
@@ -63,7 +63,7 @@ def restore_position(
         restored, left_by = _restore_beginning(store, checkpoint, setting)
     before = recorded_places(left_by) if left_by is not None else None
     if before is not None:
-        # A step that holds no state at the moment is renamed by no edit. Who runs a command again has renamed already.
+        # No edit renames a step that holds no state now. A command that is run again finds the rename already done.
         edited = {edit.old for edit in edits if edit.new is not None}
         before = before.renamed(
             {
@@ -84,8 +84,8 @@ def restore_position(
 def _restore_beginning(
     store: FilePartitions, checkpoint: Path, setting: Callable[[str], str | None]
 ) -> tuple[Restored, str | None]:
-    """Write the checkpoint by which Spark begins where an execution before has begun, and return it with the text of
-    the sources that it is for; where none has, Spark asks the sources. Epochs do not hold any of its files."""
+    """Write the checkpoint by which Spark begins where an earlier execution began; return it with the text of its
+    sources. If no execution has begun, Spark asks the sources. Epochs do not hold any of its files."""
     text = store.beginning()
     if text is None:
         return Restored(None, {}), None
@@ -96,7 +96,7 @@ def _restore_beginning(
 
 
 def step_plan(store: FilePartitions, plan: ResumePlan, bound: BoundPlan, config: RecoveryConfig) -> StepPlan:
-    """What happens to the state that the partitions hold at the epoch that the run goes on from."""
+    """Plan what happens to the state that the partitions hold at the resume epoch."""
     at = plan.resume_epoch
     held = {step for step in store.known_steps(at) if not step.startswith(RESERVED_PREFIX)}
     declared = {step: str(text) for step, text in store.driver_values(DECLARATIONS_STEP, at).items()}
@@ -112,7 +112,7 @@ def step_plan(store: FilePartitions, plan: ResumePlan, bound: BoundPlan, config:
 
 
 def resume_of_sink(plan: ResumePlan, execution: Execution, store: FilePartitions) -> Resume:
-    """Where a sink has to go back to."""
+    """Where the sink must go back to."""
     note = store.driver_values(SINK_STEP, plan.resume_epoch).get(NOTE_KEY)
     return Resume(
         epoch=plan.resume_epoch,
@@ -126,7 +126,8 @@ def resume_of_sink(plan: ResumePlan, execution: Execution, store: FilePartitions
 
 
 def _check_counted(restored: Restored, plan: ResumePlan, directory: Path) -> None:
-    """The position must be that of the snapshot: else its micro-batches would be taken for closed ones."""
+    """Check that the position is the snapshot's: otherwise its micro-batches would be taken for closed ones. Raises
+    FlowMismatchError."""
     batches = plan.snapshot.batch_id if plan.snapshot is not None else NO_BATCH
     held = NO_BATCH if restored.batch is None else restored.batch
     if held != batches:

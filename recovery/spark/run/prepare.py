@@ -1,4 +1,4 @@
-"""What goes on before Spark is there: a recovery directory is locked, planned, and checked in the background."""
+"""The part of a start before Spark: lock a recovery directory, plan, and check it in the background."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from recovery.storage.verify import PartitionCheck, Verdict
 CHECK_NICENESS = 10
 PATIENCE_S = 15.0
 AT_ONCE_BYTES = 16 << 20
-"""What the full check reads in some tenths of a second, all partitions together."""
+"""Size of all partitions together that the full check reads in a few tenths of a second."""
 
 
 class Prepared:
-    """A recovery directory that is locked, planned and being checked: everything that can go on before Spark is there.
+    """A recovery directory, locked, planned and being checked: everything that a start can do before Spark runs.
 
-    The steps of starting, which are also the names of crash points:
+    The steps of starting; their names are also crash points:
 
     start.1  Take the directory's lock.
-    start.2  Read every partition and plan; nothing was written before this succeeded.
+    start.2  Read every partition and plan. Nothing is written before this has succeeded.
     start.3  Make a fresh scratch checkpoint of the saved position and the state of Spark's own operators. Then begin
              the execution in every partition, one transaction each, abandoning what lies beyond the plan; then the sink
              does the same.
-    start.4  Close an epoch that renames, drops and converts the state of steps, if there is any to.
+    start.4  Close an epoch that renames, drops and converts the state of steps, if any needs it.
     start.5  In the first micro-batch that reads a source: make durable where it starts
              (`recovery.spark.run.source_starts`).
     """
@@ -80,20 +80,20 @@ class Prepared:
             raise
 
     def open_store(self) -> FilePartitions:
-        """The partitions, for writing."""
+        """Open the partitions for writing."""
         scratch = self.config.scratch_directory or self.config.path / SCRATCH_NAME
         self.store = FilePartitions([d.path for d in self.plan.partitions], Path(scratch), self.clock)
         return self.store
 
     def record_run(self, execution: Execution, clock: Clock) -> None:
-        """Note that the execution began, in the run history and, if it was told to go back, among the rewinds;
-        `release` notes how it ended. Before the execution can close an epoch."""
+        """Record that the execution began, in the run history and, for a rewind, among the rewinds. Must come before
+        the execution can close an epoch. `release` records how it ended."""
         if self.temporary is None:
             note_start(self.plan, self.config, clock)
             self.record = FlowRecord(self.config.path, self.config.state_backend, execution, clock)
 
     def release(self, error: BaseException | None = None) -> None:
-        """Give everything back; safe to repeat. `error` is what ended the run."""
+        """Release everything; safe to repeat. `error` is what ended the run."""
         if self.endpoint is not None:
             self.endpoint.close()
         if self.check is not None:
@@ -108,12 +108,12 @@ class Prepared:
 
 
 class BackgroundCheck:
-    """A full check of all partitions that goes on beside the run; it must pass before the first epoch is closed, and
-    ends the run when it finds damage.
+    """A full check of all partitions beside the run. It must pass before the first epoch is closed, and ends the run if
+    it finds damage.
 
-    It gives way to the stream. What takes longer than a moment begins when it is told that the first micro-batch is
-    done, when somebody waits for it, or after `PATIENCE_S`: the first output after a resume should not wait for a
-    reader of everything. And its threads have a lower priority.
+    It gives way to the stream. A check that takes longer than a moment begins at `begin`, after the first micro-batch,
+    when somebody waits for it, or after `PATIENCE_S`: the first output after a resume should not wait for a reader of
+    everything. Its threads have a lower priority.
     """
 
     def __init__(self, paths: list[Path]) -> None:
@@ -125,7 +125,7 @@ class BackgroundCheck:
         self._futures = [self._pool.submit(self._run, check) for check in self._checks]
 
     def begin(self) -> None:
-        """Begin now; harmless when it has."""
+        """Begin now; harmless if the check has begun."""
         self._may_begin.set()
 
     def wait(self) -> None:
@@ -135,13 +135,13 @@ class BackgroundCheck:
             future.result().raise_if_damaged()
 
     def look(self) -> None:
-        """Raise what was found so far; never waits."""
+        """Raise the damage found so far, without waiting."""
         for future in self._futures:
             if future.done():
                 future.result().raise_if_damaged()
 
     def cancel(self) -> None:
-        """Stop what still runs; harmless when it is done."""
+        """Stop the checks that still run; harmless if all are done."""
         for future, check in zip(self._futures, self._checks, strict=True):
             if not future.done() and not future.cancel():
                 check.cancel()
@@ -154,14 +154,14 @@ class BackgroundCheck:
 
 
 def _size_bytes(path: Path) -> int:
-    """What there is to read; of a file that is gone, nothing: whoever opens it says so."""
+    """Number of bytes to read; 0 for a missing file, which is reported when it is opened."""
     with contextlib.suppress(OSError):
         return path.stat().st_size + log_bytes(path)
     return 0
 
 
 def _step_back() -> None:
-    """Lower the calling thread's share of the processor, where threads have one of their own, as on Linux."""
+    """Lower the calling thread's priority, where threads have their own, as on Linux."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), CHECK_NICENESS)

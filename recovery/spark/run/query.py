@@ -1,4 +1,4 @@
-"""A running flow: the micro-batch callback, the idle timer, and how all of it begins and ends."""
+"""A running flow: its start, the micro-batch callback, the idle timer, and its end."""
 
 from __future__ import annotations
 
@@ -42,14 +42,13 @@ if TYPE_CHECKING:
 
 NEVER = float("inf")
 _TICKING: set[Path] = set()
-"""The mailboxes of the queries that run in this process."""
+"""Mailboxes of the queries that run in this process."""
 
 
 class RecoveryQuery:
-    """A flow that is running with recovery partitions.
+    """A running flow with recovery partitions, made by `start`.
 
-    Made by `start`. Ends by itself when the input ends (trigger available-now), by `stop`, or by an error,
-    which `await_termination` raises.
+    It ends when the input ends (trigger available-now), by `stop`, or by an error, which `await_termination` raises.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class RecoveryQuery:
         self._loads = FlowLoads(None if prepared.temporary else config.path, clock)
         with contextlib.ExitStack() as failed:
             failed.callback(self._delivery.release)
-            # Whether Spark can go on from there is known before anything is given up.
+            # Find out whether Spark can continue from there before anything is discarded.
             checkpoint = self._store.prepare(execution) / "checkpoint"
             position = restore_position(
                 self._store, plan, bound.sources, checkpoint, config.path, config.rename_steps, steps.edits,
@@ -143,7 +142,7 @@ class RecoveryQuery:
             )
             self._closer.begin(steps, position.new_rows, laid_out=position.laid_out)
             faults.reach("start.4")
-            # Before the stream: afterwards the partitions belong to the thread that closes epochs.
+            # Before the stream starts: after that, the partitions belong to the thread that closes epochs.
             self._measures.started(prepared.planned_s + clock.elapsed_s() - self._started_s)
             self._notify(Resumed(execution.number, plan.resume_epoch, plan, self.metrics_url, prepared.discarded))
             failed.callback(self._remove_mailboxes)
@@ -162,18 +161,18 @@ class RecoveryQuery:
 
     @property
     def metrics_url(self) -> str | None:
-        """Where Prometheus finds the metrics of this run; None when they are not served."""
+        """The address where Prometheus finds the metrics of this run; None if they are not served."""
         return self._measures.url
 
     @property
     def streaming_query(self) -> Any:
-        """Spark's own handle, for its progress and listeners; stop the flow by `stop`, not through it."""
+        """Spark's own handle, for its progress and listeners. Stop the flow with `stop`, not through this handle."""
         return self._query
 
     def await_termination(self, timeout: float | None = None) -> bool:
-        """Wait until the flow ends, at most `timeout` seconds; then close the last epoch. Returns whether it ended.
+        """Wait until the flow ends, at most `timeout` seconds, then close the last epoch; return whether it ended.
 
-        Raises what ended it: the RecoveryError it met, or FlowFailedError for errors of the flow's own code.
+        Raises the error that ended the flow: a RecoveryError, or FlowFailedError for errors of the flow's own code.
         """
         deadline = None if timeout is None else self._clock.elapsed_s() + timeout
         while not self._over.is_set():
@@ -192,10 +191,10 @@ class RecoveryQuery:
         return True
 
     def stop(self) -> None:
-        """Finish the running micro-batch, close the epoch, and end. Raises what went wrong while doing so.
+        """Finish the running micro-batch, close the epoch, and end the flow. Raises what went wrong while doing so.
 
-        Called by the flow's own sink or observer it returns at once, and the run ends when they have returned; what
-        goes wrong then is raised by `await_termination`.
+        Called by the flow's own sink or observer, it returns immediately. The run ends when they have returned, and
+        `await_termination` raises what goes wrong then.
         """
         if threading.get_ident() in self._own_threads:
             threading.Thread(target=self._finish, name="stop", daemon=True).start()
@@ -207,7 +206,7 @@ class RecoveryQuery:
     def _tell_stopping(self, number: int) -> None:
         """Tell the observer that a signal ends the run, and which micro-batch it waits for."""
         if self._observer is not None:
-            # Not one by one with the others: what the run waits for may be an observer.
+            # Without the lock for events: the run may be waiting for an observer.
             self._observer(Stopping(number, self._under_way))
 
     # ---- the micro-batch
@@ -233,7 +232,7 @@ class RecoveryQuery:
         """The foreachBatch callback."""
         if not self._parked.is_set():
             with self._closer.lock, self._own_thread():
-                # It may have begun to end while this waited for the lock.
+                # The run may have begun to end while this thread waited for the lock.
                 if not self._parked.is_set():
                     self._under_way = BatchId(batch_id)
                     try:
@@ -241,18 +240,18 @@ class RecoveryQuery:
                     except BaseException as error:
                         self._note(error)
                         if not isinstance(error, Exception):
-                            # It ends this thread, and py4j would not answer the JVM, which waits for it.
+                            # It would end this thread, and the JVM would wait for py4j's answer forever.
                             raise FlowFailedError(essence_of(error)) from error
                         raise
                     finally:
                         self._under_way = None
                     return
-        # The run is ending: the epoch closes as of the batch before, and this one is left to the next run.
+        # The run is ending: the epoch closes as of the previous micro-batch, and the next run processes this one.
         self._released.wait()
 
     @contextlib.contextmanager
     def _own_thread(self) -> Iterator[None]:
-        """While it lasts, this thread is one that the end of the run waits for."""
+        """Within this context, mark this thread as one that the end of the run waits for."""
         thread = threading.get_ident()
         if thread in self._own_threads:
             yield
@@ -295,8 +294,8 @@ class RecoveryQuery:
 
     @contextlib.contextmanager
     def _frame(self, batch: DataFrame, batch_id: BatchId) -> Iterator[DataFrame | None]:
-        """What the sink is given: the micro-batch's plan, or its rows, computed once and completely, so that no step
-        runs again whatever the sink does with them. None where nothing is left to compute and nobody wants them."""
+        """What the sink gets: the micro-batch's plan, or its rows, computed once and completely, so that no step runs
+        again whatever the sink does with them. None if nothing is left to compute and the sink discards the rows."""
         query = self._running()
         if self._bound.merging is not None:
             merged = self._bound.merging.run(query, batch.sparkSession, self._store.address(self.lease), batch_id)
@@ -317,7 +316,7 @@ class RecoveryQuery:
             copy._jdf.queryExecution().analyzed().rdd().unpersist(False)
 
     def _running(self) -> Any:
-        """The JVM's handle of the query, also before Spark has said which it is."""
+        """The JVM's handle of the query, also before Spark's `start` has returned one."""
         return running(self._bound.frame.sparkSession) if self._query is None else self._query._jsq
 
     def _count_input(self) -> None:
@@ -325,7 +324,7 @@ class RecoveryQuery:
             self._input.look(self._query)
 
     def _on_counted(self, batch: BatchId, rows: int) -> None:
-        """Whoever looks at Spark's reports tells the observer, whose errors end the run."""
+        """Tell the observer, on the thread that looked at Spark's reports. Errors of the observer end the run."""
         try:
             with self._own_thread():
                 self._notify(InputCounted(batch, rows))
@@ -348,7 +347,7 @@ class RecoveryQuery:
         self._notify(replace(closed, health=missed))
 
     def _end_epoch(self, alive: Callable[[], bool]) -> None:
-        """End the epoch; the stream stands still for as long as that takes."""
+        """End the epoch; the stream waits until that is done."""
         batch, began_s = self._closer.finished, self._clock.elapsed_s()
         self._closer.end_epoch(alive)
         self.meter.paused(batch, self._clock.elapsed_s() - began_s)
@@ -358,8 +357,8 @@ class RecoveryQuery:
             self._prepared.record.note(self.summary.last_epoch, self.summary.batches, self.summary.rows)
 
     def _watch(self) -> None:
-        """The idle timer: counts and ends a due epoch when no micro-batch comes that would, and ends the run when one
-        could not be written, or a partition is damaged."""
+        """The idle timer: count input and end a due epoch if no micro-batch comes to do it. End the run if an epoch
+        could not be written or a partition is damaged."""
         interval_s = self._prepared.config.snapshot_interval_s
         period_s = min(0.5, max(0.05, interval_s / 8))
         while not self._over.wait(period_s):
@@ -384,7 +383,7 @@ class RecoveryQuery:
 
     def _update_mailboxes(self) -> None:
         if self._mailboxes:
-            # A step that has lost its timeouts may hold some still, for which nobody comes.
+            # A step that no longer declares timeouts may still hold some, which nothing handles.
             due_ms = self._store.next_due_ms(self.lease, self._waiting_steps)
             for mailbox in self._mailboxes:
                 write_mailbox(mailbox, due_ms, self._store.partition_count)
@@ -397,7 +396,8 @@ class RecoveryQuery:
     # ---- the end
 
     def _finish(self) -> None:
-        """Once: park new micro-batches, wait for the running one, close the epoch as of the last finished, stop."""
+        """End the run, once: park new micro-batches, wait for the running one, close the epoch as of the last finished
+        one, and stop."""
         with self._finish_lock:
             if self._finished:
                 return
@@ -430,7 +430,7 @@ class RecoveryQuery:
             self.summary.elapsed_s = self._clock.elapsed_s() - self._started_s
 
     def _abort(self) -> None:
-        """After a start that failed: no query goes on without us."""
+        """Stop the query after a failed start: it must not go on alone."""
         self._over.set()
         self._parked.set()
         if self._query is not None:
@@ -440,15 +440,16 @@ class RecoveryQuery:
         return is_alive(self._query)
 
     def _note_failure(self) -> None:
-        """What Spark ended the query by, which nobody may have waited for."""
+        """Note the error that ended Spark's query, in case nobody waited for it."""
         with contextlib.suppress(Py4JError, *JVM_GONE):
             failure = self._query.exception()
-            # Once Spark was stopped, a query that was well ends by whatever it does next.
+            # After Spark was stopped, a healthy query fails at whatever it does next.
             if failure is not None and self._bound.frame.sparkSession.sparkContext._jsc is not None:
                 self._note(failure)
 
     def _check_all_closed(self) -> None:
-        """A run that ends well has closed an epoch over every micro-batch it finished."""
+        """Check that a run without errors has closed an epoch over every micro-batch it finished. Raises
+        FlowFailedError."""
         left = self._closer.finished
         if self._error is None and left > self._closer.closed_batch:
             raise FlowFailedError(
@@ -466,13 +467,14 @@ class RecoveryQuery:
             elif is_main and not isinstance(error, SystemExit):
                 self._error = as_recovery_error(error)
             else:
-                # The flow's own code says sys.exit(), in a sink, an observer, or whatever closes an epoch.
+                # The flow's own code called sys.exit(), in a sink, an observer, or whatever closes an epoch.
                 self._error = FlowFailedError(essence_of(error))
             if self._error is not error:
                 self._error.__cause__ = error
 
     def _file_replaced(self) -> FileReplacedError | None:
-        """Whatever went wrong, when a file that the run has open was taken away, it comes of that."""
+        """The error for a replaced file that the run has open, or None. Such a file is the cause of whatever else went
+        wrong."""
         try:
             self._store.check(self.lease)
         except FileReplacedError as error:

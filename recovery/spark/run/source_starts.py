@@ -1,4 +1,4 @@
-"""Step 5 of starting: where sources start is durable before the first micro-batch that reads them may count."""
+"""Step 5 of starting: make durable where sources start, before the first micro-batch that reads them may count."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from recovery.spark.run.position import Position
 from recovery.storage.seam import PartitionStore
 
 SCAN = "StreamingDataSourceV2ScanRelation"
-"""The node of a plan that reads a source of Spark's newer API."""
+"""The plan node that reads a source of Spark's newer API."""
 
 
 class SourceStarts:
-    """Keeps where the sources of one run start. See `recovery.checkpoint.beginning` for why, and in which form.
+    """Makes durable where the sources of one run start. `recovery.checkpoint.beginning` says why, and in which form.
 
     Called in the callback of a micro-batch, before a task or the sink has seen anything of it:
 
-    1. Compare the log of offsets of this micro-batch with that of the one before: has it sources that begin?
+    1. Compare the log of offsets of this micro-batch with the previous one: do any sources begin?
     2. Take their starts from Spark's plan of the micro-batch.
-    3. Before the first micro-batch of all, write the position before it into every partition (`start.5.partition`): it
-       is no epoch, so epochs count from 1 whatever the sources are. Otherwise close an epoch as of the micro-batch
-       before, with the starts in its position.
-    4. It is durable in every partition (`start.5`): the micro-batch may count.
+    3. Before the very first micro-batch, write the position before it into every partition (`start.5.partition`). It
+       is not an epoch, so epochs count from 1 whatever the sources are. Otherwise close an epoch as of the previous
+       micro-batch, with the starts in its position.
+    4. The start is durable in every partition (`start.5`): the micro-batch may count.
 
-    A crash before 4 leaves the start in some partitions or in none. Nothing of the micro-batch was seen by then, so the
-    next run may begin there or where the sources start for it.
+    A crash before 4 leaves the start in some partitions or in none. Nothing has seen the micro-batch by then, so the
+    next run may begin there or where the sources start for that run.
 
-    When all sources have begun there is nothing to look at any more.
+    When all sources have begun, nothing is left to do.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class SourceStarts:
         closer: EpochCloser,
         position: Position,
     ) -> None:
-        """position: from which the run goes on, in a checkpoint of sources in these places."""
+        """position: where the run continues, in a checkpoint whose sources are in `places`."""
         self._store = store
         self._lease = lease
         self._checkpoint = checkpoint
@@ -56,7 +56,7 @@ class SourceStarts:
         self._waiting = True
 
     def keep(self, query: Any, batch: BatchId) -> None:
-        """Make durable where sources start that this micro-batch is the first to read. query: Spark's, of the JVM."""
+        """Make durable the starts of sources that this micro-batch is the first to read. query: the JVM's handle."""
         if not self._waiting:
             return
         planned, before = (read_offsets(self._checkpoint, BatchId(each)) for each in (batch, batch - 1))
@@ -84,7 +84,7 @@ class SourceStarts:
         faults.reach("start.5")
 
     def _starts(self, query: Any, planned: OffsetLog) -> dict[str, str]:
-        """Where the micro-batch reads from, by the source's name in the log. Py4j compares by the JVM's `equals`."""
+        """Where the micro-batch reads from, by the sources' names in the log. Py4j calls the JVM's `equals`."""
         running = query.streamingQuery()
         leaves, sources = running.lastExecution().logical().collectLeaves(), running.sources()
         scans = [leaves.apply(place) for place in range(leaves.length())]

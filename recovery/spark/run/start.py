@@ -1,4 +1,4 @@
-"""Starting a flow: what users give, checked and bound, becomes a query that runs."""
+"""Start a flow: check and bind what users give, and run it as a query."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def start(
     observer: Observer | None = None,
     clock: Clock | None = None,
 ) -> RecoveryQuery:
-    """Start a flow, or any streaming DataFrame, on a recovery directory; returns at once.
+    """Start a flow, or any streaming DataFrame, on a recovery directory; return immediately.
 
     A flow brings its own name and sink; for a frame give `name` and `sink`. `config` None runs without recovery.
     spark: the session to build the flow on; None: the active one, or a new local one.
-    output_mode: "append", "update" or "complete", as Spark's own stateful operators allow it; None: that of the flow,
+    output_mode: "append", "update" or "complete", as Spark's own stateful operators allow; None: the flow's mode, or
     "append" for a frame.
-    trigger: "available-now" (also "availableNow" and "once"), an interval between micro-batches, or None for as fast
-    as they come.
-    Raises the RecoveryErrors of planning; nothing was written then.
+    trigger: "available-now" (also "availableNow" and "once"), an interval between micro-batches, or None to run them
+    as fast as they come.
+    Raises the RecoveryErrors of planning; in that case nothing was written.
     """
     clock = clock or SystemClock()
     if isinstance(flow, Flow):
@@ -72,7 +72,7 @@ def start_prepared(
     observer: Observer | None,
     clock: Clock,
 ) -> RecoveryQuery:
-    """The part of `start` that needs Spark. Releases `prepared` when it fails."""
+    """Do the part of `start` that needs Spark. Releases `prepared` if it fails."""
     flow_id = prepared.flow_id
     try:
         frame = build_flow(flow, spark or _active_session(flow_id)) if isinstance(flow, Flow) else flow
@@ -89,7 +89,7 @@ def start_prepared(
 
 
 def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:
-    """The flow's streaming frame. Raises FlowFailedError when its code fails."""
+    """Build the flow's streaming frame. Raises FlowFailedError if the flow's code fails."""
     try:
         frame = flow.build(spark)
     except RecoveryError:
@@ -115,6 +115,6 @@ def _active_session(name: str) -> SparkSession:
 
     active = SparkSession.getActiveSession()
     if active is None and SparkContext._active_spark_context is not None:
-        # Which session is active is a matter of each thread.
+        # Each thread has its own active session.
         active = SparkSession.builder.getOrCreate()
     return active if active is not None else create_session(name)

@@ -1,9 +1,9 @@
-"""`python -m recovery.spark.run.warmup_flows JAVA_OPTIONS [--profile]`: flows from start to end, for `make_archive`.
+"""`python -m recovery.spark.run.warmup_flows JAVA_OPTIONS [--profile]`: run flows to their end, for `make_archive`.
 
-They do what most flows do, so that the JVM needs the classes that they need: read growing files and a table of lines,
-keep state in steps and in an operator of Spark's own, close epochs, and resume. With `--profile` more of
-them follow, of small micro-batches and of large ones, from which the JVM sees which methods are worth compiling. Prints
-the JVM's class path and module options as JSON, and ends when the JVM has ended.
+The flows do what most flows do, so that the JVM loads the classes that most flows need: they read growing files and a
+table of lines, keep state in steps and in an operator of Spark's own, close epochs, and resume. `--profile` adds flows
+with small and with large micro-batches, which show the JVM which methods are worth compiling. Prints the JVM's class
+path and module options as JSON, and ends when the JVM has ended.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from recovery.storage.initialize import init_partitions
 
 _EXIT_S = 120
 _WORK = (("small", 40, 100, 50), ("large", 6, 250_000, 20_000))
-"""Of micro-batches: how they are called, how many, of how many lines, over how many keys."""
+"""Micro-batches: name of their size, how many, lines in each, number of keys."""
 
 
 def main(java_options: str, profile: bool = False) -> None:
-    """Run them; see the module."""
+    """Run the flows, as the module's docstring describes."""
     spark: SparkSession = create_session(
         "warmup", master="local[2]", conf={"spark.driver.extraJavaOptions": java_options}
     )
@@ -66,7 +66,7 @@ def main(java_options: str, profile: bool = False) -> None:
 
 
 def _work(spark: SparkSession, home: Path) -> None:
-    """A step and an aggregation, each over small micro-batches and then over large ones."""
+    """Run a step and an aggregation over small micro-batches, then over large ones."""
     for size, files, lines, keys in _WORK:
         (home / size).mkdir()
         for number in range(files):

@@ -15,9 +15,9 @@ import scala.concurrent.duration.Duration;
 import scala.math.BigInt;
 import scala.util.Try;
 
-/** Gives the driver's Python rows of a plan that is about to run: see collecting.py. */
+/** Gives the driver's Python the rows of a plan that is about to run: see collecting.py. */
 public class Collecting {
-    /** Runs the plan, and writes its rows to a file, as a stream of Arrow's; nothing if there are none. */
+    /** Runs the plan, and writes its rows to a file as an Arrow stream; writes nothing if there are none. */
     public static void collect(SparkPlan plan, String timeZone, String file) throws Exception {
         Iterator rows = (Iterator) ((Tuple2) plan.executeCollectIterator())._2();
         Iterator streams = ArrowConverters$.MODULE$.toBatchWithSchemaIterator(
@@ -32,7 +32,7 @@ public class Collecting {
         }
     }
 
-    /** Runs what is below an exchange, which does not run again for the plan; how many rows there are. */
+    /** Runs what is below an exchange, and returns the number of rows. It does not run again for the plan. */
     public static long count(ShuffleExchangeExec exchange) throws Exception {
         Future job = (Future) ThreadUtils.awaitReady(exchange.submitShuffleJob(), Duration.Inf());
         ((Try) job.value().get()).get();

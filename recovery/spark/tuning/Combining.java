@@ -26,26 +26,26 @@ import scala.Option;
 import scala.collection.immutable.Seq;
 
 /**
- * Plans the combining of rows before a step's exchange: see combining.py, which has Spark's own compiler read this.
+ * Plans the combining of rows before a step's exchange: see combining.py. Spark's own compiler compiles this file.
  *
- * Only the driver has these classes: what they plan are Spark's own operators. Spark plans every micro-batch anew, so
- * each plan can learn from the one before.
+ * Only the driver has these classes: they plan Spark's own operators. Spark plans every micro-batch again, so each plan
+ * can learn from the previous one.
  */
 public class Combining extends SparkStrategy {
     private final SparkStrategy aggregation;
     private final Map places = new ConcurrentHashMap();
 
-    /** Takes the strategy by which Spark plans aggregates of frames that do not stream. */
+    /** Takes Spark's strategy for aggregates of frames that do not stream. */
     public Combining(SparkStrategy aggregation) {
         this.aggregation = aggregation;
     }
 
-    /** From now on the function of this name stands for an aggregate, which has the function's columns. */
+    /** Makes the function of this name stand for an aggregate, which has the function's columns. */
     public void declare(String name, LogicalPlan aggregate) {
         places.put(name, new Place((Aggregate) aggregate, aggregation));
     }
 
-    /** Takes note of how far rows were combined in a micro-batch that was executed by this plan. */
+    /** Learns how far rows were combined in a micro-batch that this plan executed. */
     public void learn(SparkPlan plan) {
         if (plan instanceof HashAggregateExec) {
             for (Iterator each = places.values().iterator(); each.hasNext();) {
@@ -70,11 +70,11 @@ public class Combining extends SparkStrategy {
     }
 }
 
-/** One place of a plan, over its micro-batches. */
+/** One place of a plan, across its micro-batches. */
 class Place {
-    /** So many micro-batches are not combined after one that kept three quarters of its rows or more. */
+    /** Number of micro-batches that are not combined after one that kept three quarters of its rows or more. */
     private static final int PAUSE = 20;
-    /** Fewer rows say nothing. */
+    /** Micro-batches with fewer rows are ignored. */
     private static final long TELLING = 1000L;
 
     private final Aggregate aggregate;
@@ -87,7 +87,7 @@ class Place {
     }
 
     SparkPlan plan(MapInArrow place, PythonUDF function) {
-        // Optimising gives attributes other ids, as where an alias was of no use.
+        // The optimiser gives attributes other ids, for instance when it removes a useless alias.
         Project rows = new Project(renamed(function.children(), aggregate.child().output()), place.child());
         List child = new ArrayList();
         child.add(rows);
@@ -115,7 +115,7 @@ class Place {
         }
     }
 
-    /** The keys' columns may be those of other aggregates, too; the last column is not. */
+    /** Identifies an aggregate by its last column: other aggregates may share the keys' columns. */
     private static Object id(Seq output) {
         return ((Attribute) output.last()).exprId();
     }
@@ -124,7 +124,7 @@ class Place {
         return ((Long) ((AccumulatorV2) plan.metrics().apply("numOutputRows")).value()).longValue();
     }
 
-    /** The aggregate of each partition by itself, of two steps between which Spark would have an exchange. */
+    /** Aggregates each partition alone, made from the two steps between which Spark would have an exchange. */
     private SparkPlan combined(HashAggregateExec last) {
         HashAggregateExec first = (HashAggregateExec) last.child();
         List complete = new ArrayList();
@@ -132,7 +132,7 @@ class Place {
             AggregateExpression each = (AggregateExpression) first.aggregateExpressions().apply(i);
             complete.add(each.copy(each.aggregateFunction(), Complete$.MODULE$, each.isDistinct(), each.filter(), each.resultId()));
         }
-        // Nothing is left out: filters count what comes through.
+        // A filter that drops nothing: it counts the rows that pass.
         FilterExec input = new FilterExec(Literal.TrueLiteral(), first.child());
         return new HashAggregateExec(
             Option.empty(), false, Option.empty(), first.groupingExpressions(), seq(complete), last.aggregateAttributes(),

@@ -30,12 +30,12 @@ import scala.collection.immutable.Seq;
 /**
  * Plans one task instead of a step's exchange, for micro-batches that are expected to be small: see gathering.py.
  *
- * Only the driver has this class: what it plans are Spark's own operators. Spark plans every micro-batch anew.
+ * Only the driver has this class: it plans Spark's own operators. Spark plans every micro-batch again.
  */
 public class Gathering extends SparkStrategy {
-    /** What is read of sources that tell their size is no more than this many bytes. */
+    /** Most bytes to read from the sources that report their size. */
     private static final long MOST_BYTES = 1L << 20;
-    /** Where nothing else is below the exchange, the tasks there are as good as one: none of it needs rows together. */
+    /** If only these are below the exchange, one task does as well as several: none of them needs rows together. */
     private static final Set NARROW = new HashSet(Arrays.asList(new Object[] {
         "Project", "Filter", "Union", "Generate", "EventTimeWatermark", "MapInArrow", "MapInPandas", "BatchEvalPython",
         "ArrowEvalPython"}));
@@ -45,14 +45,14 @@ public class Gathering extends SparkStrategy {
     private final Expression unhashed;
     private final Set small = ConcurrentHashMap.newKeySet();
 
-    /** Takes the name of the column that tells tasks whose rows they have, and what it says, with and without hashes. */
+    /** Takes the name of the column that tells tasks whose rows they have, and its values with and without hashes. */
     public Gathering(String place, Long everywhere, Long unhashed) {
         this.place = place;
         this.everywhere = new Literal(everywhere, DataTypes.LongType);
         this.unhashed = new Literal(unhashed, DataTypes.LongType);
     }
 
-    /** Whether the rows that this column spreads are expected to be few. */
+    /** Sets whether few rows are expected in the exchange by this column. */
     public void expect(String hashColumn, boolean few) {
         if (few) {
             small.add(hashColumn);
@@ -91,7 +91,7 @@ public class Gathering extends SparkStrategy {
         return sort == null ? gathered : new SortExec(seq(orderWithin(sort, hash)), false, gathered, 0);
     }
 
-    /** What rows are sorted by, but not the partition that their keys are of. */
+    /** The order of the sort, without the partition of the keys. */
     private static List orderWithin(Sort sort, Attribute hash) {
         List order = new ArrayList();
         for (int i = 0; i < sort.order().length(); i++) {
@@ -107,7 +107,7 @@ public class Gathering extends SparkStrategy {
         return plan instanceof Sort && !((Sort) plan).global();
     }
 
-    /** The column by which the plan spreads few rows; null if it is no step's exchange, or not few are expected. */
+    /** The column of a step's exchange for which few rows are expected; null for other plans. */
     private Attribute hash(LogicalPlan plan) {
         if (plan instanceof RepartitionByExpression) {
             Seq by = ((RepartitionByExpression) plan).partitionExpressions();
@@ -122,7 +122,7 @@ public class Gathering extends SparkStrategy {
         return null;
     }
 
-    /** The rows without the column of their keys' hashes, which the task computes itself; null if it has to stay. */
+    /** The rows without the column of their keys' hashes, which the task computes itself; null if it must stay. */
     private static LogicalPlan withoutHash(LogicalPlan input, Attribute hash) {
         if (!(input instanceof Project)) {
             return null;
@@ -140,7 +140,7 @@ public class Gathering extends SparkStrategy {
         return new Project(seq(others), ((Project) input).child());
     }
 
-    /** What the project gives, with this as the place; null if it gives none. */
+    /** The project's columns, with this expression as the place; null if it has no place. */
     private List columns(Project project, Expression of) {
         List columns = new ArrayList();
         boolean found = false;
@@ -173,7 +173,7 @@ public class Gathering extends SparkStrategy {
         return true;
     }
 
-    /** What the sources say that there is to read, all together; of one that does not know, nothing. */
+    /** The bytes to read that all sources together report; a source that does not know counts as 0. */
     private static double knownBytes(LogicalPlan plan) {
         double bytes = 0;
         if (plan.children().isEmpty()) {

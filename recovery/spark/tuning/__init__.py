@@ -1,1 +1,1 @@
-"""How a micro-batch runs faster: each tactic behind one seam."""
+"""Tactics that make a micro-batch faster, each behind one seam."""

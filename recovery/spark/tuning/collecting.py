@@ -1,7 +1,7 @@
-"""Rows that the driver takes from its JVM, and gives back to it, by way of a file among the temporary ones.
+"""Pass rows from the JVM to the driver's Python, and back, through a temporary file.
 
-PySpark has `toArrow` and `createDataFrame` for that, which take 20 and 5 ms longer for a thousand rows: they make a
-frame of a plan first, and a thread and a socket, and look at every type.
+PySpark's `toArrow` and `createDataFrame` for that take 20 and 5 ms longer for a thousand rows: they first make a frame
+of a plan, a thread and a socket, and look at every type.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Collector:
         self._collecting = new(spark, "Collecting")
 
     def collect(self, plan: Any) -> list[pa.RecordBatch]:
-        """Run a physical plan, and take all its rows, as Spark gives them to Python functions."""
+        """Run a physical plan, and return all its rows, as Spark gives them to Python functions."""
         zone = self._spark.conf.get("spark.sql.session.timeZone")
         with tempfile.NamedTemporaryFile(prefix="recovery-rows-") as file:
             self._collecting.collect(plan, zone, file.name)
@@ -34,15 +34,15 @@ class Collector:
         return pa.ipc.open_stream(read).read_all().to_batches() if read else []
 
     def count(self, exchange: Any) -> int:
-        """Run what is below an exchange, which does not run again when its plan does; how many rows there are."""
+        """Run what is below an exchange, and return the number of rows. It does not run again when its plan does."""
         return int(self._collecting.count(exchange))
 
 
 def local_frame(spark: SparkSession, table: pa.Table, schema: T.StructType, time_zone: str) -> DataFrame:
-    """A frame of rows that the JVM has from now on. The table has the columns of `schema`."""
+    """Move a table into the JVM, and return a frame of its rows. The table has the columns of `schema`."""
     jvm = spark._jvm
     assert jvm is not None
-    # The JVM asks the session for the types, not the file, and takes any buffers for those: others end it by SIGSEGV.
+    # The JVM takes the types from the session, not from the file. Buffers of other types end it by SIGSEGV.
     large = is_on(spark, "spark.sql.execution.arrow.useLargeVarTypes")
     table = table.cast(to_arrow_schema(schema, timezone=time_zone, prefers_large_types=large))
     with tempfile.NamedTemporaryFile(prefix="recovery-rows-") as file:

@@ -1,8 +1,8 @@
-"""Combining a micro-batch's rows before the exchange, in the JVM: what a partition has of a key becomes one row.
+"""Combine a micro-batch's rows before the exchange, in the JVM: a partition's rows of one key become one row.
 
 Spark plans every aggregate of a stream with a state store of its own, so the plan holds a place instead: a function
-that the planner, taught by a strategy of ours, replaces by an aggregate over each partition by itself. The strategy
-is Java for the driver alone (Combining.java), compiled by the compiler that Spark has for its own generated code.
+that the planner, with this package's strategy, replaces by an aggregate over each partition alone. The strategy is Java
+for the driver only (Combining.java), compiled by the compiler that Spark has for its own generated code.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from recovery.spark.steps.combine import _declared
 
 
 class Combiner:
-    """What combines at the places of one plan."""
+    """Combines rows at the places of one plan."""
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
 
     def learn(self, query: Any) -> None:
-        """Let the planner see how far the last micro-batch of the JVM's query was combined: where it was of little use,
-        the next ones are sent as they are for a while."""
+        """Show the planner how far the last micro-batch of the JVM's query was combined. If that was of little use, the
+        next ones are not combined for a while."""
         self._strategy.learn(query.streamingQuery().lastExecution().executedPlan())
 
 
 def install(spark: SparkSession, names: Sequence[str]) -> Combiner | None:
-    """Have the session's planner combine at the places of these functions; None without any."""
+    """Make the session's planner combine at the places of these functions; return None if there are none."""
     if not names:
         return None
     strategy = planner_strategy(

@@ -1,10 +1,10 @@
-"""Gathering a small micro-batch's rows in one task, instead of exchanging them between as many as there are partitions.
+"""Gather a small micro-batch's rows in one task, instead of exchanging them between as many tasks as partitions.
 
-Of a micro-batch of a hundred rows, the exchange takes longer than all that is done with them: a stage of its own, a
-shuffle, and a second stage whose tasks wait for it. So where the last micro-batch was small, a strategy of ours has the
-planner put one task in the exchange's place (Gathering.java), and that does the work of all partitions. It hashes the
-keys, too: planning that and generating code for it takes Spark longer than the hashing. What a source tells of its size
-is believed, and a micro-batch that turns out large is done all the same. Between such tasks their process keeps the
+For a micro-batch of a hundred rows, the exchange takes longer than the rest of the work: a stage of its own, a shuffle,
+and a second stage whose tasks wait for it. So if the last micro-batch was small, a strategy (Gathering.java) makes the
+planner put one task in the exchange's place, which does the work of all partitions. The task hashes the keys, too:
+Spark takes longer to plan that and to generate code for it than the hashing takes. Sizes that sources report are
+trusted, and a micro-batch that turns out large is processed all the same. Between such tasks their process keeps the
 deltas open: see `recovery.storage.deltas.open_deltas`.
 """
 
@@ -21,19 +21,19 @@ from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, PLACE, UNHASH
 FEW_ROWS = 2000
 LONG_S = 0.25
 PAUSE = 20
-"""So many micro-batches are exchanged after a gathered one that took long, and longer than exchanged ones do; twice as
-many after the next such one."""
+"""Number of micro-batches that are exchanged after a gathered one that took long, and longer than exchanged ones do;
+twice as many after the next such one."""
 MOST_PAUSE = 1280
 
 
 class Gathering:
-    """How the micro-batches of one run are planned."""
+    """Decides which micro-batches of one run are gathered."""
 
     def __init__(self, spark: SparkSession, hash_columns: Sequence[str]) -> None:
-        """`hash_columns` are those by which the steps' rows are spread."""
+        """`hash_columns`: the columns by which the steps' rows are spread."""
         self._strategy = planner_strategy(spark, "Gathering", _places)
         self._hash_columns = hash_columns
-        # Attempts of one task at the same moment would read their input twice, and may find different keys in it.
+        # Simultaneous attempts of one task would read their input twice, and may find different keys in it.
         self._allowed = spark.sparkContext.getConf().get("spark.speculation", "false").lower() != "true"
         self._pause = 0
         self._next_pause = PAUSE
@@ -41,7 +41,7 @@ class Gathering:
         self._expect(False)
 
     def learn(self, rows: int, seconds: float) -> None:
-        """A micro-batch had so many rows, or keys, and took so long: tell the planner what to expect of the next."""
+        """Take the rows, or keys, and the duration of a micro-batch; tell the planner what to expect of the next."""
         few = rows <= FEW_ROWS
         if self._pause:
             self._pause -= 1
@@ -50,7 +50,7 @@ class Gathering:
         elif few and self._few and seconds <= LONG_S:
             self._next_pause = PAUSE
         elif few and self._few and (self._exchanged_s is None or seconds > self._exchanged_s):
-            # It may have been long for another reason than the one task: the pause will show.
+            # Something else than the single task may have made it long: the pause will show.
             self._pause, self._exchanged_s = self._next_pause, None
             self._next_pause = min(2 * self._next_pause, MOST_PAUSE)
         few = few and self._allowed and not self._pause

@@ -1,13 +1,13 @@
-"""Merging a declared aggregate's rows in the driver, where Spark has combined those of a micro-batch to few.
+"""Merge a declared aggregate's rows in the driver, if Spark has combined those of a micro-batch to few.
 
-Such a step runs no code of the user's in Python, and of half a million rows with a thousand keys Spark leaves two
-thousand. Python workers take longer to be given those than to merge them: a shuffle, and a second stage whose tasks
-wait for processes, which have to be started for the first one. So the driver takes the combined rows instead, does what
-the one task of a gathered micro-batch does, and gives the sink what comes of it.
+Such a step runs no user code in Python, and Spark combines half a million rows with a thousand keys to two thousand.
+Python workers take longer to receive those than to merge them: a shuffle, and a second stage whose tasks wait for
+processes, which have to be started the first time. So the driver takes the combined rows instead, does what the single
+task of a gathered micro-batch does, and gives the sink the result.
 
-How many rows there will be is known from the micro-batch before. Of a run's first one, and where a source does not tell
-how much there is to read, the exchange is run by a job of its own, and counts them. If they are few, the driver takes
-them from there; if not, Spark goes on behind the exchange.
+The previous micro-batch shows how many rows to expect. For a run's first one, and if a source does not report how much
+there is to read, a separate job runs the exchange and counts them. If they are few, the driver takes them from there;
+if not, Spark continues behind the exchange.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from recovery.storage.connect import connect_task
 
 FEW_ROWS = 10_000
 MOST_BYTES = 64 << 20
-"""What there is to read where rows are taken before they are counted: the driver has memory for them, whatever they
+"""Most bytes to read at which rows are taken before they are counted: the driver has memory for them, whatever they
 are."""
 PAUSE = 20
-"""So many micro-batches are left to Spark after one that had many rows against expectation."""
+"""Number of micro-batches that are left to Spark after one that unexpectedly had many rows."""
 _ABOVE = {"Project", "Filter"}
-"""What may stand between the step and the sink."""
+"""Nodes that may be between the step and the sink."""
 
 
 class _Place(NamedTuple):
-    """Where a micro-batch's plan has an aggregate: the nodes from the top to its function, and its exchange."""
+    """The place of an aggregate in a micro-batch's plan: the nodes from the top to its function, and its exchange."""
 
     step: StepDefinition
     path: list[Any]
@@ -52,19 +52,19 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Merged:
-    """A micro-batch whose last step the driver has done: the rows of that step's output."""
+    """A micro-batch whose last step the driver has run: the rows of that step's output."""
 
     place: _Place
     rows: pa.Table
 
     @property
     def is_all(self) -> bool:
-        """Whether the sink is to be given those rows, as they are."""
+        """Whether the sink gets exactly those rows."""
         return len(self.place.path) == 1
 
     def frame(self, planned: DataFrame) -> DataFrame:
-        """What the sink is to be given for the micro-batch that Spark planned as `planned`, without running a step
-        again; a local frame, where it `is_all`."""
+        """The frame for the sink, for the micro-batch that Spark planned as `planned`, without running a step again; a
+        local frame if it `is_all`."""
         spark = planned.sparkSession
         output = local_frame(spark, self.rows, self.place.step.output, self.place.step.time_zone)
         if self.is_all:
@@ -87,31 +87,31 @@ class Merged:
 
 
 class Merging:
-    """What the driver does of one run's micro-batches: the last step, if that is an aggregate."""
+    """Runs the last step of one run's micro-batches in the driver, if that step is an aggregate."""
 
     def __init__(self, steps: Sequence[StepDefinition], tasks: int, row_width: RowWidth) -> None:
-        """tasks: over how many rows are exchanged. row_width: of what steps below the aggregate are given."""
+        """tasks: the number that rows are exchanged over. row_width: of the rows that steps below the aggregate get."""
         self._steps = {f"{UDF_NAME}{each.token}": each for each in steps if isinstance(each.update, Aggregation)}
         self._tasks = tasks
         self._row_width = row_width
         self._collector: Collector | None = None
         self._few: bool | None = None
-        """What is expected; None for nothing."""
+        """Whether few rows are expected; None if nothing is expected."""
         self._weighted = all(each.weight is not None for each in self._steps.values())
         self._pause = 0
         self._merged = False
 
     def learn(self, rows: int, keys: int) -> None:
-        """The last micro-batch had so many rows, as its steps count them, and changed so many keys."""
+        """Take the number of rows of the last micro-batch, as its steps count them, and the number of changed keys."""
         if not self._merged:
             most = min(rows, keys * self._tasks) if self._weighted else rows
             self._few = None if most <= FEW_ROWS else False
         self._merged = False
 
     def run(self, query: Any, spark: SparkSession, address: str, batch: BatchId) -> Merged | None:
-        """Run the micro-batch that the JVM's query is about to run, in its session; None if Spark is to do it.
+        """Run the micro-batch that the JVM's query is about to run, in its session; return None to leave it to Spark.
 
-        Raises what goes wrong in the flow's expressions, and StateValueError.
+        Raises errors of the flow's expressions, and StateValueError.
         """
         paused, self._pause = self._pause > 0, max(0, self._pause - 1)
         if query is None or not self._steps or self._few is False or paused:
@@ -143,7 +143,7 @@ class Merging:
         return _Place(step, path, rows) if name == "Exchange" else None
 
     def _taken(self, exchange: Any, query: Any, collector: Collector) -> Any:
-        """The node of the plan whose rows the driver takes; None for none."""
+        """The node of the plan whose rows the driver takes; None if it takes none."""
         if self._few and bytes_to_read(query) <= MOST_BYTES:
             return exchange.child()
         if collector.count(exchange) <= FEW_ROWS:
@@ -152,19 +152,19 @@ class Merging:
         return None
 
     def _merge(self, step: StepDefinition, rows: Sequence[pa.RecordBatch], address: str, batch: BatchId) -> pa.Table:
-        """The step over the rows of all recovery partitions."""
+        """Run the step over the rows of all recovery partitions, and return its output."""
         connect = partial(connect_task, address)
         output = run_tasks(step, (_placed(step, each) for each in rows), connect, batch, ArrowStepTask, self._tasks)
         return pa.Table.from_batches(list(output), to_arrow_schema(step.output, timezone=step.time_zone))
 
 
 def _placed(step: StepDefinition, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows from before the exchange, with the columns that a task sees behind it, of all partitions."""
+    """Rows of all partitions from before the exchange, with the columns that a task sees behind it."""
     names = [*step.columns] if step.key_in_place else [*step.columns, KEY]
     everywhere = pc.bit_wise_or(rows.column(step.hash_column), EVERYWHERE << HASH_BITS)
     return pa.RecordBatch.from_arrays([*map(rows.column, names), everywhere], [*names, PLACE])
 
 
 def _is_transparent(name: str) -> bool:
-    """Whether a node of that name passes rows on as they are."""
+    """Whether a node of that name passes rows on unchanged."""
     return name.startswith("WholeStageCodegen") or name == "InputAdapter"

@@ -1,12 +1,12 @@
-"""What every Python process that Spark starts does first: PySpark is imported from where it is installed, Spark's own
-daemon makes way for the one of this package, and a process that serves the JVM alone ends with it, without a traceback.
+"""Run first in every Python process that Spark starts: import PySpark from where it is installed, replace Spark's own
+daemon with this package's, and end a process that serves only the JVM when the JVM ends, without a traceback.
 
-Spark puts archives in front of the path of its Python processes, in which it carries PySpark and its own classes.
-Modules come from there as source, to be compiled by each process, and every task has the list of what is in each read
-again. Python imports a module of this name when it starts, before it looks for what it is to run; sessions of ours have
-its directory in the `PYTHONPATH` of their JVM. One of the same name behind it on the path has its turn.
+Spark puts archives with PySpark and its own classes in front of the path of its Python processes. Each process compiles
+the modules in them from source, and every task reads the list of their contents again. Python imports a module of this
+name when it starts, before it looks for what to run; sessions that this package makes have its directory in the
+`PYTHONPATH` of their JVM. A module of the same name behind it on the path still runs.
 
-And signals that a supervisor sends to all processes of a run are left to the driver.
+Signals that a supervisor sends to all processes of a run are left to the driver.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _DAEMON, _OWN_DAEMON = "pyspark.daemon", "recovery.spark.jvm.daemon"
 _WATCH = "end-with-parent"
 _POLL_S = 1.0
 GONE = (BrokenPipeError, ConnectionResetError)
-"""What a process meets that writes to a JVM which needs no more of it, or has ended."""
+"""Errors of a process that writes to a JVM which needs nothing more from it, or has ended."""
 
 
 def leave_archives() -> None:
-    """Take Spark's archives off the path where the same is installed beside them. Before PySpark is imported."""
+    """Remove Spark's archives from the path if the same packages are installed. Call this before importing PySpark."""
     path = sys.path.copy()
     sys.path[:] = [each for each in path if not _ARCHIVE.fullmatch(each)]
     if any(importlib.util.find_spec(name) is None for name in ("pyspark", "py4j")):
@@ -46,12 +46,12 @@ def leave_archives() -> None:
 
 
 def leave_signals_to_driver() -> None:
-    """Have SIGTERM and Ctrl-C not end this process, nor the workers that it forks: the driver has got them too, and
+    """Keep SIGTERM and Ctrl-C from ending this process and the workers that it forks: the driver gets them, too, and
     ends the run when the micro-batch is done, for which it needs its workers.
 
-    What Spark ends still ends: a daemon when its standard input is closed, a worker by SIGKILL, or by SIGHUP when its
-    daemon ends, any other process by SIGTERM with its standard input closed. Handlers, unlike ignored signals, are not
-    inherited by the programs that users start.
+    Spark can still end a daemon by closing its standard input, a worker by SIGKILL, or by SIGHUP when its daemon ends,
+    and any other process by SIGTERM with its standard input closed. Programs that users start do not inherit handlers,
+    unlike ignored signals.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end_with_input)
@@ -68,12 +68,12 @@ def leave_signals_to_driver() -> None:
 
 
 def _stay(*_: object) -> None:
-    """The handler of Spark's daemon and of its workers."""
+    """The handler of Spark's daemon and of its workers: do nothing."""
 
 
 def _end_with_input(number: int, _: object) -> None:
-    """The handler of other processes: Spark closes their standard input just after its SIGTERM, and nobody else
-    does."""
+    """The handler of other processes: end if standard input is closed. Spark closes it just after its SIGTERM, and
+    nobody else does."""
     watched = select.poll()
     watched.register(0, 0)
     if watched.poll(_CLOSED_WITHIN_MS):
@@ -81,9 +81,9 @@ def _end_with_input(number: int, _: object) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent does, whatever it is doing: a source's planner may be far from its socket.
+    """End this process when its parent ends, whatever it is doing: a source's planner seldom reads its socket.
 
-    The operating system's own way (PR_SET_PDEATHSIG) counts the parent's thread, and those of a JVM come and go.
+    The operating system's own way (PR_SET_PDEATHSIG) follows the parent's thread, and threads of a JVM come and go.
     """
     if any(thread.name == _WATCH for thread in threading.enumerate()):
         return
@@ -100,7 +100,7 @@ def _wait_for_end(parent: int) -> None:
     try:
         waiting = select.poll()
         waiting.register(os.pidfd_open(parent), select.POLLIN)
-        # The number may have been another process's by then.
+        # By then the number may have been another process's.
         if os.getppid() == parent:
             waiting.poll()
     except (AttributeError, OSError):
@@ -109,7 +109,7 @@ def _wait_for_end(parent: int) -> None:
 
 
 def _leave_quietly() -> None:
-    """Have nothing printed when the JVM has closed the connection: it does so in runs that are right."""
+    """Print nothing when the JVM has closed the connection: it does so in healthy runs, too."""
     shown, unraisable = sys.excepthook, sys.unraisablehook
 
     def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -129,18 +129,18 @@ def serves_a_jvm(arguments: list[str]) -> bool:
 
 
 def _prepare(arguments: list[str]) -> None:
-    """For a module of Spark's, by the arguments of this Python."""
+    """Prepare this Python for the module of Spark's that its arguments name, if any."""
     if not serves_a_jvm(arguments):
         return
     if arguments[2] == _DAEMON:
-        # Where the JVM plans sources, it does not ask which daemon to take.
+        # When the JVM plans sources, it ignores the setting for the daemon.
         os.execv(sys.executable, [arguments[0], "-m", _OWN_DAEMON, *arguments[3:]])
     _leave_quietly()
     end_with_parent()
 
 
 def _go_on() -> None:
-    """Run the module in whose place this one was imported, if there is one."""
+    """Run the `sitecustomize` that this one was imported instead of, if there is one."""
     here = Path(__file__).parent
     sys.path[:] = [each for each in sys.path if Path(each) != here]
     spec = importlib.machinery.PathFinder.find_spec(_NAME)
