@@ -4,7 +4,7 @@ Keeps the keyed state and input positions of a Structured Streaming job in SQLit
 are consistent across all files. A run resumes from them, and they can be read, copied and rewound.
 """
 
-# ruff: noqa: E402 - signals count before anything that takes time is imported
+# ruff: noqa: E402 - handle signals before slow imports
 import sys
 
 _name = (getattr(sys, "argv", []) or [""])[0]

@@ -1,4 +1,4 @@
-"""Settings of a run."""
+"""The settings of a run."""
 
 from __future__ import annotations
 

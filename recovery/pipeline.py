@@ -1,4 +1,4 @@
-"""Pipelines: named nodes with dependencies, each read → transform → write on Spark."""
+"""Pipelines: named nodes with dependencies; each node reads, transforms and writes on Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids as types: an epoch is never passed where a batch id is meant."""
+"""Distinct types for ids, so that an epoch is never passed as a batch id."""
 
 from __future__ import annotations
 

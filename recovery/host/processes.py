@@ -35,7 +35,7 @@ def is_visible(host: str | None, noted: str | None) -> bool:
         return False
     try:
         # The mounted /proc may be that of another namespace.
-        sees_own = os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115 - not a file of ours
+        sees_own = os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115 - a path of the kernel
         place = [boot_id(), _namespace()]
     except OSError:
         return False
@@ -86,6 +86,6 @@ def has_ended(holder: Mapping[str, Any]) -> bool:
 def _namespace() -> str:
     """Return the PID namespace of this process; empty if the system has none."""
     try:
-        return str(os.stat("/proc/self/ns/pid").st_ino)  # noqa: PTH116 - not a file of ours
+        return str(os.stat("/proc/self/ns/pid").st_ino)  # noqa: PTH116 - a path of the kernel
     except OSError:
         return ""

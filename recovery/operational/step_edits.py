@@ -156,7 +156,7 @@ def _cut(plan: ResumePlan) -> Cut:
     return max(common_cuts(plan.partitions))
 
 
-class _NothingToChange(Exception):  # noqa: N818 - no error
+class _NothingToChange(Exception):  # noqa: N818 - not an error
     """A forced edit has nothing to change, so it fences no run."""
 
 

@@ -97,7 +97,7 @@ class Backend(Protocol):
 
 
 class DirectoryBackend:
-    """Operational state in a recovery directory: see `recovery.storage.documents`."""
+    """Operational state in a recovery directory; see `recovery.storage.documents`."""
 
     def __init__(self, directory: str | os.PathLike[str], clock: Clock, retry: RetryPolicy) -> None:
         self.directory = Path(directory)

@@ -43,7 +43,7 @@ _QUERY = re.compile(r"\?[^\s\"')]+")
 _SECRETS = re.compile(r"KEY|SECRET|TOKEN|SAS|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 
-class Conflict(Exception):  # noqa: N818 - somebody else was faster: the write is tried again on what is there now
+class Conflict(Exception):  # noqa: N818 - another writer was faster: the write is tried again on the current content
     """The object has changed since it was read."""
 
 

@@ -15,7 +15,7 @@ from recovery.operational.backends.retry import RetryPolicy
 
 VARIABLE = "RECOVERY_STATE_BACKEND"
 DIRECTORY = "recovery"
-"""The name of the default: the recovery directory itself."""
+"""The name of the default backend: the recovery directory itself."""
 
 Location = str | os.PathLike[str]
 

@@ -14,7 +14,7 @@ from recovery.errors import ConfigurationError
 T = TypeVar("T")
 
 
-class Busy(Exception):  # noqa: N818 - it never leaves the package: what is raised to the user is made of it
+class Busy(Exception):  # noqa: N818 - it never leaves the package: users see the error made from it
     """An attempt met another writer or a backend that is briefly unavailable; trying again is worthwhile."""
 
 
