@@ -1,10 +1,10 @@
 """Recovery partitions for PySpark.
 
-A Structured Streaming job's keyed state and input positions, kept in SQLite files: epoch-numbered snapshots that are
-consistent across all files, that a run resumes from, and that can be read, copied and rewound.
+Keeps the keyed state and input positions of a Structured Streaming job in SQLite files: epoch-numbered snapshots that
+are consistent across all files. A run resumes from them, and they can be read, copied and rewound.
 """
 
-# ruff: noqa: E402 - signals count before anything that takes time is imported
+# ruff: noqa: E402 - handle signals before slow imports
 import sys
 
 _name = (getattr(sys, "argv", []) or [""])[0]
@@ -175,8 +175,8 @@ __all__ = [
     "task_state",
 ]
 
-# Imported when it is first asked for, as the package's modules are: looking at a directory needs no Spark, and a Python
-# worker of Spark's neither sinks nor state managers.
+# Imported on first use, as are the package's modules: reading a directory needs no Spark, and Spark's Python workers
+# need neither sinks nor state managers.
 _LATER = {
     "AllKeysSink": "recovery.sinks",
     "BatchContext": "recovery.sinks",
@@ -231,5 +231,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, those that are not imported yet too, and what the module has."""
+    """Return the public names, also those not imported yet, and the module's other names."""
     return sorted({*__all__, *globals()})

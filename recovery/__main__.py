@@ -1,4 +1,4 @@
-"""`python -m recovery`, and the command `recovery`: signals count before anything that takes time is imported."""
+"""`python -m recovery`, and the command `recovery`: handles signals before slow imports."""
 
 from recovery.host.signals import end_after_grace, end_now, handle
 

@@ -1,12 +1,13 @@
-"""What `recovery.aggregate` can compute of a key's rows: functions that name it, for its keyword arguments.
+"""The aggregates that `recovery.aggregate` can compute over a key's rows: functions to use in its keyword arguments.
 
     from recovery import aggregate
     from recovery.aggregates import count, max_, sum_
 
     orders.transform(aggregate("spent", key="user", n=count(), total=sum_("price"), highest=max_("price")))
 
-A column is given by name, or as a Spark `Column`, which Spark computes. NULL is passed over, as in SQL, unless it says
-otherwise. No result depends on the order in which rows arrive, except for the last digits of floating-point sums.
+A column is given by name, or as a Spark `Column`, which Spark computes. Functions skip NULL, as in SQL, unless their
+docstring says otherwise. No result depends on the order in which rows arrive, except for the last digits of
+floating-point sums.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ __all__ = [
 class Aggregate:
     """One column to aggregate: made by the functions of this module, given to `recovery.aggregate`.
 
-    inputs: the columns it is computed of. limit: how many values it keeps of a key. newest: it keeps those that come
-    last in order instead of first.
+    inputs: the columns that it is computed from. limit: how many values it keeps per key. newest: it keeps the last
+    values in order instead of the first.
     """
 
     function: str
@@ -60,14 +61,14 @@ class Aggregate:
 
 
 def count(value: Input | None = None) -> Aggregate:
-    """How many rows the key has had; with a column, how many in which it is not NULL. A bigint."""
+    """How many rows the key has had; with a column, how many rows in which it is not NULL. A bigint."""
     return Aggregate("count", _given(value))
 
 
 def sum_(value: Input) -> Aggregate:
-    """The sum. Of integers a bigint, and an error where that overflows, so cast to decimal(38,0) what may become
-    larger; of a decimal(p,s) a decimal(p+10,s); of float and double a double, whose last digits depend on the order of
-    the rows."""
+    """The sum. For integers a bigint, and an error if that overflows, so cast to decimal(38,0) what may become larger;
+    for a decimal(p,s) a decimal(p+10,s); for float and double a double, whose last digits depend on the order of the
+    rows."""
     return Aggregate("sum", (value,))
 
 
@@ -82,13 +83,13 @@ def max_(value: Input) -> Aggregate:
 
 
 def mean(value: Input) -> Aggregate:
-    """The arithmetic mean, a double. Kept as sum and count: of integers it is exact until the division."""
+    """The arithmetic mean, a double. Kept as sum and count: for integers it is exact until the division."""
     return Aggregate("mean", (value,))
 
 
 def variance(value: Input, *, population: bool = False) -> Aggregate:
     """The variance of a sample, or of the whole population; a double. Kept as count, mean and the sum of squared
-    differences, merged as Chan, Golub and LeVeque do it. NULL for a sample of one."""
+    differences, merged with the method of Chan, Golub and LeVeque. NULL for a sample of one."""
     return Aggregate("var_pop" if population else "var_samp", (value,))
 
 
@@ -98,12 +99,12 @@ def stddev(value: Input, *, population: bool = False) -> Aggregate:
 
 
 def first(value: Input, by: Input) -> Aggregate:
-    """The value in the row with the least `by`, NULL too; of rows with the same the least value."""
+    """The value, or NULL, in the row with the least `by`; of rows with the same `by`, the least value."""
     return Aggregate("first", (value, by))
 
 
 def last(value: Input, by: Input) -> Aggregate:
-    """The value in the row with the greatest `by`, NULL too; of rows with the same the greatest value."""
+    """The value, or NULL, in the row with the greatest `by`; of rows with the same `by`, the greatest value."""
     return Aggregate("last", (value, by))
 
 
@@ -115,7 +116,7 @@ def top_k(value: Input, k: int, *, by: Input | None = None) -> Aggregate:
 def collect(value: Input, limit: int, *, by: Input | None = None, keep: str = "first") -> Aggregate:
     """An array of at most `limit` values, in the order of `by`, or of the values themselves.
 
-    keep: which values stay when there are more, those that come "first" in order or "last".
+    keep: which values stay if there are more: the "first" or the "last" in order.
     """
     if keep not in ("first", "last"):
         raise ConfigurationError(f"collect(keep={keep!r}): it is 'first' or 'last'")
@@ -123,9 +124,9 @@ def collect(value: Input, limit: int, *, by: Input | None = None, keep: str = "f
 
 
 def approx_distinct(value: Input, *, error: float = 0.05) -> Aggregate:
-    """About how many different values there were, a bigint.
+    """The approximate number of different values, a bigint.
 
-    The state is the least hashes that occurred, about 1/error² of them (a bottom-k sketch): exact up to that many
+    The state is the smallest hashes that occurred, about 1/error² of them (a bottom-k sketch): exact up to that many
     values, with a standard error of `error` beyond.
     """
     if not 0.005 <= error <= 0.5:

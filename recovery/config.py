@@ -1,4 +1,4 @@
-"""Settings of a run."""
+"""The settings of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recovery.errors import ConfigurationError
 from recovery.planning.health import parse_targets
 
 DEFAULT_MASTER = "local[*,3]"
-"""Spark's master where none is given: all cores, and a task whose Python worker was killed is tried again, twice."""
+"""Spark's default master: all cores, and two retries of a task whose Python worker was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +29,27 @@ class RecoveryConfig:
     backup_interval: wall time for which superseded snapshots are kept, so that copies of the partitions
         taken at different moments still share an epoch, and runs can go back. None: as long as the last run on the
         directory kept them; 0 if there was none.
-    discard_history: allow a backup_interval that is shorter than the last run's: what only that one kept is
-        discarded.
+    discard_history: allow a backup_interval that is shorter than the last run's, and discard what only the longer one
+        keeps.
     resume_after: rewind: start from the snapshot after this epoch; 0: from the beginning. None: from the latest.
-        What was closed since is discarded.
+        Epochs closed since are discarded.
     resume_epoch: the same, named by the epoch that follows the snapshot: resume_epoch=3 is resume_after=2.
     rewind_again: the number of an execution that went back to the same snapshot before: go back once more.
     drop_steps: steps whose state is discarded at the start, because the flow lacks them, declares them in a way that
         does not fit it, or cannot read it.
-    rename_steps: steps that the flow calls by another name now: {old: new}.
-    keep_steps: steps whose key or state type was changed in a way that leaves the stored state right as it is. That
-        the step can read it is checked.
+    rename_steps: steps that have a new name in the flow: {old: new}.
+    keep_steps: steps whose key or state type changed in a way that leaves the stored state right as it is. The start
+        checks that the step can read it.
     scratch_directory: where the execution keeps what need not survive it (touched state, Spark's checkpoint);
         None: inside the recovery directory.
-    thresholds: levels of targets in place of the defaults: {"snapshot-duration": "5s/20s", "state-size": "off"}.
-    metrics_port: serve metrics for Prometheus at this port while the run goes on; 0: at any that is free.
-    metrics_host: the address that they are served at.
-    state_backend: where the run history is kept, a URI; None: what the environment variable RECOVERY_STATE_BACKEND
+    thresholds: levels of targets that replace the defaults: {"snapshot-duration": "5s/20s", "state-size": "off"}.
+    metrics_port: serve metrics for Prometheus at this port during the run; 0: at any free port.
+    metrics_host: the address to serve them at.
+    state_backend: where the run history is kept, a URI; None: as the environment variable RECOVERY_STATE_BACKEND
         says, by default the recovery directory.
 
-    Intervals are seconds as int or float, a timedelta, or text like "10s", "5m", "1h"; they are seconds
-    as float afterwards. Raises ConfigurationError.
+    Intervals are seconds as int or float, a timedelta, or text like "10s", "5m", "1h"; they are stored as seconds
+    (float). Raises ConfigurationError.
     """
 
     directory: str | os.PathLike[str]
@@ -89,7 +89,7 @@ class RecoveryConfig:
             local_path(self.directory)
         if self.scratch_directory is not None:
             local_path(self.scratch_directory)
-        # The flow may go elsewhere while it runs.
+        # The flow may change the working directory while it runs.
         set_field(self, "directory", Path(self.directory).absolute())
         set_field(self, "snapshot_interval", parse_interval(self.snapshot_interval))
         if self.backup_interval is not None:
@@ -132,7 +132,7 @@ class RecoveryConfig:
 
     @property
     def rewind_to(self) -> int | None:
-        """The epoch that a rewind starts at; None: no rewind was asked for."""
+        """The epoch that a rewind starts at; None without a rewind."""
         return self.resume_epoch if self.resume_after is None else self.resume_after + 1
 
     @property
@@ -147,10 +147,10 @@ class RecoveryConfig:
 
     @property
     def backup_interval_s(self) -> float:
-        """The backup interval in seconds; 0 where it is not given, which holds for the first run on a directory."""
+        """The backup interval in seconds; 0 if it is not given, which applies to the first run on a directory."""
         return given_backup_interval_s(self) or 0.0
 
 
 def given_backup_interval_s(config: RecoveryConfig) -> float | None:
-    """The backup interval in seconds; None: not given, so it is that of the last run."""
+    """Return the backup interval in seconds; None if it is not given, and then that of the last run applies."""
     return None if config.backup_interval is None else parse_interval(config.backup_interval)

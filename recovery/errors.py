@@ -55,10 +55,10 @@ from recovery.base.printable import one_line
 
 
 class RecoveryError(Exception):
-    """An operation on recovery partitions could not be done; nothing was half-written.
+    """An operation on recovery partitions failed; nothing was half-written.
 
-    `found` says what was found. `path` names the file or directory, `cause` the probable cause and
-    `remedy` what to do; the class has defaults for the last two.
+    `found` says what was found. `path` names the file or directory, `cause` the probable cause and `remedy` what to do;
+    the class has defaults for the last two.
     """
 
     exit_code: ClassVar[int] = 10
@@ -85,7 +85,7 @@ class RecoveryError(Exception):
         return "\n".join(self.parts())
 
     def parts(self) -> list[str]:
-        """What was found, its probable cause, what to do: as far as they are known. Each may have several lines."""
+        """Return what was found, its probable cause and what to do, as far as known. Each may have several lines."""
         parts = [with_path(self.found, self.path)]
         if self.cause:
             parts.append(f"Probable cause: {self.cause}")
@@ -97,7 +97,7 @@ class RecoveryError(Exception):
         return _rebuild, (type(self), self.found, self.path, self.cause, self.remedy)
 
     def as_json(self) -> dict[str, Any]:
-        """The same facts for a program."""
+        """Return the same facts for programs."""
         return {
             "error": type(self).__name__,
             "exit_code": self.exit_code,
@@ -109,25 +109,25 @@ class RecoveryError(Exception):
 
 
 def with_path(found: str, path: str | None) -> str:
-    """What was found, with the path before it unless the text has it: as a whole, and not as a part of a word or of
-    another path."""
+    """Return what was found, with the path before it unless the text already contains the path: as a whole, not as a
+    part of a word or of another path."""
     if path is None or re.search(rf"(?<![\w./~-]){re.escape(path)}(?![\w/~-]|\.\w)", found):
         return found
     return f"{one_line(path)}: {found}"
 
 
 def shown(value: Any) -> str:
-    """Whatever a user gives, as an error shows it: short, and "…" when it cannot be written at all."""
+    """Return a user's value as an error shows it: short, and "…" if it cannot be written at all."""
     try:
         text = repr(value)
     except Exception:
-        # It is nested too deep, too long a number, or of a type whose text fails.
+        # It is nested too deep, a number with too many digits, or its type's repr fails.
         return "…"
     return shortened(text)
 
 
 def shortened(text: str) -> str:
-    """A text that may be long, as an error shows it."""
+    """Return a long text as an error shows it."""
     return text if len(text) <= 120 else text[:117] + "..."
 
 
@@ -136,7 +136,7 @@ def _rebuild(kind: type[RecoveryError], found: str, path: str | None, cause: str
 
 
 class ConfigurationError(RecoveryError, ValueError):
-    """A setting has a value that cannot be used."""
+    """A setting has an unusable value."""
 
     exit_code = 11
 
@@ -151,7 +151,7 @@ class StorageError(RecoveryError):
 
 
 class FileReplacedError(RecoveryError):
-    """A file that a run has open was removed, moved, replaced or cut off: what is written to it goes nowhere."""
+    """A file that a run has open was removed, moved, replaced or cut off: what is written to it is lost."""
 
     exit_code = 13
     closes_epoch = False
@@ -163,7 +163,7 @@ class FileReplacedError(RecoveryError):
 
 
 class LinkedPartitionError(RecoveryError):
-    """A partition's file has other names: whoever uses it by one of them does not see the log beside another."""
+    """A partition's file has other names: a process that uses one of them does not see the log beside another."""
 
     exit_code = 14
     default_cause = "The directory was copied by hard links (cp -l, rsync --link-dest), or a tool stores copies so."
@@ -243,7 +243,7 @@ class DuplicatePartitionError(RecoveryError):
 
 
 class AlreadyInitializedError(RecoveryError):
-    """The directory holds recovery partitions already."""
+    """The directory already holds recovery partitions."""
 
     exit_code = 26
     default_cause = "init was run before on this directory."
@@ -267,7 +267,7 @@ class EpochNotHeldError(RecoveryError):
 
 
 class SparkCheckpointError(RecoveryError):
-    """A Spark checkpoint lacks a file that is needed to go on from it, or a file in it was altered."""
+    """A Spark checkpoint lacks a file that is needed to continue from it, or a file in it was altered."""
 
     exit_code = 29
     closes_epoch = False
@@ -276,7 +276,7 @@ class SparkCheckpointError(RecoveryError):
 
 
 class FlowMismatchError(RecoveryError):
-    """The recovery directory is bound to another flow, or the flow lacks a source of it."""
+    """The recovery directory is bound to another flow, or the flow lacks one of its sources."""
 
     exit_code = 30
     default_cause = "The flow was renamed, or the directory is another flow's."
@@ -284,7 +284,7 @@ class FlowMismatchError(RecoveryError):
 
 
 class UnknownStepError(RecoveryError):
-    """The partitions hold state of a step that the flow lacks."""
+    """The partitions hold state of a step that the flow does not have."""
 
     exit_code = 31
     default_cause = "The step was renamed or removed in the flow."
@@ -309,7 +309,7 @@ class StateValueError(RecoveryError):
 
 
 class FlowLoadError(RecoveryError):
-    """The flow could not be loaded from the module or file named."""
+    """The flow could not be loaded from the given module or file."""
 
     exit_code = 34
 
@@ -344,7 +344,7 @@ class SinkFailedError(RecoveryError):
 
 
 class OutputMismatchError(RecoveryError):
-    """What the sink wrote earlier does not fit the snapshot to resume from."""
+    """Earlier output of the sink does not fit the snapshot to resume from."""
 
     exit_code = 38
     closes_epoch = False
@@ -353,7 +353,7 @@ class OutputMismatchError(RecoveryError):
 
 
 class StepChangedError(RecoveryError):
-    """A step's key or the type of its state is not what the partitions' state was written with."""
+    """A step's key or state type differs from the one that the partitions' state was written with."""
 
     exit_code = 39
     default_cause = "The step's key= or state= was changed in the flow."
@@ -372,7 +372,7 @@ class DirectoryLockedError(RecoveryError):
 
 
 class LeaseLostError(RecoveryError):
-    """A later execution began on the recovery directory: this one may not write any more."""
+    """A later execution began on the recovery directory: this one may no longer write."""
 
     exit_code = 41
     closes_epoch = False
@@ -389,7 +389,7 @@ class HighWaterMarkError(RecoveryError):
 
 
 class StateLockedError(RecoveryError):
-    """Other writers kept operational state locked for longer than was to be waited."""
+    """Other writers kept operational state locked for longer than the allowed wait."""
 
     exit_code = 43
     default_cause = "Another process is writing for a long time, or hangs while it holds the lock."
@@ -413,7 +413,7 @@ class CorruptStateError(RecoveryError):
 
 
 class StateBackendError(RecoveryError):
-    """The place outside the recovery directory where operational state is kept cannot be reached, or refuses."""
+    """The operational state backend outside the recovery directory cannot be reached, or refuses."""
 
     exit_code = 46
     default_cause = "The address, the network, the credentials or the bucket."
@@ -437,7 +437,7 @@ class BackupTargetError(RecoveryError):
 
 
 class NoBackupError(RecoveryError):
-    """There is no finished backup, and no copy of a partition, at the place named."""
+    """The given place holds no finished backup and no copy of a partition."""
 
     exit_code = 61
     default_cause = "No backup was ever finished there, or the path is wrong."
@@ -445,7 +445,7 @@ class NoBackupError(RecoveryError):
 
 
 class BackupDamagedError(RecoveryError):
-    """What a backup lists is missing, or is not what was written."""
+    """Something that a backup lists is missing or was altered."""
 
     exit_code = 62
     default_cause = "Objects were deleted, damaged or replaced from outside, or the backup was pruned at this moment."
@@ -464,11 +464,11 @@ class BackupTooOldError(RecoveryError):
 
 
 def all_errors() -> Iterator[type[RecoveryError]]:
-    """Every error class, the root first."""
+    """Yield every error class, the root first."""
     yield RecoveryError
     yield from RecoveryError.__subclasses__()
 
 
 def error_named(name: str) -> type[RecoveryError] | None:
-    """The error class of this name, for errors that reach the driver as text."""
+    """Return the error class of this name, for errors that reach the driver as text."""
     return next((kind for kind in all_errors() if kind.__name__ == name), None)

@@ -1,4 +1,4 @@
-"""A flow: what a run runs."""
+"""Flow: the definition of what a run executes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ OUTPUT_MODES = ("append", "update", "complete")
 class Flow:
     """A named dataflow.
 
-    name: the flow id; a recovery directory is bound to it by the first execution.
-    build: gives the streaming DataFrame; called once per run with the SparkSession.
+    name: the flow id; the first execution binds a recovery directory to it.
+    build: returns the streaming DataFrame; called once per run with the SparkSession.
     sink: a foreachBatch function `write(batch, batch_id)`, or a sink object; None computes and discards the output.
         Plain functions are at-least-once: after a crash the micro-batches since the last closed epoch come again.
         An EpochSink, such as FileSink and UpsertSink, is exactly-once: its output appears with the closed epoch.
-    output_mode: what Spark's own stateful operators give the sink: "append", "update" or "complete".
+    output_mode: what Spark's own stateful operators pass to the sink: "append", "update" or "complete".
     """
 
     name: str
@@ -45,6 +45,6 @@ class Flow:
 
 
 def check_output_mode(mode: str) -> None:
-    """Raises ConfigurationError for what is not one of Spark's output modes."""
+    """Raises ConfigurationError for an unknown output mode."""
     if mode not in OUTPUT_MODES:
         raise ConfigurationError(f"{mode!r} is not an output mode", remedy='Use "append", "update" or "complete".')

@@ -11,7 +11,7 @@ from recovery.errors import StateValueError, shortened
 from recovery.values.codec import StateCodec, StateType, has_fields
 
 if TYPE_CHECKING:
-    # In the standard library a variable has a default since Python 3.13.
+    # In the standard library type variables have defaults only since Python 3.13.
     from typing_extensions import TypeVar
 
     S = TypeVar("S", default=Any)
@@ -23,8 +23,8 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class CallFacts:
-    """What holds for all keys of a chunk: how a stored state is decoded, the micro-batch's time in milliseconds since
-    1970 (0 where the step does not need it), and whether the calls are for timeouts that passed."""
+    """Facts shared by all keys of a chunk: how a stored state is decoded, the micro-batch's time in milliseconds since
+    1970 (0 if the step does not need it), and whether the calls are for timeouts that passed."""
 
     decode: Callable[[str], Any]
     now_ms: int
@@ -34,12 +34,12 @@ class CallFacts:
 class GroupState(Generic[S]):
     """State of one key in one micro-batch, with the member names of PySpark's `GroupState`.
 
-    For type checkers it may say of what: `state: GroupState[Session]`; what is stored depends on the step's `state=`
-    alone.
+    Type checkers accept the type of the value: `state: GroupState[Session]`; only the step's `state=` decides what is
+    stored.
 
-    `get` gives the value as it was stored: a change of a list or dict in place is kept only when it
-    is given back through `update`. A timeout is forgotten whenever the function is called for the key, as in
-    Spark, so a key that should time out sets it in each call.
+    `get` returns the value as it was stored: a change to a list or dict in place is kept only if `update` gets it back.
+    A timeout is forgotten whenever the function is called for the key, as in Spark, so a key that should time out sets
+    it in each call.
     """
 
     __slots__ = ("_facts", "_stored", "_value", "changed", "exists", "timeout_at_ms")
@@ -60,11 +60,12 @@ class GroupState(Generic[S]):
     def of(
         cls, value: S | None = None, *, state: StateType = None, now_ms: int = 0, timed_out: bool = False
     ) -> GroupState[S]:
-        """A state to test a function with: of a key with this value, or without one (None), in a micro-batch that began
-        `now_ms` milliseconds after 1970. In a run they are made of what is stored.
+        """Return a state to test a function with: for a key with this value, or without one (None), in a micro-batch
+        that began `now_ms` milliseconds after 1970. In a run, states are made from the stored ones.
 
-        state: as in `stateful`; left out, a dataclass and the like stands for its own type. Raises StateValueError, as
-        its `update` does, for a value that a run could not store."""
+        state: as in `stateful`; by default a dataclass or similar value stands for its own type. Raises
+        StateValueError, as its `update` does, for a value that a run could not store.
+        """
         made = _TestedState(state)
         made._facts = CallFacts(made._decode, now_ms, timed_out)
         made._stored = None if value is None else made._encode(value)
@@ -76,7 +77,7 @@ class GroupState(Generic[S]):
 
     @property
     def get(self) -> S:
-        """The value. Raises ValueError when the key has none: ask `exists` first."""
+        """The value. Raises ValueError if the key has none: check `exists` first."""
         stored = self._stored
         if stored is not None:
             try:
@@ -95,16 +96,16 @@ class GroupState(Generic[S]):
 
     @property
     def getOption(self) -> S | None:
-        """The value, or None when the key has none."""
+        """The value, or None if the key has none."""
         return self.get if self.exists else None
 
     @property
     def hasTimedOut(self) -> bool:
-        """Whether the function was called because the key's timeout passed; then it has no rows."""
+        """Whether the function was called because the key's timeout passed; then it gets no rows."""
         return self._facts.timed_out
 
     def update(self, newValue: S) -> None:
-        """Set the key's value. None is no value: use `remove`."""
+        """Set the key's value. None is not allowed: use `remove`."""
         if newValue is None:
             raise StateValueError(
                 "state.update(None): a state cannot be None", cause="", remedy="Call state.remove() instead."
@@ -115,7 +116,7 @@ class GroupState(Generic[S]):
         self.changed = True
 
     def remove(self) -> None:
-        """Discard the key: nothing of it stays."""
+        """Discard the key; nothing of it stays."""
         self._value = None
         self._stored = None
         self.exists = False
@@ -128,17 +129,17 @@ class GroupState(Generic[S]):
             raise TypeError(f"durationMs is a number of milliseconds, not {durationMs!r}")
         if durationMs <= 0:
             raise ValueError(f"durationMs is positive, not {durationMs}")
-        # Without the time the step refuses the timeout itself.
+        # Without the time, the step itself refuses the timeout.
         self.timeout_at_ms = self._facts.now_ms + durationMs
 
     def setTimeoutTimestamp(self, timestampMs: int | datetime) -> None:
-        """Event-time timeouts need a watermark kept outside the partitions, so there are none."""
+        """Raises NotImplementedError: event-time timeouts would need a watermark outside the partitions."""
         raise NotImplementedError(
             "event-time timeouts are not supported: use setTimeoutDuration, or compare timestamps in the rows"
         )
 
     def getCurrentProcessingTimeMs(self) -> int:
-        """Milliseconds since 1970 at which the micro-batch began; the same in every call of a micro-batch and
+        """Return when the micro-batch began, in milliseconds since 1970; the same in every call of a micro-batch and
         when it is run again."""
         if not self._facts.now_ms:
             raise StateValueError(
@@ -157,7 +158,7 @@ class GroupState(Generic[S]):
 
 
 class _TestedState(GroupState[S]):
-    """What `GroupState.of` gives: it refuses a value when it is given, in a run it is refused when it is stored."""
+    """The state that `GroupState.of` makes: it refuses a bad value when it is given; a run does so when storing it."""
 
     __slots__ = ("_codec", "_state_type")
 
@@ -166,7 +167,7 @@ class _TestedState(GroupState[S]):
         self._codec = StateCodec(state_type)
 
     def update(self, newValue: S) -> None:
-        """Set the key's value. Raises StateValueError for one that a run could not store."""
+        """Set the key's value. Raises StateValueError for a value that a run could not store."""
         super().update(newValue)
         self._encode(newValue)
 
@@ -180,8 +181,8 @@ class _TestedState(GroupState[S]):
 
 
 def group_states(stored: Iterable[str | None], facts: CallFacts) -> Iterator[GroupState]:
-    """A new GroupState for each stored state; None stands for a key that has none. A generator is resumed in a fraction
-    of the time that a call of `__init__` takes, and this is done for every key."""
+    """Yield a new GroupState for each stored state; None stands for a key without state. A generator is resumed in a
+    fraction of the time that a call of `__init__` takes, and this is done for every key."""
     for each in stored:
         state = GroupState()
         state._facts = facts

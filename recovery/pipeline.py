@@ -1,4 +1,4 @@
-"""Pipelines: named nodes with dependencies, each read → transform → write on Spark."""
+"""Pipelines: named nodes with dependencies; each node reads, transforms and writes on Spark."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 class Node:
     """One step of a pipeline.
 
-    read: gives a DataFrame from the SparkSession; or what `incremental` gives.
-    transform: makes another of it; None: as it is.
-    write: writes it. It may come again after a crash, so it had better overwrite or merge by key.
+    read: returns a DataFrame, given the SparkSession; or the result of `incremental`.
+    transform: turns it into another DataFrame; None: leaves it unchanged.
+    write: writes it. It may be called again after a crash, so it should overwrite or merge by key.
     needs: the names of the nodes that must have succeeded before.
     """
 
@@ -55,8 +55,8 @@ class Node:
 
     @functools.cached_property
     def definition(self) -> str:
-        """A hash of what the node does: the code of its functions, of those of their modules that they use, and of
-        values they hold, as they are when it is first asked for. Not of data, nor of packages."""
+        """A hash of what the node does: the code of its functions, of functions of the same modules that they use, and
+        the values they hold, taken on first use. Data and packages do not count."""
         parts = [self.name, *self.needs]
         for function in (self.read, self.transform, self.write):
             parts += _described(function, set())
@@ -65,7 +65,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A named set of nodes. A recovery directory is bound to the name by the first run."""
+    """A named set of nodes. The first run binds a recovery directory to the name."""
 
     name: str
     nodes: Sequence[Node]
@@ -97,7 +97,7 @@ _COUNTED = (*_PLAIN, list, tuple, set, frozenset, dict, functools.partial)
 
 
 def _described(value: Any, seen: set[int]) -> Iterator[str]:
-    """What tells one function or value from another, as texts that are the same in every process."""
+    """Yield texts that distinguish a function or value from others, and that are the same in every process."""
     if id(value) in seen:
         return
     if isinstance(value, _PLAIN):
@@ -143,7 +143,7 @@ def _described(value: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _held(cell: types.CellType) -> Any:
-    """What a variable of an enclosing function holds; nothing while it is not set."""
+    """Return the value of an enclosing function's variable; None while it is not set."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -151,8 +151,8 @@ def _held(cell: types.CellType) -> Any:
 
 
 def _held_by(value: Any) -> dict[str, Any]:
-    """The attributes of an object whose method is called, or which is called itself: its settings, and not what it
-    gathers in lists and the like while it works. Of a class none."""
+    """Return the settings among the attributes of an object that is called, or whose method is called; not the lists
+    and the like that it fills while it works. Empty for a class."""
     if isinstance(value, type):
         return {}
     held = dict(getattr(value, "__dict__", {}))
@@ -165,7 +165,8 @@ def _held_by(value: Any) -> dict[str, Any]:
 
 
 def _global(name: str, value: Any, module: str, seen: set[int]) -> Iterator[str]:
-    """A global that a function uses: functions of its own module and plain values count; else its name."""
+    """Describe a global that a function uses: functions of its own module and plain values by content, others by
+    name."""
     yield name
     if isinstance(value, _COUNTED) or getattr(value, "__module__", None) == module:
         yield from _described(value, seen)

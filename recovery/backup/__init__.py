@@ -1,1 +1,1 @@
-"""Backups of recovery directories, and the way back: on a disk, or in an object store."""
+"""Back up and restore recovery directories: on a disk, or in an object store."""

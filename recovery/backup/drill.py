@@ -1,4 +1,4 @@
-"""Rehearsing a disaster: restore into scratch, begin an execution there, and say how it went and how long it took."""
+"""Rehearse a disaster: restore into scratch, begin an execution there, and report the result and the times."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from recovery.storage.scan import scan, step_names
 
 @dataclass(frozen=True, slots=True)
 class Drilled:
-    """How a drill went.
+    """The result of a drill.
 
-    began_at: the epoch at which an execution began in the restored copy. open_s: for planning and beginning it.
-    problem: what makes the drill fail although something could be restored.
+    began_at: the epoch at which an execution began in the restored copy. open_s: time to plan and begin it.
+    problem: why the drill fails although something could be restored.
     """
 
     restored: Restored
@@ -36,7 +36,7 @@ class Drilled:
 
     @property
     def total_s(self) -> float:
-        """From the list of copies to a run that could go on."""
+        """The time from listing the copies to a run that could continue, in seconds."""
         return self.restored.timings.total_s + self.open_s
 
 
@@ -54,8 +54,8 @@ def drill(
 ) -> Drilled:
     """Restore into a temporary directory (in `scratch`), check all of it, begin an execution there, and remove it.
 
-    Nothing in the source changes. The drill fails when a copy was damaged, although others took its place, and when
-    the restored epoch is older than `max_age_s`: see `problem`. Raises what `restore` raises when nothing can be had.
+    Nothing in the source changes. The drill fails if a copy was damaged, even if others replaced it, or if the restored
+    epoch is older than `max_age_s`: see `problem`. Raises the errors of `restore` if nothing can be restored.
     """
     with scratch_directory("drill", scratch) as room:
         directory = room / "restored"
@@ -78,7 +78,7 @@ def drill(
 
 
 def _begin(planned: ResumePlan, directory: Path, clock: Clock, random_id: Callable[[], str]) -> None:
-    """Start an execution as a run does, so that what only writing finds is found."""
+    """Start an execution as a run does, to find errors that only a write shows."""
     store = FilePartitions([d.path for d in planned.partitions], directory / "scratch")
     try:
         execution = new_execution(planned, planned.flow_id or "drill", clock, identity=random_id())

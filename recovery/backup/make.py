@@ -1,4 +1,4 @@
-"""Making a backup: a copy of every partition as of one moment, while a run writes."""
+"""Make a backup: a copy of every partition as of one moment, also while a run writes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from recovery.storage.verify import PartitionCheck
 AT_ONCE = 4
 ATTEMPTS = 3
 FILES_PER_COPY = 8
-# Of what pyarrow offers the best for partitions: 2.4 times smaller at 200 MB/s a core (gzip: 2.3 times at 70 MB/s).
+# The best codec of pyarrow for partitions: 2.4 times smaller at 200 MB/s a core (gzip: 2.3 times at 70 MB/s).
 CODEC = "zstd"
 LEVEL = 1
 
@@ -53,7 +53,7 @@ class Made:
 
     @property
     def reused(self) -> int:
-        """Partitions that had not changed since the backup before."""
+        """The number of partitions that had not changed since the previous backup."""
         return len(self.manifest.copies) - self.stored
 
 
@@ -67,13 +67,13 @@ def make_backup(
     observe: Observer = ignore,
     scratch: Path | None = None,
 ) -> Made:
-    """Back up the partitions of `directory`, whether a run is going on or not. See `repository` for the steps.
+    """Back up the partitions of `directory`, whether a run is active or not. See `repository` for the steps.
 
-    All copies are of one moment, so the backup holds the newest epoch that was closed in all partitions. One by one,
-    a few at once, they are copied to `scratch` (a temporary directory), compressed, and written to the target.
-    check: read each copy in full and check every digest before it is stored, and in the same way what earlier backups
-    stored and this one lists again; what is not whole is stored anew. When anything fails, the backup does not
-    count. Raises BackupTargetError, ForeignPartitionError, and what `plan` raises for the directory.
+    All copies are of one moment, so the backup holds the newest epoch that was closed in all partitions. Each
+    partition, a few in parallel, is copied to `scratch` (a temporary directory), compressed, and written to the target.
+    check: read each copy in full and check every digest before it is stored; check copies of earlier backups that this
+    one lists again in the same way, and store again those that are not whole. If anything fails, the backup does not
+    count. Raises BackupTargetError, ForeignPartitionError, and the errors of `plan` for the directory.
     """
     started = clock.elapsed_s()
     identity = backup_id(clock.wall_ms(), random_id())
@@ -134,15 +134,16 @@ def _copies(
     store: Callable[[PinnedPartition], StoredCopy],
     is_whole: Callable[[StoredCopy], bool] | None,
 ) -> list[StoredCopy] | None:
-    """A copy of each partition, as of one moment; those that are stored already as they are, the others by `store`.
+    """Return a copy of each partition, as of one moment: a stored copy if the partition has not changed, else one made
+    by `store`.
 
-    None when they turned out to be of different moments: a run that begins while files that nobody used are copied
-    changes them. Raises what `plan` raises when they do not even fit at the beginning.
+    Returns None if the copies are of different moments: a run that begins while unused files are copied changes them.
+    Raises the errors of `plan` if the partitions are inconsistent from the beginning.
     """
     known = {(copy.description.index, copy.fingerprint): copy for copy in usable}
     pinned = pin(paths)
     try:
-        # What is stored is checked as what a restore would find.
+        # Check what will be stored the way a restore would find it.
         plan_resume([FoundFile(each.path, each.description) for each in pinned])
         results = _each(pinned, lambda each: _reused(each, known, is_whole) or store(each))
     finally:
@@ -166,7 +167,7 @@ def _reused(
 
 
 def _is_whole(target: Target, scratch: Path, observe: Observer, copy: StoredCopy) -> bool:
-    """Whether what was stored is still what is there, and was whole when it was stored. Reads all of it."""
+    """Whether a stored copy is still unchanged and was whole when it was stored. Reads all of it."""
     digest, done_bytes = hashlib.sha256(), 0
     path = scratch / f"stored-{copy.description.index}.sqlite3"
     tell = partial(Progressed, step="check", name=copy.description.path.name, bytes_total=copy.size_bytes)
@@ -209,7 +210,7 @@ def _store(
     pinned.release()
     if check:
         observe(tell(step="check", bytes_done=0))
-        # The copy is gone when this is read; what is wrong with it is wrong with the partition.
+        # The copy is gone when the message is read; its damage is the partition's.
         replace(PartitionCheck(copy).run(), path=pinned.path).raise_if_damaged()
     content = _Compressed(copy, lambda done: observe(tell(step="store", bytes_done=done)))
     name = object_name(identity, description.index)
@@ -232,7 +233,7 @@ def _store(
 
 
 class _Compressed:
-    """A file's content, chunk by chunk as zstd frames; `zstd -d` reads what they make together."""
+    """Yields a file's content as zstd frames, one per chunk; `zstd -d` reads the result."""
 
     def __init__(self, path: Path, observe: Callable[[int], None]) -> None:
         self._path = path
@@ -243,7 +244,7 @@ class _Compressed:
 
     @property
     def sha256(self) -> str:
-        """Of the file."""
+        """The digest of the uncompressed file."""
         return self._digest.hexdigest()
 
     def __iter__(self) -> Iterator[bytes]:

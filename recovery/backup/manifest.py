@@ -1,13 +1,13 @@
-"""What a backup says of itself: its manifest, the one file that makes it count.
+"""The manifest of a backup: the one file that makes the backup count.
 
-A place for backups looks like this, whether it is a directory or a bucket:
+A place for backups, a directory or a bucket, has this layout:
 
 manifests/<id>.json.gz                  one per finished backup, written last
 objects/part-<i>/<id>.sqlite3.zst       copies of partitions; never changed, shared by the backups that list them
 running/<id>.json.gz                    one per backup that is being made; see `recovery.backup.repository`
 
 The id of a backup begins with its time, so ids sort by age. gzip's checksum and length show a half-written manifest.
-Files of others may lie between them, in a bucket that is shared: what has no name of ours is not touched.
+In a shared bucket other programs' files may lie in between: files without a name that backups give are not touched.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ OBJECTS = "objects/"
 RUNNING = "running/"
 SUFFIX = ".json.gz"
 _ID = r"\d{8}T\d{6}\.\d{3}Z-[0-9a-f]+"
-# The number is that of a further attempt; see `make_backup`.
+# The number counts further attempts; see `make_backup`.
 _OBJECT = re.compile(rf"objects/part-\d+/{_ID}(\.\d+)?\.sqlite3\.zst", re.ASCII)
 _OURS = re.compile(rf"{_OBJECT.pattern}|(manifests|running)/{_ID}\.json\.gz", re.ASCII)
 LARGEST = 256 << 20
-"""Of a manifest's JSON, in bytes. An epoch takes some 80 in each partition: three million of them are in one backup."""
+"""The largest manifest as JSON, in bytes. An epoch takes some 80 bytes in each partition, so three million fit."""
 HIGHEST_RATIO = 64
-"""Of the JSON to what is stored of it: times and numbers do not shrink to a twentieth."""
+"""The highest ratio of JSON to compressed size: times and numbers do not shrink to a twentieth."""
 
-# What a manifest is read as. It comes from outside, so every field has a type and bounds.
+# The types to read a manifest as. It comes from outside, so every field has a type and bounds.
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _Signed = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Millis = Annotated[int, msgspec.Meta(ge=0, le=LATEST_MS)]
@@ -118,8 +118,8 @@ _RUNNING = msgspec.json.Decoder(_Running)
 class StoredCopy:
     """One partition's copy in a backup.
 
-    object_name: where its bytes lie. sha256, size_bytes: of the SQLite file; stored_bytes: of the object.
-    fingerprint: equal for two copies of one partition that hold the same.
+    object_name: the object that holds its bytes. sha256, size_bytes: of the SQLite file; stored_bytes: of the object.
+    fingerprint: equal for two copies of one partition with the same content.
     """
 
     description: PartitionDescription
@@ -150,27 +150,27 @@ class Manifest:
 
 
 class OtherFormatError(ValueError):
-    """A manifest that is whole, and that another version wrote."""
+    """A whole manifest that another version wrote."""
 
 
 def backup_id(now_ms: int, random: str) -> str:
-    """An id that sorts by time."""
+    """Return an id that sorts by time."""
     moment = datetime.fromtimestamp(now_ms / 1000, tz=UTC)
     return f"{moment:%Y%m%dT%H%M%S}.{now_ms % 1000:03d}Z-{random}"
 
 
 def manifest_name(identity: str) -> str:
-    """Where a backup's manifest lies."""
+    """Return the name of a backup's manifest."""
     return f"{MANIFESTS}{identity}{SUFFIX}"
 
 
 def object_name(identity: str, index: int) -> str:
-    """Where a backup puts its copy of a partition; no other backup ever writes there."""
+    """Return the name of a backup's copy of a partition; no other backup ever writes there."""
     return f"{OBJECTS}part-{index}/{identity}.sqlite3.zst"
 
 
 def is_ours(name: str) -> bool:
-    """Whether a name below the place is one that backups give, to an object or to its draft."""
+    """Whether backups give this name, below the place, to an object or to its draft."""
     folder, slash, last = name.rpartition("/")
     if last.startswith(".") and last.endswith(DRAFT):
         last = last.removeprefix(".").removesuffix(DRAFT)
@@ -178,9 +178,9 @@ def is_ours(name: str) -> bool:
 
 
 def fingerprint(description: PartitionDescription, operational: tuple[int, int]) -> int:
-    """A digest of everything that a change of the partition's content changes too.
+    """Return a digest that changes with every change of the partition's content.
 
-    operational: rows and digest sum of operational state, which changes without any epoch.
+    operational: rows and digest sum of operational state, which changes without an epoch.
     """
     d = description
     return record_digest(
@@ -192,7 +192,7 @@ def fingerprint(description: PartitionDescription, operational: tuple[int, int])
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest as it is stored: JSON, compressed."""
+    """Return the manifest in its stored form: compressed JSON."""
     value = {
         "format": FORMAT,
         "id": manifest.id,
@@ -208,7 +208,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(chunks: Iterable[bytes], identity: str) -> Manifest:
-    """The manifest of this id. Raises ValueError when it is half-written or not one that this version reads."""
+    """Return the manifest of this id. Raises ValueError if it is half-written or this version cannot read it."""
     try:
         text = unpacked(chunks, LARGEST)
         stored = _FORMAT.decode(text)
@@ -235,7 +235,8 @@ def decode(chunks: Iterable[bytes], identity: str) -> Manifest:
 
 
 def decode_needs(chunks: Iterable[bytes]) -> frozenset[str]:
-    """The names of objects that a note under `running/` gives. Raises ValueError when it is none, or half-written."""
+    """Return the object names that a note under `running/` lists. Raises ValueError if it is half-written or not a
+    note."""
     try:
         return frozenset(_RUNNING.decode(unpacked(chunks, LARGEST)).needs)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -243,8 +244,8 @@ def decode_needs(chunks: Iterable[bytes]) -> frozenset[str]:
 
 
 def unpacked(chunks: Iterable[bytes], most_bytes: int) -> bytearray:
-    """What gzip made of them. Raises ValueError for half of it, and for more than this, or than any manifest shrinks to
-    so little: some megabytes can stand for gigabytes, so it is counted while it is unpacked."""
+    """Return the unpacked gzip data. Raises ValueError if it is cut off, larger than `most_bytes`, or better compressed
+    than any manifest. Some megabytes can stand for gigabytes, so the size is checked while unpacking."""
     found, packed_bytes, unpacker = bytearray(), 0, zlib.decompressobj(wbits=31)
     try:
         for chunk in chunks:
@@ -277,7 +278,7 @@ def _encode_copy(copy: StoredCopy) -> dict[str, Any]:
              e.host, e.pid, e.version]
             for e in d.executions
         ],
-        # The sums that show an epoch whole stay in the copy: a list of random numbers would be most of the manifest.
+        # The sums that show an epoch whole stay in the copy: as random numbers they would be most of the manifest.
         "epochs": [
             [e.epoch, e.execution.number, e.execution.id, e.batch_id, e.closed_ms, e.clock_ms, e.live_rows]
             for e in d.epochs

@@ -1,7 +1,7 @@
-"""When a directory was backed up last: a note beside the partitions.
+"""A note beside the partitions that says when the directory was last backed up.
 
-It is no part of them: a backup leaves every byte of the partitions as it is, and a copy of them must not say that it
-was backed up. Whatever else copies the files (Litestream, cron) leaves no note.
+It is not part of the partitions: a backup leaves every byte of them unchanged, and a copy must not claim that it was
+backed up. Other programs that copy the files (Litestream, cron) leave no note.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class LastBackup(NamedTuple):
 
 
 def note_backup(directory: Path, backup: LastBackup) -> None:
-    """Replace the note, atomically. A backup counts whether or not that succeeds, so nothing is raised."""
+    """Replace the note, atomically. A backup counts even if that fails, so this raises nothing."""
     path = directory / NAME
     with contextlib.suppress(OSError):
         replace(path, json.dumps(backup._asdict()).encode(), mode=modes_beside(directory / "part-0.sqlite3").file)
 
 
 def last_backup(directory: Path) -> LastBackup | None:
-    """What the note says; None when there is none, or none that can be read."""
+    """Return the note; None if it is missing or unreadable."""
     try:
         found = json.loads(read_regular(directory / NAME, LONGEST))
         finished_ms, epoch, destination = found["finished_ms"], found["epoch"], found["destination"]

@@ -1,8 +1,7 @@
-"""From what a user names to where backups lie: a directory, or an address in S3, Google Cloud Storage or Azure.
+"""Open the place of backups that a user names: a directory, or an address in S3, Google Cloud Storage or Azure.
 
-Addresses are those of pyarrow, with its query parameters; what they leave out is taken from the environment variables
-that each service's own tools use. Constructing the file systems here, and not from the address, allows limits of time
-that an address cannot give.
+Addresses are pyarrow's, with its query parameters; the environment variables of each service's own tools supply the
+rest. This module constructs the file systems itself, because an address cannot set time limits.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ def open_target(
     no_answer_s: float = NO_ANSWER_S,
     umask: bool = False,
 ) -> Target:
-    """The place of backups meant by a path or an address. Nothing is asked of it yet. Raises ConfigurationError.
+    """Return the place of backups that a path or an address names, without contacting it. Raises ConfigurationError.
 
-    umask: of directories that are made, others may read what this process's umask lets them.
+    umask: let others read the directories that are made, as far as this process's umask allows.
     """
     modes = UMASK if umask else PRIVATE
     if not place:
@@ -74,7 +73,7 @@ def open_target(
             remedy="Write it as %2F, %3F or %23; better, leave credentials to the environment: see docs/backup.md.",
         )
     if "#" in place:
-        # What follows it is no part of a path, so two addresses would be one place.
+        # The rest is not a part of a path, so two addresses would name one place.
         raise ConfigurationError(
             "it holds a #",
             path=shown_address(place),
@@ -109,7 +108,7 @@ def open_target(
 
 
 def shown_address(place: str) -> str:
-    """The address without credentials and query: safe in messages and logs."""
+    """Return the address without credentials and query: safe in messages and logs."""
     bare = place.partition("?")[0]
     if _has_loose_secret(place):
         return f"{place.partition('://')[0]}://…"
@@ -117,7 +116,7 @@ def shown_address(place: str) -> str:
 
 
 def _has_loose_secret(place: str) -> bool:
-    """Whether a name and a key stand in front of an @ that no address takes as the end of them."""
+    """Whether a name and a key stand before an @ that no address format accepts as their end."""
     _, separator, rest = place.partition("://")
     host = re.split("[/?#]", rest, maxsplit=1)[0]
     return bool(separator) and ":" in host and "@" not in host and "@" in rest
@@ -135,17 +134,17 @@ def _path_of(parts: SplitResult, place: str) -> Path:
 
 
 class _Query:
-    """The query parameters of an address; those that nobody asked for are mistakes."""
+    """The query parameters of an address; parameters that no code takes are mistakes."""
 
     def __init__(self, parts: SplitResult) -> None:
         self._left = dict(parse_qsl(parts.query, keep_blank_values=True))
 
     def take(self, name: str) -> str | None:
-        """The value of a parameter, None when it is not given."""
+        """Return the value of a parameter, None if it is not given."""
         return self._left.pop(name, None)
 
     def refuse_unknown(self, shown: str) -> None:
-        """Raises ConfigurationError for what was not taken."""
+        """Raises ConfigurationError for parameters that were not taken."""
         if self._left:
             raise ConfigurationError(
                 f"unknown parameters in the address: {', '.join(sorted(self._left))}",
@@ -159,7 +158,7 @@ def _s3(parts: SplitResult, query: _Query, environ: Mapping[str, str], no_answer
     options: dict[str, Any] = {name: query.take(name) for name in ("region", "scheme", "endpoint_override")}
     endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
     if endpoint and options["endpoint_override"] is None:
-        # pyarrow takes this from the environment only where it makes the file system of an address by itself.
+        # pyarrow reads this from the environment only when it makes the file system from an address itself.
         scheme, separator, host = endpoint.rpartition("://")
         options["endpoint_override"] = host.rstrip("/")
         options["scheme"] = options["scheme"] or (scheme if separator else None)
@@ -167,7 +166,7 @@ def _s3(parts: SplitResult, query: _Query, environ: Mapping[str, str], no_answer
         options |= {"access_key": unquote(parts.username), "secret_key": unquote(parts.password or "")}
     return pyarrow.fs.S3FileSystem(
         **{name: value for name, value in options.items() if value is not None},
-        # All attempts together stay below the limit: at the end of the process S3 waits for a request that goes on.
+        # All attempts together stay below the limit: when the process ends, S3 waits for a pending request.
         connect_timeout=no_answer_s / (ATTEMPTS + 1),
         request_timeout=no_answer_s / (ATTEMPTS + 1),
         retry_strategy=pyarrow.fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
@@ -184,7 +183,7 @@ def _gcs(parts: SplitResult, query: _Query, environ: Mapping[str, str], no_answe
     if endpoint is None and emulator:
         found, separator, host = emulator.rpartition("://")
         endpoint, scheme, anonymous = host.rstrip("/"), found if separator else "http", True
-    # Without a limit a silent service is asked for a quarter of an hour.
+    # Without a limit, requests to a silent service are retried for a quarter of an hour.
     options: dict[str, Any] = {"retry_time_limit": timedelta(seconds=limit_s), "anonymous": anonymous}
     if endpoint is not None:
         options["endpoint_override"] = endpoint
@@ -197,7 +196,7 @@ def _gcs(parts: SplitResult, query: _Query, environ: Mapping[str, str], no_answe
 
 
 def _azure(parts: SplitResult, query: _Query, environ: Mapping[str, str]) -> tuple[pyarrow.fs.FileSystem, str]:
-    """abfs[s]://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH, abfs[s]://ACCOUNT[:KEY]@CONTAINER/PATH or
+    """Open abfs[s]://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH, abfs[s]://ACCOUNT[:KEY]@CONTAINER/PATH or
     abfs[s]://CONTAINER/PATH with the account from the environment."""
     host, user = parts.hostname or "", unquote(parts.username or "")
     path = unquote(parts.path).strip("/")
@@ -225,7 +224,7 @@ def _azure(parts: SplitResult, query: _Query, environ: Mapping[str, str]) -> tup
 
 
 def _secrets(parts: SplitResult, environ: Mapping[str, str]) -> Iterator[str]:
-    """What must not be shown."""
+    """Yield the texts that must not be shown."""
     names = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN")
     given = parts.password or ""
     for secret in (given, unquote(given), *(environ.get(name, "") for name in names)):

@@ -1,4 +1,4 @@
-"""What backup, restore and drill tell while they work."""
+"""Progress of backup, restore and drill."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ Observer = Callable[[Progressed], None]
 
 
 def ignore(_event: Progressed) -> None:
-    """An observer that does nothing."""
+    """Do nothing: the default observer."""

@@ -1,7 +1,7 @@
-"""The backups at one place: which there are, making one count, and removing those that are no longer wanted.
+"""The backups at one place: listing them, making one count, and removing those that are no longer wanted.
 
-Backups share objects: a partition that did not change is not stored again. So removing a backup must not remove what
-another one needs, or will need that is being made at the same moment, on another machine. No store has locks, so:
+Backups share objects: a partition that did not change is not stored again. So removing a backup must not remove objects
+that another backup needs, or that a backup being made on another machine will need. No store has locks, so:
 
 Making a backup
     make.1  Take the newest manifest as the base. Write `running/<id>`, with the names of the base's objects.
@@ -12,17 +12,17 @@ Making a backup
 
 Removing backups
     prune.1 List the objects, then read all manifests, and choose which to keep.
-    prune.2 Remove the manifests of the others, and what is under `running/` when it is older than a day. Of manifests
-            that cannot be read those that are older than a day and would not be kept if they could.
+    prune.2 Remove the manifests of the others, and files under `running/` that are older than a day. Remove unreadable
+            manifests that are older than a day and that the rules would not keep if they were readable.
     prune.3 Read `running/`, and then the manifests again.
-    prune.4 Remove the objects listed in prune.1, except those of manifests that were kept in prune.1 or are there in
-            prune.3, those that `running/` names, and those whose name has the id of a backup that is running or whose
-            manifest is there and cannot be read. None, when no manifest can be read.
+    prune.4 Remove the objects listed in prune.1, except those that a manifest lists that was kept in prune.1 or found
+            in prune.3, those that `running/` names, and those whose name has the id of a backup that is running or
+            whose manifest is unreadable. If no manifest is readable, remove none.
 
-Of all this only names that backups give are considered: the place may be shared with files of others.
+All steps consider only names that backups give: the place may be shared with other programs' files.
 
-Why it holds: a backup that prune.3 does not see running is either finished, and then its manifest is seen; or
-began later, and then its objects are not in the list of prune.1, and make.2 finds that a removed base is gone.
+Why it holds: a backup that prune.3 does not see running is either finished, and then its manifest is seen; or it began
+later, and then its objects are not in the list of prune.1, and make.2 finds that a removed base is gone.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ STALE_AFTER_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The backups at a place, oldest first, and the manifests that cannot be read."""
+    """The backups at a place, oldest first, and the unreadable manifests."""
 
     manifests: tuple[Manifest, ...]
     unreadable: tuple[Entry, ...]
@@ -70,7 +70,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A backup that is being made, or was when it was killed, and the objects of others that it may need."""
+    """A backup that is being made, or was being made when it was killed, and the objects of others that it may need."""
 
     id: str
     needs: frozenset[str]
@@ -96,7 +96,7 @@ def list_backups(target: Target) -> Listing:
 
 
 def check_store(listing: Listing, store_id: str, shown: str) -> None:
-    """One place takes the backups of one store. Raises ForeignPartitionError."""
+    """Check that the place holds backups of this store only. Raises ForeignPartitionError."""
     for manifest in listing.manifests:
         if manifest.store_id != store_id:
             raise ForeignPartitionError(
@@ -110,7 +110,7 @@ def check_store(listing: Listing, store_id: str, shown: str) -> None:
 def begin(
     target: Target, identity: str, choose_base: Callable[[], Manifest | None], started_ms: int
 ) -> list[StoredCopy]:
-    """Steps make.1 and make.2: announce the backup; returns the copies of the base, which may be listed again."""
+    """Steps make.1 and make.2: announce the backup; returns the base's copies, which the backup may list again."""
     while True:
         base = choose_base()
         copies = list(base.copies) if base is not None else []
@@ -122,7 +122,7 @@ def begin(
 
 
 def finish(target: Target, manifest: Manifest) -> None:
-    """Steps make.4 and make.5: make the backup count. Raises BackupTargetError when it was given up meanwhile."""
+    """Steps make.4 and make.5: make the backup count. Raises BackupTargetError if it was given up meanwhile."""
     if not _exists(target, _running_name(manifest.id)):
         raise BackupTargetError(
             f"backup {manifest.id} was taken for dead",
@@ -135,14 +135,14 @@ def finish(target: Target, manifest: Manifest) -> None:
 
 
 def give_up(target: Target, identity: str) -> None:
-    """Announce no longer that this backup is being made. What it stored is removed by the next pruning."""
+    """Withdraw the announcement of this backup. The next pruning removes what it stored."""
     target.delete(_running_name(identity))
 
 
 def prune(target: Target, rules: Sequence[KeepRule], now_ms: int) -> Pruned:
     """Remove the backups that no rule keeps, and objects that no backup needs. The newest backup always stays.
 
-    A pruning that was cut off is completed by the next. Raises BackupTargetError.
+    The next pruning completes one that was cut off. Raises BackupTargetError.
     """
     # prune.1
     objects = _entries(target, OBJECTS)
@@ -156,7 +156,7 @@ def prune(target: Target, rules: Sequence[KeepRule], now_ms: int) -> Pruned:
     for identity in removed:
         target.delete(manifest_name(identity))
     drafts = [entry for entry in _entries(target, MANIFESTS) if entry.name.endswith(DRAFT)]
-    # A manifest that was damaged leaves the objects of its backup as they were, and somebody may need them.
+    # The objects behind a damaged manifest are unchanged, and may be needed to recover data.
     torn = [
         entry
         for entry in listing.unreadable
@@ -173,7 +173,8 @@ def prune(target: Target, rules: Sequence[KeepRule], now_ms: int) -> Pruned:
     needed = {copy.object_name for manifest in kept for copy in manifest.copies}
     needed |= {name for each in running if each is not None for name in each.needs}
     ids = [each.id for each in running if each is not None]
-    # What a backup shares with earlier ones is not known without its manifest: nothing older goes. Names sort by age.
+    # Without its manifest, it is unknown which older objects a backup shares, so all older ones stay. Names sort by
+    # age.
     for identity in (_identity(entry.name) for entry in listing.unreadable):
         ids.append(identity)
         needed |= {o.name for o in objects if o.name < f"{_folder(o.name)}{identity}"}
@@ -183,8 +184,8 @@ def prune(target: Target, rules: Sequence[KeepRule], now_ms: int) -> Pruned:
         if o.size_bytes != NO_FILE and o.name not in needed and not any(identity in o.name for identity in ids)
     ]
     if None in running or not kept:
-        # Somebody announces a backup at this moment, and what it needs cannot be told yet. Or no manifest is there that
-        # can be read: rather than that nobody needs what is stored, something is wrong with the place.
+        # Either a backup is being announced now, and its needs are unknown yet; or no manifest is readable, which more
+        # likely means a problem with the place than that nobody needs its objects.
         garbage = []
     with ThreadPoolExecutor(READERS) as pool:
         list(pool.map(lambda entry: target.delete(entry.name), garbage))
@@ -197,7 +198,7 @@ def prune(target: Target, rules: Sequence[KeepRule], now_ms: int) -> Pruned:
 
 
 def _refuse_others(target: Target, listing: Listing) -> None:
-    """What a backup of a newer version needs is not known. Raises UnsupportedVersionError."""
+    """Raises UnsupportedVersionError for a backup of a newer version, whose needs are unknown."""
     for entry in listing.unreadable:
         try:
             decode(target.read(entry.name), _identity(entry.name))
@@ -208,7 +209,7 @@ def _refuse_others(target: Target, listing: Listing) -> None:
 
 
 def _read_manifest(target: Target, entry: Entry) -> Manifest | Entry | None:
-    """The manifest, its entry when it is not readable, None when it was removed meanwhile."""
+    """Return the manifest, its entry if it is unreadable, None if it was removed meanwhile."""
     try:
         return decode(target.read(entry.name), _identity(entry.name))
     except FileNotFoundError:
@@ -218,24 +219,24 @@ def _read_manifest(target: Target, entry: Entry) -> Manifest | Entry | None:
 
 
 def _read_running(target: Target, entry: Entry) -> Running | None:
-    """What a running backup announced; None when it is not readable yet."""
+    """Return what a running backup announced; None if it is not readable yet."""
     identity = _identity(entry.name)
     try:
         return Running(identity, decode_needs(target.read(entry.name)))
     except FileNotFoundError:
-        # It ended since it was listed: its manifest is read after this.
+        # It ended since it was listed; the caller reads its manifest next.
         return Running(identity, frozenset())
     except ValueError:
         return None
 
 
 def _entries(target: Target, prefix: str) -> list[Entry]:
-    """What backups have put there; the place may hold files of others."""
+    """Return the entries of backups, without other programs' files."""
     return [entry for entry in target.entries(prefix) if is_ours(entry.name)]
 
 
 def _identity(name: str) -> str:
-    """The id of the backup that a manifest, or a file under `running/`, is of."""
+    """Return the id of the backup to which a manifest, or a file under `running/`, belongs."""
     return name.rpartition("/")[2].removesuffix(SUFFIX)
 
 

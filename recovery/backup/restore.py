@@ -1,10 +1,10 @@
-"""From copies back to a recovery directory: all of it, or nothing.
+"""Restore a recovery directory from copies: all of it, or nothing.
 
-restore.1  Plan: of all copies the newest set with a common epoch. Say what it gives up.
-restore.2  Fetch each copy into a staging directory, comparing it with the manifest. A copy that turns out to be
-           damaged is left out, and a new plan made of the others (restore.1).
+restore.1  Plan: of all copies the newest set with a common epoch. Report what it gives up.
+restore.2  Fetch each copy into a staging directory and compare it with the manifest. If a copy turns out to be
+           damaged, leave it out and make a new plan of the others (restore.1).
 restore.3  Check every digest in each file; discard epochs after the restored one; sync.
-restore.4  Plan a resume from the staged files: it must be at the epoch planned for.
+restore.4  Plan a resume from the staged files: it must be at the planned epoch.
 restore.5  Link the files into place.
 """
 
@@ -31,7 +31,7 @@ from recovery.storage.verify import PartitionCheck
 
 AT_ONCE = 4
 SHOWN = 3
-"""How many copies that cannot be used an error names."""
+"""How many unusable copies an error names."""
 
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How long the steps took, all partitions together, in seconds."""
+    """How long the steps took for all partitions together, in seconds."""
 
     plan_s: float
     fetch_s: float
@@ -48,13 +48,13 @@ class Timings:
 
     @property
     def total_s(self) -> float:
-        """All of it."""
+        """The total time, in seconds."""
         return self.plan_s + self.fetch_s + self.check_s + self.place_s
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A restored directory. left_out: copies that were found damaged on the way, a sentence for each."""
+    """A restored directory. left_out: one sentence for each copy that turned out to be damaged."""
 
     plan: RestorePlan
     paths: tuple[Path, ...]
@@ -65,7 +65,7 @@ class Restored:
 
 
 Announce = Callable[[RestorePlan, Sequence[str]], None]
-"""Is told each plan before anything is written for it, and what was left out since the one before."""
+"""Called with each plan before anything is written for it, and with the copies left out since the previous plan."""
 
 
 def restore(
@@ -80,17 +80,17 @@ def restore(
     announce: Announce = lambda _plan, _left_out: None,
     observe: Observer = ignore,
 ) -> Restored:
-    """Restore the newest common epoch (that of `epoch`, or of `at_ms`) into `directory`, which is made when missing.
+    """Restore the newest common epoch (that of `epoch`, or of `at_ms`) into `directory`, which is made if missing.
 
-    umask: others may read the files, as far as this process's umask lets them.
+    umask: others may read the files, as far as this process's umask allows.
 
-    Nothing appears in the directory before all files are whole and checked; when anything fails, what was written is
-    removed again, and what a killed attempt left is removed by the next. The restored directory holds no epoch after
-    the restored one. Raises AlreadyInitializedError, DirectoryLockedError, BackupDamagedError, BackupTargetError,
-    StorageError, CorruptPartitionError, and what `plan_restore` raises.
+    Nothing appears in the directory before all files are whole and checked. If anything fails, the written files are
+    removed; the next attempt removes the files of a killed one. The restored directory holds no epoch after the
+    restored one. Raises AlreadyInitializedError, DirectoryLockedError, BackupDamagedError, BackupTargetError,
+    StorageError, CorruptPartitionError, and the errors of `plan_restore`.
     """
     attempt = _Attempt(source, clock, observe, announce, epoch, at_ms)
-    # Only what was restored completely is placed, so the newest execution of any copy is not less than its.
+    # Only complete restores are placed, so the newest execution of all copies is at least that of the restored ones.
     newest = max((e.number for copy in source.copies for e in copy.description.executions), default=0)
     started = clock.elapsed_s()
     try:
@@ -126,7 +126,7 @@ def plan_from(
     usable: Sequence[Copy] | None = None,
     unusable: Sequence[Copy] = (),
 ) -> RestorePlan:
-    """`plan_restore` of a source's copies; its errors name the source, and what in it cannot be used."""
+    """Return `plan_restore` of a source's copies; its errors name the source, and what in it is unusable."""
     try:
         return plan_restore(source.copies if usable is None else usable, epoch=epoch, at_ms=at_ms, unusable=unusable)
     except RecoveryError as error:
@@ -135,7 +135,7 @@ def plan_from(
 
 
 class _Attempt:
-    """Filling one staging directory, with a new plan for each copy that turns out to be damaged."""
+    """Fills one staging directory, with a new plan for each copy that turns out to be damaged."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class _Attempt:
         return self.plan
 
     def _bring_all(self, plan: RestorePlan, staging: Path) -> bool:
-        """Fetch and check what the plan names, unless it is there already; False when a copy was damaged."""
+        """Fetch and check the copies of the plan that are not yet staged; returns False if a copy was damaged."""
         before = len(self._damaged)
         new = [copy for copy in plan.copies if self._staged.get(copy.index) != copy.origin]
         # restore.2
@@ -236,7 +236,8 @@ class _Attempt:
 
 
 def _misdescribed(copy: Copy, path: Path) -> str | None:
-    """What a fetched file says otherwise of itself than whoever lists it, on which the plan was made."""
+    """Return how a fetched file differs from the listed description, on which the plan was based; None if it does
+    not."""
     found, listed = describe_file(path), copy.description
     same = (found.store_id, found.index, found.count, found.collected, found.executions) == (
         listed.store_id, listed.index, listed.count, listed.collected, listed.executions

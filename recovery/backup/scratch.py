@@ -1,5 +1,5 @@
-"""Temporary directories for copies, which may be as large as the partitions: what a killed process left goes with the
-next one."""
+"""Temporary directories for copies, which may be as large as the partitions. The next process removes what a killed one
+left."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pathlib import Path
 from recovery.host.durable import create
 
 MARK = ".recovery-scratch"
-"""A file in each, by which it is known, and which is locked while it is used. It says on which host: elsewhere its lock
-may not be seen."""
+"""The file that marks such a directory, locked while the directory is in use. It holds the host's name, because another
+host may not see the lock."""
 
 
 @contextlib.contextmanager
 def scratch_directory(purpose: str, parent: Path | None = None) -> Iterator[Path]:
-    """A directory `recovery-PURPOSE-…` in `parent`, or where temporary files go, until the block ends.
+    """Make a directory `recovery-PURPOSE-…` in `parent`, or in the system's temporary directory, until the block ends.
 
-    Those of killed processes, whose locks have ended with them, are removed.
+    Directories of killed processes, whose locks ended with them, are removed.
     """
     root = Path(tempfile.gettempdir() if parent is None else parent)
     prefix = f"recovery-{purpose}-"
@@ -36,14 +36,14 @@ def scratch_directory(purpose: str, parent: Path | None = None) -> Iterator[Path
         shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
         with contextlib.suppress(OSError):
-            # A network file system keeps a file that is open, and with it its directory, until it is closed.
+            # A network file system keeps an open file, and so its directory, until it is closed.
             path.rmdir()
 
 
 def _make(root: Path, prefix: str) -> tuple[Path, int]:
     path = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
     lock = create(path / MARK)
-    # Only what says a host is ever removed by others: nothing that is not locked, or cannot be.
+    # Others only remove a directory whose mark names a host, so never one that is not locked or cannot be.
     with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.write(lock, _host())

@@ -1,4 +1,4 @@
-"""Where copies to restore come from: backups at a target, or a plain directory of copied files."""
+"""Sources of copies to restore: backups at a target, or a plain directory of copied files."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ class Source(Protocol):
 
     shown: str
     copies: list[Copy]
-    """What there is, of all ages."""
+    """All copies, of all ages."""
     problems: list[str]
-    """Copies and backups that cannot be used, a sentence for each."""
+    """Unusable copies and backups, a sentence for each."""
     damaged: list[str]
-    """Those of them that were good once, and are not any more."""
+    """The problems that are damage: those copies and backups were good once."""
 
     def fetch(self, copy: Copy, path: Path, observe: Observer) -> None:
         """Write a copy's bytes to the new file `path`, and a log beside it if it has one. Nothing is synced.
 
-        Raises BackupDamagedError when they are not what was stored, BackupTargetError or StorageError.
+        Raises BackupDamagedError if they are not what was stored, BackupTargetError or StorageError.
         """
         ...
 
 
 class BackupSource:
-    """The finished backups at a target. A copy that several of them list is there once."""
+    """The finished backups at a target. A copy that several backups list appears once."""
 
     def __init__(self, target: Target, clock: Clock) -> None:
         """Raises NoBackupError or BackupTargetError."""
@@ -61,7 +61,7 @@ class BackupSource:
         if not self.listing.manifests:
             others = f"; {len(self.listing.unreadable)} cannot be read" if self.listing.unreadable else ""
             raise NoBackupError(f"it holds no finished backup{others}", path=target.shown)
-        # In a directory a manifest appears whole. In a bucket it may be on its way, or what a cut upload left.
+        # In a directory a manifest appears whole. In a bucket an unreadable one may be a partial or interrupted upload.
         whole_before_ms = clock.wall_ms() - STALE_AFTER_S * 1000
         self.damaged: list[str] = []
         self.problems: list[str] = []
@@ -77,14 +77,14 @@ class BackupSource:
                 origin = stored.object_name
                 known = self._stored.setdefault(origin, stored)
                 if known is not stored and known != stored:
-                    # One of them is wrong, and which is found out when they are fetched.
+                    # One of them is wrong; fetching shows which.
                     origin = f"{origin}, as {manifest.id} has it"
                     known = self._stored.setdefault(origin, stored)
                 if known is stored:
                     self.copies.append(Copy(stored.description, origin, stored.taken_ms))
 
     def fetch(self, copy: Copy, path: Path, observe: Observer) -> None:
-        """See `Source.fetch`. The bytes are compared with the manifest while they arrive."""
+        """See `Source.fetch`. The bytes are compared with the manifest as they arrive."""
         stored = self._stored[copy.origin]
         digest, size = hashlib.sha256(), 0
         with translated(path), os.fdopen(create(path), "wb") as file:
@@ -115,12 +115,12 @@ class BackupSource:
 class PlainSource:
     """Files that `cp`, `sqlite3 .backup` or Litestream left in a directory or below it.
 
-    Which partition a file is a copy of is asked of its content, not of its name. Files with a log beside them are
-    copied before they are looked at, so nothing in the directory changes.
+    A file's content, not its name, decides which partition it is a copy of. A file with a log beside it is copied
+    before it is read, so nothing in the directory changes.
     """
 
     def __init__(self, directory: Path, scratch: Path) -> None:
-        """Raises NoBackupError, DirectoryLockedError when a run is going on there, or StorageError."""
+        """Raises NoBackupError, DirectoryLockedError if a run is active there, or StorageError."""
         self.shown = str(directory)
         self.copies = []
         self.problems = []
@@ -172,7 +172,7 @@ def _databases(directory: Path) -> list[Path]:
 
 
 def open_source(target: Target, scratch: Path, clock: Clock) -> Source:
-    """The backups at a target; in a directory that holds none, the copies of partitions that lie in it.
+    """Return the backups at a target; for a directory without backups, the copies of partitions in it.
 
     Raises NoBackupError, BackupTargetError, DirectoryLockedError or StorageError.
     """

@@ -1,8 +1,8 @@
-"""Where backups lie: a directory of this machine, or a bucket behind pyarrow's file systems.
+"""The place of backups: a directory of this machine, or a bucket behind pyarrow's file systems.
 
-Both sides of `Target` promise little: a name holds what was written there under that name once, or less of it when the
-writing failed. (An upload that is cut off is published as far as it went, by every object store.) So whoever reads
-compares with the digest and size in the manifest, and nothing counts without a manifest.
+Both implementations of `Target` promise little: a name holds what was once written under it, or only a part if the
+write failed. (Every object store publishes an interrupted upload as far as it went.) So readers compare with the digest
+and size in the manifest, and nothing counts without a manifest.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from recovery.host.durable import PRIVATE, UMASK, Modes, create, files_below, ma
 CHUNK_BYTES = 4 << 20
 NO_ANSWER_S = 60.0
 DRAFT = ".draft"
-"""How the name of an object ends that is not written yet; who is killed leaves it."""
+"""Ends the name of an unfinished object; a killed writer leaves it behind."""
 
 SUFFIXES = (".gz", ".zst")
-"""Of objects: a directory that has one stands in the place of an object."""
+"""Suffixes of objects: a directory with one takes the place of an object."""
 NO_FILE = -1
-"""The size of an entry that is a directory, a pipe, a device: nothing that a backup has put there."""
+"""The size of an entry that is a directory, a pipe or a device, which no backup made."""
 
 T = TypeVar("T")
 
 
 class UnreadableError(ValueError):
-    """What stands where an object should is none, or is kept from this user."""
+    """An entry is not an object, or this user may not read it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One object: its name below the target, its size (`NO_FILE`: it is none), and when it was written by the clock of
-    where it lies."""
+    """One object: its name below the target, its size (`NO_FILE` if it is not a file), and when it was written, by the
+    clock of its store."""
 
     name: str
     size_bytes: int
@@ -52,8 +52,8 @@ class Entry:
 
 
 class Target(Protocol):
-    """A place for objects that are written once. Raises BackupTargetError; FileNotFoundError for a missing object, and
-    UnreadableError for what is none."""
+    """A place for objects that are written once. Raises BackupTargetError; FileNotFoundError for a missing object,
+    UnreadableError for an entry that is not an object."""
 
     shown: str
 
@@ -62,22 +62,22 @@ class Target(Protocol):
         ...
 
     def read(self, name: str) -> Iterator[bytes]:
-        """The object's bytes, in chunks; an object whose name ends in .zst comes decompressed."""
+        """Yield the object's bytes, in chunks; an object whose name ends in .zst is decompressed."""
         ...
 
     def entries(self, prefix: str) -> list[Entry]:
-        """All objects whose name begins with `prefix`, which ends in a slash; sorted by name."""
+        """Return all objects whose name begins with `prefix`, which ends in a slash; sorted by name."""
         ...
 
     def delete(self, name: str) -> None:
-        """Remove an object; one that is gone already is no error."""
+        """Remove an object; a missing object is not an error."""
         ...
 
 
 class DirectoryTarget:
     """A directory of this machine. An object appears under its name whole and synced, or not at all.
 
-    modes: of the directories that are made. An object has the permissions of the directory that it is put into.
+    modes: the permissions of directories that are made. An object has the permissions of its directory.
     """
 
     def __init__(self, root: Path, modes: Modes = PRIVATE) -> None:
@@ -93,7 +93,7 @@ class DirectoryTarget:
         with self._translated(), self._made():
             make_directories(path.parent, self._modes)
             mode = path.parent.stat().st_mode & UMASK.file | PRIVATE.file
-            # No two backups have an object in common: a killed attempt of this name left it.
+            # No two backups share an object name, so a killed attempt of this backup left the draft.
             draft.unlink(missing_ok=True)
             try:
                 with os.fdopen(create(draft, mode), "wb") as file:
@@ -109,7 +109,7 @@ class DirectoryTarget:
                 raise
             for directory in (path.parent, *path.parent.parents):
                 if directory == self.root.parent:
-                    # Others may own it, and not let this user list it; then they have made the root.
+                    # Others may own it and deny this user to list it; then they made the root.
                     with contextlib.suppress(PermissionError):
                         sync(directory)
                     break
@@ -186,7 +186,7 @@ class DirectoryTarget:
 
 
 class ObjectTarget:
-    """A prefix in a bucket. Every call ends: with an answer, or with an error when none came for `no_answer_s`.
+    """A prefix in a bucket. Every call ends: with an answer, or with an error after `no_answer_s` without one.
 
     secrets: texts that must not appear in messages.
     """
@@ -223,7 +223,7 @@ class ObjectTarget:
                 size += len(chunk)
             self._ask(stream.close)
         except BaseException:
-            # Closing publishes it, and a stream that is never closed may be published at the end of the process.
+            # Closing publishes the part; a stream that is never closed may be published when the process ends.
             with contextlib.suppress(BackupTargetError, FileNotFoundError):
                 if not self._silent:
                     self._ask(stream.close)
@@ -243,7 +243,7 @@ class ObjectTarget:
 
     def entries(self, prefix: str) -> list[Entry]:
         """See `Target.entries`."""
-        # Recursive, because not every store knows of directories that were never made.
+        # Recursive, because some stores do not know directories that were never made.
         selector = pyarrow.fs.FileSelector(self._path(prefix.rstrip("/")), recursive=True, allow_not_found=True)
         infos = self._ask(lambda: self._filesystem.get_file_info(selector))
         found = [
@@ -277,7 +277,7 @@ class ObjectTarget:
             raise BackupTargetError(self.scrubbed(str(error)), path=self.shown) from None
 
     def scrubbed(self, text: str) -> str:
-        """`text` without the secrets."""
+        """Return `text` without the secrets."""
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text
@@ -294,7 +294,7 @@ def _status(path: Path) -> os.stat_result:
 
 
 def bounded(call: Callable[[], T], timeout_s: float) -> T:
-    """What `call` returns or raises, or TimeoutError; then it goes on in a thread that nobody waits for.
+    """Return or raise what `call` does, or TimeoutError; then the call goes on in a thread that nobody waits for.
 
     The file systems have retry limits of their own, but not for every way in which a service can fall silent.
     """
@@ -317,7 +317,7 @@ def bounded(call: Callable[[], T], timeout_s: float) -> T:
 
 
 def _content(name: str, read: Callable[[], bytes], shown: str) -> Iterator[bytes]:
-    """The chunks that `read` gives, decompressed if the name says so. Raises BackupDamagedError when they cannot be."""
+    """Yield the chunks from `read`, decompressed if the name says so. Raises BackupDamagedError if they are damaged."""
     if not name.endswith(".zst"):
         while chunk := read():
             yield chunk
@@ -333,7 +333,7 @@ def _content(name: str, read: Callable[[], bytes], shown: str) -> Iterator[bytes
 
 
 class _Chunks:
-    """A file of which large chunks are read, whatever is asked for: each may be a request to a service."""
+    """A file that is read in large chunks, whatever size is asked for: each chunk may be a request to a service."""
 
     closed = False
 

@@ -1,1 +1,1 @@
-"""What every room uses: ids, clock, crash points, and how text and names of others are treated."""
+"""Used by every room: ids, clock, crash points, and the handling of untrusted text and names."""

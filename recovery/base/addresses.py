@@ -1,6 +1,6 @@
-"""What users give as a path: one that looks like an address is not taken for a directory of this machine.
+"""Paths from users: text that looks like an address is not taken for a directory of this machine.
 
-`s3:/bucket/path`, with one slash, would be made as a directory `s3:`, and every command would report success.
+Otherwise `s3:/bucket/path`, with one slash, would create a directory `s3:`, and every command would report success.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from recovery.errors import ConfigurationError
 _KNOWN = (
     "s3|s3a|s3n|gs|gcs|azure|az|abfs|abfss|adl|wasb|wasbs|file|hdfs|webhdfs|viewfs|dbfs|oss|https?|ftps?|sftp|ssh|rsync"
 )
-# Two letters at least, so that no drive of Windows is one. Behind a name that nobody knows comes a slash or nothing.
+# At least two letters, so that Windows drives do not match. An unknown scheme needs a slash or nothing after it.
 _ADDRESS = re.compile(rf"(?:(?P<known>{_KNOWN})(?::|//).*|(?P<other>[a-z][a-z0-9+.-]+):(?:[/\\].*)?)", re.DOTALL | re.I)
 
 
@@ -25,13 +25,13 @@ def looks_like_address(path: str | os.PathLike[str]) -> bool:
 
 
 def local_path(path: str | os.PathLike[str], what: str = "a directory of this machine") -> Path:
-    """The path that a user means. Raises ConfigurationError for what looks like an address."""
+    """Return the path that a user means. Raises ConfigurationError if it looks like an address."""
     text = os.fspath(path)
     match = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         return Path(path)
     scheme = match["known"] or match["other"]
-    # No more of it is shown: credentials may stand in it.
+    # Show no more of it: it may contain credentials.
     raise ConfigurationError(
         f"{scheme}:… looks like an address, and is no path",
         cause=f"Addresses are written {scheme}://…, and {what} is needed here, or an address that is whole.",
@@ -40,6 +40,7 @@ def local_path(path: str | os.PathLike[str], what: str = "a directory of this ma
 
 
 def is_cut_off(text: str) -> bool:
-    """Whether it is an address of a bucket that has one slash, where others name a file system without a host."""
+    """Whether a bucket's address has only one slash. In other addresses one slash means a file system without a
+    host."""
     scheme, _, rest = text.partition(":")
     return not rest.startswith("//") and scheme.lower() not in ("file", "hdfs", "webhdfs", "viewfs")

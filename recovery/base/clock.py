@@ -1,4 +1,4 @@
-"""Time as an argument: what the rest of the package may ask of a clock."""
+"""The clock as an argument, and the recovery clock."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from recovery.errors import CorruptPartitionError
 BOOT_KEY = "boot"
 
 LATEST_MS = 253_370_764_800_000
-"""The beginning of the year 9999: Python has no dates after it, and no clock shows it."""
+"""The beginning of the year 9999: Python has no later year, and no clock shows one."""
 
 
 class Uptime(NamedTuple):
-    """How long a machine has been up in milliseconds, and which of its starts that counts from."""
+    """How long a machine has been up, in milliseconds, and the id of the boot that it counts from."""
 
     boot: str
     up_ms: int
@@ -32,16 +32,16 @@ class Clock(Protocol):
     """Wall time, for people, and elapsed time, for decisions."""
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970 by this machine's clock, which may jump."""
+        """Return milliseconds since 1970 by this machine's clock, which may jump."""
         ...
 
     def elapsed_s(self) -> float:
-        """Seconds from an arbitrary moment; never goes back, and no clock change moves it."""
+        """Return seconds since an arbitrary moment; never goes back, and no clock change moves it."""
         ...
 
     def uptime(self) -> Uptime | None:
-        """Time since the machine was started, which processes one after the other can compare; no clock change moves
-        it. None where the system does not tell."""
+        """Return the time since the machine started, which successive processes can compare; no clock change moves it.
+        None if the system does not provide it."""
         ...
 
 
@@ -62,7 +62,7 @@ class SystemClock:
 
 
 def boot_id() -> str:
-    """What tells this start of the machine from others. Raises OSError where the system does not tell."""
+    """Return the id of this start of the machine. Raises OSError if the system does not provide it."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -79,16 +79,16 @@ def _unreadable(why: str) -> CorruptPartitionError:
 
 
 class RecoveryClock:
-    """The time by which epochs age: it goes on over executions and never goes back.
+    """The time by which epochs age: it continues across executions and never goes back.
 
-    Within an execution it follows elapsed time, and between executions the machine's uptime, so a machine's clock that
-    jumps changes no decision. When the machine was started anew, or is another one, wall time is all there is; it
-    counts when it went forward.
+    Within an execution it follows elapsed time, and between executions the machine's uptime, so a jump of the machine's
+    clock changes no decision. If the machine was restarted or replaced, only wall time is left; it counts if it went
+    forward.
     """
 
     def __init__(self, clock: Clock, last_ms: int, last_wall_ms: int | None, kept: Mapping[str, str | bytes]) -> None:
-        """`last_ms` is its newest recorded reading, `last_wall_ms` the wall time then, None when there is none.
-        `kept` is the newest `row`."""
+        """`last_ms` is the newest recorded reading, `last_wall_ms` the wall time then, or None. `kept` is the newest
+        `row`."""
         self._clock = clock
         uptime = clock.uptime()
         reading = decode_json(kept[BOOT_KEY], _unreadable, Reading) if BOOT_KEY in kept else None
@@ -100,11 +100,11 @@ class RecoveryClock:
         self._started_s = clock.elapsed_s()
 
     def now_ms(self) -> int:
-        """Milliseconds on the recovery clock."""
+        """Return milliseconds on the recovery clock."""
         return self._base_ms + int((self._clock.elapsed_s() - self._started_s) * 1000)
 
     def row(self, now_ms: int) -> dict[str, str | bytes | None]:
-        """What an epoch that is closed at `now_ms` keeps for the executions after it, by key of step `$clock`."""
+        """Return what an epoch closed at `now_ms` keeps for later executions, by key of step `$clock`."""
         uptime = self._clock.uptime()
         if uptime is None:
             return {BOOT_KEY: None}

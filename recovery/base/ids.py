@@ -1,4 +1,4 @@
-"""Ids as types: an epoch is never passed where a batch id is meant."""
+"""Distinct types for ids, so that an epoch is never passed as a batch id."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NewType
 
 Epoch = NewType("Epoch", int)
-"""What lies between two snapshots; 1, 2, 3 … in one recovery directory."""
+"""The time between two snapshots; 1, 2, 3 … in one recovery directory."""
 
 BatchId = NewType("BatchId", int)
 """Spark's number of a micro-batch; keeps growing across executions."""

@@ -1,4 +1,4 @@
-"""Intervals and triggers: how people write and read them."""
+"""Parse and format intervals and triggers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400
 
 
 def parse_interval(value: Interval) -> float:
-    """Seconds meant by `value`: a number of seconds, a timedelta, or text such as "10", "0.5", "10s", "5m", "1h".
+    """Return the seconds in `value`: a number of seconds, a timedelta, or text such as "10", "0.5", "10s", "5m", "1h".
 
-    Raises ConfigurationError for anything negative, unreadable, or longer than a thousand years: nobody means that, and
-    it is too long for the clocks that are asked to wait.
+    Raises ConfigurationError for a negative or unreadable interval, or one longer than a thousand years, which is a
+    mistake and too long for system clocks.
     """
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
@@ -59,9 +59,9 @@ def _unreadable(value: object) -> ConfigurationError:
 
 
 def parse_trigger(value: str | Interval | None) -> str | float | None:
-    """AVAILABLE_NOW, or the seconds between micro-batches; None: as fast as they come.
+    """Return AVAILABLE_NOW, or the seconds between micro-batches; None: as fast as possible.
 
-    Spark's own names for a run to the end of the input are understood, in any case: availableNow, once. Raises
+    Also accepts Spark's own names for a run to the end of the input, in any case: availableNow, once. Raises
     ConfigurationError.
     """
     if isinstance(value, str) and _LETTERS.sub("", value).lower() in ("availablenow", "once"):
@@ -77,7 +77,7 @@ def parse_trigger(value: str | Interval | None) -> str | float | None:
 
 
 def format_interval(seconds: float) -> str:
-    """`seconds` for people: 0.5 s, 10 s, 5 min, 1.5 h, 2 d."""
+    """Format `seconds` for people: 0.5 s, 10 s, 5 min, 1.5 h, 2 d."""
     size, unit = next((each for each in _SHOWN if seconds >= each[0]), (1.0, "s"))
     number = seconds / size
     return f"{number:.3g} {unit}" if number < 1000 else f"{number:.0f} {unit}"

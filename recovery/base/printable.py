@@ -1,9 +1,8 @@
-"""Text of strangers on terminals: keys, values, names, paths and messages may hold anything, and a terminal obeys some
-of it. Whatever is printed goes through here; pages have `recovery.report.text`.
+"""Untrusted text on terminals: keys, values, names, paths and messages may contain anything, also control sequences.
+All terminal output goes through here; HTML pages have `recovery.report.text`.
 
-Escaped is what a terminal, or the eye, would take for something else: control characters of both sets, marks of
-direction, characters that cannot be seen, line separators, halves of characters. The escapes are those of JSON, so JSON
-stays the same JSON.
+Escaped is what a terminal or a reader would misinterpret: control characters of both sets, direction marks, invisible
+characters, line separators, surrogates. The escapes are those of JSON, so the meaning of JSON text does not change.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-# Joiners stay, which several scripts need, and marks of numbers, which are seen. U+FDD0 to U+FDEF are no characters.
+# Joiners, which several scripts need, and visible number marks stay. U+FDD0 to U+FDEF are noncharacters.
 _OTHERS = (
     "\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufdd0-\ufdef\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f"
@@ -22,24 +21,24 @@ _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def one_line(text: object) -> str:
-    """A value or a name as a part of a line: no character of it ends the line or does anything to a terminal."""
+    """Return a value or a name as a part of a line: no character of it ends the line or controls a terminal."""
     return _IN_LINE.sub(_escaped, str(text))
 
 
 def printable(text: str) -> str:
-    """Lines of text; their ends, and tabs, stay."""
+    """Escape lines of text; line ends and tabs stay."""
     return _IN_TEXT.sub(_escaped, text)
 
 
 def columns(text: str) -> int:
-    """How many columns of a terminal a line takes."""
+    """Return how many terminal columns a line takes."""
     if text.isascii():
         return len(text)
     return sum(_columns(character) for character in text)
 
 
 def fitted(text: str, width: int) -> str:
-    """The beginning of a line that takes no more columns than these."""
+    """Return the longest beginning of a line that fits into `width` columns."""
     if columns(text) <= width:
         return text
     taken, used = 0, 0

@@ -1,4 +1,4 @@
-"""The step ids that the driver keeps values of its own under. No step of a flow may have such a name."""
+"""Step ids under which the driver keeps its own values. No step of a flow may have such a name."""
 
 from recovery.base.ids import StepId
 
@@ -12,6 +12,6 @@ EPOCH_STEP = StepId("$hwm")
 SINK_STEP = StepId("$sink")
 """The sink's note."""
 SOURCES_STEP = StepId("$sources")
-"""What the flow reads where."""
+"""The sources that the flow reads."""
 DECLARATIONS_STEP = StepId("$steps")
 """What each step declared when its state was written, by step id."""

@@ -1,4 +1,4 @@
-"""Work for several files at a time, in threads that end when whoever waits for them is interrupted."""
+"""Work on several files in parallel, in threads that end when their caller is interrupted."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _of_thread = threading.local()
 
 
 def is_stopped() -> bool:
-    """Whether the work of this thread is not waited for any more. What takes long asks now and then."""
+    """Whether the caller no longer waits for this thread's work. Long work asks this from time to time."""
     stop: threading.Event | None = getattr(_of_thread, "stop", None)
     return stop is not None and stop.is_set()
 
 
 def each(work: Callable[[T], R], items: Iterable[T], *, at_once: int, name: str) -> list[R]:
-    """Do `work` for a few items at a time, by threads of that name; returns the results in order.
+    """Do `work` for a few items at a time, in threads of that name; returns the results in order.
 
-    After the first error, Ctrl-C among them, nothing new is begun, and what still runs is stopped and waited for.
+    After the first error, Ctrl-C included, no new work begins; running work is asked to stop, and waited for.
     """
     stop = threading.Event()
     pool = ThreadPoolExecutor(at_once, thread_name_prefix=name, initializer=_begin, initargs=(stop,))

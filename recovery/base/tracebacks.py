@@ -1,4 +1,4 @@
-"""What a Python traceback says, for users: first what happened and where in their code, then their own frames."""
+"""Python tracebacks for users: first what happened and where in their code, then their own frames."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _BEGIN = "Traceback (most recent call last):\n"
 _FRAME = re.compile(r'  File "(?P<file>[^"\n]+)", line (?P<line>\d+)[^\n]*\n(?:    [^\n]*\n|  \[[^\n]*\n)*')
 _END = re.compile(r"\n\s*\n?\tat |(?:\s+SQLSTATE: \w{5})+\s*(?:\n=== Streaming Query|\Z)")
 _PLAN = re.compile(r"\s+SQLSTATE: \w{5}(;( line \d+ pos \d+;)?\s*(\n.*)?)?\Z", re.DOTALL)
-"""What ends a message of Spark's: a code, and behind a semicolon the plan that its analyser could not make sense of.
-Where in a text of SQL something is wrong comes without one."""
+"""The end of a Spark message: a code, and after a semicolon the plan that the analyser rejected. An error's place in a
+SQL text comes without a semicolon."""
 _NOTE = re.compile(r"\nin (step '.*', .*, micro-batch \d+|the sink, micro-batch \d+)\s*\Z")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/pyspark.zip/", "<frozen ")
 _OTHERS = (f"{Path(__file__).parents[1]}/", f"{sysconfig.get_paths()['stdlib']}/")
@@ -29,8 +29,8 @@ class _Frame(NamedTuple):
 
 
 def essence(text: str) -> str | None:
-    """What the last traceback in a text says: `step 'count', key 'a', micro-batch 0: ValueError: no (flow.py, line 7)`,
-    and the frames of the user's own code. None when there is no traceback in it."""
+    """Summarise the last traceback in a text: `step 'count', key 'a', micro-batch 0: ValueError: no (flow.py, line 7)`,
+    and the frames of the user's own code. None if the text has no traceback."""
     chain = _END.split(text[text.index(_BEGIN) :], maxsplit=1)[0] if _BEGIN in text else ""
     block = chain.rpartition(_BEGIN)[2]
     frames, end = [], 0
@@ -50,14 +50,14 @@ def essence(text: str) -> str | None:
 
 
 def essence_of(error: BaseException) -> str:
-    """The same of an exception."""
+    """Return the same for an exception."""
     return essence("".join(traceback.format_exception(error))) or f"{type(error).__name__}: {error}"
 
 
 def headline(error: BaseException) -> str:
-    """An exception's type and message, and where in the user's own code it was raised."""
+    """Return an exception's type and message, and where in the user's own code it was raised."""
     frames = [_Frame(each.filename, str(each.lineno), "") for each in traceback.extract_tb(error.__traceback__)]
-    # What a SyntaxError says ends with its place.
+    # The message of a SyntaxError already ends with its place.
     own = [] if isinstance(error, SyntaxError) else [frame for frame in frames if _is_own(frame.file)]
     first, *more = f"{type(error).__name__}: {_PLAN.sub('', str(error))}".splitlines()
     return "\n".join([f"{first}{_place(own)}", *more])
@@ -68,5 +68,5 @@ def _place(own: list[_Frame]) -> str:
 
 
 def _is_own(file: str) -> bool:
-    """Whether it is neither of this package, nor of a library."""
+    """Whether a file belongs neither to this package nor to a library."""
     return not file.startswith(_OTHERS) and not any(each in file for each in _LIBRARIES)

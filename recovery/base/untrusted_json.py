@@ -1,7 +1,7 @@
-"""JSON and numbers that come out of a file: of a partition, an export, a checkpoint, a sink's list.
+"""Untrusted JSON and numbers: from a partition, an export, a checkpoint, a sink's list.
 
-Whoever wrote the file chose them. What cannot be read, is nested beyond any sense, or does not have the form that is
-asked for, raises the caller's error, and nothing else.
+The file's author chose them. Data that is unreadable, nested too deep, or not of the requested form raises the caller's
+error, and nothing else.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import msgspec
 from recovery.errors import RecoveryError
 
 MOST = (1 << 53) - 1
-"""Epochs, micro-batches, rows and bytes: the largest whole number that every reader of JSON takes for itself."""
+"""For epochs, micro-batches, rows and bytes: the largest whole number that every JSON reader keeps exactly."""
 FIRST_MOMENT_MS = -62_000_000_000_000
 LAST_MOMENT_MS = 253_000_000_000_000
-"""Milliseconds since 1970 that are a date in every time zone: years 5 to 9987."""
+"""The last millisecond since 1970 that is a date in every time zone; with the first, years 5 to 9987."""
 
 Number = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 
 def is_moment(value: Any) -> TypeGuard[int]:
-    """Whether it is milliseconds since 1970 that are a date in every time zone."""
+    """Whether a value is milliseconds since 1970 that are a date in every time zone."""
     return type(value) is int and FIRST_MOMENT_MS <= value <= LAST_MOMENT_MS
 
 
 Refusal = Callable[[str], RecoveryError]
-"""Makes the error of a text that is refused, from a sentence that says why."""
+"""Makes the error for refused text, from a sentence that says why."""
 
 
 @overload
@@ -45,11 +45,11 @@ def decode_json(text: str | bytes, refuse: Refusal, type: type[T]) -> T: ...
 
 
 def decode_json(text: str | bytes, refuse: Refusal, type: Any = Any) -> Any:
-    """The value of a JSON text, of this type; raises what `refuse` makes of it otherwise."""
+    """Return the value of a JSON text, of this type; raises the error that `refuse` makes otherwise."""
     try:
         return msgspec.json.decode(text, type=type)
     except RecursionError:
         raise refuse("it is JSON nested too deep") from None
     except ValueError as error:
-        # Of msgspec's own kind, or of text that cannot be encoded.
+        # It is msgspec's own error, or one of text that cannot be encoded.
         raise refuse(f"it is not the JSON that was written there: {error}") from error

@@ -1,8 +1,8 @@
-"""Paths that come out of a file: of a partition, a manifest, an export, a checkpoint, a sink's list.
+"""Untrusted paths: from a partition, a manifest, an export, a checkpoint, a sink's list.
 
-Whoever wrote the file chose them, so each is checked before it leads anywhere. `objection` says what is wrong with one;
-`checked` raises the caller's error; `open_beneath` opens one without following a link. A path that passes has one form
-only: two different texts never name the same file.
+The file's author chose them, so each is checked before it is used. `objection` says what is wrong with a path;
+`checked` raises the caller's error; `open_beneath` opens a path without following links. A valid path has only one
+form: two different texts never name the same file.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import BinaryIO
 from recovery.errors import RecoveryError, StorageError, shown
 
 LONGEST_NAME_BYTES = 255
-"""Of one part of a path: what file systems allow."""
+"""The longest part of a path that file systems allow, in bytes."""
 LONGEST_PATH_BYTES = 3072
-"""Of a whole path: with the directory before it, it has to stay below 4096."""
+"""The longest path: with the directory before it, it must stay below 4096 bytes."""
 MOST_PARTS = 64
 
 Refusal = Callable[[str], RecoveryError]
-"""Makes the error of a path that is refused, from a sentence that says which and why."""
+"""Makes the error for a refused path, from a sentence that says which and why."""
 
 
 def objection(path: object) -> str | None:
-    """Why `path`, relative and with forward slashes, must not be used below a directory; None: nothing is wrong.
+    """Return why `path`, relative and with forward slashes, must not be used below a directory; None if it may.
 
-    Refused are absolute paths, `..` and `.`, empty parts, NUL, backslashes, text that no file system can hold, and
-    names, paths and depths beyond what file systems take. Pure: what lies on the disk is the matter of `open_beneath`.
+    Refused are absolute paths, `..` and `.`, empty parts, NUL, backslashes, text that no file system can store, and
+    names, paths and depths beyond the limits of file systems. Pure: `open_beneath` checks the disk.
     """
     if not isinstance(path, str):
         return "is no text"
@@ -58,12 +58,12 @@ def objection(path: object) -> str | None:
 
 
 def name_objection(name: object) -> str | None:
-    """The same for a single name, which has no slash."""
+    """Return the same for a single name, which must not contain a slash."""
     return "has a slash" if isinstance(name, str) and "/" in name else objection(name)
 
 
 def checked(path: object, refuse: Refusal) -> str:
-    """`path`, when it may be used below a directory; raises what `refuse` makes of it otherwise."""
+    """Return `path` if it may be used below a directory; raises the error that `refuse` makes otherwise."""
     wrong = objection(path)
     if wrong is not None:
         raise refuse(f"the path {shown(path)} {wrong}")
@@ -72,7 +72,7 @@ def checked(path: object, refuse: Refusal) -> str:
 
 
 def checked_name(name: object, refuse: Refusal) -> str:
-    """`name`, when it is a single name of a file in a directory; raises what `refuse` makes of it otherwise."""
+    """Return `name` if it is a single file name; raises the error that `refuse` makes otherwise."""
     wrong = name_objection(name)
     if wrong is not None:
         raise refuse(f"the name {shown(name)} {wrong}")
@@ -82,10 +82,10 @@ def checked_name(name: object, refuse: Refusal) -> str:
 
 @contextlib.contextmanager
 def open_beneath(root: Path, path: object, refuse: Refusal, *, new: bool = False) -> Iterator[BinaryIO]:
-    """The file at `path` below the directory `root`, to be read and written; it and the directories between are made.
+    """Open the file at `path` below the directory `root` to read and write; creates it and missing directories.
 
-    No part below `root` is followed where it is a link, and what is opened is a regular file: raises what `refuse`
-    makes otherwise. new: it must not exist yet. Raises StorageError when the file system refuses.
+    No link below `root` is followed, and only a regular file is opened: raises the error that `refuse` makes otherwise.
+    new: it must not exist yet. Raises StorageError if the file system refuses.
     """
     with _opened(root, path, refuse, os.O_RDWR | os.O_CREAT | (os.O_EXCL if new else 0), make=True) as handle:
         yield handle
@@ -93,7 +93,7 @@ def open_beneath(root: Path, path: object, refuse: Refusal, *, new: bool = False
 
 @contextlib.contextmanager
 def read_beneath(root: Path, path: object, refuse: Refusal) -> Iterator[BinaryIO]:
-    """The same of a file that is there, to be read; nothing is made. A file that is missing is a StorageError."""
+    """Open an existing file in the same way, to read; creates nothing. Raises StorageError for a missing file."""
     with _opened(root, path, refuse, os.O_RDONLY, make=False) as handle:
         yield handle
 
@@ -109,7 +109,7 @@ def _opened(root: Path, path: object, refuse: Refusal, flags: int, *, make: bool
                     with contextlib.suppress(FileExistsError):
                         os.mkdir(parent, dir_fd=directory)
                 directory = _directory(opened, parent, directory)
-            # Without O_NONBLOCK a FIFO would be waited for.
+            # Without O_NONBLOCK, opening a FIFO would block.
             file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=directory)
     except OSError as error:
         raise _refused(error, path, root.joinpath(*parents, name), refuse) from error
@@ -121,7 +121,7 @@ def _opened(root: Path, path: object, refuse: Refusal, flags: int, *, make: bool
 
 
 def _directory(opened: contextlib.ExitStack, name: str, below: int | None = None) -> int:
-    """A descriptor of a directory; the links on the way to the root are the user's own."""
+    """Return a descriptor of a directory. Links are followed only on the way to the root: those are the user's own."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | (0 if below is None else os.O_NOFOLLOW)
     found = os.open(name, flags, dir_fd=below)
     opened.callback(os.close, found)

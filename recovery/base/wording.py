@@ -1,4 +1,4 @@
-"""How numbers and moments are written for people, in every output: counts with their nouns, times with their zone."""
+"""Numbers and moments for people, in every output: counts with their nouns, times with their zone."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from datetime import UTC, datetime
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
-    """A count with its noun: 1 row, 1,234 rows. many: the plural, where it is not `one` with an s."""
+    """Return a count with its noun: 1 row, 1,234 rows. many: the plural, unless it is `one` with an s."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
 def were(count: int, one: str, many: str | None = None) -> str:
-    """The same as a subject of the past: 1 row was, 2 rows were."""
+    """Return the same as a subject with its verb: 1 row was, 2 rows were."""
     return f"{counted(count, one, many)} {'was' if count == 1 else 'were'}"
 
 
 def listed(numbers: Iterable[int]) -> str:
-    """Numbers in order, those that follow each other as a span: 1 to 3, 7."""
+    """Return numbers in order, consecutive ones as a span: 1 to 3, 7."""
     spans: list[list[int]] = []
     for number in sorted(set(numbers)):
         if spans and number == spans[-1][-1] + 1:
@@ -28,12 +28,12 @@ def listed(numbers: Iterable[int]) -> str:
 
 
 def moment_text(wall_ms: int) -> str:
-    """Local time to the second with its offset from UTC, as `recovery restore --at` reads it."""
+    """Return local time to the second with its offset from UTC, as `recovery restore --at` reads it."""
     return _local(wall_ms).isoformat(sep=" ", timespec="seconds")
 
 
 def short_moment_text(wall_ms: int) -> str:
-    """Local time to the minute with its offset from UTC, without the year: Nov 26, 21:44 +01:00."""
+    """Return local time to the minute with its offset from UTC, without the year: Nov 26, 21:44 +01:00."""
     local = _local(wall_ms)
     offset = local.strftime("%z")
     return f"{local.strftime('%b %d, %H:%M')} {offset[:3]}:{offset[3:5]}"

@@ -1,4 +1,4 @@
-"""The command line: `python -m recovery`, and `recovery` once installed. One command a file."""
+"""The command line: `python -m recovery`, and `recovery` once installed. Each command has its own file."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from recovery.errors import BackupTargetError, ConfigurationError, NoBackupError
 from recovery.planning.backups import KeepRule, parse_keep
 
 if TYPE_CHECKING:
-    # With them comes Arrow, which other commands need not wait for.
+    # These import Arrow, which other commands need not wait for.
     from recovery.backup.make import Made
     from recovery.backup.manifest import Manifest
     from recovery.backup.repository import Listing, Pruned
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
 
 PASSING = (BackupTargetError, StorageError)
-"""What may be over the next time: an unreachable service, a full disk."""
+"""Errors that may be gone at the next attempt: an unreachable service, a full disk."""
 NOT_REMOVED = "the backup counts, but older ones could not be removed"
 
 
 class KeepType(click.ParamType[KeepRule]):
-    """24, 7d or 90d/1d."""
+    """A rule for keeping backups: 24, 7d or 90d/1d."""
 
     name = "keep"
 
@@ -127,7 +127,7 @@ def _once(
     as_json: bool,
     line: bool = False,
 ) -> RecoveryError | None:
-    """Make a backup and prune, and say both. Returns what kept the pruning from its work: the backup counts already."""
+    """Make a backup, prune, and report both. Returns the error that stopped the pruning: the backup already counts."""
     from recovery.backup.make import make_backup
     from recovery.backup.repository import prune
 
@@ -153,7 +153,7 @@ def _once(
 def _again_and_again(
     directory: Path, target: Target, keep: tuple[KeepRule, ...], check: bool, every_s: float, as_json: bool
 ) -> None:
-    """A backup at each interval. What may pass is said and tried again."""
+    """Make a backup at each interval. Passing errors are reported, and the next interval tries again."""
     clock = SystemClock()
     signals = StopSignals()
     once = partial(_once, directory, target, keep, check, CopyProgress(quiet=True), as_json, line=True)
@@ -171,7 +171,7 @@ def _again_and_again(
 
 
 def _or_say_why(once: Callable[[], RecoveryError | None], as_json: bool) -> None:
-    """A backup, or a word on why there is none this time. Raises what does not pass."""
+    """Make a backup, or report why there is none this time. Raises errors that do not pass by themselves."""
     try:
         unpruned = once()
         if unpruned is not None and not isinstance(unpruned, PASSING):
@@ -261,7 +261,7 @@ def _show(target: Target, listing: Listing, as_json: bool) -> None:
 
 
 def _check_place(target: Target) -> None:
-    """Raises NoBackupError for a place that can be seen to be none of backups."""
+    """Raises NoBackupError for a place that clearly does not hold backups."""
     from recovery.backup.target import DirectoryTarget
 
     if not isinstance(target, DirectoryTarget):
@@ -293,5 +293,5 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
 
 
 def _shared_epoch(manifest: Manifest) -> int:
-    """The newest epoch that all copies of a backup hold; they are of one moment, and so of one timeline."""
+    """Return the newest epoch that all copies of a backup hold; they are of one moment, and so of one timeline."""
     return min(copy.description.newest_epoch for copy in manifest.copies)

@@ -1,4 +1,4 @@
-"""What backup, restore and drill show while they work: a line per file, and on a terminal one that changes."""
+"""Progress of backup, restore and drill: one line per file, and on a terminal a status line updated in place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CopyProgress:
         self._drawn_at = 0.0
 
     def observe(self, event: Progressed) -> None:
-        """Take one event; it may come from several threads."""
+        """Handle one event; it may come from several threads."""
         if self._quiet:
             return
         with self._lock:
@@ -37,7 +37,7 @@ class CopyProgress:
                 self._say(f"{event.name}: {DOING[event.step]} {share:.0%} of {format_size(event.bytes_total)}")
 
     def say(self, text: str) -> None:
-        """One line, above the one that changes."""
+        """Print one line above the status line."""
         if not self._quiet:
             with self._lock:
                 self._say(f"{text}\n")

@@ -140,7 +140,7 @@ def show(
 
 @contextlib.contextmanager
 def opened(name: str, conf: dict[str, str]) -> Iterator[CheckpointPlace]:
-    """The place that a name on the command line means. Only for another file system Spark is started."""
+    """Open the place that a name on the command line means. Only other file systems start Spark."""
     if not is_uri(name) or is_cut_off(name):
         yield LocalPlace(local_path(name), lambda: token_hex(4))
         return

@@ -1,4 +1,4 @@
-"""What export and import show while they work: a line that changes on a terminal, now and then one elsewhere."""
+"""Progress of export and import: a status line updated in place on a terminal, an occasional line elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ LINE_S = 10.0
 
 
 class CheckpointProgress:
-    """Observes a checkpoint being read or written; writes to standard error. A small one is done before."""
+    """Observes a checkpoint being read or written; writes to standard error. Small checkpoints finish before the first
+    line."""
 
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -34,7 +35,7 @@ class CheckpointProgress:
             tell("", self._stream, end="\r\x1b[K")
 
     def observe(self, event: Progressed) -> None:
-        """Take one event; it may come from several threads."""
+        """Handle one event; it may come from several threads."""
         if self._quiet:
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""What all commands share: how errors end, how intervals, directories and tables look."""
+"""Shared by all commands: exits on errors, and the form of intervals, directories and tables."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from recovery.planning.health import format_bytes, parse_targets
 F = TypeVar("F", bound=Any)
 
 READER_GONE = 141
-"""The exit code of a command whose standard output nobody reads any more: that of one which SIGPIPE ends."""
+"""The exit code of a command whose standard output lost its reader, as of a process that SIGPIPE ends."""
 
 
 class Commands(click.Group):
     """A group whose errors end the process with their own exit code and without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        # Standard error escapes them already.
+        # Standard error already escapes them.
         _allow_any_character(sys.stdout)
         try:
             with _only_text(), _shown_safely(), handled(interrupt):
                 found = super().invoke(ctx)
-                # What a flow printed is written now, when it can still be told how that went.
+                # Write now what a flow printed, while a failure can still be reported.
                 click.echo(nl=False)
                 return found
         except RecoveryError as error:
@@ -62,7 +62,7 @@ class Commands(click.Group):
                 _give_up_unwritten(sys.stdout)
 
     def make_context(self, *args: Any, **more: Any) -> click.Context:
-        """Here `--help` and `--version` print."""
+        """Create the context; `--help` and `--version` print during this call."""
         try:
             with _shown_safely():
                 return super().make_context(*args, **more)
@@ -74,7 +74,7 @@ class Commands(click.Group):
 
 
 def _stopped_by_reader(error: BaseException) -> bool:
-    """Whether whoever read our standard output went away, as `head` does, which is its right, and this came of it."""
+    """Whether the error came from a reader of standard output that went away, as `head` does legitimately."""
     broken = isinstance(error, BrokenPipeError) or (
         isinstance(error, FlowFailedError) and "BrokenPipeError" in f"{error} {error.__cause__!r}"
     )
@@ -94,17 +94,17 @@ def _reader_is_gone(stream: TextIO | None) -> bool:
 
 @contextlib.contextmanager
 def _shown_safely() -> Iterator[None]:
-    """Mistakes on the command line repeat words of it."""
+    """Escape messages about command line mistakes, which repeat words from it."""
     try:
         yield
     except click.ClickException as error:
-        # What it repeats may be a path with anything in it.
+        # The message may repeat a path with any characters.
         error.__dict__["message"] = printable(error.message).replace("\n", "\n  ")
         raise
 
 
 def of_output(error: OSError) -> bool:
-    """Whether it was raised where a command prints, and not because nobody reads that any more."""
+    """Whether the error was raised while a command printed, for another reason than a reader that went away."""
     if isinstance(error, BrokenPipeError):
         return False
     return any("click" in Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__)[-3:])
@@ -119,8 +119,9 @@ def _output_failed(error: OSError) -> StorageError:
 
 
 def _give_up_unwritten(stream: TextIO | None) -> None:
-    """What could not be written goes nowhere: Python would try again at its end, and end with a code of its own."""
-    # It is None where the process was started without it.
+    """Discard output that could not be written: otherwise Python would try again at its end, and end with its own
+    code."""
+    # It is None if the process was started without it.
     if stream is None or stream.closed:
         return
     try:
@@ -131,9 +132,9 @@ def _give_up_unwritten(stream: TextIO | None) -> None:
 
 
 def _end_by(ctx: click.Context, error: RecoveryError) -> NoReturn:
-    """Show the error, where that can be shown, and end with its code."""
+    """Show the error if possible, and end with its exit code."""
     if ctx.params.get("debug"):
-        # All but its last lines: they are the error's text, which follows.
+        # Print all but its last lines: those are the error's text, which follows.
         tell("".join(traceback.format_exception(error)[:-1]).rstrip())
     if ctx.meta.get("recovery.json"):
         with contextlib.suppress(OSError):
@@ -145,7 +146,7 @@ def _end_by(ctx: click.Context, error: RecoveryError) -> NoReturn:
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
-    """Characters that an encoding lacks, as JSON writes them: what is JSON stays the same JSON."""
+    """Encode characters that an encoding lacks as JSON escapes, so that the meaning of JSON text does not change."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
@@ -155,7 +156,7 @@ codecs.register_error("recovery.escaped", _escaped)
 
 
 def _allow_any_character(stream: TextIO | None) -> None:
-    """What the encoding of a terminal or a file lacks is written in another way; UTF-8 lacks nothing."""
+    """Let a terminal or file escape characters that its encoding lacks; UTF-8 lacks none."""
     if isinstance(stream, io.TextIOWrapper) and not _is_utf8(stream):
         stream.reconfigure(errors="recovery.escaped")
 
@@ -166,7 +167,7 @@ def _is_utf8(stream: TextIO) -> bool:
 
 @contextlib.contextmanager
 def _only_text() -> Iterator[None]:
-    """Names of files may hold any bytes; what else is given has to be text."""
+    """Refuse arguments that are not text. File names are exempt: they may hold any bytes."""
     try:
         yield
     except UnicodeEncodeError as error:
@@ -210,12 +211,12 @@ TRIGGER = TriggerType()
 
 
 class DirectoryType(click.Path):
-    """A path; an empty text is none, though the operating system takes it for the current directory."""
+    """A path; an empty text is refused, although the operating system takes it for the current directory."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
             self.fail("it is empty; a variable of the shell may not be set", param, ctx)
-        # Before it becomes a Path, which makes one slash of two.
+        # Check before it becomes a Path, which turns two slashes into one.
         local_path(value, "a path of this machine")
         return super().convert(value, param, ctx)
 
@@ -224,13 +225,13 @@ DIRECTORY = DirectoryType(path_type=Path)
 
 
 def directory_argument(function: F) -> F:
-    """DIR, or the environment variable RECOVERY_DIRECTORY."""
+    """Add DIR, or the environment variable RECOVERY_DIRECTORY."""
     argument = click.argument("directory", metavar="DIR", type=DIRECTORY, envvar="RECOVERY_DIRECTORY")
     return argument(function)
 
 
 def json_option(function: F) -> F:
-    """--json: the same facts for a program; errors too come as JSON on standard output then."""
+    """Add --json: print the same facts for programs, and errors too as JSON on standard output."""
 
     def remember(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
         ctx.meta["recovery.json"] = value
@@ -241,7 +242,7 @@ def json_option(function: F) -> F:
 
 
 def rewind_options(function: F) -> F:
-    """--resume-after E, and --resume-epoch E + 1 for the same snapshot."""
+    """Add --resume-after E, and --resume-epoch, which for the same snapshot is E + 1."""
     after = click.option(
         "--resume-after", type=click.IntRange(min=0), metavar="E",
         help="Rewind: start from the snapshot after epoch E; 0: from the beginning.",
@@ -254,13 +255,13 @@ def rewind_options(function: F) -> F:
 
 
 def umask_option(function: F) -> F:
-    """--umask: who may read what is made."""
+    """Add --umask: who may read what is made."""
     text = "Let others read what is made, as far as your umask lets them; by default only you may."
     return click.option("--umask", is_flag=True, help=text)(function)
 
 
 def threshold_option(function: F) -> F:
-    """--threshold TARGET=WARNING/CRITICAL, several times, or the variable RECOVERY_THRESHOLD, separated by spaces."""
+    """Add --threshold TARGET=WARNING/CRITICAL, repeatable, or space-separated in the variable RECOVERY_THRESHOLD."""
 
     def parse(_ctx: click.Context, _: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
         levels = {}
@@ -289,7 +290,7 @@ def threshold_option(function: F) -> F:
 
 _STYLES = {"bold": "\ufdd0", "red": "\ufdd1", "green": "\ufdd2", "yellow": "\ufdd3", "white": "\ufdd4"}
 _PLAIN = "\ufdd5"
-# Text of others has no such characters when it gets here, and so a sequence of a terminal is always one of these.
+# Untrusted text no longer contains these characters here, so only they become terminal sequences.
 _SEQUENCES = {
     **{ord(mark): click.style("", bold=True, reset=False) for name, mark in _STYLES.items() if name == "bold"},
     **{ord(mark): click.style("", fg=name, reset=False) for name, mark in _STYLES.items() if name != "bold"},
@@ -298,23 +299,23 @@ _SEQUENCES = {
 
 
 def style(text: object, name: str) -> str:
-    """One line in bold, or in a colour, for `say` and `tell`."""
+    """Mark one line as bold or coloured, for `say` and `tell`."""
     return f"{_STYLES[name]}{one_line(text)}{_PLAIN}"
 
 
 def _for_terminal(text: str) -> str:
-    """What is printed: nothing of it is obeyed by a terminal but `style`."""
+    """Return the text to print, in which a terminal obeys only the sequences of `style`."""
     pieces = re.split(f"([{''.join(_STYLES.values())}{_PLAIN}])", text)
     return "".join(piece.translate(_SEQUENCES) if i % 2 else printable(piece) for i, piece in enumerate(pieces))
 
 
 def say(text: str = "", *, end: str = "\n") -> None:
-    """Print a result on standard output. Parts that are not ours go through `one_line` first, or a `table`."""
+    """Print a result on standard output. Untrusted parts must pass through `one_line` first, or a `table`."""
     click.echo(f"{_for_terminal(text)}{end}", nl=False)
 
 
 def tell(text: str, stream: TextIO | None = None, *, start: str = "", end: str = "\n") -> None:
-    """Say something on standard error, or on `stream`. What cannot be written there is left out: it ends no work.
+    """Print a message on standard error, or on `stream`. A message that cannot be written is dropped: it ends no work.
 
     start, end: written around it, and obeyed by a terminal.
     """
@@ -323,27 +324,27 @@ def tell(text: str, stream: TextIO | None = None, *, start: str = "", end: str =
 
 
 def tell_error(error: object) -> None:
-    """Say on standard error what went wrong."""
-    # No text of others can look like another part: its further lines are set in.
+    """Print an error on standard error."""
+    # Further lines are indented, so that untrusted text cannot look like another part.
     parts = error.parts() if isinstance(error, RecoveryError) else [str(error)]
     tell(f"{style('Error', 'red')}: " + "\n".join(part.replace("\n", "\n  ") for part in parts))
 
 
 def echo_json(text: str) -> None:
-    """A line of JSON that has any characters, on standard output: in ASCII where that is not UTF-8, for it is read as
-    that."""
+    """Print a line of JSON with any characters on standard output: in ASCII unless that is UTF-8, because readers
+    decode it as UTF-8."""
     if sys.stdout is not None and not _is_utf8(sys.stdout):
         text = text.encode("ascii", "recovery.escaped").decode()
     click.echo(one_line(text))
 
 
 def print_json(value: Any, *, line: bool = False) -> None:
-    """One JSON document on standard output; `line`: on one line, where several follow each other."""
+    """Print one JSON document on standard output; `line`: on a single line, for a sequence of documents."""
     click.echo(printable(json.dumps(value, indent=None if line else 2, default=str)))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Columns as wide as their widest cell; numbers to the right."""
+    """Return a table with columns as wide as their widest cell; numbers are right-aligned."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max([columns(name), *(columns(row[i]) for row in cells)]) for i, name in enumerate(header)]
     right = [bool(cells) and all(_numeric(row[i]) for row in cells) for i in range(len(header))]
@@ -359,12 +360,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def format_size(size_bytes: int) -> str:
-    """1.2 MB and the like."""
+    """Return a size such as 1.2 MB."""
     return format_bytes(size_bytes)
 
 
 def format_time(wall_ms: int | None) -> str:
-    """Local time to the second, with its offset from UTC."""
+    """Return local time to the second, with its offset from UTC."""
     return "-" if wall_ms is None else moment_text(wall_ms)
 
 
@@ -375,24 +376,24 @@ def _cell(value: Any) -> str:
 
 
 def _numeric(cell: str) -> bool:
-    """A number, perhaps with a unit; a sentence may begin with one."""
+    """Whether a cell is a number, perhaps with a unit; a sentence may begin with a number too."""
     number, *rest = cell.replace(",", "").replace(".", "").split(" ")
     return cell == "-" or (number.isdigit() and len(rest) < 2)
 
 
 def write_whole(path: Path, text: str, *, private: bool = False) -> bool:
-    """The file has all of the text, or is as it was; its permissions stay, and a new one that is private is for this
-    user alone. What stands there without being a file, such as a pipe, is given
-    the text, and so is our own output where the path leads to it; returns whether it is a file, and not that.
+    """Write all of the text to a file, or leave it unchanged. An existing file keeps its permissions; a new private one
+    is readable by this user only. Other things at the path, such as a pipe, get the text, and so does this process's
+    own output if the path leads to it; returns False for that, True otherwise.
 
-    Raises ConfigurationError for a path of no file, StorageError.
+    Raises ConfigurationError for a path that cannot be a file, StorageError.
     """
     local_path(path, "a file of this machine")
     if not path.name or os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
         raise ConfigurationError(f"{path} is a directory", cause="", remedy="Name a file.")
     own = _own_output(path)
     if own is not None:
-        # By a second way to it, one would write over what comes by the other.
+        # Writing through a second descriptor would overwrite the output of the first.
         click.echo(text, nl=False, err=own == 2)
         return False
     if _is_device(path):
@@ -403,7 +404,7 @@ def write_whole(path: Path, text: str, *, private: bool = False) -> bool:
         except OSError as error:
             raise StorageError(str(error), path=path) from error
         return True
-    # A link stays one: what it leads to is written.
+    # Keep a link, and write its target.
     file = Path(os.path.realpath(path))
     if not os.path.isdir(file.parent):  # noqa: PTH112 - as above
         raise ConfigurationError(
@@ -420,7 +421,7 @@ def write_whole(path: Path, text: str, *, private: bool = False) -> bool:
 
 
 def _is_device(path: Path) -> bool:
-    """Whether something is there that no file may take the place of: a device, or a pipe."""
+    """Whether the path is something that a file must not replace: a device, or a pipe."""
     try:
         return not stat.S_ISREG(path.stat().st_mode)
     except OSError:
@@ -428,7 +429,7 @@ def _is_device(path: Path) -> bool:
 
 
 def _own_output(path: Path) -> int | None:
-    """Which of our own outputs the path leads to."""
+    """Return the number of this process's own output to which the path leads."""
     for number in (1, 2):
         with contextlib.suppress(OSError):
             if os.path.samestat(path.stat(), os.fstat(number)):

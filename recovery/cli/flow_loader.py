@@ -1,4 +1,4 @@
-"""Finding the flow that a command line names: MODULE_OR_FILE[:FLOW]; FLOW may be a call with literal arguments."""
+"""Find the flow that a command line names: MODULE_OR_FILE[:FLOW]; FLOW may be a call with literal arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PIPELINE_NAME = "pipeline"
 
 
 def load_flow(target: str) -> Flow:
-    """The flow that a command line names; see `load`. Raises FlowLoadError, also when it is a pipeline."""
+    """Return the flow that a command line names; see `load`. Raises FlowLoadError, also for a pipeline."""
     found = load(target)
     if not isinstance(found, Flow):
         raise FlowLoadError(f"{target}: that is a pipeline, not a flow", cause="", remedy="Name a Flow.")
@@ -28,9 +28,10 @@ def load_flow(target: str) -> Flow:
 
 
 def load(target: str) -> Flow | Pipeline:
-    """What `target` names, a flow or a pipeline: "words.py", "jobs.words:flow", "jobs/words.py:make('logs', n=2)".
+    """Return the flow or pipeline that `target` names: "words.py", "jobs.words:flow", "jobs/words.py:make('logs',
+    n=2)".
 
-    A file's directory, or the current one for a module, is put on the import path. Raises FlowLoadError.
+    A file's directory, or the current one for a module, is added to the import path. Raises FlowLoadError.
     """
     where, expression = _split(target)
     module = _load_file(Path(where)) if _is_file(where) else _load_module(where)
@@ -48,13 +49,14 @@ def load(target: str) -> Flow | Pipeline:
 
 
 def import_paths(target: str) -> list[str]:
-    """The directories that workers need on their import path to run the flow that `target` names."""
+    """Return the directories that workers need on their import path to run the flow that `target` names."""
     where, _ = _split(target)
     return [str(Path(where).resolve().parent) if _is_file(where) else str(Path.cwd())]
 
 
 def _split(target: str) -> tuple[str, str]:
-    """A colon that belongs to a call's argument, or to a path, does not part the two."""
+    """Split a target into file or module and flow. A colon inside a call's argument or a path does not separate
+    them."""
     head, colon, tail = target.partition(":")
     while colon and not Path(head).is_file() and Path(target).exists():
         head, colon, tail = target, "", ""
@@ -66,7 +68,7 @@ def _is_file(where: str) -> bool:
 
 
 def _load_file(path: Path) -> ModuleType:
-    """Load a file under a name of its own, so that no module of the same name is taken for it; workers get its
+    """Load a file under a unique name, so that it is not confused with a module of the same name; workers get its
     functions by value."""
     if not path.is_file():
         raise FlowLoadError(f"there is no file {path}", cause="", remedy="Check the path.")
@@ -149,7 +151,7 @@ def _call(function: Any, arguments: Any, named: dict[str, Any], target: str) -> 
 def _failed(where: str, error: BaseException) -> FlowLoadError:
     found = f"{where} failed: {headline(error)}"
     if isinstance(error, ImportError) and "no known parent package" in str(error):
-        # Python itself says no more where it is given such a file.
+        # Python's own message for such a file says no more.
         remedy = "Name it as a module, package.module, from the directory that holds the package."
         return FlowLoadError(found, cause="A file is loaded by itself, outside of any package.", remedy=remedy)
     return FlowLoadError(found, cause="", remedy="Mend the flow's code.")

@@ -39,12 +39,12 @@ def gc(directory: Path, backup_interval: float | None, discard_history: bool, as
         plan = plan_resume(scan(directory))
         before = sum(d.size_bytes for d in plan.partitions)
         if not discard_history and not _on_command_line("backup_interval"):
-            # -b 0 says what is meant; a variable may have been set for other directories.
+            # -b 0 is explicit; a variable may have been set for other directories.
             check_history(plan, backup_interval, moment_text)
         interval_s = kept_interval_s(plan.partitions, backup_interval)
         expired, damage = 0, None
         try:
-            # Before the space is given back.
+            # Remove them before the space is given back.
             expired = remove_expired(open_backend(directory, clock, RetryPolicy()), clock.wall_ms())
         except RecoveryError as error:
             damage = error

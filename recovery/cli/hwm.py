@@ -98,7 +98,7 @@ def rm(words: tuple[str, ...], environment: str, as_json: bool) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """The value that a word of the command line stands for: JSON where it is JSON, else the text itself."""
+    """Return the value of a command line word: parsed if it is JSON, else the text itself."""
     if text.lstrip("+-").lower() in ("nan", "inf", "infinity"):
         raise StateValueError(
             f"{text!r} cannot be a high-water mark",
@@ -114,7 +114,7 @@ def parse_value(text: str) -> Any:
 
 
 def _is_too_great(text: str) -> bool:
-    """Whether it is a number that no float can hold."""
+    """Whether a text is a number that no float can hold."""
     try:
         return text.lstrip("-")[:1].isdigit() and math.isinf(float(text))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the commands on Spark's own state share: options, a session, and how operators and rows are shown."""
+"""Shared by the commands on Spark's own state: options, a session, and the display of operators and rows."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def store_option(function: F) -> F:
-    """--store: which of an operator's stores."""
+    """Add --store: which of an operator's stores."""
     return click.option(
         "--store", metavar="NAME", help="With --operator: which of its stores; of a join also left or right."
     )(function)
 
 
 def variable_option(function: F) -> F:
-    """--variable: which state variable of transformWithState."""
+    """Add --variable: which state variable of transformWithState."""
     return click.option(
         "--variable", metavar="NAME", help="With --operator, of transformWithState: which state variable."
     )(function)
 
 
 def timers_option(function: F) -> F:
-    """--timers: the timers of transformWithState."""
+    """Add --timers: the timers of transformWithState."""
     return click.option(
         "--timers", is_flag=True, help="With --operator, of transformWithState: its registered timers."
     )(function)
 
 
 def refused_operator_option(function: F) -> F:
-    """--operator, where native state would be changed: nobody may."""
+    """Add --operator to commands that write, only to refuse it: nobody may change native state."""
 
     def refuse(_: click.Context, __: click.Parameter, value: str | None) -> None:
         if value is not None:
@@ -62,7 +62,7 @@ def refused_operator_option(function: F) -> F:
 
 @contextlib.contextmanager
 def session(conf: Mapping[str, str]) -> Iterator[SparkSession]:
-    """A Spark session for one command."""
+    """Open a Spark session for one command."""
     from recovery.spark.jvm.session import create_session
 
     spark = create_session("recovery checkpoint", conf=conf)
@@ -73,18 +73,19 @@ def session(conf: Mapping[str, str]) -> Iterator[SparkSession]:
 
 
 def operators_at(at: Moment) -> list[dict[str, Any]]:
-    """The native operators that have state at a moment, with the rows in it; None where that is not known."""
+    """Return the native operators that have state at a moment, with their number of rows, or None if it is unknown."""
     operators = held_operators(at)
     rows: Mapping[int, int] = {}
     if operators:
-        # The numbers are for people: that they are damaged is said by those who check the files.
+        # The numbers are for people; commands that check the files report damage.
         with contextlib.suppress(RecoveryError, ValueError):
             rows = held_rows(at, read_measures(at.paths[0]))
     return [{**each.as_json(), "rows": rows.get(each.number)} for each in operators]
 
 
 def operators_text(operators: Sequence[Mapping[str, Any]]) -> str:
-    """The operators, as `operators_at` gives them, as a table; or without rows, as `NativeOperator.as_json` does."""
+    """Return a table of operators, as `operators_at` returns them; or without rows, as `NativeOperator.as_json`
+    does."""
     counted = any("rows" in each for each in operators)
     return table(
         ("operator", "name", "stores", "partitions", *(("rows",) if counted else ()), "versions", "files", "size"),
@@ -127,9 +128,9 @@ def print_state(
     key: str | None = None,
     timers: bool = False,
 ) -> None:
-    """Print the rows of an operator's state, sorted. What cannot be read is told before Spark is started.
+    """Print the rows of an operator's state, sorted. Reports unreadable state before Spark is started.
 
-    key: print the value of this key alone; raises StateNotFoundError when it has none.
+    key: print the value of this key alone; raises StateNotFoundError if it has none.
     """
     at = moment(directory, epoch)
     if since is not None:

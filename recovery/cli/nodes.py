@@ -1,4 +1,4 @@
-"""What `recovery run` shows of a pipeline."""
+"""The output of `recovery run` for a pipeline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run_nodes(
     conf: Mapping[str, str],
     as_json: bool,
 ) -> None:
-    """Run a pipeline; a line for every node goes to standard error, or a JSON document to standard output."""
+    """Run a pipeline; prints a line per node on standard error, or a JSON document on standard output."""
     from recovery.spark.pipelines.run import run_pipeline
 
     place = chosen_backend()

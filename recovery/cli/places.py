@@ -1,4 +1,4 @@
-"""What the commands on operational state share: where it is, and DIR that may stand in an environment variable."""
+"""Shared by the commands on operational state: where it is, and DIR, which an environment variable may give."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def state_options(function: F) -> F:
-    """--environment: dev and prod of one key are two. --state-backend: where operational state is."""
+    """Add --environment, which separates for example dev from prod, and --state-backend: where operational state is."""
     environment = click.option("--environment", default="", envvar="RECOVERY_ENVIRONMENT", metavar="NAME",
                                help="Whose state: what belongs to dev and to prod never meets.")  # fmt: skip
     return environment(backend_option(function))
 
 
 def backend_option(function: F) -> F:
-    """--state-backend: where operational state is."""
+    """Add --state-backend: where operational state is."""
 
     def remember(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
         ctx.meta["recovery.backend"] = value
@@ -36,20 +36,20 @@ def backend_option(function: F) -> F:
 
 
 def chosen_backend() -> str | None:
-    """What --state-backend, or its variable, says."""
+    """Return the value of --state-backend, or of its variable."""
     found = click.get_current_context().meta.get("recovery.backend")
     return found if isinstance(found, str) else None
 
 
 def open_state(directory: str, environment: str = "") -> StateManager:
-    """The operational state of DIR, or of the backend that the options name."""
+    """Open the operational state of DIR, or of the backend that the options name."""
     return StateManager(directory, backend=chosen_backend(), environment=environment)
 
 
 def directory_and(words: Sequence[str], names: Sequence[str], *, more: bool = False) -> tuple[str, list[str]]:
-    """DIR and the arguments called `names`, from the words of the command line; `more`: the last may be repeated.
+    """Return DIR and the arguments called `names` from the command line; `more`: the last may be repeated.
 
-    DIR may be left out when RECOVERY_DIRECTORY says it, or a state backend is named.
+    DIR may be left out if RECOVERY_DIRECTORY is set or a state backend is named.
     """
     found, rest = _directory_and(words, names, more)
     if not is_uri(found):
@@ -70,4 +70,4 @@ def _directory_and(words: Sequence[str], names: Sequence[str], more: bool) -> tu
 
 
 def _is_store(word: str) -> bool:
-    return "://" in word or os.path.isdir(word)  # noqa: PTH112 - a key is no path
+    return "://" in word or os.path.isdir(word)  # noqa: PTH112 - a key is not a path

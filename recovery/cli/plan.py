@@ -75,7 +75,7 @@ def _summary(planned: ResumePlan) -> str:
 
 
 def _files_text(files: Sequence[Explanation], notes: dict[Path, str] | None = None) -> str:
-    """A line per file, and below what would mend those that need it."""
+    """Return a line per file, and below them how to fix the files that need it."""
     rows = [
         (
             each.path.name,

@@ -1,4 +1,4 @@
-"""What a run shows of itself: one line that changes on a terminal, plain lines elsewhere, and a summary."""
+"""The output of a run: a status line updated in place on a terminal, plain lines elsewhere, and a summary."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from recovery.spark.run.events import BatchDone, Event, InputCounted, Resumed, RunSummary, Stopping
 
 CLEAR = "\r\x1b[K"
-"""Brings a terminal to the start of the line, and empties it."""
+"""Moves a terminal's cursor to the start of the line and clears the line."""
 
 
 class Progress:
-    """Observes a run. On a terminal the line is redrawn twice a second, so the snapshot's age goes on; what the flow
-    prints there comes on lines of its own above it."""
+    """Observes a run. On a terminal the status line is redrawn twice a second, to keep the snapshot's age current; the
+    flow's own output appears above it."""
 
     def __init__(self, flow: str, *, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._flow = flow
@@ -68,9 +68,9 @@ class Progress:
             self._above.close()
 
     def observe(self, event: Event) -> None:
-        """Take one event of the run."""
+        """Handle one event of the run."""
         kind = type(event).__name__
-        # Whoever pressed Ctrl-C waits for an answer, also where everything else is quiet.
+        # A user who pressed Ctrl-C waits for an answer, even in quiet mode.
         if self._quiet and not (kind == "Stopping" and self._stream.isatty()):
             return
         with self._lock:
@@ -81,7 +81,7 @@ class Progress:
             elif kind == "Stopping":
                 self._say(stopping_text(event))  # type: ignore[arg-type]
             elif kind == "BatchDone":
-                # Spark reports the rows of one before the next is done, or not at all.
+                # Spark reports a micro-batch's rows before the next one is done, or never.
                 self._say_waiting()
                 self._waiting.append(event)  # type: ignore[arg-type]
                 self._batch = event  # type: ignore[assignment]
@@ -110,14 +110,14 @@ class Progress:
         self._closed, self._closed_at = event, time.monotonic()
 
     def _say_waiting(self) -> None:
-        """Say what waits for the rows of a micro-batch, in order."""
+        """Print, in order, what waits for the rows of a micro-batch."""
         for each in self._waiting:
             if not self._live:
                 self._say(each if isinstance(each, str) else self._line(each))
         self._waiting.clear()
 
     def _warn(self, closed: EpochClosed) -> None:
-        """Say of each target once at each level that it is not met."""
+        """Report each missed target once per level."""
         for finding in closed.health:
             if self._warned.get(finding.target.name, 0) < finding.level.severity:
                 self._warned[finding.target.name] = finding.level.severity
@@ -127,11 +127,11 @@ class Progress:
         while not self._over.wait(0.5):
             with self._lock:
                 if self._batch is not None and _at_start():
-                    # A line that wraps could not be taken back.
+                    # A line that wraps could not be cleared.
                     tell(fitted(self._line(self._batch), _width(self._stream) - 1), self._stream, start=CLEAR, end="")
 
     def _line(self, batch: BatchDone) -> str:
-        """Rows are those that the sources read since the run began, as in its summary."""
+        """Return the status line. Its rows are those that the sources read since the run began, as in the summary."""
         rate = counted(round(self._rate), "row")
         text = (
             f"batch {batch.batch} · epoch {batch.epoch} · {counted(self._rows, 'row')} · {rate}/s · "
@@ -150,7 +150,7 @@ class Progress:
 
 
 def _width(stream: TextIO) -> int:
-    """The columns of the terminal that is drawn on."""
+    """Return the number of columns of the terminal."""
     try:
         return os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
@@ -158,19 +158,19 @@ def _width(stream: TextIO) -> int:
 
 
 def _at_start() -> bool:
-    """Whether what the flow prints has come to the end of a line."""
+    """Whether the flow's output is at the start of a line."""
     return not isinstance(sys.stdout, _Above) or sys.stdout.at_start
 
 
 class _Above:
-    """Standard output on the terminal where the line is drawn: the line makes room for what is written."""
+    """Standard output on the terminal with the status line: clears the line before each write."""
 
     def __init__(self, out: TextIO, line: TextIO, lock: threading.RLock) -> None:
         self._out, self._line, self._lock = out, line, lock
         self.at_start = True
 
     def write(self, text: str) -> int:
-        """Write, after taking the line away."""
+        """Write after clearing the status line."""
         with self._lock:
             if self.at_start:
                 tell("", self._line, end=CLEAR)
@@ -188,12 +188,12 @@ class _Above:
         return getattr(self._out, name)
 
     def __reduce__(self) -> Any:
-        # A function that is sent to a worker, and holds the standard output, gets the worker's.
+        # A function that holds standard output and is sent to a worker gets the worker's standard output.
         return getattr, (sys, "stdout")
 
 
 def stopping_text(event: Stopping) -> str:
-    """What a run waits for before it ends, and how to end it without."""
+    """Return what a run waits for before it ends, and how to end it without waiting."""
     if event.batch is None:
         return f"stopping: closing the epoch …; {again(event.signal)} ends immediately"
     return (
@@ -228,7 +228,7 @@ def _snapshot_text(plan: ResumePlan) -> str:
 
 
 def summary_text(summary: RunSummary) -> str:
-    """What a run did, in a few lines."""
+    """Return a summary of a run, in a few lines."""
     rate = (
         f" ({counted(round(summary.rows / summary.elapsed_s), 'row')}/s)" if summary.elapsed_s and summary.rows else ""
     )

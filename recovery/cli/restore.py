@@ -20,12 +20,12 @@ from recovery.planning.backups import RestorePlan
 from recovery.planning.going_back import after_text
 
 if TYPE_CHECKING:
-    # With it comes Arrow, which other commands need not wait for.
+    # It imports Arrow, which other commands need not wait for.
     from recovery.backup.sources import Source
 
 
 class MomentType(click.ParamType[int]):
-    """A moment in local time, or with an offset; milliseconds since 1970."""
+    """A time in local time, or with an offset; converted to milliseconds since 1970."""
 
     name = "time"
 
@@ -107,7 +107,7 @@ def restore(
 
 
 def announcing(progress: CopyProgress, source: Source, clock: Clock) -> Callable[[RestorePlan, Sequence[str]], None]:
-    """Tells the plan, and which copies it could not take, before anything is written."""
+    """Return a function that reports the plan, and the copies left out, before anything is written."""
 
     def announce(plan: RestorePlan, left_out: Sequence[str]) -> None:
         for each in left_out:
@@ -118,7 +118,7 @@ def announcing(progress: CopyProgress, source: Source, clock: Clock) -> Callable
 
 
 def plan_text(plan: RestorePlan, source: Source, now_ms: int) -> str:
-    """What will be restored and what will be lost, for people."""
+    """Return what will be restored and what will be lost, for people."""
     lines = []
     if plan.snapshot is None:
         lines.append("will restore the beginning: no epoch was closed in what is restored")
@@ -145,7 +145,7 @@ def plan_text(plan: RestorePlan, source: Source, now_ms: int) -> str:
 
 
 def plan_facts(plan: RestorePlan, source: Source, now_ms: int) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the same for programs."""
     return {
         "source": source.shown,
         "store_id": plan.resume.store_id,
@@ -189,7 +189,7 @@ def _loss_text(plan: RestorePlan) -> str:
 
 
 def _backup_of(origin: str) -> str:
-    """The backup that stored an object; a plain file is named as it is."""
+    """Return the id of the backup that stored an object, or a plain file's own name."""
     from recovery.backup.manifest import OBJECTS
 
     return origin.rpartition("/")[2].removesuffix(".sqlite3.zst") if origin.startswith(OBJECTS) else origin

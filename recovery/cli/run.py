@@ -46,7 +46,7 @@ WITH_DIRECTORY = (
     "metrics_port",
     "metrics_host",
 )
-"""The options without whose effect, which needs a recovery directory, the run would not be the one that was meant."""
+"""Options that need a recovery directory: without their effect the run would not be the intended one."""
 
 
 @click.command()
@@ -121,7 +121,7 @@ def run(
     SIGTERM, Ctrl-C or SIGHUP finish the running micro-batch and close the epoch; a second one ends immediately.
     They end a pipeline immediately, and its node under way runs again.
     """
-    # Not an exception, which code of the flow's could catch while it is imported.
+    # Not by an exception: the flow's code could catch it while it is imported.
     if is_main_thread():
         handle(end_now)
     config = None
@@ -180,11 +180,11 @@ def run(
 
 
 def asking(run_with: Callable[[RecoveryConfig | None], T], config: RecoveryConfig | None) -> T:
-    """Run; when that would discard history, ask whether it may, where somebody is there who can answer."""
+    """Run; if that would discard history, ask for permission, provided that a user is there to answer."""
     try:
         return run_with(config)
     except HistoryLossError as error:
-        # It is raised before anything was written, and before Spark starts.
+        # This error comes before anything is written, and before Spark starts.
         if config is None or not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
             raise
         tell_error(error)
@@ -194,7 +194,8 @@ def asking(run_with: Callable[[RecoveryConfig | None], T], config: RecoveryConfi
 
 
 def _refuse_directory_options(ctx: click.Context) -> None:
-    """Whoever gives one counts on a directory. What variables say may be meant for other runs."""
+    """Refuse options that need a directory if none is given. Variables are ignored: they may be meant for other
+    runs."""
     for option in ctx.command.params:
         if option.name in WITH_DIRECTORY and ctx.get_parameter_source(option.name) == ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{max(option.opts, key=len)} needs -r DIR.")

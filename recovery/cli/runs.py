@@ -12,7 +12,7 @@ from recovery.operational.runs import DEAD, NODE_STATUSES, Run
 
 
 class ListByDefault(click.Group):
-    """`runs DIR` is `runs list DIR`."""
+    """Makes `runs DIR` the same as `runs list DIR`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or args[0] not in (*self.commands, "--help", "-h"):

@@ -1,4 +1,4 @@
-"""Settings of Spark, from where users give them: the command line, the environment, a file."""
+"""Spark's settings from the command line, the environment and a file."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _FILE = "recovery.properties_file"
 
 
 def settings_options(function: F) -> F:
-    """--conf and --properties-file: the command is given all settings as `conf`. What is given with --conf comes before
-    what the variable RECOVERY_CONF says, and that before the file."""
+    """Add --conf and --properties-file; the command gets all settings as `conf`. --conf overrides the variable
+    RECOVERY_CONF, which overrides the file."""
     conf = click.option("--conf", multiple=True, metavar="K=V", callback=_settings,
                         help="A setting of Spark. Everybody on the machine can read it: not for secrets.")  # fmt: skip
     file = click.option("--properties-file", type=DIRECTORY, metavar="FILE", envvar=FILE_VARIABLE, callback=_remember,

@@ -1,4 +1,4 @@
-"""Signals that end a command which goes on until it is told to stop."""
+"""Signals that end a command which otherwise runs until it is stopped."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from types import FrameType
 from recovery.host.signals import STOPPING, again, end_now, handle, handled
 
 LONGEST_WAIT_S = 1e9
-"""The system takes no longer time."""
+"""The system accepts no longer wait."""
 
 
 class StopSignals:
-    """Whether a signal that ends a command has come since this was made. For the main thread of a command's own
+    """Whether a signal that ends a command has come since this object was made. For the main thread of a command's own
     process.
 
-    A pipe remembers it. A handler that sets a threading.Event hangs when it interrupts a wait for that very event.
+    A pipe remembers the signal. A handler that sets a threading.Event hangs if it interrupts a wait for that event.
     """
 
     def __init__(self) -> None:
@@ -28,19 +28,19 @@ class StopSignals:
         handle(self._note)
 
     def came_within(self, seconds: float) -> bool:
-        """Wait for one, at most so long; does not wait when one has come before."""
+        """Wait for a signal, at most this long; returns immediately if one has come before."""
         return bool(select.select([self._reading], [], [], min(seconds, LONGEST_WAIT_S))[0])
 
     def _note(self, *_: object) -> None:
-        # A pipe that is full says enough.
+        # A full pipe already says enough.
         with contextlib.suppress(BlockingIOError):
             os.write(self._writing, b"!")
 
 
 @contextlib.contextmanager
 def answering(waited_for: str) -> Iterator[None]:
-    """While it lasts, a signal is answered on standard error with what the command waits for, and then handled as
-    before; a second one ends the process immediately."""
+    """Until the block ends, print on standard error what the command waits for when a signal comes, then handle the
+    signal as before; a second one ends the process immediately."""
     before = {number: signal.getsignal(number) for number in STOPPING}
     came: list[int] = []
 
@@ -48,7 +48,7 @@ def answering(waited_for: str) -> Iterator[None]:
         if came:
             end_now(number)
         came.append(number)
-        # Not by a stream: the handler may have interrupted who writes to it.
+        # Not through a stream: the handler may have interrupted code that writes to it.
         with contextlib.suppress(OSError):
             os.write(2, f"stopping: waiting for {waited_for} …; {again(number)} ends immediately\n".encode())
         handler = before[signal.Signals(number)]

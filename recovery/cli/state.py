@@ -1,4 +1,4 @@
-"""`recovery state`: list, get, set, merge, clear, edit. The other verbs have files of their own."""
+"""`recovery state`: list, get, set, merge, clear, edit. The other subcommands have their own files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def state() -> None:
 
 
 def native_options(function: F) -> F:
-    """--operator and what says which of its state."""
+    """Add --operator and the options that select a part of its state."""
     option = click.option("--operator", type=click.IntRange(min=0), metavar="N",
                           help="Read the state of this operator of Spark's own; starts Spark.")  # fmt: skip
     return option(store_option(variable_option(timers_option(settings_options(function)))))

@@ -1,4 +1,4 @@
-"""What the commands of `recovery state` share: which states they are about, their options, what they ask and say."""
+"""Shared by the commands of `recovery state`: the choice of states, options, questions and messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What the options say: which states a command is about."""
+    """The states that a command's options select."""
 
     directory: str
     environment: str
@@ -36,7 +36,7 @@ class Where:
     force: bool = False
 
     def target(self) -> Target:
-        """Where they are read and written."""
+        """Return the target for reading and writing them."""
         if self.step is not None:
             return Steps(Path(self.directory), self.step, SystemClock(), epoch=self.epoch, force=self.force)
         if self.epoch is not None:
@@ -44,28 +44,28 @@ class Where:
         return self.documents()
 
     def documents(self) -> Documents:
-        """The operational state."""
+        """Return the operational state."""
         opened = open_state(self.directory, self.environment)
         return Documents(opened.backend, opened.prefix)
 
 
 def step_option(function: F) -> F:
-    """--step: work on the state of a step of the flow."""
+    """Add --step: work on the state of a step of the flow."""
     return click.option("--step", metavar="STEP", help="Work on the states of this step of the flow.")(function)
 
 
 def key_option(function: F) -> F:
-    """--key: which key of the step."""
+    """Add --key: which key of the step."""
     return click.option("--key", metavar="KEY", help="The state key, with --step.")(function)
 
 
 def any_key_option(function: F) -> F:
-    """--key: which key of the step, or of the operator."""
+    """Add --key: which key of the step, or of the operator."""
     return click.option("--key", metavar="KEY", help="The state key, with --step or --operator.")(function)
 
 
 def epoch_option(function: F) -> F:
-    """--epoch: as of which epoch."""
+    """Add --epoch: as of which epoch."""
     return click.option(
         "--epoch",
         type=click.IntRange(min=0),
@@ -74,32 +74,32 @@ def epoch_option(function: F) -> F:
 
 
 def pattern_option(function: F) -> F:
-    """--pattern: which of them."""
+    """Add --pattern: which ids or keys."""
     return click.option(
         "--pattern", metavar="GLOB", help="Only ids or keys that match: * any characters, ? one, [abc] one of these."
     )(function)
 
 
 def force_option(function: F) -> F:
-    """--force and --yes."""
+    """Add --force and --yes."""
     option = click.option("--force", is_flag=True, help="Ask nothing; and fence a run that holds the directory's lock.")
     return click.option("--yes", "-y", is_flag=True, help="Ask nothing.")(option(function))
 
 
 def input_option(function: F) -> F:
-    """--input-file: where the JSON is."""
+    """Add --input-file: where the JSON is."""
     return click.option("--input-file", metavar="FILE|-", help="Read the JSON from a file, or from standard input.")(
         function
     )
 
 
 def writing_options(function: F) -> F:
-    """What every command takes that writes states."""
+    """Add the options of every command that writes states."""
     return step_option(refused_operator_option(force_option(state_options(json_option(function)))))
 
 
 def named(words: tuple[str, ...], step: str | None, key: str | None) -> tuple[str, Name]:
-    """Directory, and id or step and key, from the words of a command."""
+    """Return the directory, and the id or the step and key, from a command's words."""
     if (step is None) != (key is None):
         raise click.UsageError("--step and --key belong together here.")
     if step is None or key is None:
@@ -112,7 +112,7 @@ def named(words: tuple[str, ...], step: str | None, key: str | None) -> tuple[st
 def with_content(
     words: tuple[str, ...], step: str | None, key: str | None, input_file: str | None
 ) -> tuple[str, Name, Any]:
-    """The same, and the JSON of the last word or of a file."""
+    """Return the same, and the JSON of the last word or of a file."""
     if input_file is not None:
         directory, name = named(words, step, key)
         with told_of(input_file, "Put JSON into it, as `python -m recovery state get` prints it."):
@@ -120,7 +120,7 @@ def with_content(
     if not words:
         raise click.UsageError("Missing argument 'JSON'.")
     if step is not None and len(words) == 1:
-        # DIR is what RECOVERY_DIRECTORY says.
+        # RECOVERY_DIRECTORY gives DIR.
         directory, _ = directory_and((), ())
         return directory, named((directory,), step, key)[1], parse_json(words[-1])
     directory, name = named(words[:-1], step, key)
@@ -128,7 +128,7 @@ def with_content(
 
 
 def lines_of(file: str) -> list[str]:
-    """The lines of a file or of standard input. Raises ConfigurationError."""
+    """Return the lines of a file or of standard input. Raises ConfigurationError."""
     try:
         text = (
             sys.stdin.read() if file == "-" else local_path(file, "a file of this machine").read_text(encoding="utf-8")
@@ -144,8 +144,7 @@ def lines_of(file: str) -> list[str]:
 
 @contextlib.contextmanager
 def told_of(file: str, remedy: str | None = None) -> Iterator[None]:
-    """What is wrong with the content of a file is told with the file's name, and with `remedy` in place of the error's
-    own."""
+    """Add the file's name to errors in its content, and `remedy`, if given, in place of the error's own."""
     try:
         yield
     except (StateValueError, CorruptStateError) as error:
@@ -154,13 +153,13 @@ def told_of(file: str, remedy: str | None = None) -> Iterator[None]:
 
 
 def ask(question: str, sure: bool) -> None:
-    """Raises Abort, which ends the command with exit code 1, when the answer is no."""
+    """Ask, unless `sure`. Raises Abort, which ends the command with exit code 1, if the answer is no."""
     if not sure:
         click.confirm(one_line(question), abort=True, err=True)
 
 
 def ask_of_new_steps(target: Target, names: Iterable[Name], sure: bool) -> None:
-    """Ask before a step gets its first state here: of a misspelt one no run would know what to do with it."""
+    """Ask before a step gets its first state here: if its name is misspelt, no run would use that state."""
     if isinstance(target, Steps):
         for step in sorted({name[0] for name in names if not isinstance(name, str)}):
             unknown = unknown_step(target, step)
@@ -169,7 +168,7 @@ def ask_of_new_steps(target: Target, names: Iterable[Name], sure: bool) -> None:
 
 
 def done(message: str, as_json: bool) -> None:
-    """Say what was done."""
+    """Report what was done."""
     if as_json:
         print_json({"done": message})
     else:
@@ -177,16 +176,16 @@ def done(message: str, as_json: bool) -> None:
 
 
 def shown(name: Name) -> str:
-    """A name as messages show it."""
+    """Return a name as messages show it."""
     return f"{name!r:.120}" if isinstance(name, str) else f"step {name[0]!r:.80} key {name[1]!r:.120}"
 
 
 def json_text(content: Any) -> str:
-    """As `set` accepts it."""
+    """Return content as JSON that `set` accepts."""
     return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 
 def short(content: Any) -> str:
-    """The beginning of it."""
+    """Return the beginning of the content's JSON."""
     text = json_text(content)
     return text if len(text) <= 60 else f"{text[:57]}..."

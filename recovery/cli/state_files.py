@@ -54,7 +54,7 @@ def export(
     """Write states as lines of JSON: operational state, or those of steps."""
     directory, _ = directory_and(words, ())
     first = Where(directory, environment, steps[0] if steps else None, epoch).target()
-    # All of one moment, also while a run goes on.
+    # All steps are read as of one moment, even during a run.
     targets = [first.at_same_moment(step) for step in steps] if isinstance(first, Steps) else [first]
     for target, step in zip(targets, steps, strict=False):
         if isinstance(target, Steps) and (unknown := unknown_step(target, step)):
@@ -83,7 +83,7 @@ def import_(words: tuple[str, ...], force: bool, yes: bool, environment: str, as
         found = read_export(lines_of(file))
     documents = [each for each in found if each.id is not None]
     keys = [each for each in found if each.step is not None]
-    # What may be refused, or answered with a no, comes before anything is written.
+    # Refusals and questions come before anything is written.
     writes = []
     if documents:
         writes.append(_import_documents(Where(directory, environment, None).documents(), documents, yes, force))
@@ -137,7 +137,7 @@ def _import_documents(target: Documents, found: list[Exported], yes: bool, force
 
 
 def _is_held(state_id: str, content: Any, held: Any) -> bool:
-    """Whether an imported document says what is there; of marks, their values."""
+    """Whether an imported document equals the stored one; for marks, whether their values do."""
     if state_id == marks.DOCUMENT:
         with contextlib.suppress(TypeError, KeyError, AttributeError):
             return _values(content) == _values(held)
@@ -149,7 +149,7 @@ def _values(content: Any) -> dict[str, str]:
 
 
 def _import_keys(target: Target, found: list[Exported], sure: bool) -> Callable[[], str]:
-    """Of all steps at once: they are one epoch."""
+    """Return a function that imports the keys of all steps together: they are one epoch."""
     names = [(str(e.step), str(e.key)) for e in found]
     seen = target.find_all(names)
     changes: dict[Name, Any] = {name: Timed(e.content, e.timeout_ms) for name, e in zip(names, found, strict=True)}

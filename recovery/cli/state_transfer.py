@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def transfer_options(function: F) -> F:
-    """What both take."""
+    """Add the options of both commands."""
     whole = click.option("--to-step", metavar="STEP",
                          help="With --step: to keys of this step; without FROM and TO, all keys.")  # fmt: skip
     return click.argument("words", metavar="[DIR] FROM TO", nargs=-1)(whole(writing_options(function)))

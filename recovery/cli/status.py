@@ -114,7 +114,7 @@ def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
 def collect_status(
     directory: Path, found: list[FoundFile], sizes: Mapping[str, Mapping[str, StepSize] | None]
 ) -> dict[str, Any]:
-    """All facts of a directory as plain values. `sizes` of the steps of each file, by its name."""
+    """Return all facts of a directory as plain values. `sizes`: those of each file's steps, by file name."""
     described = [file.description for file in found if file.description is not None]
     facts: dict[str, Any] = {
         "directory": str(directory),
@@ -145,21 +145,21 @@ def collect_status(
 
 
 def _operators(directory: Path) -> list[dict[str, Any]]:
-    """The native operators at the newest epoch. A run may collect it while we look: then the next one counts."""
+    """Return the native operators at the newest epoch. If a run collects that epoch meanwhile, the next one counts."""
     for left in reversed(range(READ_ATTEMPTS)):
         try:
             return operators_at(moment(directory))
         except EpochNotHeldError:
             continue
         except StorageError:
-            # A run may have begun to write to what was read.
+            # A run may have begun to write to the file that was read.
             if not left:
                 raise
     return []
 
 
 def collect_health(facts: Facts) -> dict[str, Any]:
-    """What was measured, and how it stands to its targets."""
+    """Return what was measured, and how it compares with its targets."""
     last = facts.epochs[-1] if facts.epochs else None
     return {
         "level": str(worst(facts.health)),
@@ -174,7 +174,7 @@ def collect_health(facts: Facts) -> dict[str, Any]:
 
 
 def health_text(found: Sequence[Finding]) -> str:
-    """One line: the level of all, and each target."""
+    """Return one line: the overall level, and each target."""
     level = worst(found)
     colour = {Level.OK: "green", Level.WARNING: "yellow", Level.CRITICAL: "red"}.get(level, "white")
     shown = [str(each) for each in found if each.value is not None]
@@ -187,7 +187,7 @@ def _partition(file: FoundFile, sizes: Mapping[str, StepSize] | None) -> dict[st
         assert file.error is not None
         return {"file": file.path.name, "error": file.error.as_json()}
     newest = d.newest.live_rows if d.newest else 0
-    # A file of an older version does not tell steps from the rows that the run keeps of itself.
+    # A file of an older version does not separate steps from the run's own rows.
     keys = newest if sizes is None else sum(s.rows for step, s in sizes.items() if not step.startswith(RESERVED_PREFIX))
     return {
         "file": file.path.name,

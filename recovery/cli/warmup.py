@@ -45,6 +45,6 @@ def warmup(remove: bool, as_json: bool) -> None:
 
 
 def _telling() -> Callable[[str], None]:
-    """Tells each step of the work, with the time since the first."""
+    """Return a function that reports each step of the work, with the time since the first."""
     began = time.monotonic()
     return lambda doing: say(f"{time.monotonic() - began:5.0f} s  {doing}")

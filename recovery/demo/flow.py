@@ -15,7 +15,7 @@ BYTES_PER_BATCH = "1m"
 
 @dataclass
 class Delays:
-    """What is kept of one airplane."""
+    """The state of one airplane."""
 
     flights: int = 0
     cancelled: int = 0
@@ -36,7 +36,8 @@ def add_flights(key: tuple[str, str], rows: list[Any], state: GroupState) -> Ite
 
 
 def make(path: str) -> Flow:
-    """The flow over a growing CSV file of flights without header; see `recovery.demo.flights` for its columns."""
+    """Return the flow over a growing CSV file of flights without header; see `recovery.demo.flights` for its
+    columns."""
 
     def build(spark: SparkSession) -> DataFrame:
         lines = spark.readStream.format("appended").schema("value string").option("path", path)

@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 
 
 class Story:
-    """One telling, in a directory of its own. `say` prints a line."""
+    """One performance of the story, in a directory of its own. `say` prints a line."""
 
     def __init__(self, directory: Path, say: Say) -> None:
         self._say = say
@@ -35,7 +35,7 @@ class Story:
         self._started = time.monotonic()
 
     def tell(self) -> bool:
-        """Tell it; returns whether the recovered state equals the plain computation."""
+        """Run the story; returns whether the recovered state equals the plain computation."""
         flights = list(read_flights())
         half = len(flights) // 2
         self._chapter(f"{len(flights):,} real flights out of New York; the first {half:,} go into {self._input}")
@@ -69,7 +69,7 @@ class Story:
             file.writelines(f"{carrier},{tailnum},{delay}\n" for carrier, tailnum, delay in flights)
 
     def _run(self, *, kill: bool = False) -> int:
-        """Run the flow in a process of its own, showing its lines; returns the last micro-batch."""
+        """Run the flow in a separate process, showing its lines; returns the last micro-batch."""
         target = f"recovery.demo.flow:make({str(self._input)!r})"
         command = [sys.executable, "-m", "recovery", "run", target, "-r", str(self._partitions), "-s", "1s"]
         process = subprocess.Popen(
@@ -116,7 +116,7 @@ class Story:
 
 
 def _progress(process: subprocess.Popen[str]) -> Iterator[tuple[str, int, int]]:
-    """Lines of the run, with the micro-batch last done and the epochs closed so far."""
+    """Yield the run's lines, each with the last finished micro-batch and the number of epochs closed so far."""
     batch, epochs = -1, 0
     assert process.stderr is not None
     for line in process.stderr:

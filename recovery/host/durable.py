@@ -1,6 +1,7 @@
-"""Files that are written: safe from a power loss, and from whoever else can write to a directory or read in it.
+"""Files that are written: safe from a power loss, and from other users who can write to or read a directory.
 
-Every file that this package opens to write is opened here, or by `recovery.base.untrusted_paths` where a file names it.
+This module opens every file that the package writes, except those that a file names: `recovery.base.untrusted_paths`
+opens those.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import NamedTuple
 
 
 def files_below(directory: Path, *, directories: bool = False) -> Iterator[Path]:
-    """Every file in a directory and in those below it, in no order; none where it is missing. With `directories` those
-    too that are below it.
+    """Yield every file in a directory and below it, in no order; nothing if it is missing. With `directories` also the
+    directories below it.
 
-    Raises OSError for a directory that cannot be listed, which `Path.rglob` passes over.
+    Raises OSError for a directory that cannot be listed; `Path.rglob` skips those.
     """
 
     def refuse(error: OSError) -> None:
-        # One that was removed meanwhile holds nothing, and the file system's own directory nothing of ours.
+        # A directory removed meanwhile is empty, and lost+found holds no files of this package.
         own = isinstance(error, PermissionError) and Path(error.filename).name == "lost+found"
         if not (own or isinstance(error, FileNotFoundError | NotADirectoryError)):
             raise error
@@ -32,9 +33,10 @@ def files_below(directory: Path, *, directories: bool = False) -> Iterator[Path]
 
 
 def sync(path: Path) -> None:
-    """Force a file's content, or the names in a directory, to the disk. Raises OSError.
+    """Sync a file's content, or the names in a directory, to the disk. Raises OSError.
 
-    Only for a file that no SQLite connection of this process has open: closing it here would drop SQLite's locks.
+    Never use it for a file that a SQLite connection of this process has open: closing it here would drop SQLite's
+    locks.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -44,7 +46,7 @@ def sync(path: Path) -> None:
 
 
 class Modes(NamedTuple):
-    """The permissions that new files and directories ask for; the process's umask takes away from them."""
+    """The permissions to request for new files and directories; the process's umask reduces them."""
 
     file: int
     directory: int
@@ -52,21 +54,21 @@ class Modes(NamedTuple):
 
 PRIVATE = Modes(0o600, 0o700)
 UMASK = Modes(0o666, 0o777)
-"""What the user's umask leaves: for what is meant for others."""
+"""The permissions that the umask allows: for files that others may read."""
 
 
 def modes_beside(file: Path) -> Modes:
-    """Those of a file that is there, for what is made beside it; private ones where it is missing."""
+    """Return the modes of an existing file, for new files beside it; private ones if it is missing."""
     try:
         mode = file.stat().st_mode & UMASK.file
     except OSError:
         return PRIVATE
-    # Who may read a file may look into a directory.
+    # A user who may read a file may also list a directory.
     return Modes(mode | PRIVATE.file, mode | (mode & 0o444) >> 2 | PRIVATE.directory)
 
 
 def make_directories(path: Path, modes: Modes = PRIVATE) -> None:
-    """Make a directory and those above it that are missing. Raises OSError, FileExistsError where a file is."""
+    """Make a directory and its missing parents. Raises OSError, FileExistsError if a file is in the way."""
     try:
         path.mkdir(modes.directory)
     except FileNotFoundError:
@@ -80,15 +82,16 @@ def make_directories(path: Path, modes: Modes = PRIVATE) -> None:
 
 
 def create(path: Path, mode: int = PRIVATE.file) -> int:
-    """A descriptor of a new file, to be written. Raises FileExistsError for whatever is there, also a link."""
+    """Return a descriptor of a new file, to write. Raises FileExistsError if anything exists there, also a link."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
 
 
 def open_own(path: Path, mode: int = PRIVATE.file, *, append: bool = False) -> int:
-    """A descriptor of a file that is written in place, as locks are; made where it is missing, and never emptied.
+    """Return a descriptor of a file that is written in place, as locks are; creates a missing file, never truncates
+    one.
 
-    Raises OSError for a link, for what is no file, and for a file that has a second name: whoever can write to the
-    directory could have had any file of the user's written to.
+    Raises OSError for a link, for anything but a regular file, and for a file with a second name: otherwise anyone who
+    can write to the directory could redirect the write to any of the user's files.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_APPEND if append else 0)
     try:
@@ -106,9 +109,9 @@ def open_own(path: Path, mode: int = PRIVATE.file, *, append: bool = False) -> i
 
 
 def replace(path: Path, content: bytes, *, mode: int = PRIVATE.file) -> None:
-    """Give the name `path` to a new file with this content, atomically; not synced. A link there is replaced itself.
+    """Give the name `path` to a new file with this content, atomically; not synced. Replaces a link, not its target.
 
-    Raises OSError; what was there stays then.
+    Raises OSError; then the old file stays.
     """
     draft = path.with_name(f".{path.name[:40]}.{os.getpid()}-{os.urandom(4).hex()}")
     descriptor = create(draft, mode)
@@ -123,9 +126,9 @@ def replace(path: Path, content: bytes, *, mode: int = PRIVATE.file) -> None:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """What a file holds that others may have put there. Raises OSError, also for what is no file, as a pipe would be
-    waited for, and for one that is larger."""
-    # Without O_NONBLOCK a pipe would be waited for.
+    """Return the content of a file that others may have placed there. Raises OSError, also if it is not a regular file
+    or is larger than `most_bytes`."""
+    # Without O_NONBLOCK, opening a pipe would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

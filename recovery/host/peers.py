@@ -1,4 +1,4 @@
-"""Whose process is at the other end of a connection within this machine."""
+"""The user of the process at the other end of a connection within this machine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _ESTABLISHED = "01"
 
 
 def is_trusted(user: int) -> bool:
-    """Whether a user may do what this process's own may: that one, and root."""
+    """Whether a user may do what this process's user may: only that user and root."""
     return user in (os.geteuid(), 0)
 
 
 def of_trusted_user(connected: socket.socket) -> bool:
-    """Whether a Unix socket's other end is a process of this one's user, or of root. Where the system does not say
-    (other than Linux), the place of the socket has to keep others out."""
+    """Whether a process of this one's user, or of root, is at the other end of a Unix socket. Where the system does not
+    say (other than Linux), the socket's directory must keep others out."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return True
@@ -32,7 +32,7 @@ def of_trusted_user(connected: socket.socket) -> bool:
 
 
 def tcp_of_trusted_user(connected: socket.socket) -> bool:
-    """The same of a TCP connection over the loopback interface, for a server that cannot ask for a secret."""
+    """Return the same for a TCP connection over the loopback interface, for a server that cannot ask for a secret."""
     try:
         own, other = connected.getsockname()[1], connected.getpeername()[1]
     except OSError:
@@ -43,7 +43,7 @@ def tcp_of_trusted_user(connected: socket.socket) -> bool:
             lines = Path(table).read_text().splitlines()[1:]
             known = True
             for fields in map(str.split, lines):
-                # The other end's own row; addresses are hexadecimal, and may be IPv4 within IPv6.
+                # This is the other end's own row; addresses are hexadecimal, and may be IPv4 within IPv6.
                 ports = tuple(int(fields[column].rpartition(":")[2], 16) for column in (1, 2))
                 if ports == (other, own) and fields[3] == _ESTABLISHED:
                     users.add(int(fields[7]))

@@ -1,8 +1,7 @@
-"""A directory of this process alone, for what other users of the machine must neither read, write nor connect to.
+"""A private directory of this process: other users of the machine can neither read, write nor connect to its content.
 
-It has mode 0700, whatever the umask. The JVM of this process removes it when it ends, or this process does where it has
-none. What a kill of both leaves is removed by the next process that makes one: an owner that lives holds a lock on its
-directory.
+It has mode 0700, whatever the umask. The process's JVM removes it when the JVM ends; without a JVM this process does.
+If both are killed, the next process that makes such a directory removes it: a live owner holds a lock on its directory.
 """
 
 from __future__ import annotations
@@ -21,12 +20,13 @@ from pathlib import Path
 
 PREFIX = "recovery-run-"
 LONGEST_FOR_SOCKETS = 60
-"""Bytes of a directory's path: that of a Unix socket may have 107 (103 on macOS), and Spark's are `.<uuid>.sock`."""
+"""The longest path of a directory, in bytes: a Unix socket's path may have 107 (103 on macOS), and Spark's sockets are
+named `.<uuid>.sock`."""
 SHORT = Path("/tmp")
 
 _lock = threading.Lock()
 _made: dict[Path, _Made] = {}
-"""By the directory for temporary files that it is in."""
+"""The directories by the temporary directory that contains them."""
 _jvm: subprocess.Popen[bytes] | None = None
 
 
@@ -36,16 +36,16 @@ class _Made:
     held: int
     """The open directory, with the lock on it."""
     owner: int
-    """The process: one that was forked makes its own."""
+    """The process id: a forked process makes its own directory."""
 
 
 def home() -> Path:
-    """The directory of this process, made when it is first asked for. Raises OSError."""
+    """Return the directory of this process, made on first use. Raises OSError."""
     return _directory(Path(tempfile.gettempdir()))
 
 
 def sockets() -> Path | None:
-    """One of this process whose path is short enough for sockets; None where there can be none."""
+    """Return a directory of this process whose path is short enough for sockets; None if there is none."""
     for parent in (Path(tempfile.gettempdir()), SHORT):
         # mkdtemp adds eight characters.
         if len(os.fsencode(parent)) + len(PREFIX) + 9 <= LONGEST_FOR_SOCKETS:
@@ -55,18 +55,18 @@ def sockets() -> Path | None:
 
 
 def directories() -> list[Path]:
-    """Those of this process. Takes no lock, so that a signal handler may call it."""
+    """Return the directories of this process. Takes no lock, so a signal handler may call it."""
     return [made.path for made in list(_made.values()) if made.owner == os.getpid()]
 
 
 def remove() -> None:
-    """Remove them: this process ends, or its JVM has. Takes no lock."""
+    """Remove the directories, because this process or its JVM ends. Takes no lock."""
     for path in directories():
         shutil.rmtree(path, ignore_errors=True)
 
 
 def leave_to(jvm: subprocess.Popen[bytes] | None) -> None:
-    """A JVM that removes them when it ends, which is after this process; None: there is none any more."""
+    """Let a JVM, which ends after this process, remove the directories when it ends; None: no JVM is left."""
     global _jvm
     _jvm = jvm
 
@@ -93,14 +93,14 @@ def _make(parent: Path) -> _Made:
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(held, fcntl.LOCK_EX)
-        # Before it was locked, another process may have taken it for an abandoned one.
+        # Before the lock, another process may have removed it as abandoned.
         if os.fstat(held).st_nlink and path.is_dir():
             return _Made(path, held, os.getpid())
         os.close(held)
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Those of this user whose process has ended without removing them."""
+    """Remove directories of this user whose process ended without removing them."""
     for path in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -1,4 +1,5 @@
-"""Which process somebody was: told from a later one of the same number, and from one of another container."""
+"""Identities of processes: they distinguish a process from a later one with the same id, and from one in another
+container."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from recovery.base.printable import one_line
 
 
 def identity(pid: int) -> str | None:
-    """What tells a process of this PID namespace from all others: this boot, the namespace, and when it began.
+    """Return the identity of a process of this PID namespace: this boot, the namespace, and the process's start time.
 
-    None: it is gone, or the system does not tell.
+    None if the process is gone or the system does not provide these.
     """
     own = pid == os.getpid()
     try:
@@ -23,19 +24,18 @@ def identity(pid: int) -> str | None:
         place = f"{boot_id()}:{_namespace()}"
     except OSError:
         return None
-    # A zombie has ended; it is only that nobody asked how.
+    # A zombie has ended; only its parent has not waited for it yet.
     return None if fields[0] in "ZX" else f"{place}:{fields[19]}"
 
 
 def is_visible(host: str | None, noted: str | None) -> bool:
-    """Whether `identity` can tell here if the process that noted this host and identity goes on: on the same host,
-    since the same boot, in the same PID namespace. A container has a namespace of its own, and its numbers mean other
-    processes."""
+    """Whether `identity` can tell here if the process that noted this host and identity still runs: it needs the same
+    host, boot and PID namespace. A container has its own namespace, in which the same ids mean other processes."""
     if noted is None or host != socket.gethostname():
         return False
     try:
         # The mounted /proc may be that of another namespace.
-        sees_own = os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115 - not a file of ours
+        sees_own = os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115 - a path of the kernel
         place = [boot_id(), _namespace()]
     except OSError:
         return False
@@ -45,18 +45,18 @@ def is_visible(host: str | None, noted: str | None) -> bool:
 
 
 def is_same(found: str | None, noted: str) -> bool:
-    """Whether a process that was found where `is_visible` is the one that noted this identity."""
+    """Whether a process found where `is_visible` holds is the one that noted this identity."""
     return found is not None and found.rpartition(":")[2] == noted.rpartition(":")[2]
 
 
 def as_holder(purpose: str, **more: Any) -> dict[str, Any]:
-    """What the holder of a lock writes of itself."""
+    """Return what the holder of a lock writes into it."""
     pid = os.getpid()
     return {"pid": pid, "host": socket.gethostname(), "purpose": purpose, "process": identity(pid), **more}
 
 
 def describe_holder(holder: Any) -> str:
-    """What a message says of the holder of a lock, which wrote `holder`."""
+    """Return a message's description of a lock's holder, which wrote `holder`."""
     try:
         host, noted = holder["host"], holder.get("process")
         elsewhere = noted is not None and host == socket.gethostname() and not is_visible(host, noted)
@@ -67,13 +67,13 @@ def describe_holder(holder: Any) -> str:
 
 
 def has_ended(holder: Mapping[str, Any]) -> bool:
-    """Whether it is known that the holder of a lock is no more: of those elsewhere it is not."""
+    """Whether the holder of a lock has certainly ended; False for a holder that is not visible from here."""
     pid, host, noted = holder.get("pid"), holder.get("host"), holder.get("process")
     if not isinstance(pid, int) or pid <= 0 or host != socket.gethostname():
         return False
     if isinstance(noted, str):
         return is_visible(host, noted) and not is_same(identity(pid), noted)
-    # An earlier version's.
+    # An earlier version wrote it.
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -84,8 +84,8 @@ def has_ended(holder: Mapping[str, Any]) -> bool:
 
 
 def _namespace() -> str:
-    """The PID namespace of this process; empty where the system has none."""
+    """Return the PID namespace of this process; empty if the system has none."""
     try:
-        return str(os.stat("/proc/self/ns/pid").st_ino)  # noqa: PTH116 - not a file of ours
+        return str(os.stat("/proc/self/ns/pid").st_ino)  # noqa: PTH116 - a path of the kernel
     except OSError:
         return ""

@@ -1,4 +1,5 @@
-"""Files of settings in the form of Java's properties, as spark-submit reads them, and settings for programs."""
+"""Read settings from files in the format of Java's properties, as spark-submit does, and write settings for
+programs."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _BLANK = " \t\f"
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """The settings in a file: `key value`, `key=value` or `key: value` on each line, in UTF-8. Raises
+    """Return the settings in a file: `key value`, `key=value` or `key: value` on each line, in UTF-8. Raises
     ConfigurationError."""
     try:
         return parse_properties(path.read_text(encoding="utf-8"))
@@ -30,7 +31,7 @@ def read_properties(path: Path) -> dict[str, str]:
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """The same of a text. Raises ValueError."""
+    """Return the settings in a text. Raises ValueError."""
     found = {}
     for line in _logical_lines(text):
         end = _end_of_key(line)
@@ -43,12 +44,13 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 def format_properties(settings: Mapping[str, str]) -> str:
-    """A text that is read as these settings, by Java as well."""
+    """Return a text that Java, too, reads as these settings."""
     return "".join(f"{_escaped(key)}={_escaped(value)}\n" for key, value in settings.items())
 
 
 def _logical_lines(text: str) -> list[str]:
-    """Lines without blanks in front and without comments; one that ends with an odd number of backslashes goes on."""
+    """Return lines without leading blanks and comments; a line that ends with an odd number of backslashes
+    continues."""
     lines: list[str] = []
     open_line: str | None = None
     for natural in _END_OF_LINE.split(text):
@@ -65,7 +67,7 @@ def _logical_lines(text: str) -> list[str]:
 
 
 def _end_of_key(line: str) -> int:
-    """Where the first separator is that has no backslash in front."""
+    """Return the position of the first separator without a backslash before it."""
     place = 0
     while place < len(line) and line[place] not in f"=:{_BLANK}":
         place += 2 if line[place] == "\\" else 1
@@ -80,7 +82,7 @@ def _unescaped(text: str) -> str:
             raise ValueError(f"a malformed \\u in {text!r:.40}")
         return _ESCAPES.get(match[2], match[2])
 
-    # Characters beyond \uffff come as two of them.
+    # Characters beyond \uffff come as two escapes.
     return _ESCAPE.sub(replaced, text).encode("utf-16", "surrogatepass").decode("utf-16")
 
 

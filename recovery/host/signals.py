@@ -1,7 +1,7 @@
 """Signals that end a command: SIGTERM, Ctrl-C, and SIGHUP, which a terminal sends when it is closed.
 
-A command has handlers for them from its first moment, before it imports anything that takes time. As the first process
-of a container it would not get a signal that it has no handler for, and Python's own for Ctrl-C prints a traceback.
+A command has handlers for them from its first moment, before slow imports. The first process of a container does not
+get a signal that it has no handler for, and Python's own handler for Ctrl-C prints a traceback.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 GRACE_S = 5.0
-"""How long a command may take to clean up, or to come back from a long call that no handler interrupts."""
+"""How long a command may take to clean up, or to return from a long call that no handler interrupts."""
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 Handler = Callable[[int, FrameType | None], None]
 
 
 class InterruptedBySignal(KeyboardInterrupt):
-    """A signal ends what the main thread does. `number` says which."""
+    """A signal ends the main thread's work. `number` says which."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {name_of(number)}")
@@ -29,20 +29,20 @@ class InterruptedBySignal(KeyboardInterrupt):
 
 
 def end_now(number: int, _: FrameType | None = None) -> None:
-    """A handler that ends the process without a word. Nothing is cleaned up; a JVM of its own ends with its standard
+    """Handle a signal by ending the process silently. Nothing is cleaned up; the process's JVM ends with its standard
     input."""
     os._exit(128 + number)
 
 
 def interrupt(number: int, _: FrameType | None = None) -> None:
-    """A handler that raises InterruptedBySignal, so that what is half done is cleaned up."""
+    """Handle a signal by raising InterruptedBySignal, so that unfinished work is cleaned up."""
     raise InterruptedBySignal(number)
 
 
 def handle(handler: Handler) -> None:
     """Set the handler for every signal of `STOPPING`. For the main thread.
 
-    SIGHUP stays ignored where it was ignored from the start, as under nohup.
+    SIGHUP stays ignored if it was ignored from the start, as under nohup.
     """
     for number in _handled_numbers():
         signal.signal(number, handler)
@@ -50,9 +50,9 @@ def handle(handler: Handler) -> None:
 
 def end_after_grace() -> None:
     """From now on, end the process `GRACE_S` after a signal whose handler is `interrupt` or `end_now`, or at the second
-    one. For the command's own process, in its main thread.
+    such signal. For the command's own process, in its main thread.
 
-    Python calls handlers between two steps of the main thread, which may be in a query of SQLite's for minutes.
+    Python calls handlers only between two steps of the main thread, and a SQLite query there may take minutes.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -73,8 +73,8 @@ def _end_when_late(reading: int) -> None:
 
 @contextlib.contextmanager
 def handled(handler: Handler) -> Iterator[None]:
-    """The same for a while; afterwards the handlers are those of before. In other threads than the main one it does
-    nothing: the process that runs there has handlers of its own."""
+    """Set the handler as `handle` does, until the block ends, and then restore the earlier handlers. Outside the main
+    thread it does nothing: that process has handlers of its own."""
     if not is_main_thread():
         yield
         return
@@ -88,11 +88,11 @@ def handled(handler: Handler) -> Iterator[None]:
 
 @contextlib.contextmanager
 def acting(act: Callable[[int], None]) -> Iterator[None]:
-    """While it lasts, the first signal has `act` called with its number, in a thread of its own, and a second one ends
-    the process immediately. In other threads than the main one it does nothing.
+    """Until the block ends, the first signal calls `act` with its number in a separate thread, and a second signal ends
+    the process immediately. Outside the main thread it does nothing.
 
-    The handlers only note a signal in a pipe, and the thread waits there. Neither a threading.Event nor a new thread
-    will do: both take locks, and a handler may have interrupted who holds them.
+    The handlers only write the signal to a pipe, on which the thread waits. A threading.Event or a new thread would not
+    work: both take locks, and a handler may have interrupted the holder of those.
     """
     if not is_main_thread():
         yield
@@ -115,7 +115,7 @@ def acting(act: Callable[[int], None]) -> Iterator[None]:
 
 
 def _act_when_told(act: Callable[[int], None], reading: int) -> None:
-    """Act on the number that comes out of the pipe; do nothing when it is closed."""
+    """Act on the number that comes out of the pipe; do nothing if it is closed."""
     came = os.read(reading, 1)
     os.close(reading)
     if came:
@@ -128,12 +128,12 @@ def is_main_thread() -> bool:
 
 
 def name_of(number: int) -> str:
-    """SIGTERM and the like; Ctrl-C for SIGINT, which is how it comes."""
+    """Return the signal's name, such as SIGTERM; Ctrl-C for SIGINT."""
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
 def again(number: int) -> str:
-    """How a message names the same signal when it comes a second time."""
+    """Return what a message calls the same signal when it comes a second time."""
     return "Ctrl-C again" if number == signal.SIGINT else f"a second {name_of(number)}"
 
 

@@ -1,4 +1,4 @@
-"""High-water marks that belong to closed epochs of a recovery directory."""
+"""High-water marks that belong to the closed epochs of a recovery directory."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from recovery.storage.scan import scan
 
 
 def standing_marks(backend: Backend, state_id: StateId) -> dict[str, Any]:
-    """`closed_marks` for whoever is about to write the document, and holds its partition.
+    """Return `closed_marks`, for a caller that holds the document's partition and is about to write the document.
 
-    Raises BusyPartition while an epoch is closed in that partition and not yet in all: what is written now would count
-    more than its marks, which cannot be compared with yet.
+    Raises BusyPartition while an epoch is closed in that partition but not yet in all: the write would override the
+    marks of that epoch, and it cannot be compared with them yet.
     """
     if isinstance(backend, DirectoryBackend) and has_step(home(backend.directory), EPOCH_STEP):
         holder = lock_holder(backend.directory)
@@ -36,8 +36,8 @@ def standing_marks(backend: Backend, state_id: StateId) -> dict[str, Any]:
 
 
 def _is_closing(directory: Path, holder: Mapping[str, Any]) -> bool:
-    """Whether the run that holds the directory has closed an epoch in the first partition and not yet in all. One that
-    a dead run has left there is given up when the next one begins."""
+    """Whether the run that holds the directory has closed an epoch in the first partition but not yet in all. If a dead
+    run left such an epoch, the next run discards it when it begins."""
     partitions = plan_resume(scan(directory)).partitions
     shared, _, _ = max(common_cuts(partitions))
     if partitions[0].newest_epoch <= shared:
@@ -49,24 +49,25 @@ def _is_closing(directory: Path, holder: Mapping[str, Any]) -> bool:
 
 
 def closed_marks(backend: Backend, state_id: StateId) -> dict[str, Any]:
-    """The rows that belong to a document of marks, by key of the mark, as of the newest epoch that all partitions hold.
-    Only a recovery directory has any.
+    """Return the rows that belong to a document of marks, by the mark's key, as of the newest epoch that all partitions
+    hold. Only a recovery directory has such rows.
 
-    Raises the errors of planning: while files do not fit together, it is not known which epoch that is.
+    Raises the errors of planning: while the files are inconsistent, that epoch is unknown.
     """
     return _rows(backend).get(state_id, {})
 
 
 def settled_marks(backend: Backend, found: Mapping[StateId, Document]) -> dict[StateId, Document]:
-    """The documents of marks, of all environments, in which those that epochs moved are marks like others. found: the
-    documents of the backend as they are; those that are right without their epochs are not given."""
+    """Return the documents of marks that epochs changed, in all environments, with the epochs' marks merged in as
+    ordinary marks. `found` holds the backend's stored documents; documents that the epochs leave unchanged are left
+    out."""
     settled = {state_id: settle(state_id, found.get(state_id), rows) for state_id, rows in _rows(backend).items()}
     return {state_id: each for state_id, each in settled.items() if each is not None and each != found.get(state_id)}
 
 
 def settle(state_id: StateId, document: Document | None, rows: Mapping[str, Any]) -> Document | None:
-    """The document in which the marks of epochs, of those that count, are marks like others. It is the same generation:
-    nothing was written."""
+    """Return the document with the marks of epochs that count merged in as ordinary marks. The generation stays the
+    same, because nothing was written."""
     before = document or Document(state_id, 0, None, 0)
     counting = marks.counting(before.content, rows)
     if not counting:
@@ -76,13 +77,13 @@ def settle(state_id: StateId, document: Document | None, rows: Mapping[str, Any]
 
 
 def above_closed(backend: Backend, document: Document) -> Document:
-    """The document as it has to be written for its marks to count more than those that epochs of the backend moved."""
+    """Return the document in the form that makes its marks override those that the backend's epochs moved."""
     rows = closed_marks(backend, document.state_id)
     return replace(document, content=marks.above(document.content, rows)) if rows else document
 
 
 def _rows(backend: Backend) -> dict[StateId, dict[str, Any]]:
-    """The rows of all environments, by the id of the document that they belong to."""
+    """Return the rows of all environments, by the id of the document that they belong to."""
     if not isinstance(backend, DirectoryBackend):
         return {}
     directory = backend.directory
@@ -98,7 +99,7 @@ def _rows(backend: Backend) -> dict[StateId, dict[str, Any]]:
 
 
 def _row(path: Path, state: KeyState) -> dict[str, Any]:
-    """Raises CorruptPartitionError for one that no run wrote."""
+    """Return the row that a state holds. Raises CorruptPartitionError for a row that no run wrote."""
     try:
         return marks.checked_row(json.loads(state.value))
     except (ValueError, RecursionError) as error:
@@ -108,6 +109,6 @@ def _row(path: Path, state: KeyState) -> dict[str, Any]:
 
 
 def changes(environment: str, rows: Mapping[str, Mapping[str, Any]]) -> dict[StepKey, Edited]:
-    """What an epoch has to write to move these marks."""
+    """Return the changes that an epoch has to write to move these marks."""
     prefix = f"{escape(environment)}/"
     return {(EPOCH_STEP, prefix + key): (json.dumps(row, ensure_ascii=False), None) for key, row in rows.items()}

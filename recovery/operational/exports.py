@@ -1,4 +1,5 @@
-"""States as a file: a JSON object a line; the first says what the file is, the last how many states there are."""
+"""Export files of states: one JSON object per line. The first line identifies the file; the last gives the number of
+states."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """One state of a file: a document with its generation, or a step's key with its timeout."""
+    """One state in a file: a document with its generation, or a step's key with its timeout."""
 
     id: str | None
     step: str | None
@@ -31,7 +32,7 @@ class Exported:
 
 
 def export_lines(entries: Iterable[Entry]) -> Iterator[str]:
-    """The lines of a file with these states."""
+    """Yield the lines of an export file with these states."""
     yield json.dumps({"format": FORMAT, "version": VERSION})
     count = 0
     for entry in entries:
@@ -41,7 +42,8 @@ def export_lines(entries: Iterable[Entry]) -> Iterator[str]:
 
 
 def read_export(lines: Sequence[str]) -> list[Exported]:
-    """The states of a file, all of them. Raises CorruptStateError for one that is torn, StateValueError for others."""
+    """Return all states of a file. Raises CorruptStateError for a torn file, StateValueError for one that is not an
+    export."""
     try:
         first = parse_json(lines[0])
     except StateValueError as error:

@@ -1,4 +1,4 @@
-"""The executions of flows in the run history."""
+"""The run history's records of flow executions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from recovery.planning.values import Execution
 
 
 class FlowRecord:
-    """The record of one execution, with a heartbeat while it goes on.
+    """The record of one execution, with a heartbeat while it runs.
 
-    That it began must be written, or the execution does not begin. What comes later must not stop a run that can go
-    on: if its end cannot be noted, the record shows it as dead.
+    The execution starts only if its beginning was recorded. Later writes must not stop a run that can continue: if its
+    end cannot be recorded, the record shows it as dead.
     """
 
     def __init__(self, directory: Path, backend: str | None, execution: Execution, clock: Clock) -> None:
@@ -27,10 +27,10 @@ class FlowRecord:
         self._recorder.beat()
 
     def note(self, epoch: int, batches: int, rows: int) -> None:
-        """How far it is; written with the next heartbeat."""
+        """Record the run's progress; it is written with the next heartbeat."""
         self._recorder.note(epoch=epoch, batches=batches, rows=rows)
 
     def end(self, error: BaseException | None) -> None:
-        """How it ended. Safe to repeat: the first counts."""
+        """Record how the run ended. Safe to repeat: the first call counts."""
         with contextlib.suppress(RecoveryError):
             self._recorder.end(error)

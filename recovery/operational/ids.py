@@ -1,7 +1,7 @@
-"""State ids: the names of documents of operational state, and the one glob that selects them.
+"""State ids: the names of documents of operational state, and the glob that selects them.
 
-An id is a text. Ids that the package makes consist of parts joined by "/", in which "/" and "%" are written as
-%2F and %25, so no part of one scope can reach into another:
+An id is a text. Ids that the package makes consist of parts joined by "/". Inside a part "/" and "%" are written as %2F
+and %25, so a part cannot reach into another scope:
 
     hwm                                      the high-water marks
     rewinds                                  the rewinds that executions made; in the recovery directory
@@ -10,7 +10,7 @@ An id is a text. Ids that the package makes consist of parts joined by "/", in w
     task/<dag>/<task>                        state of a task
     task-instance/<dag>/<task>/<run>/<map>   state of a task instance
 
-Those of an environment begin with "@<environment>/".
+The ids of an environment begin with "@<environment>/".
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ StateId = str
 
 
 def join(*parts: str) -> StateId:
-    """The id of these parts; different parts never give the same id. Raises ConfigurationError."""
+    """Return the id of these parts; different parts never give the same id. Raises ConfigurationError."""
     return "/".join(escape(part) for part in parts)
 
 
 def escape(part: str) -> str:
-    """A part of an id as it stands between two slashes; "" is written as %."""
+    """Encode one part of an id; "" becomes "%". Raises ConfigurationError."""
     check(part, "name", empty=True)
     return part.replace("%", "%25").replace("/", "%2F") or "%"
 
 
 def unescape(part: str) -> str:
-    """What `escape` was given."""
+    """Decode a part that `escape` encoded."""
     return "" if part == "%" else part.replace("%2F", "/").replace("%25", "%")
 
 
 def check(text: str, what: str = "state id", *, empty: bool = False) -> str:
-    """`text`, when it can be an id or a key. Raises ConfigurationError."""
+    """Return `text` if it can be an id or a key. Raises ConfigurationError otherwise."""
     if not isinstance(text, str) or "\0" in text or not is_text(text) or not (text or empty):
         raise ConfigurationError(
             f"{shown(text)} cannot be a {what}", cause="It is empty, holds U+0000, or is no text.", remedy="Use a text."
@@ -53,7 +53,7 @@ def check(text: str, what: str = "state id", *, empty: bool = False) -> str:
 def matches(text: str, pattern: str | None) -> bool:
     """Whether a glob selects `text`: * any characters, ? one, [abc] one of these. None selects everything.
 
-    It is the same everywhere, takes case as it stands, and "/" is a character like any other.
+    Matching is the same on every platform and case-sensitive; "/" is an ordinary character.
     """
     return pattern is None or _compiled(pattern).match(text) is not None
 

@@ -1,4 +1,4 @@
-"""Locks by name on one machine, held by the operating system."""
+"""Named locks on one machine, held by the operating system."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ LONGEST_POLL_S = 0.1
 
 
 class FileLock:
-    """A lock that one process holds at a time, from entering to leaving or to the death of the process.
+    """A lock that one process holds at a time, from entering until it leaves or dies.
 
-    Entering waits at most `wait_s` seconds. Raises StateLockedError naming the holder, or StorageError. The file stays:
-    removing it would let a second process hold a lock of the same name.
+    Entering waits at most `wait_s` seconds. Raises StateLockedError naming the holder, or StorageError. The file is
+    never removed: otherwise a second process could hold a lock of the same name.
     """
 
     def __init__(self, directory: Path, name: str, clock: Clock, purpose: str, wait_s: float) -> None:
@@ -48,7 +48,7 @@ class FileLock:
         try:
             self._wait(descriptor)
             text = as_holder(self._purpose, name=self._name)
-            # For people; on a full disk it is missing, and the lock is held all the same.
+            # This is for people. A full disk leaves it out; the lock is held anyway.
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, json.dumps(text).encode(), 0)

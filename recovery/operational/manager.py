@@ -1,4 +1,4 @@
-"""Operational state from Python: high-water marks, run history, scoped state and locks."""
+"""The Python API of operational state: high-water marks, run history, scoped state and locks."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ class StateManager:
     """The operational state of a recovery directory.
 
     directory: made by `python -m recovery init DIR N`; or the URI of a backend.
-    backend: the URI of a backend outside the directory: file://, s3://, azure:// or gs://; None: what the environment
-        variable RECOVERY_STATE_BACKEND names, by default the directory itself.
-    environment: keeps what belongs to "dev" from what belongs to "prod"; the same key in two environments are two.
+    backend: the URI of a backend outside the directory: file://, s3://, azure:// or gs://. None: the environment
+        variable RECOVERY_STATE_BACKEND names it, by default the directory itself.
+    environment: separates for example "dev" from "prod"; the same key in two environments is two keys.
     retry: how long a write waits for other writers.
 
-    What it writes is durable when the call returns, and no rewind of a flow takes it back. Many processes may write
-    at once, while a flow runs too. Raises NoPartitionsError, MissingPartitionsError, CorruptPartitionError,
-    StateLockedError or StorageError; of other backends
-    CorruptStateError, StateBackendError and LeaseLostError.
+    A write is durable when the call returns, and no rewind of a flow takes it back. Many processes may write
+    concurrently, also while a flow runs. Raises NoPartitionsError, MissingPartitionsError, CorruptPartitionError,
+    StateLockedError or StorageError; with other backends CorruptStateError, StateBackendError and LeaseLostError.
     """
 
     def __init__(
@@ -48,27 +47,27 @@ class StateManager:
         self._clock = clock or SystemClock()
         self.backend: Backend = open_backend(choose(directory, backend), self._clock, retry or RetryPolicy())
         self.environment = check(environment, "name of an environment", empty=True)
-        # How the ids of this environment begin.
+        # The prefix of this environment's ids.
         self.prefix = f"@{escape(environment)}/" if environment else ""
         self._history = RunHistory(self.backend, self._clock, self.prefix)
 
     # ---- high-water marks
 
     def get_hwm(self, key: str) -> Any:
-        """The high-water mark of `key`, with the type it was set with; None when there is none."""
+        """Return the high-water mark of `key`, with the type it was set with; None if it has none."""
         mark = self._marks().get(check(key, "key of a mark"))
         return None if mark is None else mark.value
 
     def set_hwm(self, key: str, value: Any, *, force: bool = False) -> None:
-        """Move the mark of `key` forward to `value`; back only when forced.
+        """Move the mark of `key` forward to `value`; `force` also moves it back.
 
-        Raises HighWaterMarkError when it would move back or cannot be compared, StateValueError for values without an
+        Raises HighWaterMarkError if it would move back or cannot be compared, StateValueError for values without an
         order.
         """
         self.set_hwm_batch([{"key": key, "value": value}], force=force)
 
     def set_hwm_batch(self, batch: Iterable[Mapping[str, Any]], *, force: bool = False) -> None:
-        """Move several marks, `[{"key": …, "value": …}, …]`, all of them or none. Raises as `set_hwm`."""
+        """Move several marks, `[{"key": …, "value": …}, …]`: all or none. Raises as `set_hwm`."""
         wanted = marks.parse_batch(batch)
         for value in wanted.values():
             marks.check_value(value)
@@ -76,14 +75,15 @@ class StateManager:
             now_ms = self._clock.wall_ms()
 
             def change(document: Document | None) -> dict[str, Any]:
-                # Read where the document is held: an epoch that moves a mark is closed before, or after.
+                # Read this under the document's lock: an epoch that moves a mark is closed before or after, not
+                # meanwhile.
                 closed = standing_marks(self.backend, self._marks_id)
                 return marks.advance(document and document.content, wanted, now_ms, force=force, closed=closed)
 
             self.backend.update({self._marks_id: change})
 
     def remove_hwm(self, *keys: str) -> int:
-        """Remove marks, all at once: the next load begins at the beginning. Returns how many there were."""
+        """Remove marks in one step, so that the next load starts from the beginning. Returns how many existed."""
         before = self._marks()
         existing = [key for key in dict.fromkeys(keys) if check(key, "key of a mark") in before]
         if existing:
@@ -92,20 +92,21 @@ class StateManager:
         return len(existing)
 
     def list_hwms(self, pattern: str | None = None) -> list[Mark]:
-        """The marks whose key a glob selects, sorted by key."""
+        """Return the marks whose key the glob selects, sorted by key."""
         return [mark for key, mark in self._marks().items() if matches(key, pattern)]
 
     # ---- run history
 
     def get_last_run_status(self, pipeline: str, node: str | None = None) -> bool | None:
-        """How the last run of a pipeline, or of one of its nodes, ended: True, False; None: it runs, or never ran."""
+        """Whether the last run of a pipeline, or of one of its nodes, succeeded; None if it is running or never ran."""
         run = self._last_run(pipeline, node)
         if run is None:
             return None
         return run.succeeded if node is None else run.nodes[node].succeeded
 
     def get_last_run_info(self, pipeline: str, node: str | None = None) -> dict[str, Any] | None:
-        """The record of the last run of a pipeline, or of the last that had this node; None when there is none."""
+        """Return the record of the last run of a pipeline, or of the last run that had this node; None without such a
+        run."""
         run = self._last_run(pipeline, node)
         if run is None:
             return None
@@ -120,10 +121,10 @@ class StateManager:
         error: BaseException | None = None,
         details: Mapping[str, Any] | None = None,
     ) -> str:
-        """Record a run that has ended, of whatever kind; returns its id.
+        """Record a run that has ended, of any kind; returns its id.
 
         nodes: for each node True, False, or a mapping with "status" ("succeeded", "failed", "skipped", "blocked") or
-        "success", and "duration_s", "rows", "error", and more. It failed when `error` is given, or a node failed.
+        "success", and "duration_s", "rows", "error", and more. The run failed if `error` is given or a node failed.
         """
         parsed = parse_nodes(nodes)
         failed = [name for name, node in parsed.items() if not node.succeeded]
@@ -144,7 +145,8 @@ class StateManager:
         days: float | None = None,
         limit: int | None = None,
     ) -> list[Run]:
-        """Runs, newest first: of a pipeline, with a node, with a status (of the node, when one is named), not older."""
+        """Return runs, newest first. Filters: the pipeline, a node, a status (of the node, if one is named), an age in
+        days."""
         since_ms = None if days is None else self._clock.wall_ms() - days * 86_400_000
         found = [
             run
@@ -156,33 +158,33 @@ class StateManager:
         return found[:limit]
 
     def epoch_row(self, key: str, value: Any) -> dict[str, Any]:
-        """What an epoch holds of a mark that it moves: see `recovery.operational.marks`."""
+        """Return the row that an epoch holds for a mark that it moves: see `recovery.operational.marks`."""
         document = self.backend.read([self._marks_id]).get(self._marks_id)
         return marks.epoch_row(document and document.content, key, value, self._clock.wall_ms())
 
     @property
     def history(self) -> RunHistory:
-        """The run history itself: to record a run while it goes on, and to clean up."""
+        """The run history, to record a run while it goes on and to clean up."""
         return self._history
 
     # ---- scoped state
 
     def process_state(self, namespace: str, name: str) -> ScopedState:
-        """The state of a process."""
+        """Return the state of a process."""
         return self._scoped(scopes.process_id(namespace, name))
 
     def task_state(self, dag_id: str, task_id: str) -> ScopedState:
-        """The state of a task, over all its runs."""
+        """Return the state of a task, shared by all its runs."""
         return self._scoped(scopes.task_id(dag_id, task_id))
 
     def task_instance_state(
         self, dag_id: str, task_id: str, run_or_execution_date: str | date | datetime, map_index: int | None = None
     ) -> ScopedState:
-        """The state of a task in one run; a retry finds what the attempt before it wrote."""
+        """Return the state of a task in one run; a retry sees what earlier attempts wrote."""
         return self._scoped(scopes.task_instance_id(dag_id, task_id, run_or_execution_date, map_index))
 
     def process_states(self, namespace: str) -> dict[str, Any]:
-        """The values of all processes of a namespace, by name; of no other namespace."""
+        """Return the values of all processes of exactly this namespace, by name."""
         prefix = self.prefix + scopes.process_id(namespace, "").removesuffix("%")
         found = {d.state_id[len(prefix) :]: d.state_id for d in self.backend.list(prefix) if d.content is not None}
         states = {unescape(name): ScopedState(self.backend, self._clock, each) for name, each in found.items()}
@@ -191,9 +193,9 @@ class StateManager:
     # ---- locks
 
     def lock(self, name: str, purpose: str = "a lock") -> AbstractContextManager[None]:
-        """Hold a lock by name: `with state.lock("orders"): …`. One process, and one thread of it, at a time.
+        """Hold a named lock: `with state.lock("orders"): …`. One thread of one process holds it at a time.
 
-        Raises StateLockedError naming the holder when it was not free in time.
+        Raises StateLockedError naming the holder if the lock was not free in time.
         """
         return self.backend.lock(f"{self.prefix}{escape(name)}", purpose)
 
@@ -209,7 +211,7 @@ class StateManager:
         return marks.read(document and document.content, self._closed_marks())
 
     def _closed_marks(self) -> dict[str, Any]:
-        """The marks that epochs moved, as of the newest one that is closed."""
+        """Return the marks that epochs moved, as of the newest closed epoch."""
         return closed_marks(self.backend, self._marks_id)
 
     def _last_run(self, pipeline: str, node: str | None) -> Run | None:
@@ -220,15 +222,15 @@ class StateManager:
 
 
 def process_state(namespace: str, name: str, *, directory: str | os.PathLike[str] | None = None) -> ScopedState:
-    """The state of a process: `StateManager(directory).process_state(namespace, name)`.
+    """Return the state of a process: `StateManager(directory).process_state(namespace, name)`.
 
-    directory: by default what the environment variable RECOVERY_DIRECTORY says.
+    directory: by default the value of the environment variable RECOVERY_DIRECTORY.
     """
     return StateManager(_default(directory)).process_state(namespace, name)
 
 
 def task_state(dag_id: str, task_id: str, *, directory: str | os.PathLike[str] | None = None) -> ScopedState:
-    """The state of a task, over all its runs; `directory` as for `process_state`."""
+    """Return the state of a task, shared by all its runs; `directory` as for `process_state`."""
     return StateManager(_default(directory)).task_state(dag_id, task_id)
 
 
@@ -240,7 +242,7 @@ def task_instance_state(
     *,
     directory: str | os.PathLike[str] | None = None,
 ) -> ScopedState:
-    """The state of a task in one run, over all its tries; `directory` as for `process_state`."""
+    """Return the state of a task in one run, shared by all its tries; `directory` as for `process_state`."""
     return StateManager(_default(directory)).task_instance_state(dag_id, task_id, run_or_execution_date, map_index)
 
 

@@ -1,12 +1,12 @@
-"""High-water marks: up to where something has been loaded. Pure functions of the document that holds them.
+"""High-water marks: how far something has been loaded. Pure functions of the document that holds the marks.
 
-All marks of an environment are one document, so several move together or not at all. Each has a version that
-only grows, also over its removal.
+All marks of an environment are one document, so several marks move together or not at all. Each mark has a version that
+only grows, even when the mark is removed.
 
-A pipeline moves marks with the epoch that holds its loads: those are rows of a reserved step, which go back with a
-rewind. Such a row knows the version that the document's mark had when it was written. It counts as long as that is
-still the version; a mark that was set since counts more. So the last who moved a mark wins, and a rewind takes back
-what belongs to epochs and nothing else.
+A pipeline moves marks with the epoch that holds its loads. Such marks are rows of a reserved step and go back with a
+rewind. A row records the version that the document's mark had when the row was written, and counts while that version
+is current; a mark that was set later overrides it. So the last writer of a mark wins, and a rewind takes back only what
+belongs to epochs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Mark:
 
 
 def parse_batch(batch: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Keys and values of `[{"key": …, "value": …}, …]`. Raises ConfigurationError, also for a key given twice."""
+    """Return the keys and values of `[{"key": …, "value": …}, …]`. Raises ConfigurationError, also for a repeated
+    key."""
     wanted: dict[str, Any] = {}
     for entry in batch:
         if not isinstance(entry, Mapping) or set(entry) != {"key", "value"}:
@@ -58,9 +59,9 @@ def parse_batch(batch: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def advance(
     content: Any, wanted: Mapping[str, Any], now_ms: int, *, force: bool, closed: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The document with the marks moved to the `wanted` values. Raises HighWaterMarkError or StateValueError.
+    """Return the document with the marks moved to the `wanted` values. Raises HighWaterMarkError or StateValueError.
 
-    A mark that is there already stays as it is, with the time of its last change. `closed` are the rows of epochs.
+    A mark that already has its wanted value keeps the time of its last change. `closed` are the rows of epochs.
     """
     marks, known = dict(_entries(content)), read(content, closed)
     for key, value in wanted.items():
@@ -84,7 +85,7 @@ def advance(
 
 
 def remove(content: Any, keys: Iterable[str], now_ms: int) -> dict[str, Any]:
-    """The document without the marks of these keys; their versions stay."""
+    """Return the document without the marks of these keys; their versions stay."""
     marks = dict(_entries(content))
     for key in keys:
         marks[key] = {"changed_ms": now_ms, "version": _version(marks, key) + 1}
@@ -92,10 +93,10 @@ def remove(content: Any, keys: Iterable[str], now_ms: int) -> dict[str, Any]:
 
 
 def replaced(before: Any, content: Any, closed: Mapping[str, Any]) -> dict[str, Any]:
-    """The document that stands in the place of another when it is written as a whole. `closed` are the rows of epochs.
+    """Return the document to store when `content` replaces all of `before`. `closed` are the rows of epochs.
 
-    A mark that keeps its value stays as it is, also that of an epoch. The versions of others grow, also of those that
-    are no more, else a mark of an epoch would count again that was set, or removed, since.
+    A mark that keeps its value stays unchanged, also a mark of an epoch. The versions of all other marks grow, removed
+    ones included; otherwise an epoch's mark that was since set or removed would count again.
     """
     old, new, known = _entries(before), _entries(content), _entries(settled(before, closed))
     marks = {}
@@ -110,13 +111,13 @@ def replaced(before: Any, content: Any, closed: Mapping[str, Any]) -> dict[str, 
 
 
 def read(content: Any, closed: Mapping[str, Any] | None = None) -> dict[str, Mark]:
-    """The marks of a document and of the rows of epochs, by key."""
+    """Return the marks of a document and of the rows of epochs, by key."""
     entries = {**_entries(content), **counting(content, closed or {})}
     return {key: _mark(key, entry) for key, entry in sorted(entries.items()) if "value" in entry}
 
 
 def _mark(key: str, entry: Mapping[str, Any]) -> Mark:
-    """Raises StateValueError for one that somebody else wrote."""
+    """Return the mark of an entry. Raises StateValueError for an entry that another program wrote."""
     changed_ms, version = entry.get("changed_ms"), entry.get("version")
     if not is_moment(changed_ms) or type(version) is not int:
         raise StateValueError(
@@ -128,7 +129,7 @@ def _mark(key: str, entry: Mapping[str, Any]) -> Mark:
 
 
 def checked_row(row: Any) -> dict[str, Any]:
-    """A row of an epoch, when it has the form of one. Raises ValueError."""
+    """Return an epoch's row if it has the form of one. Raises ValueError otherwise."""
     if not isinstance(row, dict) or "value" not in row or not is_moment(row.get("changed_ms")):
         raise ValueError("it is no mark")
     if type(row.get("version")) is not int:
@@ -137,12 +138,12 @@ def checked_row(row: Any) -> dict[str, Any]:
 
 
 def is_empty(content: Any) -> bool:
-    """Whether a document has no mark any more: only the versions of those that were removed."""
+    """Whether a document has no marks left, only the versions of removed ones."""
     return not any("value" in entry for entry in _entries(content).values())
 
 
 def check_document(content: Any) -> None:
-    """Raises StateValueError, or what Python raises, for a document that is not of the form it has here."""
+    """Raises StateValueError, or a built-in exception, for a document that does not have the form used here."""
     for key, entry in content["marks"].items():
         for name in ("version", "changed_ms"):
             if type(entry[name]) is not int:
@@ -152,13 +153,13 @@ def check_document(content: Any) -> None:
 
 
 def settled(content: Any, closed: Mapping[str, Any]) -> dict[str, Any]:
-    """The document in which the marks of epochs, of those that count, are marks of its own."""
+    """Return the document with the marks of epochs that count turned into marks of its own."""
     own = {key: {**row, "version": row["version"] + 1} for key, row in counting(content, closed).items()}
     return {"marks": {**_entries(content), **own}}
 
 
 def above(content: Any, closed: Mapping[str, Any]) -> Any:
-    """The document as it has to be written beside rows of epochs for none of them to count."""
+    """Return the document in the form in which none of these rows of epochs counts."""
     entries = _entries(content)
     raised = {
         key: {**entries.get(key, {"changed_ms": row["changed_ms"]}), "version": row["version"] + 1}
@@ -169,18 +170,19 @@ def above(content: Any, closed: Mapping[str, Any]) -> Any:
 
 
 def counting(content: Any, closed: Mapping[str, Any]) -> dict[str, Any]:
-    """The rows of epochs that count beside a document."""
+    """Return the rows of epochs that count beside a document."""
     entries = _entries(content)
     return {key: row for key, row in closed.items() if row["version"] == _version(entries, key)}
 
 
 def epoch_row(content: Any, key: str, value: Any, now_ms: int) -> dict[str, Any]:
-    """What an epoch holds of a mark that it moves, beside the document as it is. Raises StateValueError."""
+    """Return the row that an epoch holds for a mark that it moves beside this document. Raises StateValueError."""
     return {"value": check_value(value), "changed_ms": now_ms, "version": _version(_entries(content), key)}
 
 
 def check_value(value: Any) -> Any:
-    """`value` as JSON's own types, when it can be a mark: of a type that has an order. Raises StateValueError."""
+    """Return `value` as JSON's own types if its type has an order, as a mark needs. Raises StateValueError
+    otherwise."""
     encoded = to_json(value)
     plain = from_json(encoded)
     if not isinstance(plain, _KINDS) or (
@@ -195,20 +197,22 @@ def check_value(value: Any) -> Any:
 
 
 def is_future(value: Any, now: datetime) -> bool:
-    """Whether a mark is a time to come, a date after today's anywhere; what is loaded until then is passed over."""
+    """Whether a mark lies in the future, or after today's date everywhere. Loads skip the rows that arrive until
+    then."""
     if isinstance(value, str):
         try:
             value = date.fromisoformat(value[:10])
         except ValueError:
             return False
     if isinstance(value, datetime):
-        # Without a zone it may be of any: the most that one can be ahead of UTC is fourteen hours.
+        # A time without a zone may be in any zone; the furthest one is fourteen hours ahead of UTC.
         return value > (now if value.tzinfo else now.replace(tzinfo=None) + timedelta(hours=14))
     return isinstance(value, date) and value > (now + timedelta(hours=14)).date()
 
 
 def check_comparable(key: str, before: Any, after: Any, what: str) -> None:
-    """Raises HighWaterMarkError when the mark `before` is of another kind than `after`, which is called `what`."""
+    """Raises HighWaterMarkError if the types of `before` and `after` cannot be compared. `what` names `after` in
+    messages."""
     if not _comparable(before, after):
         raise HighWaterMarkError(
             f"the mark {key!r:.120} is the {type(before).__name__} {before!r:.80}, and cannot be compared with {what}",
@@ -218,7 +222,8 @@ def check_comparable(key: str, before: Any, after: Any, what: str) -> None:
 
 
 def check_forward(key: str, before: Any, after: Any) -> None:
-    """Raises HighWaterMarkError when the mark would go from `before` to something lower, or of another kind."""
+    """Raises HighWaterMarkError if the mark would move back from `before` or to a type that cannot be compared with
+    it."""
     check_comparable(key, before, after, f"the {type(after).__name__} {after!r:.80}")
     if isinstance(after, str):
         check_order(key, after, before)
@@ -227,8 +232,8 @@ def check_forward(key: str, before: Any, after: Any) -> None:
 
 
 def check_order(key: str, after: str, before: str | None = None) -> None:
-    """Raises HighWaterMarkError for a text whose order, alone or beside the mark `before`, is not that of what it
-    says."""
+    """Raises HighWaterMarkError for a text that, alone or beside the mark `before`, does not sort in the order of its
+    values."""
     if is_unordered(after) or (before is not None and disagreement(before, after)):
         beside = "" if before is None else f" beside {before!r:.80}"
         raise HighWaterMarkError(
@@ -251,17 +256,17 @@ def _comparable(before: Any, after: Any) -> bool:
 
 
 def _text(entry: Mapping[str, Any]) -> str | None:
-    """The value of an entry as it is stored: of two that are equal in Python, 1 and 1.0, it may be another."""
+    """Return the stored value of an entry: values that are equal in Python, such as 1 and 1.0, may differ in it."""
     return json.dumps(entry["value"]) if "value" in entry else None
 
 
 def _version(entries: Mapping[str, Any], key: str) -> int:
-    """0 also where somebody wrote something else: then it can be written over."""
+    """Return the version of a mark; 0 also where another program wrote something else, which may be overwritten."""
     version = entries[key].get("version") if key in entries else 0
     return version if type(version) is int else 0
 
 
 def _entries(content: Any) -> dict[str, Any]:
-    """Those of the form that they have here; what somebody else wrote is none, and can be written over."""
+    """Return the well-formed entries; the others were written by another program and may be overwritten."""
     marks = content.get("marks") if isinstance(content, dict) else None
     return {key: entry for key, entry in marks.items() if isinstance(entry, dict)} if isinstance(marks, dict) else {}

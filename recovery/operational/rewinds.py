@@ -1,7 +1,7 @@
-"""The rewinds that executions made on a recovery directory: a document in it, which no rewind takes back.
+"""The rewinds that executions made: a document in the recovery directory, which no rewind takes back.
 
-Each is noted after its execution began and before that can close an epoch. A run that is killed in between has closed
-nothing, so the next one with the same option discards nothing, and notes it.
+A rewind is recorded after its execution began and before that execution can close an epoch. A run that is killed in
+between has closed nothing, so the next run with the same option discards nothing and records the rewind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEPT = 1000
 
 
 def check_start(plan: ResumePlan, config: RecoveryConfig, clock: Clock) -> None:
-    """Refuse a start that would discard what nobody asked to discard; changes nothing.
+    """Refuse a start that would discard history that nobody asked to discard; changes nothing.
 
     Raises RewindRepeatedError, HistoryLossError, ConfigurationError.
     """
@@ -35,19 +35,19 @@ def check_start(plan: ResumePlan, config: RecoveryConfig, clock: Clock) -> None:
 
 
 def note_start(plan: ResumePlan, config: RecoveryConfig, clock: Clock) -> None:
-    """Note the rewind that the execution of this plan was asked for, if it was, also where it discarded nothing."""
+    """Record the rewind that this plan's execution was asked for, if any, even if it discarded nothing."""
     if config.rewind_to is not None:
         note_rewind(config.path, Rewind(cut_of(plan), plan.execution_number, clock.wall_ms()), clock)
 
 
 def read_rewinds(directory: Path, clock: Clock) -> list[Rewind]:
-    """The rewinds that were made, oldest first. Raises CorruptPartitionError."""
+    """Return the rewinds that were made, oldest first. Raises CorruptPartitionError."""
     document = DirectoryBackend(directory, clock, RetryPolicy()).read([DOCUMENT]).get(DOCUMENT)
     return _parsed(document)
 
 
 def note_rewind(directory: Path, rewind: Rewind, clock: Clock) -> None:
-    """Note a rewind; durable when it returns. Raises StateLockedError, StorageError, CorruptPartitionError."""
+    """Record a rewind; durable when it returns. Raises StateLockedError, StorageError, CorruptPartitionError."""
 
     def change(document: Document | None) -> dict[str, Any]:
         made = [*_parsed(document), rewind][-KEPT:]
@@ -57,7 +57,7 @@ def note_rewind(directory: Path, rewind: Rewind, clock: Clock) -> None:
 
 
 def _parsed(document: Document | None) -> list[Rewind]:
-    """Those of the form that they have here; what somebody else wrote is none."""
+    """Return the well-formed rewinds; entries that another program wrote are ignored."""
     content = document.content if document is not None else None
     entries = content.get("rewinds") if isinstance(content, dict) else None
     kinds = [int, str, int, int, int]

@@ -1,6 +1,6 @@
-"""Run history: what ran, when, and how it ended. Facts, durable at once; no rewind takes them back.
+"""Run history: what ran, when, and how it ended. Records are durable immediately; no rewind takes them back.
 
-A run that goes on notes a heartbeat. One whose process is gone is dead, whatever its record says.
+An active run records heartbeats. A run whose process is gone is dead, whatever its record says.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HEARTBEAT_S = 10.0
 MISSED_BEATS = 6
 RUNNING, SUCCEEDED, FAILED, SKIPPED, BLOCKED, DEAD = "running", "succeeded", "failed", "skipped", "blocked", "dead"
 FLOW, SAVED, EDIT = "flow", "saved", "edit"
-"""Kinds of runs. An edit of a flow's state is recorded as one, but is never what `last run` means."""
+"""Kinds of runs. An edit of a flow's state is recorded as a run, but never counts as the last run."""
 NODE_STATUSES = (RUNNING, SUCCEEDED, FAILED, SKIPPED, BLOCKED, DEAD)
 _OUTCOME = {SUCCEEDED: True, SKIPPED: True, FAILED: False, BLOCKED: False, DEAD: False}
 
@@ -44,11 +44,11 @@ class NodeRun:
 
     @property
     def succeeded(self) -> bool | None:
-        """Whether what it makes is there; None while it runs. One that was skipped had made it before."""
+        """Whether the node's result exists; None while it runs. A skipped node had made its result before."""
         return _OUTCOME.get(self.status)
 
     def facts(self) -> dict[str, Any]:
-        """What is known of every node, as JSON: all but `details`."""
+        """Return all facts of a node except `details`, as JSON."""
         return {
             "status": self.status,
             "duration_s": self.duration_s,
@@ -63,7 +63,7 @@ class NodeRun:
 class Run:
     """One run of a flow or a pipeline. Times are wall time in milliseconds.
 
-    status: running, succeeded, failed, or dead: its process is gone and did not say how it ended.
+    status: running, succeeded, failed, or dead: the process is gone and did not record how the run ended.
     """
 
     run_id: str
@@ -82,21 +82,21 @@ class Run:
 
     @property
     def succeeded(self) -> bool | None:
-        """Whether it ended well; None while it runs."""
+        """Whether the run succeeded; None while it runs."""
         return _OUTCOME.get(self.status)
 
     @property
     def duration_s(self) -> float | None:
-        """How long it took; None while it runs, and of a dead one, of which nobody knows when it ended."""
+        """How long the run took; None while it runs, and for a dead run, whose end is unknown."""
         return None if self.ended_ms is None else max(0, self.ended_ms - self.started_ms) / 1000
 
     @property
     def last_seen_ms(self) -> int | None:
-        """When a run that has not said how it ended was last known to go on: its last heartbeat."""
+        """The last heartbeat of a run that has not recorded its end; None for other runs."""
         return self.heartbeat_ms if self.status in (RUNNING, DEAD) else None
 
     def as_json(self) -> dict[str, Any]:
-        """The same facts for a program."""
+        """Return the same facts for programs."""
         return {
             **_content(self),
             "run_id": self.run_id,
@@ -106,7 +106,7 @@ class Run:
 
 
 class RunHistory:
-    """The runs that a backend knows, of one environment. `prefix` begins the ids of that environment."""
+    """A backend's runs in one environment. `prefix` begins the ids of that environment."""
 
     def __init__(self, backend: Backend, clock: Clock, prefix: str = "") -> None:
         self._backend = backend
@@ -114,13 +114,13 @@ class RunHistory:
         self._prefix = prefix
 
     def runs(self, pipeline: str | None = None) -> list[Run]:
-        """All runs, newest first."""
+        """Return all runs, newest first."""
         found = [self._read(document) for document in self._documents(pipeline)]
         return sorted(found, key=lambda run: (run.started_ms, run.run_id), reverse=True)
 
     def begin(self, pipeline: str, kind: str, details: Mapping[str, Any] | None = None) -> RunRecorder:
-        """Note that a run began; it is running until the recorder says how it ended, or the process dies."""
-        # After every run before it, whatever the clock says.
+        """Record that a run began; it is running until the recorder records its end or the process dies."""
+        # A new run sorts after all earlier runs, whatever the clock says.
         last_ms = max((_parsed(each)[0].started_ms for each in self._documents(pipeline)), default=0)
         now_ms = self._clock.wall_ms()
         started_ms = max(now_ms, last_ms + 1)
@@ -144,7 +144,8 @@ class RunHistory:
         return recorder
 
     def clean(self, older_than_s: float, *, dry_run: bool = False) -> list[Run]:
-        """Forget the runs that ended longer ago than this, but never the last of a pipeline; returns them."""
+        """Forget the runs that ended longer ago than this, but never a pipeline's last run; returns the forgotten
+        runs."""
         limit_ms = self._clock.wall_ms() - older_than_s * 1000
         newest: set[str] = set()
         gone: list[Run] = []
@@ -170,7 +171,7 @@ class RunHistory:
             return run
         if run.kind == SAVED and run.status != RUNNING:
             return run
-        # A run that a signal ended may not have had the time to write what became of its nodes.
+        # A signal may end a run before it can record how its nodes ended.
         ended = {name: replace(n, status=DEAD) if n.status == RUNNING else n for name, n in run.nodes.items()}
         return replace(run, status=DEAD if run.status == RUNNING else run.status, nodes=ended)
 
@@ -178,7 +179,7 @@ class RunHistory:
 class RunRecorder:
     """Writes the record of one run: on every change, and a heartbeat in between.
 
-    A heartbeat that cannot be written is left out; what ends a run raises when it cannot be.
+    A heartbeat that cannot be written is skipped; the calls that end a run raise if they cannot write.
     """
 
     def __init__(self, backend: Backend, clock: Clock, state_id: StateId, run: Run) -> None:
@@ -192,7 +193,7 @@ class RunRecorder:
         self._thread: threading.Thread | None = None
 
     def beat(self, every_s: float = HEARTBEAT_S) -> None:
-        """Note a heartbeat from now on, from a thread of its own, until the run ends."""
+        """Start a thread that records a heartbeat until the run ends."""
 
         def go_on() -> None:
             while not self._over.wait(every_s):
@@ -203,16 +204,16 @@ class RunRecorder:
         self._thread.start()
 
     def node(self, name: str, node: NodeRun) -> None:
-        """Note what a node did."""
+        """Record what a node did."""
         self.write(lambda run: replace(run, nodes={**run.nodes, name: node}))
 
     def note(self, **details: Any) -> None:
-        """Add to the facts of the run; they are written with the next heartbeat."""
+        """Add facts to the run; they are written with the next heartbeat."""
         with self._lock:
             self.run = replace(self.run, details={**self.run.details, **details})
 
     def end(self, error: BaseException | None = None, **details: Any) -> None:
-        """Note how the run ended. Safe to repeat: the first counts."""
+        """Record how the run ended. Safe to repeat: the first call counts."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -236,7 +237,7 @@ class RunRecorder:
             with self._lock:
                 before = self.run.details
                 changed = replace(change(self.run), heartbeat_ms=max(self._clock.wall_ms(), self.run.heartbeat_ms))
-            # A backend may take long to answer, and nobody who notes something waits for it.
+            # A backend may take long to answer; callers of `note` must not wait for it.
             self._backend.update({self._state_id: lambda _: _content(changed)})
             with self._lock:
                 noted = {name: value for name, value in self.run.details.items() if before.get(name) != value}
@@ -244,7 +245,7 @@ class RunRecorder:
 
 
 def read_run(run_id: str, content: Mapping[str, Any]) -> tuple[Run, float]:
-    """The run that a document holds, as its process wrote it, and the seconds between its heartbeats."""
+    """Return the run that a document holds, as its process wrote it, and the seconds between its heartbeats."""
     fields = dict(content)
     beat_s = fields.pop("heartbeat_s", HEARTBEAT_S)
     nodes = {name: _checked_node(NodeRun(**node)) for name, node in fields.pop("nodes").items()}
@@ -252,7 +253,7 @@ def read_run(run_id: str, content: Mapping[str, Any]) -> tuple[Run, float]:
 
 
 def _parsed(document: Document) -> tuple[Run, float]:
-    """Raises CorruptStateError for a document that holds no run."""
+    """Return the same for a document. Raises CorruptStateError if it does not hold a run."""
     try:
         return read_run(document.state_id.rpartition("/")[2], document.content)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
@@ -264,7 +265,7 @@ def _parsed(document: Document) -> tuple[Run, float]:
 
 
 def _checked_run(run: Run) -> Run:
-    """Raises TypeError for values that no run has."""
+    """Return the run. Raises TypeError for values that no run has."""
     texts = run.pipeline, run.kind, run.status, run.host, run.error or "", run.process or ""
     moments = run.started_ms, run.heartbeat_ms, run.started_ms if run.ended_ms is None else run.ended_ms
     whole = type(run.pid) is int and isinstance(run.details, Mapping)
@@ -274,7 +275,7 @@ def _checked_run(run: Run) -> Run:
 
 
 def _checked_node(node: NodeRun) -> NodeRun:
-    """The same of a node."""
+    """Return the node. Raises TypeError for values that no node has."""
     texts = node.status, node.definition or "", node.why or "", node.error or ""
     numbers = node.duration_s, node.rows
     right = all(each is None or (type(each) in (int, float) and abs(each) <= MOST) for each in numbers)
@@ -284,15 +285,16 @@ def _checked_node(node: NodeRun) -> NodeRun:
 
 
 def parse_nodes(nodes: Mapping[str, Any]) -> dict[str, NodeRun]:
-    """Results of nodes as `save_pipeline_run` takes them: a NodeRun, True or False, or the fields of a NodeRun."""
+    """Return the results of nodes as NodeRuns. Each is given as for `save_pipeline_run`: a NodeRun, True or False, or
+    the fields of a NodeRun."""
     return {name: _parse_node(name, given) for name, given in nodes.items()}
 
 
 def is_alive(run: Run, now_ms: int, beat_s: float = HEARTBEAT_S) -> bool:
-    """Whether the process of a run is still there.
+    """Whether the process of a run still exists.
 
-    Where its process can be seen that is known. Elsewhere, on another host or in another container, its heartbeats
-    tell: it counts as dead when it missed several.
+    If the process is visible from here, it is looked up. Otherwise, on another host or in another container, the
+    heartbeats decide: a run that missed several counts as dead.
     """
     if run.process is not None and is_visible(run.host, run.process):
         return is_same(identity(run.pid), run.process)

@@ -1,4 +1,4 @@
-"""Scoped state: values that belong to a process, a task or a task instance, and to nobody else."""
+"""Scoped state: values that belong to one process, task or task instance."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from recovery.operational.ids import StateId, join
 from recovery.operational.values import from_json, to_json
 
 KINDS = PROCESS, TASK, TASK_INSTANCE = "process", "task", "task-instance"
-"""What the ids of scoped state begin with, after their environment."""
+"""The first parts of the ids of scoped state, after their environment."""
 
 
 class ScopedState:
-    """One value under a name of its own, durable as soon as `set` returns. It survives crashes, retries and rewinds.
+    """One named value, durable as soon as `set` returns. It survives crashes, retries and rewinds.
 
     Made by `StateManager.process_state`, `task_state` or `task_instance_state`.
     """
@@ -29,7 +29,7 @@ class ScopedState:
         self._clock = clock
 
     def get(self, default: Any = None) -> Any:
-        """The value, `default` when there is none, or when its retention has passed."""
+        """Return the value, or `default` if there is none or its retention has passed."""
         content = self._content()
         return default if content is None else from_json(content["value"])
 
@@ -44,13 +44,14 @@ class ScopedState:
             known = self._valid(before, now_ms)
             return content if known is None else {**content, "previous": known["value"]}
 
-        # A value that is set again is a change: its time and its retention begin anew.
+        # Setting an equal value is a change too: its time and its retention start again.
         self._backend.update({self.state_id: change})
 
     def update(self, change: Callable[[Any], Any], default: Any = None) -> Any:
-        """Set the value to what `change` makes of the one before (`default` when there is none); returns it.
+        """Set the value to the result of `change`, called with the current value (or `default`); returns the new value.
 
-        Nobody else writes in between. `change` may be called again when another was faster. The retention stays.
+        No other writer comes in between; `change` may be called again if another writer was faster. The retention
+        stays.
         """
         now_ms = self._clock.wall_ms()
 
@@ -64,7 +65,7 @@ class ScopedState:
         return from_json(self._backend.update({self.state_id: changed})[self.state_id].content["value"])
 
     def delete(self) -> bool:
-        """Remove the value; returns whether there was one."""
+        """Remove the value; returns whether it existed."""
         existed = self._content() is not None
         if self._backend.read([self.state_id]):
             self._backend.update({self.state_id: lambda _: None})
@@ -77,23 +78,24 @@ class ScopedState:
 
     @property
     def previous(self) -> Any:
-        """The value that the last change replaced; None when it replaced none."""
+        """The value that the last change replaced; None if it replaced none."""
         content = self._content()
         return None if content is None or "previous" not in content else from_json(content["previous"])
 
     @property
     def changed_at(self) -> datetime | None:
-        """When it was last set or removed, in UTC; None when it never was."""
+        """When the value was last set or removed, in UTC; None if it never was."""
         document = self._backend.read([self.state_id]).get(self.state_id)
         return None if document is None else datetime.fromtimestamp(document.changed_ms / 1000, tz=UTC)
 
     def copy_to(self, other: ScopedState) -> None:
-        """Give `other` this value, with what is left of its retention. Raises StateNotFoundError when there is none."""
+        """Copy this value to `other`, with the rest of its retention. Raises StateNotFoundError if there is no
+        value."""
         other._take(self._moved())
 
     def move_to(self, other: ScopedState) -> None:
-        """Give `other` this value and remove it here. Raises ConfigurationError when it is the same one,
-        StateLockedError when it was changed meanwhile: then it stays here, as it is by now."""
+        """Move this value to `other`. Raises ConfigurationError if both are the same state, StateLockedError if the
+        value was changed meanwhile: then the changed value stays here."""
         same = same_place(self._backend, other._backend)
         if same and other.state_id == self.state_id:
             raise ConfigurationError(f"{self.state_id!r:.120} cannot be moved to itself", remedy="Name another one.")
@@ -109,7 +111,7 @@ class ScopedState:
                 )
 
         if same and isinstance(self._backend, DirectoryBackend):
-            # Both happen, or neither.
+            # Both changes happen, or neither.
             self._backend.update({other.state_id: lambda _: content, self.state_id: remove})
         else:
             other._take(content)
@@ -143,7 +145,7 @@ class ScopedState:
 
 
 def remove_expired(backend: Backend, now_ms: int) -> int:
-    """Remove the values whose retention has passed; returns how many. One that is set anew meanwhile stays."""
+    """Remove the values whose retention has passed; returns how many. A value that is set again meanwhile stays."""
 
     def standing(document: Document | None) -> Any:
         return ScopedState._valid(document, now_ms)
@@ -159,13 +161,14 @@ def remove_expired(backend: Backend, now_ms: int) -> int:
 
 
 def _is_scope(state_id: StateId) -> bool:
-    """Of any environment."""
+    """Whether an id, of any environment, is one of scoped state."""
     kind, _, rest = state_id.partition("/")
     return (rest.partition("/")[0] if kind.startswith("@") else kind) in KINDS
 
 
 def run_name(run: str | date | datetime) -> str:
-    """A run as it stands in a state id: its id, or its date. A moment is the same one in every time zone."""
+    """Return a run's name for a state id: its id or its date. Equal moments in different time zones have the same
+    name."""
     if isinstance(run, datetime):
         return (run if run.tzinfo is None else run.astimezone(UTC)).isoformat()
     if isinstance(run, date):
@@ -174,17 +177,17 @@ def run_name(run: str | date | datetime) -> str:
 
 
 def process_id(namespace: str, name: str) -> StateId:
-    """The id of the state of a process."""
+    """Return the id of a process's state."""
     return join(PROCESS, namespace, name)
 
 
 def task_id(dag_id: str, task_id: str) -> StateId:
-    """The id of the state of a task."""
+    """Return the id of a task's state."""
     return join(TASK, dag_id, task_id)
 
 
 def task_instance_id(dag_id: str, task_id: str, run: str | date | datetime, map_index: int | None) -> StateId:
-    """The id of the state of a task instance; all its tries share it."""
+    """Return the id of a task instance's state; all its tries share it."""
     if map_index is not None and (type(map_index) is not int or map_index < -1):
         raise ConfigurationError(f"map_index={shown(map_index)} is no index", remedy="Use 0, 1, 2 …, or None.")
     return join(TASK_INSTANCE, dag_id, task_id, run_name(run), str(-1 if map_index is None else map_index))

@@ -1,4 +1,4 @@
-"""The state of a flow's steps: reading it at any epoch that is held, and editing it as an epoch of its own."""
+"""The state of a flow's steps: reading it at any held epoch, and editing it as a new epoch."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ class Moment:
 
     @property
     def epoch(self) -> int:
-        """Its number, 0 for the time before the first."""
+        """The snapshot's epoch; 0 for the time before the first."""
         return self.cut[0]
 
     def states(self, step: str) -> Iterator[KeyState]:
-        """The states of a step, one partition after the other."""
+        """Yield the states of a step, one partition after the other."""
         for path in self.paths:
             yield from states_at(path, step, self.cut)
 
     def state(self, step: str, key: str) -> KeyState | None:
-        """The state of one key."""
+        """Return the state of one key."""
         return self.some(step, [key]).get(key)
 
     def some(self, step: str, keys: Iterable[str]) -> dict[str, KeyState]:
-        """The states of some keys, of those that have one."""
+        """Return the states of these keys, for those that have one."""
         wanted: dict[Path, list[str]] = {}
         for key in dict.fromkeys(keys):
             wanted.setdefault(self.paths[home_of(step, len(self.paths), key)], []).append(key)
@@ -68,27 +68,28 @@ class Moment:
         return {state.key: state for states in found for state in states}
 
     def sizes(self, step: str) -> Iterator[tuple[str, int]]:
-        """The keys of a step and the size of each value in bytes, without reading the values."""
+        """Yield the keys of a step and the size of each value in bytes, without reading the values."""
         for path in self.paths:
             yield from sizes_at(path, step, self.cut)
 
     def changes(self, step: str, since: Moment) -> Iterator[KeyChange]:
-        """The keys of a step whose state is another one than at the moment `since`."""
+        """Yield the keys of a step whose state differs from that at the moment `since`."""
         for path in self.paths:
             yield from changes_between(path, step, since.cut, self.cut)
 
     def check_all_there(self, step: str, key: str) -> None:
-        """Raises CorruptPartitionError when the partition of a key misses rows of the step. Reads all its keys."""
+        """Raises CorruptPartitionError if the key's partition lacks rows of the step. Reads all keys of the step
+        there."""
         check_all_there(self.paths[home_of(step, len(self.paths), key)], step, self.cut)
 
     def steps(self, *, reserved: bool = False) -> list[str]:
-        """The steps that have state at this or another epoch that is held."""
+        """Return the steps that have state at any held epoch."""
         found = {step for path in self.paths for step in steps_in(path)}
         return sorted(step for step in found if reserved or not step.startswith(RESERVED_PREFIX))
 
 
 def moment(directory: Path, epoch: int | None = None) -> Moment:
-    """The snapshot of an epoch that all partitions hold; None: the newest. Only reads; a run may be going on.
+    """Return the snapshot of an epoch that all partitions hold; None: the newest. Only reads; a run may be active.
 
     Raises the errors of planning, and EpochNotHeldError.
     """
@@ -113,14 +114,14 @@ def edit_states(
     clock: Clock,
     force: bool = False,
 ) -> Epoch | None:
-    """Change states of steps as a new epoch; returns it, or None when there was nothing to change.
+    """Change states of steps as a new epoch; returns that epoch, or None if there was nothing to change.
 
-    `compute` gives the changes from the newest snapshot, under the directory's lock; by force it may be asked twice.
-    The input position stays, so the next run continues where the last one stopped. With `force` a run that holds the
-    lock is not waited for but fenced: nothing that it does from then on counts. The edit is an execution with an entry
-    in the run history; going back before its epoch undoes it. Raises DirectoryLockedError, FlowMismatchError,
-    CorruptPartitionError, and what planning, `compute` and the backend of the run history raise; nothing was changed
-    then, and nobody fenced.
+    `compute` returns the changes, given the newest snapshot under the directory's lock; with `force` it may be called
+    twice. The input position stays, so the next run continues where the last one stopped. With `force` the edit does
+    not wait for a run that holds the lock, but fences it: nothing that the run does from then on counts. The edit is an
+    execution with an entry in the run history; going back before its epoch undoes it. Raises DirectoryLockedError,
+    FlowMismatchError, CorruptPartitionError, and the errors of planning, of `compute` and of the run history's backend;
+    then nothing was changed and no run fenced.
     """
     scan(directory)
     with ExitStack() as held:
@@ -151,19 +152,19 @@ def _changes(plan: ResumePlan, compute: Callable[[Moment], Mapping[StepKey, Edit
 
 
 def _cut(plan: ResumePlan) -> Cut:
-    """The newest snapshot that all partitions hold."""
+    """Return the newest snapshot that all partitions hold."""
     return max(common_cuts(plan.partitions))
 
 
-class _NothingToChange(Exception):  # noqa: N818 - no error
-    """An edit by force that has nothing to change fences nobody."""
+class _NothingToChange(Exception):  # noqa: N818 - not an error
+    """A forced edit has nothing to change, so it fences no run."""
 
 
 def _edit_by_force(
     directory: Path, what: str, compute: Callable[[Moment], Mapping[StepKey, Edited]], clock: Clock
 ) -> Epoch | None:
-    """The run goes on until it is fenced, and may close epochs meanwhile: then the changes are computed again, while
-    all partitions are held."""
+    """Edit while the run goes on until it is fenced. It may close epochs meanwhile: then the changes are computed
+    again, while all partitions are held."""
     plan = plan_resume(scan(directory))
     seen, changes = _cut(plan), dict[StepKey, Edited]()
     facts: dict[str, object] = {"what": what}
@@ -181,7 +182,7 @@ def _edit_by_force(
             look(newest)
 
     try:
-        # The run may have collected the epoch by now.
+        # The run may have collected the epoch meanwhile.
         with suppress(EpochNotHeldError):
             look(plan)
         return _audited(directory, plan, facts, lambda writer: writer.close(changes), clock, fence=decide)
@@ -200,12 +201,12 @@ def close_audited(
     backup_interval_s: float,
     fence: Callable[[ResumePlan], None] | None = None,
 ) -> E:
-    """Close an epoch by an execution of its own, with an entry in the run history that holds `facts` and who did it.
+    """Close an epoch in an execution of its own. Its entry in the run history holds `facts` and the user's name.
 
-    `close` is given the writer. The caller holds the directory's lock, or fences.
+    `close` gets the writer. The caller holds the directory's lock, or fences.
     """
     history = RunHistory(open_backend(choose(directory, None), clock, RetryPolicy()), clock)
-    # What cannot be recorded is not begun, least of all where somebody else is fenced for it.
+    # Record the edit before it begins, above all before it fences another run.
     record = history.begin(flow_id, EDIT, {**_numbers(plan), **facts, "by": _user()})
     try:
         writer = EpochWriter(directory, plan, flow_id, clock, backup_interval_s=backup_interval_s, fence=fence)
@@ -245,14 +246,14 @@ def _audited(
         facts,
         close,
         clock=clock,
-        # An edit keeps as much as the last run.
+        # An edit keeps history for as long as the last run.
         backup_interval_s=kept_interval_s(plan.partitions, None),
         fence=fence,
     )
 
 
 def check_whole(plan: ResumePlan) -> None:
-    """Nothing is written on top of a damaged file. Raises CorruptPartitionError."""
+    """Raises CorruptPartitionError for a damaged file: nothing may be written on top of one."""
     for verdict in check_all([d.path for d in plan.partitions]):
         verdict.raise_if_damaged()
 
@@ -267,7 +268,7 @@ def _check_step(step: str) -> None:
 
 
 def _end(record: RunRecorder, error: BaseException | None, **details: object) -> None:
-    """The edit is done, or not; whether that can be noted changes neither."""
+    """Record how the edit ended; a failure to record it changes nothing."""
     with suppress(RecoveryError):
         record.end(error, **details)
 

@@ -1,4 +1,4 @@
-"""What the verbs of `recovery state` work on: documents of operational state, or the states of a flow's steps."""
+"""The targets of the `recovery state` commands: documents of operational state, or the states of a flow's steps."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from recovery.operational.values import from_json
 from recovery.storage.history import KeyState
 
 Name = str | StepKey
-"""The id of a document, or step and key."""
+"""The id of a document, or a step and a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One state as it was read. `content` is JSON's own types. `version` is how it is recognised as unchanged."""
+    """One state as it was read. `content` is JSON's own types. `version` shows whether the state has changed since."""
 
     name: Name
     content: Any
@@ -38,7 +38,7 @@ class Entry:
     timeout_ms: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The same for a program."""
+        """Return the same facts for programs."""
         if isinstance(self.name, str):
             return {
                 "id": self.name,
@@ -51,7 +51,7 @@ class Entry:
 
 
 REMOVED = object()
-"""In place of content: the state is to be removed."""
+"""Used in place of content to remove the state."""
 
 
 class Target(Protocol):
@@ -59,31 +59,31 @@ class Target(Protocol):
 
     @property
     def location(self) -> str:
-        """The directory or the address of it, for messages."""
+        """The directory or address of the states, for messages."""
         ...
 
     def find(self, name: Name) -> Entry | None:
-        """The state of this name, None when there is none."""
+        """Return the state of this name, None if there is none."""
         ...
 
     def find_all(self, names: Iterable[Name]) -> dict[Name, Entry | None]:
-        """The same of several, in one read of each place."""
+        """Return the states of several names, with one read of each place."""
         ...
 
     def entries(self, pattern: str | None = None) -> list[Entry]:
-        """All states whose id or key a glob selects, sorted."""
+        """Return all states whose id or key the glob selects, sorted."""
         ...
 
     def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, Entry | None]) -> str:
-        """Write content (or REMOVED) under names, all at once where that can be; returns what was done, for people.
+        """Write content (or REMOVED) under names, together where the target can; returns what was done, for people.
 
-        seen: what the caller found under these names. Raises StateLockedError when one is another by now.
+        seen: what the caller found under these names. Raises StateLockedError if one has changed since.
         """
         ...
 
 
 class Documents:
-    """The operational state of a backend, of one environment. Marks that epochs moved are marks like others in it."""
+    """The operational state of a backend in one environment. Marks that epochs moved appear as ordinary marks."""
 
     def __init__(self, backend: Backend, prefix: str) -> None:
         self._backend = backend
@@ -111,18 +111,19 @@ class Documents:
         return [entry for entry in self._all() if entry.content is not None and matches(str(entry.name), pattern)]
 
     def removed(self) -> dict[str, int]:
-        """The generations of the states that were removed."""
+        """Return the generations of the states that were removed."""
         return {str(entry.name): entry.version[0] for entry in self._all() if entry.content is None}
 
     def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, Entry | None]) -> str:
-        """See `Target.write`. In a recovery directory all of it is one transaction."""
+        """See `Target.write`. In a recovery directory all changes are one transaction."""
         for name, content in changes.items():
             if content is not REMOVED:
                 check_content(str(name), content)
 
         def change(name: Name) -> Any:
             def changed(before: Document | None) -> Any:
-                # Read where the document is held: an epoch that moves a mark is closed before, or after.
+                # Read this under the document's lock: an epoch that moves a mark is closed before or after, not
+                # meanwhile.
                 rows = standing_marks(self._backend, self._id(name)) if name == marks.DOCUMENT else {}
                 known = settle(self._id(name), before, rows)
                 _check_unchanged(name, seen, None if known is None else self._entry_of(known))
@@ -140,7 +141,7 @@ class Documents:
         found = {document.state_id: document for document in self._backend.list(self._prefix)}
         documents = sorted((found | settled_marks(self._backend, found)).items())
         entries = [self._entry(document) for state_id, document in documents if state_id.startswith(self._prefix)]
-        # Those of environments begin with an @, and are no business of the plain one, nor of each other.
+        # Ids that begin with @ belong to environments; neither the plain environment nor another one shows them.
         return [entry for entry in entries if not str(entry.name).startswith("@")]
 
     def _id(self, name: Name) -> str:
@@ -159,13 +160,13 @@ class Documents:
     def _entry(self, document: Document) -> Entry:
         name, content = document.state_id.removeprefix(self._prefix), document.content
         if name == marks.DOCUMENT and marks.is_empty(content):
-            # What is left says which marks of epochs do not count any more, and nothing to anybody else.
+            # The rest only says which marks of epochs no longer count.
             content = None
         return Entry(name, content, (document.generation, document.changed_ms))
 
 
 class Steps:
-    """The states of a flow's steps, at the newest epoch or at one that is held. Writing is a new epoch."""
+    """The states of a flow's steps, at the newest epoch or at a held one. Writing makes a new epoch."""
 
     def __init__(
         self, directory: Path, step: str, clock: Clock, *, epoch: int | None = None, force: bool = False
@@ -182,7 +183,7 @@ class Steps:
         return str(self._directory)
 
     def at_same_moment(self, step: str) -> Steps:
-        """The states of another step, as of the same epoch."""
+        """Return the states of another step, as of the same epoch."""
         other = copy(self)
         other._step = step
         return other
@@ -203,7 +204,7 @@ class Steps:
         return sorted(found, key=lambda entry: entry.name)
 
     def write(self, verb: str, changes: Mapping[Name, Any], seen: Mapping[Name, Entry | None]) -> str:
-        """See `Target.write`. A timeout stays as it is."""
+        """See `Target.write`. Timeouts stay unchanged."""
 
         def compute(newest: Moment) -> dict[StepKey, Edited]:
             edited: dict[StepKey, Edited] = {}
@@ -235,33 +236,33 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Content that brings a timeout of its own, from another key or from an export."""
+    """Content with a timeout of its own, from another key or from an export."""
 
     content: Any
     timeout_ms: int | None
 
 
 def plain(content: Any) -> Any:
-    """Content without its timeout."""
+    """Return content without its timeout."""
     return content.content if isinstance(content, Timed) else content
 
 
 def seen_timeout(seen: Mapping[Name, Entry | None], content: Any, state: KeyState | None) -> int | None:
-    """The timeout that content gets: its own, or that of the state it replaces."""
+    """Return the timeout that content gets: its own, or that of the state it replaces."""
     if isinstance(content, Timed):
         return content.timeout_ms
     return None if state is None else state.timeout_ms
 
 
 def merge(before: Any, change: Any) -> Any:
-    """`before` with the members of `change`: objects are merged member by member, everything else is replaced."""
+    """Merge `change` into `before`: objects are merged member by member, everything else is replaced."""
     if not isinstance(before, dict) or not isinstance(change, dict):
         return change
     return {**before, **{key: merge(before.get(key), value) for key, value in change.items()}}
 
 
 def check_content(state_id: str, content: Any) -> None:
-    """Raises StateValueError when a document of the package's own would not have its form any more."""
+    """Raises StateValueError if the content would break the form of one of the package's own documents."""
     if content is None:
         raise StateValueError(
             f"{state_id!r:.120} cannot be set to null", cause="Null stands for nothing.", remedy="Remove it by clear."
@@ -285,7 +286,7 @@ def check_content(state_id: str, content: Any) -> None:
 
 
 def missing(target: Target, name: Name) -> StateNotFoundError:
-    """The error for a state that is not there. Raises CorruptPartitionError when it may be one that was lost."""
+    """Return the error for a missing state. Raises CorruptPartitionError if the state may have been lost."""
     if isinstance(name, str) or not isinstance(target, Steps):
         return StateNotFoundError(f"there is no state {name!r:.200}", path=target.location)
     step, key = name
@@ -298,7 +299,7 @@ def missing(target: Target, name: Name) -> StateNotFoundError:
 
 
 def unknown_step(target: Steps, step: str) -> StateNotFoundError | None:
-    """The error for a step that has no state at all; None when it has."""
+    """Return the error for a step without any state; None if the step has state."""
     known = target.moment.steps(reserved=True)
     if step in known:
         return None
@@ -316,7 +317,7 @@ def _step_key(name: Name) -> StepKey:
 
 
 def _held(at: Moment, names: Iterable[StepKey]) -> dict[StepKey, KeyState]:
-    """The states of those that have one."""
+    """Return the states of these names, for those that have one."""
     keys: dict[str, list[str]] = {}
     for step, key in names:
         keys.setdefault(step, []).append(key)

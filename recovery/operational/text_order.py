@@ -1,7 +1,6 @@
-"""Whether the order of texts is that of what they say: a mark among dates or numbers that are written as text is only
-right where it is.
+"""Whether texts sort in the order of the dates or numbers that they spell. Only then can such a text be a mark.
 
-The patterns are those of Python and of Java alike, which Spark uses.
+The patterns have the same meaning in Python and in Java, which Spark uses.
 """
 
 from __future__ import annotations
@@ -13,20 +12,20 @@ MONTH = (
     "jan|feb|mar|apr|may|jun|jul|aug|sept|sep|oct|nov|dec"
 )
 UNORDERED = (
-    # A month by its name, beside a number; day or month first, or a year of two digits; a clock of twelve hours;
+    # A month's name beside a number; day or month first, or a two-digit year; a twelve-hour clock;
     rf"(?i)^(?=.*[0-9])(.*[^a-z])?({MONTH})([^a-z].*)?$"
     r"|^[0-9]{1,2}[./-][0-9]{1,2}[./-]([0-9]{2}|[0-9]{4})([^0-9].*)?$"
     r"|^[0-9]{4}[./-][0-9]{1,2}[./-][0-9]{1,2}[^0-9].*[ap][.]?m[.]?$"
-    # year first, but month or day without a zero before it; and a number below zero.
+    # year first, but month or day without a leading zero; and a negative number.
     r"|^[0-9]{4}[./-]([0-9][./-][0-9]{1,2}|[0-9]{1,2}[./-][0-9])([^0-9].*)?$"
     r"|^-[0-9]+([.][0-9]*)?$"
 )
-"""Texts whose order is another one than that of the dates or numbers that they say, whatever stands beside them."""
+"""Texts that do not sort in the order of the dates or numbers that they spell, whatever they are compared with."""
 SHAPED = r"^[0-9]{4}[./-][0-9]{2}[./-][0-9]{2}([^0-9].*)?$|^[^0-9]*[0-9]+([.][0-9]+)?$"
-"""Dates that begin with the year, and numbers, also after a prefix: in order as long as all have one shape."""
+"""Dates that begin with the year, and numbers, also after a prefix: they sort correctly if all have one shape."""
 PREFIX = r"^([^0-9]*)"
 OFFSET = r"[0-9]([+-][0-9]{2}:?[0-9]{2})$"
-"""The offset of a time from UTC: times of different offsets are not in order as text."""
+"""The offset of a time from UTC: times with different offsets do not sort correctly as text."""
 
 DATE_REMEDY = (
     "Give the load date_format= if it is a date, such as date_format='dd-MMM-yy'; cast numbers in the reader, such as "
@@ -35,12 +34,13 @@ DATE_REMEDY = (
 
 
 def is_unordered(text: str) -> bool:
-    """Whether it is a date or a number in a form that texts have no right order in."""
+    """Whether a text is a date or a number in a form that never sorts correctly as text."""
     return re.search(UNORDERED, text) is not None
 
 
 def shape(text: str) -> tuple[str, str] | None:
-    """The prefix, and the shape that all texts with this prefix must have; None: any text may stand beside it."""
+    """Return the prefix, and the shape that all texts with this prefix must have; None: the text goes with any
+    other."""
     if re.search(SHAPED, text) is None:
         return None
     prefix, offset = re.search(PREFIX, text), re.search(OFFSET, text)
@@ -49,7 +49,7 @@ def shape(text: str) -> tuple[str, str] | None:
 
 
 def disagreement(before: str, after: str) -> bool:
-    """Whether the order of two texts is not that of what they say."""
+    """Whether two texts do not sort in the order of what they spell."""
     if is_unordered(before) or is_unordered(after):
         return True
     one, other = shape(before), shape(after)

@@ -1,4 +1,4 @@
-"""Values of operational state: how they become JSON, and come back with the type they had.
+"""Values of operational state as JSON, and back with their original types.
 
 JSON's own types stand for themselves. The others are objects with one key that begins with "$":
 
@@ -25,17 +25,18 @@ from recovery.errors import StateValueError, shown
 
 DEEPEST = 200
 MOST_BITS = 13_000
-"""Python writes and reads no longer numbers as text."""
+"""Python does not convert longer numbers to or from text."""
 _REMEDY = "Use None, bool, int, float, str, date, datetime, Decimal, bytes, list, and dict with string keys."
 
 
 def to_json(value: Any) -> Any:
-    """`value` as JSON's own types. Raises StateValueError for what would not come back equal and of the same type."""
+    """Return `value` as JSON's own types. Raises StateValueError if it would not read back equal and of the same
+    type."""
     return _encode(value, 0)
 
 
 def from_json(value: Any) -> Any:
-    """The value that `to_json` was given. Raises StateValueError for an object of unknown form."""
+    """Return the value that `to_json` encoded. Raises StateValueError for an object of unknown form."""
     try:
         return _decode(value)
     except StateValueError:
@@ -45,22 +46,22 @@ def from_json(value: Any) -> Any:
 
 
 def dumps(value: Any) -> str:
-    """One line of JSON text for `value`."""
+    """Return `value` as one line of JSON text."""
     return json.dumps(to_json(value), ensure_ascii=False, separators=(",", ":"))
 
 
 def loads(text: str) -> Any:
-    """The value that a text holds. Raises StateValueError when it is no JSON."""
+    """Return the value that a text holds. Raises StateValueError if the text is not JSON."""
     return from_json(parse_json(text))
 
 
 def parse_json(text: str | bytes) -> Any:
-    """JSON as it stands. Raises StateValueError; NaN and the like are no JSON, and a key given twice is a mistake."""
+    """Return the parsed JSON, undecoded. Raises StateValueError, also for NaN and the like and for a repeated key."""
     try:
         found = json.loads(
             text, parse_float=_float, parse_int=_int, parse_constant=_refuse_constant, object_pairs_hook=_unique
         )
-        # Python reads half a character written as an escape.
+        # Python accepts an escaped lone surrogate.
         json.dumps(found, ensure_ascii=False).encode()
         return found
     except StateValueError:
@@ -72,7 +73,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def is_text(value: str) -> bool:
-    """Whether a str is text that every store can hold: no lone surrogates."""
+    """Whether a str is text that every store can hold: without lone surrogates."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -103,7 +104,7 @@ def _encode(value: Any, depth: int) -> Any:
         return _encode_dict(value, depth)
     scalar = getattr(value, "item", None)
     if callable(scalar) and getattr(value, "ndim", None) == 0:
-        # NumPy's scalars stand for Python's.
+        # NumPy's scalars become Python's.
         python = scalar()
         if type(python) is not kind:
             return _encode(python, depth)
@@ -180,11 +181,11 @@ def _in_zone(moment: datetime, zone: Any) -> datetime:
             cause="It is misspelt, or this machine does not have it.",
             remedy='Write its name like "Europe/Berlin"; a machine without zones gets them by: pip install tzdata',
         ) from error
-    # Where clocks were put back an hour, the offset says which of the two it was.
+    # Where clocks were put back an hour, the offset decides between the two readings.
     return local if local.utcoffset() == moment.utcoffset() else local.replace(fold=1)
 
 
-# What reads the text of a form, what such a text is called, and one that can be read.
+# For each form: its parser, the name of such a text, and an example.
 _DECODERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "$date": (date.fromisoformat, "day", "2013-01-31"),
     "$datetime": (datetime.fromisoformat, "date and time", "2013-01-31T05:17:00+01:00"),

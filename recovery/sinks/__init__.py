@@ -1,9 +1,9 @@
-"""Where output goes, and what makes it appear exactly once.
+"""Sinks: where output goes, and how it appears exactly once.
 
-protocol.py   what a sink may be, and the values it is given
-delivery.py   how the driver hands micro-batches and epochs to whatever sink a flow has
+protocol.py   what a sink may be, and the values that it gets
+delivery.py   passes micro-batches and epochs from the driver to a flow's sink
 plain.py      sinks without memory: discard, console
-files.py      FileSink; output.py: its directory; manifest.py: what that holds and what is to be done; disk.py
+files.py      FileSink; output.py: its directory; manifest.py: the directory's content and the plan for it; disk.py
 all_keys.py   AllKeysSink
 upsert.py     UpsertSink; database.py: a transaction of any DB-API connection
 """

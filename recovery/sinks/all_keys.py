@@ -1,4 +1,4 @@
-"""All keys of an aggregate, each time an epoch is closed: what Spark calls the complete output mode."""
+"""All keys of an aggregate at each closed epoch: Spark's complete output mode."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 class HoldsKeys(Protocol):
-    """A step whose state can be read: what `recovery.aggregate` gives."""
+    """A step with readable state, as `recovery.aggregate` returns it."""
 
     def all_keys(self, spark: SparkSession, directory: str | Path, epoch: int | None = None) -> DataFrame:
-        """The rows of all keys as of an epoch."""
+        """Return the rows of all keys as of an epoch."""
         ...
 
 
 class AllKeysSink(DiscardSink):
-    """Gives `write(frame, epoch)` the aggregates of all keys, each time an epoch is closed and when a run starts.
+    """Passes the aggregates of all keys to `write(frame, epoch)`, each time an epoch is closed and when a run starts.
 
-    step: what `recovery.aggregate` gave, the one in the flow. directory: the recovery directory of the run.
+    step: the flow's step, as returned by `recovery.aggregate`. directory: the recovery directory of the run.
 
     `write` replaces what it wrote before: it is called again for an epoch after a crash, and for an older one after
-    going back, so what it wrote last is always the state of the newest closed epoch. Epoch 0, with no rows, is the time
-    before the first. What the flow itself puts out is discarded.
+    going back, so its last output is always the state of the newest closed epoch. Epoch 0, with no rows, is the time
+    before the first. The flow's own output is discarded.
     """
 
     def __init__(self, step: HoldsKeys, directory: str | Path, write: Callable[[DataFrame, int], Any]) -> None:
@@ -45,7 +45,8 @@ class AllKeysSink(DiscardSink):
         self._replace = write
 
     def check(self, resume: Resume) -> None:
-        """The directory has to be the run's own. Raises ConfigurationError, or what is wrong with it."""
+        """Check that the directory is the run's own. Raises ConfigurationError, or the errors of reading the
+        directory."""
         if plan_resume(scan(self._directory)).store_id != resume.store_id:
             raise ConfigurationError(
                 f"AllKeysSink reads {self._directory}, which is not the recovery directory of this run",
@@ -54,11 +55,11 @@ class AllKeysSink(DiscardSink):
             )
 
     def rollback(self, resume: Resume) -> None:
-        """Put the state that the run starts from in place of whatever was written."""
+        """Replace what was written with the state that the run starts from."""
         self._show(resume.epoch - 1)
 
     def prepare(self, output: EpochOutput) -> str:
-        """There is nothing to prepare: the epoch itself is what will be shown."""
+        """Return an empty note: there is nothing to prepare, because the epoch itself is what will be shown."""
         return ""
 
     def publish(self, output: EpochOutput) -> None:

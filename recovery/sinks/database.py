@@ -1,4 +1,4 @@
-"""A transaction of any DB-API connection, with the names of a table and of those beside it filled in."""
+"""A transaction of any DB-API connection. Statements name the user's table and the tables beside it in braces."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from recovery.errors import ConfigurationError, SinkFailedError
 
 PLACEHOLDERS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 PLACE = "\0"
-"""Where a statement takes a value, until it is known which other signs the module would read; no name may have it."""
+"""Marks a value's place in a statement, until the module's own sign is known; no name may contain it."""
 
 FORBIDDEN = "42501"
 ABSENT = "42P01"
 LOCKED = ("55P03", "40001", "40P01")
-"""SQLSTATEs. What SQLite and DuckDB say instead has no number."""
+"""SQLSTATEs. SQLite and DuckDB report locks only in the message text."""
 
 
 class Session:
-    """One transaction. `names` are what the braces in statements stand for; {p} is a value's place."""
+    """One transaction. `names` replace the braces in statements; {p} is a value's place."""
 
     def __init__(self, connection: Any, names: Mapping[str, str], paramstyle: str | None) -> None:
         self.is_sqlite = _module(connection) == "sqlite3"
@@ -33,7 +33,7 @@ class Session:
         self._begin()
 
     def run(self, sql: str, values: Sequence[Any] = (), *, rows: str = "", **names: str) -> list[tuple[Any, ...]]:
-        """Execute a statement; the rows, if it gives any. `rows`: a statement with names to fill in, for {rows}."""
+        """Execute a statement; returns its rows, if any. `rows`: a statement with names to fill in, for {rows}."""
         filled = self._for_module(self._filled(sql, {**names, "rows": self._filled(rows, names)}))
         with _typed():
             self._cursor.execute(filled, tuple(values))
@@ -46,24 +46,25 @@ class Session:
             self._cursor.executemany(filled, rows)
 
     def columns(self, table: str) -> list[str]:
-        """The columns of the table behind {table}."""
+        """Return the columns of the table behind {table}."""
         self.run(f"SELECT * FROM {{{table}}} WHERE 1 = 0")
         return [column[0] for column in self._cursor.description]
 
     def types(self, table: str) -> list[Any]:
-        """What the database tells of the types of the columns behind {table}; a copy of a table has the same."""
+        """Return the database's types of the columns behind {table}; a copy of the table has the same."""
         if self.is_sqlite:
-            # Its columns have no type in an answer, and others in a copy than in the table: so those of a copy count.
+            # SQLite's results have no column types, and a copy's types differ from the table's: compare those of a
+            # copy.
             self.run(f"CREATE TEMP TABLE recovery_probe AS SELECT * FROM {{{table}}} WHERE 1 = 0")
             found = [kind for (kind,) in self.run("SELECT type FROM pragma_table_info('recovery_probe')")]
             self.run("DROP TABLE temp.recovery_probe")
             return found
         self.columns(table)
-        # Behind the name: the type, and sizes.
+        # After the name come the type and the sizes.
         return [[str(each) for each in list(column)[1:6]] for column in self._cursor.description]
 
     def exists(self, table: str) -> bool:
-        """Whether there is a table behind {table}. Where there is none, what was done so far is undone."""
+        """Whether the table behind {table} exists. If it does not, the transaction is undone and begun again."""
         try:
             self.columns(table)
         except SinkFailedError as error:
@@ -74,29 +75,30 @@ class Session:
         return True
 
     def kept(self, names: Sequence[str]) -> list[str]:
-        """What the database makes of names: some cut those that are too long for it."""
+        """Return names as the database stores them: some databases cut long names."""
         self.run("SELECT {all}", all=", ".join(f"1 AS {quoted(name)}" for name in names))
         return [column[0] for column in self._cursor.description]
 
     def restart(self) -> None:
-        """Undo what was done, and begin again: some databases refuse everything after an error."""
+        """Undo the transaction and begin again: some databases refuse everything after an error."""
         self.rollback()
         self._begin()
 
     def commit(self) -> None:
-        """All of it has happened."""
+        """Commit the transaction."""
         self.run("COMMIT")
         self._open = False
 
     def rollback(self) -> None:
-        """None of it has happened, unless it was committed."""
+        """Undo the transaction, unless it was committed."""
         if self._open:
             self._open = False
             with contextlib.suppress(Exception):
                 self._cursor.execute("ROLLBACK")
 
     def release(self) -> None:
-        """The end, committed or not; an open cursor could keep the transaction alive beyond its connection."""
+        """Undo what is not committed and close the cursor; an open one could keep the transaction alive beyond its
+        connection."""
         self.rollback()
         with contextlib.suppress(Exception):
             self._cursor.close()
@@ -105,7 +107,7 @@ class Session:
         try:
             self._cursor.execute("BEGIN")
         except Exception as error:
-            # A connection of sqlite3 can be set to be in a transaction always.
+            # A sqlite3 connection can be configured to be always in a transaction.
             if not getattr(self._connection, "in_transaction", False):
                 raise SinkFailedError(f"no transaction can be begun: {error}") from error
         self._open = True
@@ -114,10 +116,10 @@ class Session:
         return sql.format(**self._names, **names)
 
     def _for_module(self, filled: str) -> str:
-        """The statement as the module takes it: its places, and % doubled where that is the sign of one."""
+        """Return the statement with the module's signs for values, and with % doubled if it is such a sign."""
         if "%" in filled and self._place == "%s":
             if self._doubles is None:
-                # Not all of them look for it inside of quotes.
+                # Some modules ignore it inside quotes.
                 with _typed():
                     self._cursor.execute('SELECT 1 AS "%%"', ())
                     self._doubles = self._cursor.description[0][0] == "%"
@@ -129,7 +131,7 @@ class Session:
 
 @contextlib.contextmanager
 def session(connect: Callable[[], Any], names: Mapping[str, str], paramstyle: str | None) -> Iterator[Session]:
-    """A fresh connection with a transaction that is lost unless it is committed."""
+    """Open a connection and a transaction, which is undone unless it is committed."""
     with _typed():
         connection = connect()
     try:
@@ -144,24 +146,24 @@ def session(connect: Callable[[], Any], names: Mapping[str, str], paramstyle: st
 
 
 def quoted(name: str) -> str:
-    """A name in SQL."""
+    """Return a name in SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def quoted_table(name: str) -> str:
-    """A table's name in SQL; a dot separates it from its schema's."""
+    """Return a table's name in SQL; a dot separates it from its schema's."""
     return ".".join(map(quoted, name.split(".")))
 
 
 def listed(columns: Sequence[str], table: str = "") -> str:
-    """Columns in SQL, of a table if it is named."""
+    """Return columns in SQL, prefixed with the table if it is given."""
     prefix = f"{table}." if table else ""
     return ", ".join(f"{prefix}{quoted(column)}" for column in columns)
 
 
 def _module(connection: Any) -> str:
-    """The database's module, whose name may begin with an underscore where it is compiled; also that of a class from
-    which the connection's own is derived."""
+    """Return the name of the database's module, without the underscore that a compiled module may begin with. The
+    connection's class may be derived from that module's."""
     names = [kind.__module__.partition(".")[0].lstrip("_") for kind in type(connection).__mro__]
     return next((name for name in names if hasattr(sys.modules.get(name), "paramstyle")), names[0])
 
@@ -177,18 +179,18 @@ def _placeholder(connection: Any, given: str | None) -> str:
 
 
 def says_absent(error: SinkFailedError) -> bool:
-    """Whether a database says by it that there is no such table."""
+    """Whether the error says that a table does not exist."""
     code, text = _said(error.__cause__)
     return code == ABSENT if code else "no such table" in text or "does not exist" in text
 
 
 def says_locked(error: SinkFailedError) -> bool:
-    """Whether a database says by it that another connection holds a lock."""
+    """Whether the error says that another connection holds a lock."""
     return _is_lock(*_said(error.__cause__))
 
 
 def says_unfit(error: SinkFailedError) -> bool:
-    """Whether it may be for a value that a statement was given, by the names and numbers of databases' errors."""
+    """Whether a statement's value may have caused the error, by the names and numbers of database errors."""
     code, _ = _said(error.__cause__)
     if code:
         return code.startswith(("22", "42"))
@@ -196,13 +198,13 @@ def says_unfit(error: SinkFailedError) -> bool:
 
 
 def _in_order(row: Any) -> tuple[Any, ...]:
-    """A row's values; a connection can be set to give rows as dicts."""
+    """Return a row's values; a connection can be configured to return rows as dicts."""
     return tuple(row.values()) if isinstance(row, Mapping) else tuple(row)
 
 
 @contextlib.contextmanager
 def _typed() -> Iterator[None]:
-    """What a database's module raises, as an error of ours."""
+    """Translate a database module's exception to SinkFailedError."""
     try:
         yield
     except Exception as error:
@@ -213,7 +215,7 @@ def _typed() -> Iterator[None]:
 
 
 def _explained(error: Exception) -> tuple[str, str]:
-    """Its probable cause, and the way out."""
+    """Return the error's probable cause, and the remedy."""
     again = "run the same command again: output of closed epochs is published then, and the rest computed anew."
     code, text = _said(error)
     if code == FORBIDDEN or "readonly" in text or "read-only" in text:
@@ -238,8 +240,8 @@ def _is_lock(code: str, text: str) -> bool:
 
 
 def _said(error: BaseException | None) -> tuple[str, str]:
-    """The SQLSTATE of a module's error, where there is one, and its text."""
+    """Return the SQLSTATE of a module's error, if it has one, and its text."""
     first = error.args[0] if error is not None and error.args else None
     code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    # pg8000 gives what the server sent.
+    # pg8000 passes on the server's response.
     return code or (first.get("C") if isinstance(first, Mapping) else None) or "", str(error)

@@ -1,4 +1,4 @@
-"""Handing micro-batches and epochs to a flow's sink, of whatever kind it is."""
+"""Pass micro-batches and epochs to a flow's sink of any kind."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ _PHASES = ("rollback", "prepare", "publish")
 
 
 class Delivery:
-    """The sink of one execution. Of a sink that takes no part in closing epochs, only `write` does anything."""
+    """The sink of one execution. If it takes no part in closing epochs, only `write` does anything."""
 
     def __init__(self, sink: Any, resume: Resume, *, recoverable: bool) -> None:
-        """`recoverable`: whether epochs are ever closed. Raises ConfigurationError, and what the sink's check does."""
+        """`recoverable`: whether epochs are ever closed. Raises ConfigurationError, and the errors of the sink's
+        check."""
         self._resume = resume
         self._write: Callable[[DataFrame, int], Any] = getattr(sink, "write", sink)
         self.single_action = bool(getattr(sink, "single_action", False))
         self.as_it_is = type(sink) in (DiscardSink, FileSink)
-        """Whether the sink's one action runs the micro-batch's plan as it is."""
+        """Whether the sink's one action runs the micro-batch's plan unchanged."""
         self.discards = type(sink) is DiscardSink
-        """Whether the sink has no use for rows that are computed already."""
+        """Whether the sink has no use for rows that are already computed."""
         self._sink = sink if _takes_part(sink) else None
         self._failed: BaseException | None = None
         if self._sink is not None and not recoverable:
@@ -50,7 +51,7 @@ class Delivery:
                 check(resume)
 
     def rollback(self) -> None:
-        """The partitions have abandoned what lies beyond the snapshot: so does the sink."""
+        """Let the sink abandon the output beyond the snapshot, as the partitions have done."""
         if self._sink is not None:
             try:
                 with _translated(self._sink, f"going back to epoch {self._resume.epoch}"):
@@ -61,7 +62,7 @@ class Delivery:
         faults.reach("start.3.output")
 
     def write(self, batch: DataFrame, batch_id: BatchId, epoch: Epoch) -> None:
-        """Let the sink write a micro-batch, and know which."""
+        """Let the sink write a micro-batch, and make the micro-batch available to `current_batch`."""
         lease = self._resume.execution
         token = BATCH_BEING_WRITTEN.set(
             BatchContext(batch_id, epoch, lease.number, lease.id, self._resume.store_id, self._resume.flow_id)
@@ -69,8 +70,8 @@ class Delivery:
         try:
             self._write(batch, batch_id)
         except OSError as error:
-            # Of a function as a sink it says that its target is away, not that the partitions' disk is; and it is no
-            # sign of the JVM's end, unless it came through the gateway to it.
+            # From a sink that is a function, an OSError means that its target is unreachable, not that the partitions'
+            # disk is. It says nothing about the JVM either, unless it came through the JVM's gateway.
             if self._sink is not None or _of_gateway(error):
                 raise
             raise FlowFailedError(essence_of(_in_sink(error, batch_id))) from error
@@ -81,11 +82,11 @@ class Delivery:
             BATCH_BEING_WRITTEN.reset(token)
 
     def prepare(self, epoch: Epoch, batch: BatchId, floor: Epoch) -> dict[StepId, dict[str, str]]:
-        """Make the epoch's output durable; returns the rows that go into the partitions with it."""
+        """Make the epoch's output durable; returns the rows to store in the partitions with it."""
         if self._sink is None:
             return {}
         if self._failed is not None:
-            # An earlier epoch's output waits for the next run, and this one's has to come after it.
+            # An earlier epoch's output waits for the next run, and this epoch's output must follow it.
             raise self._failed
         with _translated(self._sink, f"preparing the output of epoch {epoch}"):
             note = self._sink.prepare(self._output(epoch, batch, floor))
@@ -95,7 +96,7 @@ class Delivery:
         return {SINK_STEP: {NOTE_KEY: note}}
 
     def publish(self, epoch: Epoch, batch: BatchId, floor: Epoch) -> None:
-        """The epoch is closed: show its output. When it fails, no later epoch can be prepared in this execution."""
+        """Show the output of a closed epoch. If this fails, no later epoch can be prepared in this execution."""
         if self._sink is None:
             return
         try:
@@ -107,7 +108,7 @@ class Delivery:
         faults.reach("close.4.published")
 
     def release(self) -> None:
-        """The run is over."""
+        """Release the sink's resources when the run ends."""
         release = getattr(self._sink, "release", None)
         if release is not None:
             with contextlib.suppress(Exception):
@@ -119,18 +120,18 @@ class Delivery:
 
 
 def _in_sink(error: BaseException, batch_id: BatchId) -> BaseException:
-    """The error, which tells then where it was raised."""
+    """Add a note to the error that says where it was raised."""
     error.add_note(f"in the sink, micro-batch {batch_id}")
     return error
 
 
 def _of_gateway(error: BaseException) -> bool:
-    """Whether it was raised where Spark's JVM is talked to."""
+    """Whether the error was raised in the gateway to Spark's JVM."""
     return any("py4j" in Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _takes_part(sink: Any) -> bool:
-    """Whether the sink has the phases of an EpochSink. Raises ConfigurationError when it has some of them only."""
+    """Whether the sink has the phases of an EpochSink. Raises ConfigurationError if it has only some of them."""
     missing = [name for name in _PHASES if not callable(getattr(sink, name, None))]
     if not missing:
         return True
@@ -145,7 +146,7 @@ def _takes_part(sink: Any) -> bool:
 
 @contextlib.contextmanager
 def _translated(sink: Any, doing: str) -> Iterator[None]:
-    """What a sink raises, as errors of ours."""
+    """Translate a sink's exceptions to the package's errors."""
     try:
         yield
     except RecoveryError:

@@ -1,4 +1,4 @@
-"""The file system as FileSink uses it: every operation, each durable or not as it says."""
+"""The file system operations of FileSink; each states whether it is durable."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from recovery.host.durable import UMASK, create, open_own, read_regular, sync
 
 
 class Disk:
-    """Operations on real files. Every one may raise OSError; tests replace the object to make each of them do so."""
+    """Operations on real files. Each may raise OSError; tests replace the object to make each one fail."""
 
     def files(self, directory: Path) -> dict[str, int]:
-        """Names and sizes in bytes of the regular files in a directory; none when there is no such directory."""
+        """Return the names and sizes in bytes of a directory's regular files; nothing if there is no such directory."""
         try:
             entries = os.scandir(directory)
         except FileNotFoundError:
@@ -25,7 +25,7 @@ class Disk:
         found: dict[str, int] = {}
         with entries:
             for entry in entries:
-                # A link that leads nowhere is no file, and one that is removed meanwhile neither.
+                # Skip dangling links and files that are removed meanwhile.
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat()
                     if stat.S_ISREG(status.st_mode):
@@ -33,23 +33,23 @@ class Disk:
         return found
 
     def read(self, path: Path) -> bytes | None:
-        """What a file holds, None when there is none."""
+        """Return a file's content, None if there is no file."""
         try:
             return read_regular(path, sys.maxsize)
         except FileNotFoundError:
             return None
 
     def sha256(self, path: Path) -> str:
-        """The SHA-256 of a file, in hexadecimal digits."""
+        """Return the SHA-256 of a file, in hexadecimal digits."""
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def is_link(self, path: Path) -> bool:
-        """Whether a symbolic link is there."""
+        """Whether the path is a symbolic link."""
         return path.is_symlink()
 
     def make_directory(self, path: Path) -> None:
-        """Make a directory where there is none, and those above it; durable."""
+        """Make a directory and its missing parents; durable."""
         if path.is_dir():
             return
         self.make_directory(path.parent)
@@ -57,7 +57,7 @@ class Disk:
         self.sync_directory(path.parent)
 
     def write(self, path: Path, data: bytes) -> None:
-        """Make a file, or another in the place of one. Its content is durable, its name is not; not atomic."""
+        """Create or replace a file. Its content is durable, its name is not; not atomic."""
         path.unlink(missing_ok=True)
         with os.fdopen(create(path, UMASK.file), "wb") as file:
             file.write(data)
@@ -65,22 +65,22 @@ class Disk:
             os.fsync(file.fileno())
 
     def append(self, path: Path, data: bytes) -> None:
-        """Add to the end of a file; durable, not atomic: a crash may leave the beginning of it."""
+        """Append to a file; durable, not atomic: a crash may leave a part of the data."""
         with os.fdopen(open_own(path, UMASK.file, append=True), "ab") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
 
     def rename(self, old: Path, new: Path) -> None:
-        """Atomic, replacing `new`; durable when both directories are synced."""
+        """Rename a file, replacing `new`. Atomic; durable when both directories are synced."""
         old.rename(new)
 
     def unlink(self, path: Path) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
         path.unlink(missing_ok=True)
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a directory with all that is in it, if it is there."""
+        """Remove a directory with its content, if it exists."""
         if path.is_dir():
             shutil.rmtree(path)
 

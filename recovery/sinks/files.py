@@ -1,4 +1,4 @@
-"""FileSink: files of Parquet, JSON or CSV in which every record of the closed epochs is once."""
+"""FileSink: Parquet, JSON or CSV files that hold every record of the closed epochs once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Format = Literal["parquet", "json", "csv"]
 FORMATS = ("parquet", "json", "csv")
 _LONGEST_HEADER = 1 << 16
 _WRITER_OPTIONS = {
-    # Version 2 shows the files of a task before the job is done; the marker file has no reader here.
+    # Version 2 shows a task's files before the job is done; nothing here reads the marker file.
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
@@ -30,16 +30,16 @@ _WRITER_OPTIONS = {
 class FileSink:
     """An EpochSink that writes files into one directory, where any tool can read them.
 
-    path: the directory, on this machine; missing, empty, or this flow's already.
+    path: the directory, on this machine; missing, empty, or already this flow's.
     format: "parquet", "json" (one object a line) or "csv".
     options: options of Spark's writer, such as {"compression": "zstd"} or {"header": True}.
-    files_per_batch: write at most so many files per micro-batch, by as many tasks; None: one per task that has rows.
-    check: "all": a run starts only when every published file is there with its size; "resumable": only those that
+    files_per_batch: the most files per micro-batch, written by as many tasks; None: one per task that has rows.
+    check: "all": a run starts only if every published file exists with its size; "resumable": checks only those that
         a run could still take back, so older ones may be merged, moved or deleted.
     fresh: begin a new output although the flow's earlier output is elsewhere.
 
     The files of an epoch become visible when it is closed, each by an atomic rename, and are listed in
-    `_recovery/manifest.jsonl`. Going back removes those of the abandoned epochs.
+    `_recovery/manifest.jsonl`. Going back removes the files of the abandoned epochs.
     """
 
     single_action = True
@@ -75,7 +75,7 @@ class FileSink:
         self._execution = ""
 
     def check(self, resume: Resume) -> None:
-        """Raise what would make `rollback` impossible; see `EpochSink`."""
+        """Raise if `rollback` would be impossible; see `EpochSink`."""
         self._output.plan(resume)
 
     def rollback(self, resume: Resume) -> None:
@@ -84,11 +84,11 @@ class FileSink:
         self._execution = resume.execution.id
 
     def write(self, batch: DataFrame, batch_id: int) -> None:
-        """Write the micro-batch's files, out of sight; see `EpochSink`."""
+        """Write the micro-batch's files without making them visible; see `EpochSink`."""
         directory = self._output.staging(self._execution, batch_id)
         frame = batch if self._files_per_batch is None else batch.coalesce(self._files_per_batch)
         writer = frame.write.format(self.format).options(**self._options, **_WRITER_OPTIONS)
-        # Hadoop takes the path as it stands: escaped, it would write to a directory of another name.
+        # Hadoop takes the path literally: escaped, it would write to a directory of another name.
         writer.mode("overwrite").save(f"file:{directory}")
         self._output.stage(batch_id, directory, self._is_empty)
 
@@ -101,26 +101,27 @@ class FileSink:
         self._output.publish(output)
 
     def entries(self) -> tuple[Entry, ...]:
-        """The published epochs, as the manifest lists them, oldest first."""
+        """Return the published epochs as the manifest lists them, oldest first."""
         return self._output.find().entries
 
     def files(self) -> list[Path]:
-        """The published files, in the order in which they were written; all of them exist."""
+        """Return the published files in the order in which they were written; all of them exist."""
         return [self.path / file.name for entry in self.entries() for file in entry.files]
 
     def damaged(self) -> list[Path]:
-        """The published files that are missing, or whose content is not what was written. Reads all of them."""
+        """Return the published files that are missing or whose content was changed. Reads all of them."""
         return self._output.damaged()
 
     def _is_empty(self, path: Path, size_bytes: int) -> bool:
-        """Whether a file holds no record; Spark writes one so that the schema is known."""
+        """Whether a file holds no record; Spark writes such a file to record the schema."""
         if size_bytes == 0:
             return True
         if self.format == "parquet":
             import pyarrow.parquet as pq
 
             return bool(pq.read_metadata(path).num_rows == 0)
-        # Spark's names of options are the same in any case. Lines can be told apart if nothing else was asked for.
+        # Spark ignores the case of option names. Lines can be counted only with the default line separator and
+        # encoding.
         options = {name.lower(): value for name, value in self._options.items()}
         plain = path.suffix == ".csv" and not options.keys() & {"linesep", "encoding", "charset"}
         if self.format == "csv" and size_bytes < _LONGEST_HEADER and options.get("header") == "true" and plain:

@@ -1,8 +1,8 @@
-"""What an output directory holds, and what to do about it when a run starts: values and pure functions.
+"""The content of an output directory, and what to do about it when a run starts: values and pure functions.
 
-The manifest has one entry per published epoch. Each carries the digest of the one before, so the digest of the last
-one says what all of the output is. It is the note that the recovery partitions keep: a snapshot and the output that
-belongs to it find each other by it, after a crash, a rewind or a restored backup.
+The manifest has one entry per published epoch. Each entry carries the digest of the one before, so the last digest
+identifies the whole output. The recovery partitions keep that digest as the note: after a crash, a rewind or a restored
+backup, it connects a snapshot with the output that belongs to it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from recovery.sinks.protocol import Resume
 
 VERSION = 1
 VISIBLE_NAME = re.compile(r"epoch-\d{8,}-[0-9a-f]+-\d{8,}-\d{5,}\.[\w.]+")
-"""The names of files that were published: epoch, execution, micro-batch, and a number in it."""
+"""The names of published files: epoch, execution, micro-batch, and a number within it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose output a directory holds. `sink` is drawn when the directory is first used."""
+    """The owner of a directory's output. `sink` is a random id, drawn when the directory is first used."""
 
     sink: str
     store: str
@@ -48,7 +48,7 @@ class OutputFile:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The output of one epoch; `previous` is the digest of the entry before, or the owner's sink id."""
+    """The output of one epoch; `previous` is the previous entry's digest, or the owner's sink id."""
 
     epoch: Count
     execution: str
@@ -70,10 +70,10 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is in the output directory. entries: the manifest's, each once; torn: it has more than those.
+    """The content of the output directory. entries: the manifest's, each once; torn: it contains more than those.
 
-    visible: sizes by name of the files that readers see. prepared: entries that are not published, or not known to be;
-    waiting: sizes by name of the files that belong to those.
+    visible: sizes by name of the files that readers see. prepared: entries that are not published, or not certainly;
+    waiting: sizes by name of the files of those entries.
     """
 
     owner: Owner | None
@@ -88,8 +88,8 @@ class Found:
 class OutputPlan:
     """How to leave exactly the output of the closed epochs.
 
-    keep: entries of the manifest that stay. cut: whether the manifest has to be written anew for that.
-    publish: entries to publish behind those. remove: visible files that go.
+    keep: entries of the manifest that stay. cut: whether the manifest must be rewritten for that.
+    publish: entries to publish after those. remove: visible files to remove.
     """
 
     keep: tuple[Entry, ...]
@@ -104,23 +104,23 @@ _DIGEST = b',"digest":"'
 
 
 def visible_name(epoch: int, execution: str, batch: int, number: int, suffix: str) -> str:
-    """The name that a file is published under; no other execution ever uses it."""
+    """Return the name that a file is published under; no other execution ever uses it."""
     return f"epoch-{epoch:08}-{execution}-{batch:08}-{number:05}{suffix}"
 
 
 def sealed(entry: Entry) -> Entry:
-    """The entry with its digest: the SHA-256 of its JSON up to where the digest stands, which is at the end."""
+    """Return the entry with its digest: the SHA-256 of its JSON up to the digest field, which is the last one."""
     head, _, _ = msgspec.json.encode(entry).rpartition(_DIGEST)
     return replace(entry, digest=hashlib.sha256(head).hexdigest())
 
 
 def encode(value: Owner | Entry | Note) -> bytes:
-    """As one line of JSON, without its end."""
+    """Return the value as one line of JSON, without the line end."""
     return msgspec.json.encode(value)
 
 
 def decode_note(text: str) -> Note:
-    """Raises OutputMismatchError for the note of another kind of sink."""
+    """Decode a note. Raises OutputMismatchError for the note of another kind of sink."""
 
     def refuse(_why: str) -> OutputMismatchError:
         return OutputMismatchError(
@@ -133,7 +133,8 @@ def decode_note(text: str) -> Note:
 
 
 def decode_owner(text: bytes | None, path: Path) -> Owner | None:
-    """None for an absent file. Raises OutputMismatchError when it was changed, or written by a newer version."""
+    """Decode the owner; None for a missing file. Raises OutputMismatchError if it was changed, or written by a newer
+    version."""
     if text is None:
         return None
     owner = decode_json(text, lambda why: OutputMismatchError(f"it cannot be read: {why}", path=path), Owner)
@@ -148,8 +149,8 @@ def decode_owner(text: bytes | None, path: Path) -> Owner | None:
 
 
 def decode_entry(line: bytes, path: Path) -> Entry | None:
-    """The entry, None when it is not whole. Raises OutputMismatchError for one with names that no run gives: they would
-    lead out of the output directory."""
+    """Decode an entry; None if it is not whole. Raises OutputMismatchError for names that no run gives: they would lead
+    out of the output directory."""
     head, _, rest = line.rpartition(_DIGEST)
     if rest != f'{hashlib.sha256(head).hexdigest()}"}}'.encode():
         return None
@@ -169,9 +170,9 @@ def decode_entry(line: bytes, path: Path) -> Entry | None:
 
 
 def decode_manifest(data: bytes, path: Path) -> tuple[tuple[Entry, ...], bool]:
-    """The entries, each once, and whether the manifest holds more than them: the beginning of another, or one again.
+    """Return the entries, each once, and whether the manifest holds more: a partial entry, or a repeated one.
 
-    Raises OutputMismatchError when a line is damaged that others come behind: no crash does that.
+    Raises OutputMismatchError for a damaged line before other lines: no crash does that.
     """
     entries: dict[str, Entry] = {}
     *lines, rest = data.split(b"\n")
@@ -179,7 +180,8 @@ def decode_manifest(data: bytes, path: Path) -> tuple[tuple[Entry, ...], bool]:
     for number, line in enumerate(lines, 1):
         entry = decode_entry(line, path)
         if entry is not None:
-            # A process that was stopped while publishing may wake and add what its successor has added.
+            # A process that was stopped while publishing may wake up and append an entry that its successor has
+            # appended.
             more = more or entry.digest in entries
             entries.setdefault(entry.digest, entry)
         elif number == len(lines) and not rest:
@@ -190,7 +192,7 @@ def decode_manifest(data: bytes, path: Path) -> tuple[tuple[Entry, ...], bool]:
 
 
 def chain(entries: Iterable[Entry], start: str, digest: str) -> tuple[Entry, ...] | None:
-    """The entries from behind `start` up to the one with this digest; None when one of them is not there."""
+    """Return the entries after `start` up to the one with this digest; None if one of them is missing."""
     by_digest = {entry.digest: entry for entry in entries}
     found: list[Entry] = []
     while digest != start:
@@ -202,9 +204,9 @@ def chain(entries: Iterable[Entry], start: str, digest: str) -> tuple[Entry, ...
 
 
 def plan_output(found: Found, resume: Resume, *, format: str, path: Path, fresh: bool, check_from: int) -> OutputPlan:
-    """What a run does with the output directory when it starts. Raises OutputMismatchError.
+    """Decide what a run does with the output directory when it starts. Raises OutputMismatchError.
 
-    fresh: the flow's earlier output may be elsewhere. check_from: files of earlier epochs need not be there any more.
+    fresh: the flow's earlier output may be elsewhere. check_from: files of earlier epochs may be missing.
     """
     try:
         note = None if resume.note is None else decode_note(resume.note)
@@ -219,7 +221,7 @@ def plan_output(found: Found, resume: Resume, *, format: str, path: Path, fresh:
     if note is not None and note.sink != found.owner.sink and fresh:
         note = None
     closed = _closed(found, found.owner, note, resume, path)
-    # One that is still prepared may be listed already, but perhaps not durably.
+    # An entry that is still prepared may already be listed, but perhaps not durably.
     done = {entry.digest for entry in found.entries} - {entry.digest for entry in found.prepared}
     keep = tuple(itertools.takewhile(lambda entry: entry.digest in done, closed))
     publish = closed[len(keep) :]
@@ -266,7 +268,7 @@ def _check_owner(owner: Owner, resume: Resume, format: str, path: Path) -> None:
 
 
 def _closed(found: Found, owner: Owner, note: Note | None, resume: Resume, path: Path) -> tuple[Entry, ...]:
-    """The entries of the closed epochs, published or prepared: those that lead to the note."""
+    """Return the entries of the closed epochs, published or prepared: those that lead to the note."""
     if note is None:
         older = next((entry for entry in found.entries if entry.epoch < resume.epoch), None)
         if older is not None:
@@ -292,7 +294,7 @@ def _closed(found: Found, owner: Owner, note: Note | None, resume: Resume, path:
 
 
 def _check_files(kept: Sequence[Entry], publish: Sequence[Entry], found: Found, path: Path, check_from: int) -> None:
-    """Every listed file has to be there with its size; one that is to be published may still wait."""
+    """Check that every listed file exists with its size; files of entries to publish may still be waiting."""
     somewhere = {**found.visible, **found.waiting}
     wrong = [
         f"{file.name} is {'missing' if size is None else f'{size} bytes long instead of {file.bytes}'}"

@@ -9,23 +9,23 @@
         └── staged/              files of micro-batches that are not in an epoch yet
 
 Preparing an epoch:
-1. Make its files durable, and gather them in prepared/ under the names they will have.
+1. Make its files durable, and collect them in prepared/ under their final names.
 2. Write its entry beside them, durable. Its digest goes into the partitions.
 
 Publishing it:
-1. Rename the files into sight, one by one, and make that durable.
+1. Rename the files to their visible place, one by one, and make that durable.
 2. Add the entry to the manifest, durable.
 3. Remove it from prepared/.
 
 Going back, when a run starts:
 1. Make the directory this flow's, if it is new.
-2. Cut the manifest behind the newest closed epoch that it lists.
+2. Cut the manifest after the newest closed epoch that it lists.
 3. Publish what was prepared for closed epochs.
-4. Remove visible files that are not in the manifest: they are of an abandoned future, or of a publishing or going
-   back that was interrupted.
-5. Remove all that is staged and prepared.
+4. Remove visible files that are not in the manifest: they belong to an abandoned future, or to an interrupted
+   publishing or going back.
+5. Remove everything staged and prepared.
 
-So a file that the manifest lists is there at any moment. The names prepare.1 to rollback.5 are crash points.
+So a file that the manifest lists exists at any moment. The names prepare.1 to rollback.5 are crash points.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ HIDDEN = "_recovery"
 
 @dataclass(slots=True)
 class Staged:
-    """A file of a micro-batch, on its way."""
+    """A file of a micro-batch that is not yet prepared."""
 
     path: Path
     suffix: str
@@ -89,12 +89,12 @@ class OutputDirectory:
         self._entry: Entry | None = None
 
     def plan(self, resume: Resume) -> OutputPlan:
-        """What `rollback` will do; changes nothing. Raises OutputMismatchError when that is impossible."""
+        """Return what `rollback` will do; changes nothing. Raises OutputMismatchError if that is impossible."""
         with self._translated():
             return self._plan(self.find(), resume)
 
     def rollback(self, resume: Resume) -> None:
-        """Leave exactly the output of the closed epochs; the steps are in the module's docstring."""
+        """Leave exactly the output of the closed epochs; the module's docstring lists the steps."""
         with self._translated():
             found = self.find()
             plan = self._plan(found, resume)
@@ -106,7 +106,7 @@ class OutputDirectory:
             if found.owner is None:
                 self._disk.replace(self._hidden / "owner.json", encode(owner))
             self._owner = owner
-            # What a killed run has left is seen, and yet a power loss could undo it later.
+            # What a killed run left is visible, but a power loss could still undo it.
             self._disk.sync(self._manifest)
             self._disk.sync_directory(self._hidden)
             faults.reach("rollback.1")
@@ -133,11 +133,11 @@ class OutputDirectory:
             faults.reach("rollback.5")
 
     def staging(self, execution: str, batch: int) -> Path:
-        """The directory that a micro-batch's files are to be written to; it need not exist."""
+        """Return the directory for a micro-batch's files; it need not exist."""
         return self._staging / execution / f"{batch:08}"
 
     def stage(self, batch: int, directory: Path, is_empty: Callable[[Path, int], bool]) -> None:
-        """Take the files that a micro-batch consists of; replaces those it was said to consist of before."""
+        """Register the files of a micro-batch; replaces those registered for it before."""
         with self._translated():
             staged = []
             for name, size in sorted(self._disk.files(directory).items()):
@@ -160,14 +160,14 @@ class OutputDirectory:
                     files.append(OutputFile(name, each.size_bytes, each.sha256))
             faults.reach("prepare.1")
             entry = sealed(Entry(output.epoch, output.execution.id, output.batch, tuple(files), self._last))
-            # Makes the files' names durable too.
+            # This makes the files' names durable too.
             self._disk.replace(self._prepared_entry(entry), encode(entry))
             self._entry = entry
             faults.reach("prepare.2")
         return encode(Note(self._owner.sink, entry.epoch, entry.digest, str(self.path.absolute()))).decode()
 
     def publish(self, output: EpochOutput) -> None:
-        """Make the prepared epoch visible. Raises LeaseLostError when a successor has seen to it."""
+        """Make the prepared epoch visible. Raises LeaseLostError if a successor has already handled it."""
         entry = self._entry
         if entry is None:
             return
@@ -183,7 +183,7 @@ class OutputDirectory:
                 self._discard(self.staging(output.execution.id, batch))
 
     def find(self) -> Found:
-        """What is in the directory now."""
+        """Return the current content of the directory."""
         with self._translated():
             self._refuse_links()
             visible = {n: s for n, s in self._disk.files(self.path).items() if not n.startswith(("_", "."))}
@@ -201,7 +201,7 @@ class OutputDirectory:
             return Found(owner, entries, torn, visible, tuple(prepared), waiting)
 
     def _refuse_links(self) -> None:
-        """The sink renames and removes files in its own directories: none of them may be another one."""
+        """Raise if one of the sink's own directories is a link: the sink renames and removes files in them."""
         for each in (self._hidden, self._prepared, self._staging):
             if self._disk.is_link(each):
                 raise OutputMismatchError(
@@ -212,7 +212,7 @@ class OutputDirectory:
                 )
 
     def damaged(self) -> list[Path]:
-        """The listed files that are missing, or whose content is not what was written. Reads all of them."""
+        """Return the listed files that are missing or whose content was changed. Reads all of them."""
         found = self.find()
         with self._translated():
             return [
@@ -243,7 +243,7 @@ class OutputDirectory:
         faults.reach("publish.3")
 
     def _discard(self, directory: Path) -> None:
-        """Remove what was staged. Late tasks may still write there; what is left goes with the next start."""
+        """Remove staged files. Late tasks may still write there; the next start removes what is left."""
         with contextlib.suppress(OSError):
             self._disk.remove_tree(directory)
 
@@ -252,7 +252,7 @@ class OutputDirectory:
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
-        """Errors of the file system as ours."""
+        """Translate errors of the file system to StorageError."""
         try:
             yield
         except OSError as error:

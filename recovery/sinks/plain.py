@@ -1,4 +1,4 @@
-"""Sinks without memory: what they do with a micro-batch, they do again when it comes again."""
+"""Sinks without memory: a micro-batch that comes again has its effect again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DiscardSink:
 
 
 class ConsoleSink:
-    """Prints up to `rows` rows of every micro-batch, a line each: control characters are escaped, as JSON does it."""
+    """Prints up to `rows` rows of every micro-batch, one per line, with control characters escaped as in JSON."""
 
     single_action = False
 

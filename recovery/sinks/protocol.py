@@ -1,18 +1,18 @@
-"""What a sink may be: a function, an object with `write`, or one whose output appears epoch by epoch.
+"""The kinds of sinks: a function, an object with `write`, or an EpochSink, whose output appears epoch by epoch.
 
 An EpochSink takes part in closing an epoch as in a two-phase commit. The commit point is not the sink's: it is that
-every recovery partition holds the epoch. In the order in which things happen:
+every recovery partition holds the epoch. In the order of events:
 
 1. `rollback(resume)` when an execution starts: publish what was prepared for epochs that turned out closed, take
-   back everything else that goes beyond the snapshot.
+   back everything else beyond the snapshot.
 2. `write(batch, batch_id)` for each micro-batch: keep it aside, invisible. It may be called again for the same id.
-3. `prepare(output)` before the partitions are written: make what belongs to the epoch durable, still invisible. The
-   note it returns is saved in the partitions in the transaction that closes the epoch.
+3. `prepare(output)` before the partitions are written: make the epoch's output durable, still invisible. The
+   transaction that closes the epoch saves the returned note in the partitions.
 4. Every partition holds the epoch.
-5. `publish(output)`: make it visible. Only this may be left undone by a crash, and 1 does it then.
+5. `publish(output)`: make it visible. A crash may leave only this undone, and then 1 does it.
 
-The note is what ties output to snapshots: going back to an older snapshot brings back the note of that one. So a
-sink that finds its own place by the note is right after a crash, a rewind and a restored backup alike.
+The note ties output to snapshots: going back to an older snapshot brings back that snapshot's note. So a sink that
+finds its place by the note is right after a crash, a rewind or a restored backup.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
-    """What a sink can know of the micro-batch that it is writing: see `current_batch`.
+    """What a sink can know about the micro-batch that it is writing: see `current_batch`.
 
-    epoch is the one that the micro-batch will be part of, unless the run dies before closing it.
+    epoch will contain the micro-batch, unless the run dies before closing it.
     """
 
     batch_id: BatchId
@@ -45,10 +45,10 @@ class BatchContext:
 
     @property
     def app_id(self) -> str:
-        """With `version`, names this micro-batch of this execution, and never another content.
+        """Together with `version`, identifies this micro-batch of this execution, and never another content.
 
-        For sinks that skip what they have seen, such as Delta (txnAppId, txnVersion). Another execution has another
-        app id, so it skips nothing: what an earlier one wrote since the last closed epoch is written again.
+        For sinks that skip what they have seen, such as Delta (txnAppId, txnVersion). Another execution has another app
+        id, so nothing is skipped then: what an earlier one wrote since the last closed epoch is written again.
         """
         return f"recovery-{self.store_id}-{self.execution_id}-batch"
 
@@ -62,9 +62,9 @@ BATCH_BEING_WRITTEN: ContextVar[BatchContext] = ContextVar("current_batch")
 
 
 def current_batch() -> BatchContext:
-    """The micro-batch that the calling sink is writing.
+    """Return the micro-batch that the calling sink is writing.
 
-    Only on the thread that called the sink, while it runs. Raises ConfigurationError elsewhere.
+    Works only on the thread that called the sink, during that call. Raises ConfigurationError elsewhere.
     """
     try:
         return BATCH_BEING_WRITTEN.get()
@@ -80,9 +80,9 @@ def current_batch() -> BatchContext:
 class EpochOutput:
     """An epoch whose output is to be prepared, or published.
 
-    batch: the last micro-batch of it; everything written by this execution up to it and not yet published belongs to
-        the epoch. A later one may have been written already, or be on its way on another thread.
-    floor: no run can resume before the epoch behind this one any more: what is only needed to go back below may go.
+    batch: the epoch's last micro-batch; everything that this execution wrote up to it and has not yet published belongs
+        to the epoch. A later one may have been written already, or be written now on another thread.
+    floor: no run can resume before the epoch after this one any more: data needed only to go back further may go.
     """
 
     epoch: Epoch
@@ -94,10 +94,10 @@ class EpochOutput:
 
     @property
     def app_id(self) -> str:
-        """With `version`, names this epoch of this execution, and never another content.
+        """Together with `version`, identifies this epoch of this execution, and never another content.
 
-        The output of a prepared epoch is fixed, so a sink that publishes under this name can skip what it has seen,
-        and be exact: Delta's txnAppId, with `version` as txnVersion.
+        The output of a prepared epoch is fixed, so a sink that publishes under this name can skip what it has seen, and
+        be exact: Delta's txnAppId, with `version` as txnVersion.
         """
         return f"recovery-{self.store_id}-{self.execution.id}-epoch"
 
@@ -109,10 +109,10 @@ class EpochOutput:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where an execution starts, told to a sink.
+    """Where an execution starts, for a sink.
 
-    epoch: the resume epoch; closed is what lies below.
-    note: what `prepare` returned for the newest closed epoch in which this sink took part, None when there is none.
+    epoch: the resume epoch; all epochs below it are closed.
+    note: what `prepare` returned for the newest closed epoch in which this sink took part, None if there is none.
     timeline: which execution closed which epochs below `epoch`.
     floor: as in `EpochOutput`.
     """
@@ -126,7 +126,7 @@ class Resume:
     timeline: tuple[TimelinePart, ...]
 
     def closed(self, epoch: int, execution_id: str) -> bool:
-        """Whether this execution closed this epoch on the timeline that goes on now."""
+        """Whether this execution closed this epoch on the current timeline."""
         return any(p.execution.id == execution_id and p.first <= epoch <= p.last for p in self.timeline)
 
 
@@ -134,14 +134,14 @@ class Resume:
 class Sink(Protocol):
     """An object with the `write` of a foreachBatch function.
 
-    single_action: True promises that `write` runs the batch exactly once and completely, on the calling thread;
-    only then is it given the plan itself instead of a materialised copy.
+    single_action: True promises that `write` runs the batch exactly once and completely, on the calling thread; only
+    then does it get the plan itself instead of a materialised copy.
     """
 
     single_action: bool
 
     def write(self, batch: DataFrame, batch_id: int) -> Any:
-        """Take one micro-batch. It may come again after a crash."""
+        """Write one micro-batch. It may come again after a crash."""
         ...
 
 
@@ -149,8 +149,8 @@ class Sink(Protocol):
 class EpochSink(Sink, Protocol):
     """A sink whose output appears once, with the epoch it belongs to; see the module's docstring.
 
-    Two more methods are called where a sink has them: `check(resume)`, before anything is written anywhere, raises
-    what would make `rollback` impossible; `release()` gives back what the sink holds when the run ends.
+    A sink may have two more methods: `check(resume)`, called before anything is written anywhere, raises if `rollback`
+    would be impossible; `release()` releases the sink's resources when the run ends.
     """
 
     def rollback(self, resume: Resume) -> None:
@@ -162,5 +162,5 @@ class EpochSink(Sink, Protocol):
         ...
 
     def publish(self, output: EpochOutput) -> None:
-        """Make the output of an epoch visible that is closed now. Repeatable."""
+        """Make the output of a closed epoch visible. Repeatable."""
         ...

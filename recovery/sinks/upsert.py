@@ -1,15 +1,15 @@
-"""UpsertSink: rows of the closed epochs, by key, in a table of a database, in which each takes effect once.
+"""UpsertSink: rows of the closed epochs, by key, in a table of a database; each row takes effect once.
 
-Everything lies in the user's database, in tables beside the user's: what is staged, which epochs were prepared and
+Everything is in the user's database, in tables beside the user's: what is staged, which epochs were prepared and
 published, and what each epoch replaced, so that it can be taken back. So every step is one transaction there, and a
 crash leaves nothing between two steps:
 
 1. `write`: stage the micro-batch's rows.
-2. `prepare`: try whether the staged rows up to a micro-batch can be published, and note that they are the epoch's.
-3. `publish`: keep what the epoch's rows will replace, write them into the table, note that it is published.
-4. `rollback`: put back what abandoned epochs replaced, publish what is closed and only prepared, forget the rest.
+2. `prepare`: try whether the staged rows up to a micro-batch can be published, and record that they are the epoch's.
+3. `publish`: keep what the epoch's rows will replace, write them into the table, record that the epoch is published.
+4. `rollback`: put back what abandoned epochs replaced, publish closed epochs that are only prepared, forget the rest.
 
-Each checks the execution's right to write inside its transaction. The names upsert.1 to upsert.4 are crash points:
+Each step checks the execution's right to write inside its transaction. The names upsert.1 to upsert.4 are crash points:
 that step was committed.
 """
 
@@ -53,13 +53,13 @@ if TYPE_CHECKING:
 
 ROWS_PER_CALL = 1000
 MARKS = ("recovery_execution", "recovery_batch")
-"""The columns of a staged row that are not the user's."""
+"""The additional columns of a staged row."""
 HISTORY = ("recovery_epoch", "recovery_had")
-"""Those of a row that was replaced."""
+"""The additional columns of a replaced row."""
 RANK = "recovery_rank"
-"""That of both where statements ask for the last or the first of a key's rows."""
+"""The additional column of both in statements that select the last or the first of a key's rows."""
 BESIDE = ("_recovery_owner", "_recovery_epochs", "_recovery_staged", "_recovery_replaced")
-"""The tables beside the user's: how their names end."""
+"""The suffixes of the tables beside the user's."""
 
 CREATE_OWNER = """
 CREATE TABLE {owner} (
@@ -82,7 +82,7 @@ CREATE TABLE {replaced} AS
 SELECT {columns}, CAST(0 AS BIGINT) AS recovery_epoch, CAST(0 AS BIGINT) AS recovery_had FROM {table} WHERE 1 = 0
 """
 
-# The rows of an epoch: of each key, those of its last micro-batch.
+# The rows of an epoch: for each key, those of the last micro-batch.
 LAST = """
 SELECT {columns} FROM (
     SELECT {columns}, row_number() OVER (PARTITION BY {key} ORDER BY recovery_batch DESC) AS recovery_rank
@@ -96,7 +96,7 @@ FROM ({rows}) AS s LEFT JOIN {table} AS t ON {same_key}
 """
 UPSERT = "INSERT INTO {table} ({columns}) SELECT {columns} FROM ({rows}) AS s WHERE 1 = 1 ON CONFLICT ({key}) {action}"
 
-# What a key had before the first of the epochs that are taken back; 0 for those that were not there.
+# The state of a key before the first of the epochs that are taken back; recovery_had is 0 for keys that did not exist.
 BEFORE = """
 SELECT {columns} FROM (
     SELECT {columns}, recovery_had, row_number() OVER (PARTITION BY {key} ORDER BY recovery_epoch) AS recovery_rank
@@ -104,7 +104,7 @@ SELECT {columns} FROM (
 ) AS ranked WHERE recovery_rank = 1 AND recovery_had = {p}
 """
 REMOVE = "DELETE FROM {table} AS t WHERE EXISTS (SELECT 1 FROM ({rows}) AS s WHERE {same_key})"
-# Of an SQLite table: the columns of its unique indexes that do not compare byte by byte.
+# The columns of an SQLite table's unique indexes that do not compare byte by byte.
 COLLATED = """
 SELECT x.name, x.coll FROM pragma_index_list({p}) AS l, pragma_index_xinfo(l.name) AS x
 WHERE l."unique" AND x.key AND x.coll <> 'BINARY'
@@ -117,7 +117,7 @@ GROUP BY {key} HAVING count(*) > 1 LIMIT 1
 
 @dataclass(frozen=True, slots=True)
 class UpsertNote:
-    """What the partitions keep: the newest epoch that was written to the table."""
+    """The note in the partitions: the newest epoch that was written to the table."""
 
     upsert: str
     epoch: int
@@ -127,7 +127,7 @@ class UpsertNote:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What going back has to do: `last` is the newest epoch that stays. known: whether the tables of ours exist."""
+    """What going back has to do: `last` is the newest epoch that stays. known: whether the sink's own tables exist."""
 
     known: bool
     last: int
@@ -135,16 +135,16 @@ class _Plan:
 
 
 class UpsertSink:
-    """An EpochSink that writes rows into a table by key: a new row for a new key, new values for one that is there.
+    """An EpochSink that upserts rows into a table by key: a new key adds a row, a known key gets new values.
 
-    connect: gives a fresh DB-API connection each time; it is used by one thread, and closed.
+    connect: returns a new DB-API connection each time; one thread uses it, and it is closed.
     table: an existing table with a primary key or unique index on `key`.
     key: the key's columns. A micro-batch may have one row per key; of several micro-batches the last one counts.
-    paramstyle: that of the database's module where it cannot be found out: "qmark", "format" or "pyformat".
+    paramstyle: that of the database's module if it cannot be detected: "qmark", "format" or "pyformat".
 
-    The rows of an epoch appear when it is closed, in one transaction with the position. Going back puts back the rows
-    that they replaced. Four tables beside the user's hold what that needs. The database has to know
-    INSERT … ON CONFLICT and window functions, as SQLite, PostgreSQL and DuckDB do.
+    The rows of an epoch appear when it is closed, in one transaction with the position. Going back restores the rows
+    that they replaced. Four tables beside the user's hold the data for that. The database must support INSERT … ON
+    CONFLICT and window functions, as SQLite, PostgreSQL and DuckDB do.
     """
 
     single_action = False
@@ -161,7 +161,7 @@ class UpsertSink:
         self._connect = connect
         self._paramstyle = paramstyle
         self._execution = ""
-        # One transaction at a time: an epoch is closed on a thread of its own, while the next micro-batch is staged.
+        # One transaction at a time: an epoch is closed on its own thread, while the next micro-batch is staged.
         self._lock = threading.Lock()
         self._names = {
             "table": quoted_table(table),
@@ -169,14 +169,15 @@ class UpsertSink:
             "key": listed(self.key),
             "s_key": listed(self.key, "s"),
             "first": quoted(self.key[0]),
-            # Ours comes first: in SQLite its collation, BINARY, counts then, as in the unique index.
+            # The sink's own column comes first: then SQLite compares with its collation, BINARY, as in the unique
+            # index.
             "same_key": " AND ".join(f"s.{quoted(k)} = t.{quoted(k)}" for k in self.key),
         }
 
     # ---- the phases
 
     def check(self, resume: Resume) -> None:
-        """Raise what would make `rollback` impossible; see `EpochSink`."""
+        """Raise if `rollback` would be impossible; see `EpochSink`."""
         with self._session() as database:
             columns = self._columns(database)
             self._lacking(columns, "table")
@@ -190,7 +191,7 @@ class UpsertSink:
         with self._session() as database:
             owned = database.exists("owner")
         with self._session() as database:
-            # First of all: SQLite does not wait for a writer that came between a read and the write.
+            # Write first: SQLite does not wait for a writer that came between a read and the write.
             if owned:
                 database.run("UPDATE {owner} SET execution_id = execution_id")
             columns = self._columns(database)
@@ -206,7 +207,7 @@ class UpsertSink:
             database.run("DELETE FROM {epochs} WHERE epoch > {p}", (plan.last,))
             for waiting in database.run("SELECT epoch, batch_id, execution_id FROM {epochs} WHERE published = 0"):
                 self._publish(database, columns, *waiting)
-            # Made anew rather than emptied: the table may have lost columns, or have others of the same names.
+            # Create it again instead of emptying it: the table may have lost columns, or have others of the same names.
             database.run("DROP TABLE {staged}")
             database.run(CREATE_STAGED, columns=listed(columns))
             database.commit()
@@ -223,7 +224,8 @@ class UpsertSink:
     def stage(
         self, columns: Sequence[str], rows: Iterable[Sequence[Any]], batch_id: int, types: Sequence[str] = ()
     ) -> None:
-        """`write`, for rows that need not be Spark's. types: what the flow calls those of the columns, for errors."""
+        """Do what `write` does, for rows that need not be Spark's. types: the flow's names of the column types, for
+        errors."""
         self._refuse_own(columns)
         self._lacking(columns, "output")
         of_key = [list(columns).index(k) for k in self.key]
@@ -258,7 +260,7 @@ class UpsertSink:
         faults.reach("upsert.1")
 
     def prepare(self, output: EpochOutput) -> str:
-        """Note which staged rows are the epoch's; see `EpochSink`. One transaction, after one that is undone."""
+        """Record which staged rows are the epoch's; see `EpochSink`. One transaction, after one that is undone."""
         self._try_out(output)
         with self._session() as database:
             self._hold(database)
@@ -290,13 +292,13 @@ class UpsertSink:
     def _not_taken(
         self, database: Session, columns: Sequence[str], rows: Iterable[Sequence[Any]], types: Sequence[str]
     ) -> SinkFailedError | None:
-        """The error that names the column of the value for which rows could not be staged; None where it is not for a
-        value. What was done so far is undone."""
+        """Return the error that names the column whose value could not be staged; None if no value caused the failure.
+        Undoes the transaction."""
         one = "INSERT INTO {staged} ({column}) VALUES ({value})"
         with contextlib.suppress(SinkFailedError):
             database.restart()
             self._make_staged(database, columns)
-            # Where not even this is taken, it is not for the values.
+            # If even this fails, the values are not the cause.
             database.run(one, column=quoted(columns[0]), value="NULL")
             for row in rows:
                 for place, (column, value) in enumerate(zip(columns, row, strict=False)):
@@ -314,8 +316,8 @@ class UpsertSink:
         return None
 
     def _try_out(self, output: EpochOutput) -> None:
-        """Write the epoch's rows and undo it: what the table does not take has to be known before the epoch is closed
-        in the partitions, for then nothing but these rows can follow."""
+        """Write the epoch's rows and undo it. Rows that the table refuses must be known before the epoch is closed in
+        the partitions: after that, nothing but these rows can follow."""
         with self._session() as database:
             self._hold(database)
             try:
@@ -330,10 +332,10 @@ class UpsertSink:
                     "computed anew.",
                 ) from error
 
-    # ---- what they are made of, inside a transaction
+    # ---- their parts, inside a transaction
 
     def _plan(self, database: Session, resume: Resume) -> _Plan:
-        """What `rollback` has to do. Raises OutputMismatchError when that is impossible."""
+        """Return what `rollback` has to do. Raises OutputMismatchError if that is impossible."""
         note = None if resume.note is None else self._decode(resume.note)
         last = 0 if note is None else note.epoch
         if not database.exists("owner"):
@@ -411,7 +413,7 @@ class UpsertSink:
     def _replace(self, database: Session, columns: list[str], epoch: int, batch: int, execution: str) -> None:
         """Write an epoch's rows into the table, and keep what they replace."""
         staged = _staged(database)
-        # A column that was added since the run began is not known to the history; the next run begins that anew.
+        # The history lacks a column that was added since the run began; the next run starts the history again.
         had = database.columns("replaced")
         others = [column for column in columns if column not in self.key and column in had]
         database.run(
@@ -430,7 +432,7 @@ class UpsertSink:
         database.run(UPSERT, values, rows=rows, columns=listed(columns), action=action)
 
     def _forget(self, database: Session, floor: int) -> None:
-        """Let go what is only needed to go back below the floor; the newest epoch at or below it stays known."""
+        """Remove what is needed only to go back below the floor; the newest epoch at or below the floor stays known."""
         database.run("DELETE FROM {replaced} WHERE recovery_epoch <= {p}", (floor,))
         database.run(
             "DELETE FROM {epochs} WHERE epoch < (SELECT max(epoch) FROM {epochs} WHERE epoch <= {p})", (floor,)
@@ -438,19 +440,21 @@ class UpsertSink:
         database.run("UPDATE {owner} SET history_from = {p} WHERE history_from < {p}", (floor, floor))
 
     def _renew_history(self, database: Session, columns: list[str], last: int) -> None:
-        """Begin it anew when the table has other columns by now: nothing can be taken back beyond here then."""
+        """Start the history again if the table's columns have changed: then nothing can be taken back beyond this
+        point."""
         if not self._has_history_of(database, columns):
             database.run("DROP TABLE {replaced}")
             database.run(CREATE_REPLACED, columns=listed(columns))
             database.run("UPDATE {owner} SET history_from = {p}", (last,))
 
     def _has_history_of(self, database: Session, columns: list[str]) -> bool:
-        """Whether what was replaced is kept in the same columns, of the same types: another type would change it."""
+        """Whether the replaced rows are kept in the same columns with the same types: another type would change the
+        values."""
         if database.columns("replaced") != [*columns, *HISTORY]:
             return False
         return database.types("replaced")[: len(columns)] == database.types("table")
 
-    # ---- smaller things
+    # ---- helpers
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[Session]:
@@ -472,7 +476,8 @@ class UpsertSink:
         return columns
 
     def _refuse_own(self, columns: Sequence[str]) -> None:
-        """Statements could not tell the user's column from the one of ours; some databases know no case in names."""
+        """Refuse user columns with the names of the sink's own: statements could not tell them apart. Some databases
+        ignore case in names."""
         own = [column for column in columns if column.lower() in (*MARKS, *HISTORY, RANK)]
         if own:
             raise ConfigurationError(
@@ -491,11 +496,11 @@ class UpsertSink:
             raise ConfigurationError(f"table {self.table} has no column {', '.join(unknown)}", remedy=remedy)
 
     def _check_names(self, database: Session) -> None:
-        """Where a database cuts long names, those of our tables have to stay different."""
+        """Check that the names of the sink's tables stay different if the database cuts long names."""
         last = self.table.rpartition(".")[2]
         kept = database.kept([last, *(last + end for end in BESIDE)])
         if len(set(kept)) < len(kept):
-            # One letter behind the last underscore tells them apart.
+            # One letter after the last underscore distinguishes them.
             longest = max(len(name.encode()) for name in kept) - len("_recovery_") - 1
             raise ConfigurationError(
                 f"table {self.table}: its name is too long",
@@ -504,7 +509,8 @@ class UpsertSink:
             )
 
     def _check_collation(self, database: Session) -> None:
-        """Keys that are two here and one in the table could not be told apart, nor put back."""
+        """Refuse a collation under which keys that differ here are equal in the table: such rows could not be put
+        back."""
         if not database.is_sqlite:
             return
         for name, collation in database.run(COLLATED, (self.table.rpartition(".")[2],)):
@@ -516,8 +522,8 @@ class UpsertSink:
                 )
 
     def _check_writable(self, columns: Sequence[str]) -> None:
-        """Rows of all columns have to be put back when a run goes back: refuse columns that only the database may
-        write, before anything depends on it."""
+        """Refuse columns that only the database may write, before anything depends on it: going back puts back rows
+        with all columns."""
         with self._session() as database:
             try:
                 database.run(
@@ -568,7 +574,7 @@ class UpsertSink:
             )
 
     def _ways_apart(self, same_flow: bool, store_id: str) -> tuple[str, str]:
-        """Cause and remedy where the table belongs to others."""
+        """Return cause and remedy for a table that belongs to another flow or store."""
         if not same_flow:
             return "Two flows were given one table.", "Give each flow its own table."
         return (
@@ -583,7 +589,7 @@ class UpsertSink:
 
     @staticmethod
     def _beside(table: str) -> str:
-        """The names of the tables beside one, as a text."""
+        """Return the names of the tables beside a table, as a text."""
         first, *others, last = [table + BESIDE[0], *(end.removeprefix("_recovery") for end in BESIDE[1:])]
         return f"{', '.join([first, *others])} and {last}"
 
@@ -593,5 +599,5 @@ class UpsertSink:
 
 
 def _staged(database: Session) -> list[str]:
-    """The columns that the flow writes."""
+    """Return the columns that the flow writes."""
     return [column for column in database.columns("staged") if column not in MARKS]

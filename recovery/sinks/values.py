@@ -1,4 +1,4 @@
-"""Values of Spark's rows as a database takes them."""
+"""Convert values of Spark's rows to what a database accepts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Change = Callable[[Any], Any]
 
 
 def in_utc(kind: Any) -> Change | None:
-    """What puts the moments in values of a Spark type into UTC, at every depth; None where it has none.
+    """Return a function that converts the moments in values of a Spark type to UTC, at every depth; None if it has
+    none.
 
-    Spark gives them on the clocks of this machine, on which an hour comes twice.
+    Spark gives moments in this machine's local time, in which an hour can occur twice.
     """
     from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
 
@@ -37,8 +38,8 @@ def in_utc(kind: Any) -> Change | None:
 
 
 def rows_of(batch: Any) -> Iterator[tuple[Any, ...]]:
-    """The rows of a Spark frame as tuples. Raises StateValueError, with column and value, for a time that Python cannot
-    have."""
+    """Yield the rows of a Spark frame as tuples. Raises StateValueError, with column and value, for a time that Python
+    cannot represent."""
     try:
         yield from map(tuple, batch.toLocalIterator(prefetchPartitions=True))
     except (ValueError, OverflowError) as error:
@@ -51,7 +52,7 @@ def rows_of(batch: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def _far_value(batch: Any) -> str | None:
-    """The first time of a column itself whose year Python does not have, at whatever clock."""
+    """Return the first time in a top-level column whose year Python cannot represent in every time zone."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import DateType, TimestampNTZType, TimestampType
 
@@ -65,13 +66,13 @@ def _far_value(batch: Any) -> str | None:
 
 
 def changes_of(schema: Any) -> list[tuple[int, Change]]:
-    """The places of a schema's columns that have moments, and what puts these into UTC."""
+    """Return the positions of a schema's columns that have moments, each with its conversion to UTC."""
     found = [(place, in_utc(field.dataType)) for place, field in enumerate(schema.fields)]
     return [(place, change) for place, change in found if change]
 
 
 def changed(row: Sequence[Any], changes: Sequence[tuple[int, Change]]) -> list[Any]:
-    """The row with some of its values changed."""
+    """Return the row with some of its values changed."""
     values = list(row)
     for place, change in changes:
         values[place] = change(values[place])
@@ -79,8 +80,8 @@ def changed(row: Sequence[Any], changes: Sequence[tuple[int, Change]]) -> list[A
 
 
 def for_sqlite(row: Sequence[Any]) -> list[Any]:
-    """Values as SQLite keeps them: days and moments as texts, these in UTC without a zone, which sort; NaN it takes for
-    NULL."""
+    """Return values as SQLite stores them: dates and moments as texts that sort, moments in UTC without a zone; NaN
+    becomes NULL."""
     values = list(row)
     for place, each in enumerate(row):
         if isinstance(each, datetime):
@@ -93,7 +94,8 @@ def for_sqlite(row: Sequence[Any]) -> list[Any]:
 
 
 def _moment_in_utc(moment: datetime | None) -> datetime | None:
-    """The last hours of the year 9999, which mean the end of time, may have no place there, and stay as they are."""
+    """Convert a moment to UTC. The last hours of the year 9999, which mean the end of time, may overflow and stay
+    unchanged."""
     if moment is not None:
         with contextlib.suppress(OverflowError, ValueError):
             return moment.astimezone(UTC)
@@ -109,7 +111,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _like(row: Any, values: list[Any]) -> Any:
-    """A struct of the same fields."""
+    """Return a struct with the same fields."""
     from pyspark.sql import Row
 
     return Row(*row.__fields__)(*values)

@@ -1,1 +1,1 @@
-"""Where operational state is kept: a directory, or a bucket."""
+"""The places of operational state: a directory, or a bucket."""

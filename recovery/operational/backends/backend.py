@@ -1,9 +1,9 @@
-"""Where operational state lives: the one seam between its verbs and a store of documents.
+"""The seam between operational state and the store of documents that keeps it.
 
-A document is JSON under a state id. Its generation goes up by one with every change and never back, also when it is
-removed and made again. Every backend keeps the same promises: a write is durable when it returns, and all or nothing;
-of several that meet, each sees what the one before it left; what is damaged raises an error and is never taken for
-missing.
+A document is JSON under a state id. Its generation grows by one with every change and never goes back, even when the
+document is removed and made again. Every backend makes the same promises: a write is durable when it returns, and all
+or nothing; of several concurrent writes, each sees the result of the one before it; damaged data raises an error and is
+never taken for missing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One state as it stands. `content` is JSON's own types; None: it was removed, which leaves a tombstone.
+    """One state as currently stored. `content` is JSON's own types; None: it was removed, which leaves a tombstone.
 
     changed_ms is the wall time of the last change; it never goes back from one generation to the next.
     """
@@ -54,48 +54,50 @@ class Document:
 
 
 Change = Callable[[Document | None], Any]
-"""Gives the new content from the document as it stands, which is None when there never was one; None removes it.
+"""Returns the new content, given the current document, or None if there never was one. Returning None removes the
+document.
 
-It may be called again when another writer was faster. Returning the content as it stands writes nothing."""
+It may be called again if another writer was faster. Returning the current content writes nothing.
+"""
 
 
 class Backend(Protocol):
     """A store of documents."""
 
     location: str
-    """Where it is, for people; without credentials."""
+    """Where the store is, for people; without credentials."""
 
     def read(self, ids: Sequence[StateId]) -> dict[StateId, Document]:
-        """The documents of these ids; those that never were are left out, removed ones have no content."""
+        """Return the documents of these ids. Ids that never had one are left out; removed documents have no content."""
         ...
 
     def list(self, prefix: str = "") -> list[Document]:
-        """All documents whose id begins with `prefix`, removed ones too, sorted by id."""
+        """Return all documents whose id begins with `prefix`, removed ones included, sorted by id."""
         ...
 
     def update(self, changes: Mapping[StateId, Change]) -> dict[StateId, Document]:
-        """Change documents; returns them as they are now, without those that never were. Each change is atomic.
+        """Change documents; returns their new values, without documents that never existed. Each change is atomic.
 
-        In the recovery directory all of them together are: one transaction. Elsewhere they are made in the order given.
-        Raises StateLockedError when others kept it waiting for too long.
+        In the recovery directory all changes are one transaction. Elsewhere they are made in the order given. Raises
+        StateLockedError if other writers kept it waiting for too long.
         """
         ...
 
     def forget(self, ids: Sequence[StateId]) -> int:
-        """Remove documents without a tombstone; returns how many there were."""
+        """Remove documents without a tombstone; returns how many existed."""
         ...
 
     def place(self, documents: Sequence[Document]) -> None:
-        """Put documents of another backend here as they are, generation and time included; atomic as `update` is."""
+        """Store documents of another backend unchanged, generation and time included; atomic as `update` is."""
         ...
 
     def lock(self, name: str, purpose: str) -> AbstractContextManager[None]:
-        """Hold the lock of this name. Raises StateLockedError naming the holder, LeaseLostError when it was lost."""
+        """Hold the lock of this name. Raises StateLockedError naming the holder, LeaseLostError if it was lost."""
         ...
 
 
 class DirectoryBackend:
-    """Operational state in a recovery directory: see `recovery.storage.documents`."""
+    """Operational state in a recovery directory; see `recovery.storage.documents`."""
 
     def __init__(self, directory: str | os.PathLike[str], clock: Clock, retry: RetryPolicy) -> None:
         self.directory = Path(directory)
@@ -174,14 +176,14 @@ class DirectoryBackend:
 
 
 def same_place(one: Backend, other: Backend) -> bool:
-    """Whether two backends hold the same documents; of URIs that differ in their settings alone it is assumed."""
+    """Whether two backends hold the same documents. URIs that differ only in their settings count as the same place."""
     if isinstance(one, DirectoryBackend) and isinstance(other, DirectoryBackend):
         return home(one.directory).samefile(home(other.directory))
     return one.location == other.location
 
 
 def to_text(content: Any) -> str | None:
-    """Content as it is stored. Two that are equal in Python may differ in it: 1, 1.0 and true."""
+    """Return content in its stored form. Values that are equal in Python may differ in it: 1, 1.0 and true."""
     return None if content is None else json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 

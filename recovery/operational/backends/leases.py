@@ -1,12 +1,12 @@
-"""Leases: locks in a store that several machines reach, held for a time and renewed while they are in use.
+"""Leases: locks in a store that several machines reach, held for a limited time and renewed while in use.
 
-1. Whoever finds the lock free, or its holder silent for a whole lease, writes itself into the lock's object with the
-   next fencing number. The write is conditional, so of several one succeeds.
-2. Silent means: the object did not change while the one who waits looked at it, by that one's own elapsed time. Clocks
-   of two machines are never compared, so it does not matter what they show.
-3. The holder renews at a third of the lease: it writes the object anew. When it could not do so for a whole lease, or
-   finds another in it, it has lost the lock, and knows.
-4. What is written under a lease carries its fencing number; what was written under a higher one refuses it.
+1. A process that finds the lock free, or its holder silent for a whole lease, writes itself into the lock's object with
+   the next fencing number. The write is conditional, so only one of several succeeds.
+2. Silent means: the object did not change while the waiting process watched it, by that process's own elapsed time.
+   Clocks of two machines are never compared, so it does not matter what they show.
+3. The holder renews after a third of the lease by writing the object again. If it could not do so for a whole lease, or
+   finds another holder in the object, it knows that it has lost the lock.
+4. A write under a lease carries the lease's fencing number; an object written under a higher number refuses it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from recovery.operational.backends.paths import LOCK_FILE, encode_path
 
 LONGEST_LEASE_S = 366 * 86400.0
 REMEMBERED = 100
-"""So many takeovers a lock remembers: a holder whose release got no answer can tell what became of it."""
+"""How many takeovers a lock remembers, so that a holder whose release got no answer can find out whether it
+happened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,9 @@ class LeaseTerms:
 
 
 class HeldLease:
-    """One lock by name. Entering waits for it at most `wait_s` seconds; leaving frees it.
+    """One named lock. Entering waits for it at most `wait_s` seconds; leaving frees it.
 
-    Raises StateLockedError naming the holder; on leaving LeaseLostError when it was lost meanwhile.
+    Raises StateLockedError naming the holder; on leaving LeaseLostError if the lock was lost meanwhile.
     """
 
     def __init__(
@@ -82,12 +83,12 @@ class HeldLease:
         try:
             self._release()
         except RecoveryError:
-            # What ended the work matters more.
+            # An error that ended the work matters more.
             if kind is None:
                 raise
 
     def check(self) -> None:
-        """Raises LeaseLostError unless the lease is still held, as the store sees it at this moment."""
+        """Raises LeaseLostError unless the store shows that the lease is still held."""
         with self._lock:
             self._check()
             found = self._read()
@@ -109,7 +110,7 @@ class HeldLease:
                 stirred = watched is not None
                 watched, since_s = found["token"], self._clock.elapsed_s()
             if found["holder"] == self._holder:
-                # Our own write, whose answer never came.
+                # Our own earlier write, whose answer never arrived.
                 self._token, self._renewed_s = found["token"], asked_s
                 return
             silent = self._clock.elapsed_s() - since_s >= max(self._terms.lock_timeout_s, found["lease_s"])
@@ -123,10 +124,10 @@ class HeldLease:
                     self._renewed_s = asked_s
                     return
                 except Conflict:
-                    # Somebody else was faster: look at once who.
+                    # Another process was faster: look again immediately.
                     continue
             waited_s = self._clock.elapsed_s() - began_s
-            # One that has not stirred may be dead, which is known when a lease has run out.
+            # An unchanged holder may be dead; that is known only after a whole lease.
             known = stirred or self._clock.elapsed_s() - since_s >= self._terms.lock_timeout_s
             if waited_s >= self._wait_s and known:
                 raise StateLockedError(
@@ -149,7 +150,7 @@ class HeldLease:
                 except Conflict:
                     self._adopt()
                 except RecoveryError:
-                    # Out of reach: tried again until the lease has run out.
+                    # The store is out of reach: try again until the lease has run out.
                     continue
 
     def _release(self) -> None:
@@ -164,14 +165,15 @@ class HeldLease:
                     self._write(None, self._token)
 
     def _was_freed(self) -> bool:
-        """Whether the lock was freed by this holder: by a write whose answer never came."""
+        """Whether this holder's own write, whose answer never arrived, freed the lock."""
         found = self._read()
         if found["fence"] == self.fence:
             return found["holder"] is None
         return self.fence not in found["taken_over"] and self.fence < found["fence"] <= self.fence + REMEMBERED
 
     def _adopt(self) -> None:
-        """The object is another one: a renewal of our own whose answer never came, or a successor's."""
+        """Handle a changed object: keep the lock if our own renewal, whose answer never arrived, wrote it; lose it if a
+        successor did."""
         with contextlib.suppress(RecoveryError):
             found = self._read()
             if (found["holder"], found["fence"]) == (self._holder, self.fence):
@@ -203,7 +205,7 @@ class HeldLease:
         try:
             lock = json.loads(found.content)["lock"]
             fence, holder, lease_s, taken_over = (lock[name] for name in ("fence", "holder", "lease_s", "taken_over"))
-            # Who would wait for ever waits for a mistake.
+            # Refuse a lease so long that waiting for it must be a mistake.
             sound = type(fence) is int and 0 <= fence < 1 << 62 and 0 <= float(lease_s) <= LONGEST_LEASE_S
             if not sound or not (holder is None or isinstance(holder, dict)):
                 raise ValueError("a field of it is out of range")

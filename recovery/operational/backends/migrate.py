@@ -1,4 +1,4 @@
-"""Moving operational state from one backend to another, with a proof that all of it arrived."""
+"""Moving operational state from one backend to another, and verifying that all of it arrived."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from recovery.operational.ids import StateId
 def migrate(source: Backend, target: Backend, *, force: bool = False) -> int:
     """Copy every document, tombstones, generations and times included; returns how many were written.
 
-    What the target has already must be the same, unless forced. The source stays as it is. Afterwards both are read
-    again and compared. Raises ConfigurationError, StateLockedError when the source changed meanwhile, CorruptStateError
-    when the target does not hold what was written.
+    Documents that the target already holds must be identical, unless forced. The source stays unchanged. Afterwards
+    both are read again and compared. Raises ConfigurationError, StateLockedError if the source changed meanwhile,
+    CorruptStateError if the target does not hold what was written.
     """
     found = _documents(source)
     documents = {each: above_closed(target, document) for each, document in found.items()}
@@ -41,8 +41,8 @@ def migrate(source: Backend, target: Backend, *, force: bool = False) -> int:
 
 
 def _documents(backend: Backend) -> dict[StateId, Document]:
-    """All documents by id. Marks that epochs moved are marks like others in them, as they have to be where there are no
-    epochs: that is a change, and so another generation."""
+    """Return all documents by id. Marks that epochs moved become ordinary marks, because the target may have no epochs;
+    that is a change and gives another generation."""
     found = {document.state_id: document for document in backend.list()}
     settled = settled_marks(backend, found)
     return found | {each: replace(document, generation=document.generation + 1) for each, document in settled.items()}

@@ -1,4 +1,4 @@
-"""Files that are written conditionally: only when nobody wrote them since they were read. On a disk or in a bucket."""
+"""Objects on a disk or in a bucket, written conditionally: only if nobody wrote them since they were read."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from recovery.storage.lock import free
 T = TypeVar("T")
 
 Token = Any
-"""What tells one content of an object from the next."""
+"""Identifies one content of an object."""
 
 SCHEMES = ("file", "s3", "azure", "gs")
 TIMEOUT = "20s"
 LARGEST = 256 << 20
-"""Bytes of an object: no document comes near it, and one that somebody put there is not read into memory."""
+"""The largest object that is read, in bytes. Documents stay far below it; a larger object came from another program."""
 ATTEMPT_INTERVAL_S = 0.002
 _SETTINGS = {
     "s3": {"endpoint": "endpoint", "region": "region"},
@@ -43,39 +43,39 @@ _QUERY = re.compile(r"\?[^\s\"')]+")
 _SECRETS = re.compile(r"KEY|SECRET|TOKEN|SAS|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 
-class Conflict(Exception):  # noqa: N818 - somebody else was faster: the write is tried again on what is there now
-    """The object is not the one that was read any more."""
+class Conflict(Exception):  # noqa: N818 - another writer was faster: the write is tried again on the current content
+    """The object has changed since it was read."""
 
 
 class Found(NamedTuple):
-    """An object's content and what it is recognised by."""
+    """An object's content, and the token that identifies it."""
 
     content: bytes
     token: Token
 
 
 class Objects(Protocol):
-    """A place for small objects by path. Raises StateBackendError when it cannot be reached or refuses."""
+    """A place for small objects by path. Raises StateBackendError if it cannot be reached or refuses."""
 
     location: str
 
     def get(self, path: str) -> Found | None:
-        """The object, None when there is none."""
+        """Return the object, None if there is none."""
         ...
 
     def put(self, path: str, content: bytes, expected: Token | None) -> Token:
-        """Write the object whole and durably, when it is still the `expected` one; None: when there is none yet.
+        """Write the whole object durably if it is still the `expected` one; None: if it does not exist yet.
 
-        Raises Conflict when it is not; nothing was written then.
+        Raises Conflict otherwise; then nothing was written.
         """
         ...
 
     def paths(self, prefix: str) -> list[str]:
-        """The paths of all objects below a directory, "" for all."""
+        """Return the paths of all objects below a directory, "" for all."""
         ...
 
     def delete(self, path: str) -> None:
-        """Remove the object; one that is gone already is no error."""
+        """Remove the object; a missing object is not an error."""
         ...
 
 
@@ -93,17 +93,17 @@ class Address(NamedTuple):
         return f"{self.scheme}://{self.bucket}{'/' if self.bucket and self.prefix else ''}{self.prefix}"
 
     def seconds(self, name: str, default: str) -> float:
-        """One of the settings that are intervals."""
+        """Return one of the settings that are intervals, in seconds."""
         return parse_interval(self.settings.get(name, default))
 
 
 def is_uri(text: object) -> bool:
-    """Whether a place is named by a URI, and not by the path of a recovery directory."""
+    """Whether a place is named by a URI instead of the path of a recovery directory."""
     return isinstance(text, str) and "://" in text
 
 
 def parse_address(uri: str) -> Address:
-    """The parts of `s3://bucket/prefix?endpoint=…`. Raises ConfigurationError, which repeats nothing that is secret."""
+    """Return the parts of `s3://bucket/prefix?endpoint=…`. Raises ConfigurationError, which repeats no secrets."""
     try:
         parts = urlsplit(uri)
         pairs = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
@@ -114,7 +114,7 @@ def parse_address(uri: str) -> Address:
     if "@" in parts.netloc or any(_SECRETS.search(name) for name in pairs):
         raise _bad("credentials do not belong into a URI, which is printed and logged")
     if "#" in uri:
-        # What follows it is no part of a path, so two addresses would be one place.
+        # The rest is not a part of a path, so two addresses would name one place.
         raise _bad("it holds a #, which ends the path; one in a name is written %23")
     known = {*_OURS, *_SETTINGS.get(parts.scheme, {})}
     if not pairs.keys() <= known:
@@ -129,22 +129,22 @@ def parse_address(uri: str) -> Address:
 
 
 def open_objects(address: Address) -> Objects:
-    """The place that an address names. Raises ConfigurationError when its package is not installed."""
+    """Return the place that an address names. Raises ConfigurationError if its package is not installed."""
     if address.scheme == "file":
         return FileObjects(Path(address.prefix), address.seconds("timeout", TIMEOUT))
     return BucketObjects(address)
 
 
 class FileObjects:
-    """Objects as files of a directory. Writers of this machine exclude each other by a lock of the operating system,
-    for which none waits longer than `timeout_s`.
+    """Objects as files of a directory. An operating system lock excludes other writers of this machine; no writer waits
+    for it longer than `timeout_s`.
 
-    The directory is there already: a share that is not mounted, or a path that is wrong, is never taken for empty.
+    The directory must exist: an unmounted share or a wrong path is never taken for empty.
     """
 
     def __init__(self, root: Path, timeout_s: float) -> None:
         self.root = root
-        # One place has one name: by this it is recognised.
+        # One place has one name, by which it is recognised.
         self.location = f"file://{os.path.realpath(root)}"
         self._timeout_s = timeout_s
 
@@ -162,7 +162,7 @@ class FileObjects:
         return Found(content, hashlib.sha256(content).hexdigest())
 
     def put(self, path: str, content: bytes, expected: Token | None) -> Token:
-        """See `Objects.put`. The file is replaced by a rename, after it and before its directory were synced."""
+        """See `Objects.put`. A rename replaces the file; the file is synced before it, its directory after it."""
         target = self.root / path
         with self._translated():
             self._check_root()
@@ -172,7 +172,7 @@ class FileObjects:
                 if (None if found is None else found.token) != expected:
                     raise Conflict(path)
                 draft = target.with_name(f".{target.name}.draft")
-                # Only who writes has one, and a killed writer leaves it.
+                # Only writers make a draft; a killed writer leaves it behind.
                 draft.unlink(missing_ok=True)
                 with os.fdopen(create(draft), "wb") as file:
                     file.write(content)
@@ -221,7 +221,7 @@ class FileObjects:
         )
 
     def _make(self, directory: Path) -> None:
-        """Directories below the root; should it have gone by now, it is not made."""
+        """Make directories below the root, but never the root itself, even if it has disappeared."""
         below = [each for each in (directory, *directory.parents) if self.root in each.parents and not each.exists()]
         for each in reversed(below):
             each.mkdir(PRIVATE.directory, exist_ok=True)
@@ -266,7 +266,7 @@ class BucketObjects:
     """
 
     _asking_pids: ClassVar[set[int]] = set()
-    """This process, once it has asked, and those that it was forked from after they had."""
+    """The ids of the processes that have made a request: this one, and those that it was forked from after they had."""
 
     def __init__(self, address: Address) -> None:
         self.location = address.shown
@@ -289,7 +289,7 @@ class BucketObjects:
                 address.bucket,
                 config=given or None,
                 client_options={
-                    # Where a key file of Google's names another server, that may be one without TLS.
+                    # A Google key file may name another server, which may lack TLS.
                     "allow_http": address.scheme == "gs" or address.settings.get("endpoint", "").startswith("http:"),
                     "timeout": timedelta(seconds=self._timeout_s / 2),
                     "connect_timeout": timedelta(seconds=min(5.0, self._timeout_s / 2)),
@@ -349,14 +349,14 @@ class BucketObjects:
         except (errors.AlreadyExistsError, errors.PreconditionError) as error:
             raise Conflict(scrubbed(str(error))) from None
         except Exception as error:
-            # Stores answer so when two conditional writes meet.
+            # Stores answer like this when two conditional writes meet.
             if "409 Conflict" in str(error) or "ConditionalRequestConflict" in str(error):
                 raise Conflict(scrubbed(str(error))) from None
             raise StateBackendError(scrubbed(str(error)), path=self.location) from None
 
     def _check_process(self) -> None:
-        """obstore's threads are the whole process's, begin with its first request, and are not in a forked one: there
-        every request would wait for them for ever."""
+        """Raise an error in a forked process whose parent has made requests. obstore's threads serve the whole process,
+        start with its first request, and do not survive a fork: every request would wait for them forever."""
         pid = os.getpid()
         if self._asking_pids - {pid}:
             raise StateBackendError(
@@ -370,7 +370,8 @@ class BucketObjects:
 
 
 def scrubbed(text: str) -> str:
-    """The first lines of a message, without query strings and without values of variables that may be secret."""
+    """Return the first lines of a message, without query strings and without the values of possibly secret
+    variables."""
     shown = _QUERY.sub("?…", text.partition("Debug source:")[0].strip())[:600]
     for name, value in os.environ.items():
         if len(value) >= 6 and _SECRETS.search(name):
@@ -379,7 +380,7 @@ def scrubbed(text: str) -> str:
 
 
 def nonce() -> str:
-    """Makes every content another one, so that a token never stands for two of them."""
+    """Return a random text that makes every content different, so that a token never stands for two contents."""
     return secrets.token_hex(8)
 
 

@@ -1,4 +1,4 @@
-"""Which backend holds the operational state."""
+"""Choosing and opening the backend of operational state."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from recovery.operational.backends.retry import RetryPolicy
 
 VARIABLE = "RECOVERY_STATE_BACKEND"
 DIRECTORY = "recovery"
-"""The name of the default: the recovery directory itself."""
+"""The name of the default backend: the recovery directory itself."""
 
 Location = str | os.PathLike[str]
 
 
 def choose(directory: Location | None, backend: str | None) -> Location:
-    """Where operational state is: in `backend`, or what RECOVERY_STATE_BACKEND names, or in the recovery directory.
+    """Return where operational state is: in `backend`, in what RECOVERY_STATE_BACKEND names, or in the recovery
+    directory.
 
-    Raises ConfigurationError when none of them is given.
+    Raises ConfigurationError if none of them is given.
     """
     chosen = backend or ("" if is_uri(directory) else os.environ.get(VARIABLE, ""))
     if chosen and chosen != DIRECTORY:
@@ -46,7 +47,8 @@ def choose(directory: Location | None, backend: str | None) -> Location:
 
 
 def open_backend(location: Location, clock: Clock, retry: RetryPolicy) -> Backend:
-    """The backend at a location: a recovery directory, or a URI. Raises ConfigurationError or NoPartitionsError."""
+    """Return the backend at a location: a recovery directory, or a URI. Raises ConfigurationError or
+    NoPartitionsError."""
     if isinstance(location, str) and is_uri(location):
         address = parse_address(location)
         terms = LeaseTerms(address.seconds("lock_timeout_seconds", "10"), address.seconds("lock_retry_seconds", "1"))

@@ -1,7 +1,7 @@
-"""Where a document lies in a backend outside the recovery directory: `<encoded state id>/state.json`.
+"""The path of a document in a backend outside the recovery directory: `<encoded state id>/state.json`.
 
-Every store and file system takes these names: letters, digits, "-", "_" and "@" stand for themselves, every other byte
-is =XX. A part that would be too long ends in "!" and a digest; the id in the document says then what it stands for.
+All stores and file systems accept these names: letters, digits, "-", "_" and "@" stand for themselves, every other byte
+is =XX. A part that would be too long ends in "!" and a digest; then only the document itself holds its full id.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ _ESCAPED = re.compile(rb"=([0-9A-F]{2})")
 
 
 def encode_path(state_id: StateId) -> str:
-    """The directory of a state id, relative; different ids never share one, and none lies where another's file does."""
+    """Return the relative directory of a state id. Different ids never share one, and none lies where another's file
+    does."""
     parts = [_encode_part(part) for part in state_id.split("/")]
     path = "/".join(parts)
     return path if len(path) <= LONGEST_PATH else f"{path[:LONGEST_PART].rstrip('/=')}!{_digest(state_id)}"
 
 
 def decode_path(path: str) -> StateId | None:
-    """The state id of a directory; None when the document alone knows."""
+    """Return the state id of a directory; None if only the document holds it."""
     if "!" in path:
         return None
     parts = [b"" if part == "=" else _ESCAPED.sub(_byte, part.encode()) for part in path.split("/")]

@@ -1,9 +1,9 @@
 """Operational state outside the recovery directory: one object per document, written conditionally.
 
-An object is JSON with the document, a number that every content has for itself, and a digest of all of it. A write goes
-through only when the object is still the one that was read, so of several writers each sees what the one before it
-left. Under a lease (`recovery.operational.backends.leases`) a write also carries the lease's fencing number: the object
-keeps the highest it has seen, and a lower one is refused.
+An object is JSON with the document, a nonce that differs in every content, and a digest of all of it. A write succeeds
+only if the object is still the one that was read, so each of several writers sees the result of the one before it.
+Under a lease (`recovery.operational.backends.leases`) a write also carries the lease's fencing number: the object keeps
+the highest it has seen and refuses a lower one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from recovery.operational.ids import StateId
 FORMAT, VERSION = "recovery-state", 1
 READERS = 8
 REMEMBERED = 20
-"""Writes that an object tells of, so that one whose answer is late is recognised."""
+"""How many earlier writes an object lists, so that a writer recognises its own write if the answer is late."""
 SHORTEST_PAUSE_S = 0.02
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A document as its object holds it. fences: per lock, the highest fencing number that wrote it. recent: the nonces
-    of the writes before, newest last."""
+    of the earlier writes, newest last."""
 
     document: Document
     fences: Mapping[str, int]
@@ -55,7 +55,7 @@ class Stored:
 
 
 class RemoteBackend:
-    """See `Backend`. `terms` are those of its leases."""
+    """See `Backend`. `terms` apply to its leases."""
 
     def __init__(self, objects: Objects, clock: Clock, retry: RetryPolicy, terms: LeaseTerms) -> None:
         self.location = objects.location
@@ -106,7 +106,8 @@ class RemoteBackend:
 
     @contextmanager
     def lock(self, name: str, purpose: str) -> Iterator[None]:
-        """See `Backend.lock`. A lease, renewed while it is held; what its thread writes then carries its number."""
+        """See `Backend.lock`. A lease, renewed while it is held; writes of the holding thread carry its fencing
+        number."""
         held: list[HeldLease] = self._held.__dict__.setdefault("leases", [])
         with HeldLease(self._objects, name, purpose, self._clock, self._terms, self._retry.longest_s) as lease:
             held.append(lease)
@@ -137,7 +138,7 @@ class RemoteBackend:
         return self._persist(state_id, attempt)
 
     def _persist(self, state_id: StateId, attempt: Callable[[], T]) -> T:
-        """Try again while others are faster, for as long as the retry policy waits in all."""
+        """Retry while other writers are faster, for at most the retry policy's total wait."""
         began_s, pause_s = self._clock.elapsed_s(), SHORTEST_PAUSE_S
         while True:
             try:
@@ -170,7 +171,7 @@ class RemoteBackend:
         try:
             self._objects.put(path, serialize(stored), before.token if before else None)
         except Conflict:
-            # It may be this very write, whose answer never came, and others may have followed on it.
+            # It may be this write, whose answer never arrived; others may have followed it.
             found = self._get(document.state_id)
             if found is None or stored.nonce not in (found.nonce, *found.recent):
                 raise
@@ -197,7 +198,7 @@ class RemoteBackend:
 
 
 def serialize(stored: Stored) -> bytes:
-    """The content of an object; never the same twice, by its nonce."""
+    """Return the content of an object; the nonce makes it different every time."""
     fields = {
         "format": FORMAT,
         "version": VERSION,
@@ -214,7 +215,8 @@ def serialize(stored: Stored) -> bytes:
 
 
 def deserialize(content: bytes, path: str) -> Stored:
-    """What `serialize` made. Raises CorruptStateError when it is torn or was altered, UnsupportedVersionError."""
+    """Return the document that `serialize` encoded. Raises CorruptStateError for a torn or altered one,
+    UnsupportedVersionError."""
     try:
         fields = json.loads(content)
         found = fields.pop("digest")
@@ -222,7 +224,7 @@ def deserialize(content: bytes, path: str) -> Stored:
             raise ValueError("it does not match its digest")
         if number_of(fields["version"]) > VERSION:
             raise UnsupportedVersionError(f"version {fields['version']}; this one reads {VERSION}", path=path)
-        # The digest keeps nobody from writing what he likes.
+        # A valid digest does not prove that a program of this package wrote the fields.
         document = Document(
             text_of(fields["state_id"]), number_of(fields["generation"]), fields["content"],
             number_of(fields["changed_ms"], LATEST_MS),
@@ -230,7 +232,7 @@ def deserialize(content: bytes, path: str) -> Stored:
         fences = {text_of(name): number_of(fence) for name, fence in fields["fences"].items()}
         if not is_moment(document.changed_ms) or not 0 <= document.generation <= MOST:
             raise ValueError("its generation or its time is none that a program writes")
-        # Objects of an earlier version do not have them.
+        # Objects of earlier versions lack it.
         recent = tuple(text_of(each) for each in fields.get("recent", ()))
         return Stored(document, fences, text_of(fields["writer"]), text_of(fields["nonce"]), recent)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -239,20 +241,20 @@ def deserialize(content: bytes, path: str) -> Stored:
 
 
 def text_of(value: Any) -> str:
-    """The value of a field that is a text. Raises ValueError."""
+    """Return the value of a text field. Raises ValueError for another type."""
     if not isinstance(value, str):
         raise ValueError(f"{shown(value)} is no text")
     return value
 
 
 def number_of(value: Any, most: int = (1 << 63) - 1) -> int:
-    """The value of a field that is a number from 0. Raises ValueError."""
+    """Return the value of a number field, from 0 to `most`. Raises ValueError otherwise."""
     if type(value) is not int or not 0 <= value <= most:
         raise ValueError(f"{shown(value)} is no number from 0 to {most}")
     return value
 
 
 def digest(fields: Mapping[str, Any]) -> str:
-    """Shows that no field was altered."""
+    """Return a digest by which an altered field is noticed."""
     text = json.dumps(fields, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

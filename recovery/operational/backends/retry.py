@@ -1,4 +1,4 @@
-"""Waiting for others who write: how long, how often, and never for ever."""
+"""Bounded waiting for other writers: how long, and how often."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from recovery.errors import ConfigurationError
 T = TypeVar("T")
 
 
-class Busy(Exception):  # noqa: N818 - it never leaves the package: what is raised to the user is made of it
-    """An attempt met another writer, or a backend that may be back in a moment; it is worth another."""
+class Busy(Exception):  # noqa: N818 - it never leaves the package: users see the error made from it
+    """An attempt met another writer or a backend that is briefly unavailable; trying again is worthwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class RetryPolicy:
 
     busy: how long one attempt waits, in seconds or as text like "5s".
     delays: the pauses between attempts, in seconds. There is one attempt more than there are pauses.
-    jitter: up to this much is added to each pause by chance, so that those who wait do not all come back at once.
+    jitter: a random time up to this is added to each pause, so that waiting writers do not all return at the same time.
 
     The total wait is bounded by `longest_s`. Raises ConfigurationError.
     """
@@ -48,7 +48,7 @@ class RetryPolicy:
 
     @property
     def longest_s(self) -> float:
-        """The longest that all attempts and pauses take together, in seconds."""
+        """The longest time that all attempts and pauses take together, in seconds."""
         return self.busy_s * (len(self.delays) + 1) + sum(self.delays) + parse_interval(self.jitter) * len(self.delays)
 
     def run(
@@ -58,7 +58,7 @@ class RetryPolicy:
         sleep: Callable[[float], None] = time.sleep,
         draw: Callable[[], float] = random.random,
     ) -> T:
-        """What `attempt` returns; it is tried again when it raises Busy, and only then. Raises its last Busy."""
+        """Return the result of `attempt`; it is tried again if it raises Busy, and only then. Raises its last Busy."""
         for delay in self.delays:
             try:
                 return attempt()
