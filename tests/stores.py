@@ -18,7 +18,8 @@ from recovery.planning.values import Execution
 from recovery.storage.connect import connect_task
 from recovery.storage.scan import scan
 from recovery.storage.seam import BatchCount, Changes, CloseRequest
-from recovery.storage.sqlite.store import FilePartitions, FileTaskStore
+from recovery.storage.sqlite.store import FilePartitions
+from recovery.storage.sqlite.task_store import FileTaskStore
 from recovery.storage.verify import PartitionCheck
 from recovery.values.keys import partition_of
 

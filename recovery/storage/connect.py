@@ -10,7 +10,8 @@ from typing import Any
 
 from recovery.base.clock import SystemClock
 from recovery.base.ids import ExecutionNumber, Lease
-from recovery.storage.sqlite.store import FilePartitions, FileTaskStore, allow_open_files
+from recovery.storage.sqlite.store import FilePartitions, allow_open_files
+from recovery.storage.sqlite.task_store import FileTaskStore
 
 __all__ = ["SCRATCH_NAME", "FilePartitions", "allow_open_files", "connect_task"]
 

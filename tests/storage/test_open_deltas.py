@@ -20,8 +20,8 @@ import pytest
 from recovery.base.clock import SystemClock
 from recovery.errors import LeaseLostError
 from recovery.storage.connect import connect_task
-from recovery.storage.deltas.delta import Delta
 from recovery.storage.deltas import open_deltas as kept_module
+from recovery.storage.deltas.delta import Delta
 from recovery.storage.deltas.lifeline import Lifeline, hold
 from recovery.storage.deltas.open_deltas import KeptDeltas, kept
 from recovery.storage.seam import BatchCount

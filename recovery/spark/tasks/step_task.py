@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import pickle
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, count, groupby, pairwise
+from itertools import chain, count, groupby
 from operator import itemgetter
-from typing import IO, Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -39,10 +37,12 @@ from recovery.spark.steps.definition import (
     Update,
 )
 from recovery.spark.steps.key_columns import parse_keys
+from recovery.spark.tasks.chunks import Width, partitions_of, pieces_of, whole_key_chunks
 from recovery.spark.tasks.input_values import RowMaker, is_text, key_values, not_text, values_of
 from recovery.spark.tasks.output_values import in_known_zones, to_array
 from recovery.spark.tasks.retries import raised_once
 from recovery.spark.tasks.sorting import sorted_by
+from recovery.spark.tasks.spool import Spool
 from recovery.storage.connect import connect_task
 from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, TaskStore
 from recovery.values.codec import StateCodec
@@ -51,7 +51,6 @@ from recovery.values.tables import refuse_null
 
 CHUNK_ROWS = 16_384
 SORTED_BYTES = 32 << 20
-SPOOL_BYTES = 64 << 20
 REPLACED = "\ufffd"
 """The character that Spark writes into JSON for bytes that are not valid UTF-8."""
 _tasks = count()
@@ -120,7 +119,7 @@ def run_tasks(
                 yield from task.run(rows)
                 touched = task.touched
             else:
-                width, own = _Width(), range(place, count, tasks)
+                width, own = Width(), range(place, count, tasks)
                 for partition, share in _shares(definition, width.measured(rows), kind, count, own):
                     yield from kind(definition, store, partition, count, batch, place).run(share, width)
                     store.release()  # keep the files of only one partition open
@@ -136,46 +135,17 @@ def _shares(
 ) -> Iterator[tuple[PartitionIndex, Iterator[pa.RecordBatch]]]:
     """Yield the rows' recovery partitions in order, each with its rows sorted by key. Consume a partition's rows before
     asking for the next one. Raises UnsupportedPlanError for a partition that is not in `own` or comes again."""
-    partition_of_rows = partial(_partitions, count=count)
+    partition_of_rows = partial(partitions_of, count=count)
     if not definition.sorted_by_spark:
         batches = sorted_by(definition.key_text, batches, kind.chunk_rows, kind.sorted_bytes, partition_of_rows)
     newest = -1
-    for partition, pieces in groupby(_pieces(batches, partition_of_rows), itemgetter(0)):
+    for partition, pieces in groupby(pieces_of(batches, partition_of_rows), itemgetter(0)):
         if partition not in own:
             raise _of_several(definition)
         if partition <= newest:
             raise UnsupportedPlanError(f"step {definition.step_id!r}: its rows do not arrive sorted by partition")
         newest = partition
         yield PartitionIndex(partition), map(itemgetter(1), pieces)
-
-
-def _pieces(
-    batches: Iterator[pa.RecordBatch], partition_of_rows: Callable[[pa.RecordBatch], Any]
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut the batches where the recovery partition changes; yield each piece with its partition."""
-    for batch in batches:
-        partitions = partition_of_rows(batch)
-        starts = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(batch)]
-        for start, end in pairwise(starts):
-            yield int(partitions[start]), batch.slice(start, end - start)
-
-
-class _Width:
-    """The width of a task's rows."""
-
-    row_bytes = 0
-    """Average bytes of a row in Arrow, in the batch where that average is greatest."""
-
-    def measured(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the batches, none of which may be empty, and measure them."""
-        for batch in batches:
-            self.row_bytes = max(self.row_bytes, -(-batch.nbytes // len(batch)))
-            yield batch
-
-
-def _partitions(rows: pa.RecordBatch, count: int) -> Any:
-    """Return the recovery partition of each row, as an array."""
-    return (rows.column(PLACE).to_numpy() & ((1 << HASH_BITS) - 1)) % count
 
 
 def _settle() -> None:
@@ -223,7 +193,7 @@ class StepTask:
         self._row_maker = RowMaker(definition.columns)
         self._schema = to_arrow_schema(definition.output, timezone=definition.time_zone)
         self._now_ms = 0
-        self._spools: dict[PartitionIndex, _Spool] = {}
+        self._spools: dict[PartitionIndex, Spool] = {}
         if partition is not None:
             self._spool(partition)
         self._rows = 0
@@ -238,17 +208,17 @@ class StepTask:
         """The recovery partitions that had rows or were woken."""
         return self._spools
 
-    def run(self, batches: Iterator[pa.RecordBatch], width: _Width | None = None) -> Iterator[pa.RecordBatch]:
+    def run(self, batches: Iterator[pa.RecordBatch], width: Width | None = None) -> Iterator[pa.RecordBatch]:
         """Process the rows, at least one, and yield output as it comes; apply the changes at the end, in one
         transaction per partition. width: measures rows that are already sorted by key; None: the task sorts them."""
         name = self._definition.key_text
         if width is None:
-            width = _Width()
+            width = Width()
             batches = width.measured(batches)
             if not self._definition.sorted_by_spark:
                 batches = sorted_by(name, batches, self.chunk_rows, self.sorted_bytes)
         with _paused_collector():
-            for chunk in _chunks(batches, name, self.chunk_rows):
+            for chunk in whole_key_chunks(batches, name, self.chunk_rows):
                 output = self._process(chunk)
                 if output is not None:
                     yield output
@@ -296,7 +266,7 @@ class StepTask:
         if definition.timeouts:
             # Tick rows wake the partition. They have no key, so they come first.
             if self._place != UNHASHED:
-                self._wake(np.unique(_partitions(chunk, self._partition_count)).tolist())
+                self._wake(np.unique(partitions_of(chunk, self._partition_count)).tolist())
             ticks = text_column.null_count
             chunk, text_column = chunk.slice(ticks), text_column.slice(ticks)
             if not len(chunk):
@@ -385,11 +355,11 @@ class StepTask:
             none = [0] * len(chunk)
             yield from self._call(partition, self._parse_keys(chunk), chunk, [], none, none, timed_out=True)
 
-    def _spool(self, partition: PartitionIndex) -> _Spool:
+    def _spool(self, partition: PartitionIndex) -> Spool:
         """Return the spool of changes to a recovery partition, which counts as touched from now on."""
         found = self._spools.get(partition)
         if found is None:
-            found = self._spools[partition] = _Spool(1 if self._partition is not None else self._partition_count)
+            found = self._spools[partition] = Spool(1 if self._partition is not None else self._partition_count)
         return found
 
     def _divided(self, texts: Sequence[str]) -> Iterator[tuple[PartitionIndex, list[int]]]:
@@ -416,7 +386,9 @@ class StepTask:
         """Check that all rows belong to this task, and read the micro-batch's time, from the columns that the plan
         computes after the exchange."""
         places = chunk.column(PLACE).to_numpy() >> HASH_BITS
-        elsewhere = self._partition is not None and (_partitions(chunk, self._partition_count) != self._partition).any()
+        elsewhere = (
+            self._partition is not None and (partitions_of(chunk, self._partition_count) != self._partition).any()
+        )
         if elsewhere or (places != self._place).any():
             raise _of_several(self._definition)
         if self._definition.needs_time:
@@ -516,39 +488,6 @@ def common_length(texts: list[str]) -> int:
     return len(texts[0]) if len(set(map(len, texts))) == 1 else 0
 
 
-class _Spool:
-    """Changed states of a task, kept in memory up to a limit and in a temporary file past it."""
-
-    def __init__(self, among: int) -> None:
-        """among: the number of spools that share the limit."""
-        self._among = among
-        self._memory: list[Changes] = []
-        self._bytes = 0
-        self._file: IO[bytes] | None = None
-
-    def add(self, changes: Changes) -> None:
-        self._memory.append(changes)
-        self._bytes += sum(map(len, changes.packed))
-        if self._bytes > SPOOL_BYTES // self._among:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="recovery-spool-")  # noqa: SIM115 (closed by close)
-            for each in self._memory:
-                pickle.dump(tuple(each), self._file, protocol=5)
-            self._memory, self._bytes = [], 0
-
-    def __iter__(self) -> Iterator[Changes]:
-        if self._file is not None:
-            end = self._file.tell()
-            self._file.seek(0)
-            while self._file.tell() < end:
-                yield Changes(*pickle.load(self._file))
-        yield from self._memory
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
 def _by_value(values: Mapping[K, V]) -> list[tuple[V, list[K]]]:
     """Return the keys that have each value; the values sorted, the keys in their order."""
     found: dict[V, list[K]] = {}
@@ -568,45 +507,3 @@ def _paused_collector() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _chunks(batches: Iterator[pa.RecordBatch], name: str, chunk_rows: int) -> Iterator[pa.RecordBatch]:
-    """Regroup batches that are sorted by a column and not empty into chunks of whole keys."""
-    held: list[pa.RecordBatch] = []
-    count = 0
-    for batch in batches:
-        held.append(batch)
-        count += batch.num_rows
-        if count < chunk_rows:
-            continue
-        last = batch.column(name)
-        final = last[-1]
-        if last[0] == final and (len(held) == 1 or held[-2].column(name)[-1] == final):
-            continue  # the whole batch is one key, which the next batch may continue
-        whole = _combine(held)
-        column = whole.column(name)
-        if column[0] == final:
-            held = [whole]
-            continue
-        cut = _start_of_last_run(column)
-        yield whole.slice(0, cut)
-        held, count = [whole.slice(cut)], len(whole) - cut
-    if held:
-        yield _combine(held)
-
-
-def _start_of_last_run(column: pa.Array) -> int:
-    """Return the index of the last key's first row, by bisection: the column is sorted."""
-    final = column[-1]
-    low, high = 0, len(column) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if column[middle] == final:
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-def _combine(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

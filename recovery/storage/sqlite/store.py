@@ -8,7 +8,7 @@ import json
 import os
 import resource
 import shutil
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,22 +18,20 @@ import apsw
 
 from recovery.base import faults
 from recovery.base.clock import Clock, SystemClock
-from recovery.base.ids import NO_EPOCH, BatchId, Epoch, Lease, PartitionIndex, StepId
+from recovery.base.ids import NO_EPOCH, BatchId, Epoch, Lease, StepId
 from recovery.errors import (
     FileReplacedError,
-    LeaseLostError,
     StorageError,
     UnsupportedPlanError,
 )
-from recovery.host.durable import PRIVATE, make_directories, modes_beside, open_own
+from recovery.host.durable import PRIVATE, make_directories, modes_beside
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
 from recovery.planning.values import Execution, PartitionDescription
-from recovery.storage.deltas.delta import CACHE_BYTES as CACHE_BYTES_OF_DELTA
 from recovery.storage.deltas.delta import Delta, create_delta
 from recovery.storage.deltas.lifeline import Lifeline
-from recovery.storage.deltas.open_deltas import MOST_KEPT, cache_bytes, kept
+from recovery.storage.deltas.open_deltas import MOST_KEPT
 from recovery.storage.lock import held_lock
-from recovery.storage.seam import BatchCount, Changes, CloseRequest
+from recovery.storage.seam import BatchCount, CloseRequest
 from recovery.storage.sqlite import partition as one
 from recovery.storage.sqlite.beginning import Beginning, keep_beginning, read_beginning
 from recovery.storage.sqlite.epoch_log import Sealed
@@ -48,12 +46,11 @@ from recovery.storage.sqlite.schema import (
     translated,
     value,
 )
-from recovery.storage.sqlite.watched_files import Identity, Watch, check_opened, not_the_same
+from recovery.storage.sqlite.task_store import delta_path
+from recovery.storage.sqlite.watched_files import Watch, check_opened
 
 CACHE_BYTES = 256 << 20
 MAX_THREADS = 16
-_NOTE_BYTES = 20
-"""Width of a micro-batch's number in a `.gathered` file."""
 
 # A database in use is a file, its log and the log's index. The writer has the partition open, and each delta. The
 # connection to a delta has the delta open, and the partition below it. A process opens an index only once.
@@ -212,7 +209,7 @@ class FilePartitions:
         for step in steps:
             deltas = self._deltas.setdefault(step, [])
             for index, writer in enumerate(self._writers):
-                path = _delta_path(self.scratch, step, index)
+                path = delta_path(self.scratch, step, index)
                 create_delta(path, execution.lease)
                 # Kept open, because closing a file's last connection moves its whole log into it.
                 deltas.append(Delta(path, self.paths[index], execution.lease, step))
@@ -463,142 +460,6 @@ class FilePartitions:
         if errors:
             raise errors[0]
         return [future.result() for future in futures]
-
-
-class FileTaskStore:
-    """A task's view of the partitions: deltas that this task has for itself, and that may be kept for later tasks of
-    its process."""
-
-    def __init__(
-        self,
-        partitions: Sequence[Path],
-        files: Sequence[Identity],
-        scratch: Path,
-        lease: Lease,
-        clock: Clock,
-        line: str | None = None,
-    ) -> None:
-        """files: the partition files that the driver has open. line: the address of the execution's lifeline, if deltas
-        are to be kept (see `recovery.storage.deltas.open_deltas`)."""
-        self._partitions = partitions
-        self._files = files
-        self._scratch = scratch
-        self._lease = lease
-        self._clock = clock
-        self._line = line
-        self._deltas: dict[tuple[StepId, PartitionIndex], Delta] = {}
-        self._failed = False
-        self._looked_up = 0
-        self._seam_s = 0.0
-
-    def read(self, step: StepId, partition: PartitionIndex, batch: BatchId, keys: tuple[str, ...]) -> list[str | None]:
-        """See `TaskStore.read`."""
-        with self._timed(), self._delta_of(step, partition) as delta:
-            self._looked_up += len(keys)
-            return delta.read(batch, keys)
-
-    def apply(
-        self,
-        step: StepId,
-        partition: PartitionIndex,
-        batch: BatchId,
-        changes: Iterable[Changes],
-        count: BatchCount,
-    ) -> None:
-        """See `TaskStore.apply`."""
-        # Lookups count with the next partition that is written to.
-        counted, spent_s = count._replace(looked_up=self._looked_up), self._seam_s
-        self._looked_up, self._seam_s = 0, 0.0
-        began_s = self._clock.elapsed_s()
-        with self._delta_of(step, partition) as delta:
-            delta.apply(batch, changes, counted, lambda: spent_s + self._clock.elapsed_s() - began_s)
-
-    def gathered(self, step: StepId, batch: BatchId, *, note: bool) -> bool:
-        """See `TaskStore.gathered`."""
-        path = self._scratch / f"{_file_name(step)}.gathered"
-        text = f"{batch:<{_NOTE_BYTES}}".encode()
-        try:
-            file = open_own(path)
-            try:
-                before = os.pread(file, _NOTE_BYTES, 0) == text
-                if note and not before:
-                    os.pwrite(file, text, 0)
-            finally:
-                os.close(file)
-        except OSError as error:
-            if self._scratch.exists():
-                raise StorageError(str(error), path=path) from error
-            raise LeaseLostError(f"the scratch file of execution {self._lease.number} is gone", path=path) from error
-        return before
-
-    def withdraw(self, step: StepId, partition: PartitionIndex, batch: BatchId) -> None:
-        """See `TaskStore.withdraw`."""
-        with self._delta_of(step, partition) as delta:
-            delta.withdraw(batch)
-
-    def due(self, step: StepId, partition: PartitionIndex, batch: BatchId, up_to_ms: int) -> list[str]:
-        """See `TaskStore.due`."""
-        with self._timed(), self._delta_of(step, partition) as delta:
-            return delta.due(batch, up_to_ms)
-
-    def release(self) -> None:
-        """See `TaskStore.release`."""
-        for delta in self._deltas.values():
-            self._put_away(delta)
-        self._deltas.clear()
-
-    def _put_away(self, delta: Delta) -> None:
-        if self._line is not None and not self._failed:
-            kept.give(delta, self._line)
-        else:
-            delta.close()
-
-    @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
-        began_s = self._clock.elapsed_s()
-        yield
-        self._seam_s += self._clock.elapsed_s() - began_s
-
-    @contextlib.contextmanager
-    def _delta_of(self, step: StepId, partition: PartitionIndex) -> Iterator[Delta]:
-        """Open the task's delta. If a successor has removed it, an error means a lost lease, not a failed disk."""
-        place = step, partition
-        delta = self._deltas.get(place)
-        path = _delta_path(self._scratch, step, partition) if delta is None else delta.path
-        try:
-            if delta is None:
-                if len(self._deltas) == MOST_KEPT:
-                    self._put_away(self._deltas.pop(next(iter(self._deltas))))
-                delta = self._deltas[place] = self._open(path, step, partition)
-            yield delta
-        except StorageError as error:
-            self._failed = True
-            if path.exists():
-                raise
-            raise LeaseLostError(f"the scratch file of execution {self._lease.number} is gone", path=path) from error
-        except BaseException:
-            self._failed = True
-            raise
-
-    def _open(self, path: Path, step: StepId, index: PartitionIndex) -> Delta:
-        partition = self._partitions[index]
-        found = None if self._line is None else kept.take(path)
-        if found is None:
-            size = CACHE_BYTES_OF_DELTA if self._line is None else cache_bytes(len(self._partitions))
-            found = Delta(path, partition, self._lease, step, cache_bytes=size)
-        if found.base_file != self._files[index]:
-            found.close()
-            raise not_the_same(partition)
-        return found
-
-
-def _delta_path(scratch: Path, step: StepId, index: int) -> Path:
-    return scratch / f"{_file_name(step)}-{index}.delta"
-
-
-def _file_name(step: StepId) -> str:
-    """Return a file name for a step: step ids may have any characters and any length, file names may not."""
-    return hashlib.sha1(step.encode()).hexdigest()[:16]
 
 
 def allow_open_files(needed: int) -> None:

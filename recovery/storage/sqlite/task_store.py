@@ -1,0 +1,161 @@
+"""The store of one task: states read from and applied to the deltas of its partitions."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from recovery.base.clock import Clock
+from recovery.base.ids import BatchId, Lease, PartitionIndex, StepId
+from recovery.errors import (
+    LeaseLostError,
+    StorageError,
+)
+from recovery.host.durable import open_own
+from recovery.storage.deltas.delta import CACHE_BYTES as CACHE_BYTES_OF_DELTA
+from recovery.storage.deltas.delta import Delta
+from recovery.storage.deltas.open_deltas import MOST_KEPT, cache_bytes, kept
+from recovery.storage.seam import BatchCount, Changes
+from recovery.storage.sqlite.watched_files import Identity, not_the_same
+
+_NOTE_BYTES = 20
+"""Width of a micro-batch's number in a `.gathered` file."""
+
+
+class FileTaskStore:
+    """A task's view of the partitions: deltas that this task has for itself, and that may be kept for later tasks of
+    its process."""
+
+    def __init__(
+        self,
+        partitions: Sequence[Path],
+        files: Sequence[Identity],
+        scratch: Path,
+        lease: Lease,
+        clock: Clock,
+        line: str | None = None,
+    ) -> None:
+        """files: the partition files that the driver has open. line: the address of the execution's lifeline, if deltas
+        are to be kept (see `recovery.storage.deltas.open_deltas`)."""
+        self._partitions = partitions
+        self._files = files
+        self._scratch = scratch
+        self._lease = lease
+        self._clock = clock
+        self._line = line
+        self._deltas: dict[tuple[StepId, PartitionIndex], Delta] = {}
+        self._failed = False
+        self._looked_up = 0
+        self._seam_s = 0.0
+
+    def read(self, step: StepId, partition: PartitionIndex, batch: BatchId, keys: tuple[str, ...]) -> list[str | None]:
+        """See `TaskStore.read`."""
+        with self._timed(), self._delta_of(step, partition) as delta:
+            self._looked_up += len(keys)
+            return delta.read(batch, keys)
+
+    def apply(
+        self,
+        step: StepId,
+        partition: PartitionIndex,
+        batch: BatchId,
+        changes: Iterable[Changes],
+        count: BatchCount,
+    ) -> None:
+        """See `TaskStore.apply`."""
+        # Lookups count with the next partition that is written to.
+        counted, spent_s = count._replace(looked_up=self._looked_up), self._seam_s
+        self._looked_up, self._seam_s = 0, 0.0
+        began_s = self._clock.elapsed_s()
+        with self._delta_of(step, partition) as delta:
+            delta.apply(batch, changes, counted, lambda: spent_s + self._clock.elapsed_s() - began_s)
+
+    def gathered(self, step: StepId, batch: BatchId, *, note: bool) -> bool:
+        """See `TaskStore.gathered`."""
+        path = self._scratch / f"{file_name(step)}.gathered"
+        text = f"{batch:<{_NOTE_BYTES}}".encode()
+        try:
+            file = open_own(path)
+            try:
+                before = os.pread(file, _NOTE_BYTES, 0) == text
+                if note and not before:
+                    os.pwrite(file, text, 0)
+            finally:
+                os.close(file)
+        except OSError as error:
+            if self._scratch.exists():
+                raise StorageError(str(error), path=path) from error
+            raise LeaseLostError(f"the scratch file of execution {self._lease.number} is gone", path=path) from error
+        return before
+
+    def withdraw(self, step: StepId, partition: PartitionIndex, batch: BatchId) -> None:
+        """See `TaskStore.withdraw`."""
+        with self._delta_of(step, partition) as delta:
+            delta.withdraw(batch)
+
+    def due(self, step: StepId, partition: PartitionIndex, batch: BatchId, up_to_ms: int) -> list[str]:
+        """See `TaskStore.due`."""
+        with self._timed(), self._delta_of(step, partition) as delta:
+            return delta.due(batch, up_to_ms)
+
+    def release(self) -> None:
+        """See `TaskStore.release`."""
+        for delta in self._deltas.values():
+            self._put_away(delta)
+        self._deltas.clear()
+
+    def _put_away(self, delta: Delta) -> None:
+        if self._line is not None and not self._failed:
+            kept.give(delta, self._line)
+        else:
+            delta.close()
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        began_s = self._clock.elapsed_s()
+        yield
+        self._seam_s += self._clock.elapsed_s() - began_s
+
+    @contextlib.contextmanager
+    def _delta_of(self, step: StepId, partition: PartitionIndex) -> Iterator[Delta]:
+        """Open the task's delta. If a successor has removed it, an error means a lost lease, not a failed disk."""
+        place = step, partition
+        delta = self._deltas.get(place)
+        path = delta_path(self._scratch, step, partition) if delta is None else delta.path
+        try:
+            if delta is None:
+                if len(self._deltas) == MOST_KEPT:
+                    self._put_away(self._deltas.pop(next(iter(self._deltas))))
+                delta = self._deltas[place] = self._open(path, step, partition)
+            yield delta
+        except StorageError as error:
+            self._failed = True
+            if path.exists():
+                raise
+            raise LeaseLostError(f"the scratch file of execution {self._lease.number} is gone", path=path) from error
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _open(self, path: Path, step: StepId, index: PartitionIndex) -> Delta:
+        partition = self._partitions[index]
+        found = None if self._line is None else kept.take(path)
+        if found is None:
+            size = CACHE_BYTES_OF_DELTA if self._line is None else cache_bytes(len(self._partitions))
+            found = Delta(path, partition, self._lease, step, cache_bytes=size)
+        if found.base_file != self._files[index]:
+            found.close()
+            raise not_the_same(partition)
+        return found
+
+
+def delta_path(scratch: Path, step: StepId, index: int) -> Path:
+    return scratch / f"{file_name(step)}-{index}.delta"
+
+
+def file_name(step: StepId) -> str:
+    """Return a file name for a step: step ids may have any characters and any length, file names may not."""
+    return hashlib.sha1(step.encode()).hexdigest()[:16]
