@@ -78,14 +78,14 @@ class EpochCloser:
        deltas as of b. From here on micro-batches may go on: a separate thread does the rest. The sink makes the
        epoch's output durable.
     2. In all partitions in parallel, in one transaction each, move the sealed changes into the snapshots
-       (`recovery.storage.sqlite.partition.close_epoch` has its own numbers).
+       (`recovery.storage.sqlite.close.close_epoch` has its own numbers).
     3. All partitions have committed: the epoch is closed.
     4. Clear the sealed changes. The sink publishes the epoch's output.
     5. Move the partitions' write-ahead logs into their files.
 
     With an interval shorter than `SHORT_S`, and no backup interval, most epochs are logged instead: 2 only appends
-    their changes to the partition (`recovery.storage.sqlite.partition.log_epoch`), and the deltas keep them. Step 4
-    folds them all into the snapshots (`recovery.storage.sqlite.partition.fold`) once the snapshots were last written
+    their changes to the partition (`recovery.storage.sqlite.close.log_epoch`), and the deltas keep them. Step 4
+    folds them all into the snapshots (`recovery.storage.sqlite.fold.fold`) once the snapshots were last written
     `FOLD_S` ago, `FOLD_ROWS` are logged, or no further epoch is expected for now.
 
     A crash before 3 leaves the epoch in some partitions only; the next run starts that epoch again in all of them. The

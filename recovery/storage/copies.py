@@ -21,8 +21,9 @@ from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.host.durable import create, sync
 from recovery.planning.values import PartitionDescription
 from recovery.storage.sqlite.beginning import BEGINNING
+from recovery.storage.sqlite.describe import describe
 from recovery.storage.sqlite.digests import MODULUS, load_digests
-from recovery.storage.sqlite.partition import describe, rewind
+from recovery.storage.sqlite.rewind import rewind
 from recovery.storage.sqlite.schema import (
     beside,
     connect,

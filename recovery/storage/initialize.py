@@ -17,7 +17,7 @@ from recovery.base.ids import PartitionIndex
 from recovery.errors import AlreadyInitializedError, ConfigurationError, DirectoryLockedError, StorageError
 from recovery.host.durable import PRIVATE, UMASK, Modes, make_directories, sync
 from recovery.storage.sqlite.columns import MAX_PARTITIONS
-from recovery.storage.sqlite.partition import insert_parts
+from recovery.storage.sqlite.describe import insert_parts
 from recovery.storage.sqlite.schema import (
     connect,
     partition_path,

@@ -18,7 +18,7 @@ from recovery.errors import (
 )
 from recovery.planning.measures import Measure, StepSize
 from recovery.planning.values import FoundFile, PartitionDescription
-from recovery.storage.sqlite import partition as one
+from recovery.storage.sqlite import describe
 from recovery.storage.sqlite.columns import checked_rows
 from recovery.storage.sqlite.epoch_log import overlaid
 from recovery.storage.sqlite.measures import LARGEST, MEASURES, has_measures, measure_of, read_sizes
@@ -62,7 +62,7 @@ def scan(directory: Path) -> list[FoundFile]:
 def describe_file(path: Path) -> PartitionDescription:
     """Return the description of a partition. Changes nothing. Raises CorruptPartitionError, ForeignPartitionError,
     LinkedPartitionError, UnsupportedVersionError or StorageError."""
-    description = read_partition(path, partial(one.describe, path=path))
+    description = read_partition(path, partial(describe.describe, path=path))
     with translated(path):
         refuse_other_names(path, path.stat())
     return description
@@ -80,7 +80,7 @@ def step_names(paths: Sequence[Path]) -> list[str]:
     """Return the steps of the flow that have state in any of the files, sorted, without the driver's own steps."""
     names: set[str] = set()
     for path in paths:
-        names |= read_partition(path, partial(one.known_steps, path=path))
+        names |= read_partition(path, partial(describe.known_steps, path=path))
     return sorted(name for name in names if not name.startswith(RESERVED_PREFIX))
 
 
@@ -89,7 +89,7 @@ def read_step(paths: Sequence[Path], step: str, resume_epoch: Epoch | None = Non
     an execution from `resume_epoch` would find them."""
     for path in paths:
         with reading(path) as connection:
-            yield from one.step_values(connection, path, StepId(step), resume_epoch)
+            yield from describe.step_values(connection, path, StepId(step), resume_epoch)
 
 
 def sizes_in(path: Path) -> dict[str, StepSize] | None:

@@ -21,10 +21,10 @@ from recovery.planning.values import PartitionDescription
 from recovery.storage.documents import check_states
 from recovery.storage.sqlite.beginning import check_beginning
 from recovery.storage.sqlite.columns import ODD_STATE
+from recovery.storage.sqlite.describe import describe
 from recovery.storage.sqlite.digests import SNAPS_DIGEST, SUM_SQL, combine, load_digests, mismatch_text
 from recovery.storage.sqlite.epoch_log import check_chunks, check_log, logged_keys
 from recovery.storage.sqlite.measures import check_measures, check_sizes
-from recovery.storage.sqlite.partition import describe
 from recovery.storage.sqlite.schema import read_partition, rows, snapshot, translated
 from recovery.storage.sqlite.tables import ROW_BYTES
 

@@ -36,7 +36,7 @@ from recovery.planning.backups import KeepRule, parse_keep
 from recovery.storage.copies import PinnedPartition
 from recovery.storage.documents import change_states
 from recovery.storage.scan import scan
-from recovery.storage.sqlite.partition import describe
+from recovery.storage.sqlite.describe import describe
 from recovery.storage.sqlite.schema import read_partition
 from recovery.storage.verify import PartitionCheck
 from tests.backup.support import assert_sound, back_up, bring_back, states, work

@@ -19,7 +19,7 @@ from recovery.planning.resume import plan_resume
 from recovery.storage.history import changes_between, few_states_at, states_at, steps_in
 from recovery.storage.scan import largest_states, read_step, scan, sizes_in
 from recovery.storage.sqlite.epoch_log import CHUNK_ROWS, FIRST_ROWS
-from recovery.storage.sqlite.partition import rewind
+from recovery.storage.sqlite.rewind import rewind
 from recovery.storage.sqlite.schema import open_partition
 from tests.stores import ROOT, STEP, Driver, alter, content, paths_of, problems, query, run_python, state_at, window
 

@@ -10,12 +10,14 @@ from functools import partial
 import apsw
 import pytest
 
+from recovery.base import faults
 from recovery.base.ids import ExecutionNumber, Lease
 from recovery.errors import CorruptPartitionError, LeaseLostError, StateValueError
 from recovery.planning.resume import plan_resume
 from recovery.storage.scan import scan
 from recovery.storage.seam import StepEdit
-from recovery.storage.sqlite import partition as one
+from recovery.storage.sqlite import close, describe, fold, rewind, snap_rows
+from recovery.storage.sqlite.schema import transaction
 from recovery.storage.sqlite.store import FilePartitions
 from recovery.values.keys import partition_of
 from tests.stores import STEP, Driver, alter, content, new_execution, paths_of, problems, query, state_at, window
@@ -264,7 +266,7 @@ class TestStarting:
         store = FilePartitions([d.path for d in plan.partitions], five / "scratch")
         execution = new_execution(plan)
         try:
-            one.start(store._writers[0], store.paths[0], execution, plan.partitions[0])  # then it was killed
+            rewind.start(store._writers[0], store.paths[0], execution, plan.partitions[0])  # then it was killed
             store.start(execution, [STEP], plan.partitions)
             before = content(five)
             store.start(execution, [STEP, "another"], plan.partitions)
@@ -278,7 +280,7 @@ class TestStarting:
         """One file rolled back, the other not: the next run resumes at the epoch that was asked for."""
         plan = plan_resume(scan(five), resume_epoch=3)
         store = FilePartitions([d.path for d in plan.partitions], five / "scratch")
-        one.start(store._writers[1], store.paths[1], new_execution(plan))
+        rewind.start(store._writers[1], store.paths[1], new_execution(plan))
         store.release()
         with Driver(five) as run:
             assert run.epoch == 3
@@ -406,7 +408,7 @@ class TestCrashes:
     def test_a_transaction_that_fails_leaves_the_partition_as_it_was(self, store_dir, monkeypatch):
         """Whatever step of closing fails, the partition holds the epoch before, whole; closing can be repeated."""
         points = []
-        monkeypatch.setattr(one.faults, "reach", points.append)
+        monkeypatch.setattr(faults, "reach", points.append)
         with Driver(store_dir) as run:
             run.apply(0, {str(key): "1" for key in range(20)})
             run.close(0)
@@ -420,11 +422,11 @@ class TestCrashes:
                     if reached == point:
                         raise apsw.FullError(f"disk full at {point}")
 
-                monkeypatch.setattr(one.faults, "reach", fail)
+                monkeypatch.setattr(faults, "reach", fail)
                 with pytest.raises(Exception, match="disk full"):
                     run.store.close(run.lease, run.requests(1))
                 assert content(store_dir) == before
-            monkeypatch.setattr(one.faults, "reach", lambda point: None)
+            monkeypatch.setattr(faults, "reach", lambda point: None)
             run.close(1)
             assert sorted(v for v, _ in state_at(store_dir, 2).values()) == ["1"] * 10 + ["2"] * 10
         assert problems(store_dir) == []
@@ -535,7 +537,7 @@ class TestCost:
                     costs[size] = steps_of(writer, partial(collect, writer, 3))
                 else:
                     execution = new_execution(plan_resume(scan(directory), resume_epoch=3))
-                    costs[size] = steps_of(writer, partial(one.start, writer, path, execution))
+                    costs[size] = steps_of(writer, partial(rewind.start, writer, path, execution))
         small, large = costs.values()
         assert small > self.TOUCHED
         assert large < 1.2 * small + 200
@@ -553,20 +555,20 @@ class TestCost:
             # 8 superseded, 8 written, 1 discarded, 1 epoch, 1 size.
             assert writer.total_changes() - before == 19
 
-    @pytest.mark.parametrize("name", ["SUPERSEDE", "WRITE", "DISCARD", "WRITTEN"])
-    def test_closing_scans_nothing_but_the_delta(self, store_dir, name):
+    @pytest.mark.parametrize("sql", [close.SUPERSEDE, snap_rows.WRITE, snap_rows.DISCARD, snap_rows.WRITTEN])
+    def test_closing_scans_nothing_but_the_delta(self, store_dir, sql):
         """The statements that close an epoch look up every touched key; none reads through the snapshot."""
         with Driver(store_dir) as run:
-            sql = getattr(one, name).format(table="delta_0.touched_1")
+            sql = sql.format(table="delta_0.touched_1")
             assert scans(run.store._writers[0], sql) <= {"SCAN m", "SCAN touched_1", "SCAN delta_0.touched_1"}
 
     @pytest.mark.parametrize(
         "sql",
         [
-            one.STEPS,
+            describe.STEPS,
             "SELECT state_key, ser_change FROM snaps WHERE step_id = :step",
             "DELETE FROM superseded WHERE until_epoch <= :floor",
-            one.UNDO.partition("AS\n")[2].replace("?", ":epoch"),
+            rewind.UNDO.partition("AS\n")[2].replace("?", ":epoch"),
         ],
         ids=["steps", "values", "collect", "undo"],
     )
@@ -602,8 +604,8 @@ def steps_of(connection: apsw.Connection, work) -> int:
 
 def collect(writer: apsw.Connection, floor: int) -> None:
     """Collect in a transaction, as closing does."""
-    with one.transaction(writer):
-        assert one.collect(writer, floor) > 0
+    with transaction(writer):
+        assert fold.collect(writer, floor) > 0
 
 
 def test_execution_numbers_grow_over_all_files(store_dir):

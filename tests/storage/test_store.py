@@ -14,6 +14,7 @@ import apsw
 import pytest
 
 from recovery import StateManager, init_partitions
+from recovery.base import faults
 from recovery.errors import (
     CorruptPartitionError,
     ForeignPartitionError,
@@ -609,10 +610,8 @@ class TestConnections:
 
     def test_all_partitions_close_at_once(self, make_store, monkeypatch):
         """Closing waits for the slowest disk once, not once per partition."""
-        from recovery.storage.sqlite import partition as one
-
         barrier = threading.Barrier(4, timeout=20)
-        monkeypatch.setattr(one.faults, "reach", lambda point: barrier.wait() if point == "close.2.epochs" else None)
+        monkeypatch.setattr(faults, "reach", lambda point: barrier.wait() if point == "close.2.epochs" else None)
         with Driver(make_store(4)) as run:
             run.close(-1)
         assert not barrier.broken

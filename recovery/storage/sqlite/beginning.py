@@ -15,8 +15,8 @@ import apsw
 from recovery.base.ids import Lease
 from recovery.errors import CorruptPartitionError
 from recovery.storage.sqlite.columns import checked_rows
+from recovery.storage.sqlite.describe import check_lease
 from recovery.storage.sqlite.digests import record_digest
-from recovery.storage.sqlite.partition import check_lease
 from recovery.storage.sqlite.schema import has_beginning, rows, snapshot, transaction, translated
 
 BEGINNING = "SELECT ex_num, ex_id, content, digest FROM beginning"

@@ -32,7 +32,7 @@ from recovery.storage.deltas.lifeline import Lifeline
 from recovery.storage.deltas.open_deltas import MOST_KEPT
 from recovery.storage.lock import held_lock
 from recovery.storage.seam import BatchCount, CloseRequest
-from recovery.storage.sqlite import partition as one
+from recovery.storage.sqlite import close, describe, fold, rewind
 from recovery.storage.sqlite.beginning import Beginning, keep_beginning, read_beginning
 from recovery.storage.sqlite.epoch_log import Sealed
 from recovery.storage.sqlite.measures import add_measure
@@ -128,12 +128,12 @@ class FilePartitions:
                 self._scratch_files.check()
         except FileReplacedError:
             # A successor removes earlier scratch files. Then this raises LeaseLostError instead.
-            read_partition(self.paths[0], partial(one.check_lease, path=self.paths[0], lease=lease))
+            read_partition(self.paths[0], partial(describe.check_lease, path=self.paths[0], lease=lease))
             raise
 
     def describe(self) -> list[PartitionDescription]:
         """See `PartitionStore.describe`."""
-        return self._each(lambda index: one.describe(self._writers[index], self.paths[index]))
+        return self._each(lambda index: describe.describe(self._writers[index], self.paths[index]))
 
     def start(
         self, execution: Execution, steps: Sequence[StepId], planned: Sequence[PartitionDescription] = ()
@@ -153,7 +153,7 @@ class FilePartitions:
 
         def begin(index: int) -> None:
             seen = planned[index] if planned else None
-            one.start(self._writers[index], self.paths[index], execution, seen)
+            rewind.start(self._writers[index], self.paths[index], execution, seen)
             faults.reach("start.3.partition")
 
         # Files that lacked an epoch come before those that hold it. Either the epoch was closed in them since, and
@@ -174,10 +174,10 @@ class FilePartitions:
                 held.enter_context(translated(path))
                 held.enter_context(transaction(writer))
             execution = plan(
-                [one.describe(writer, path) for writer, path in zip(self._writers, self.paths, strict=True)]
+                [describe.describe(writer, path) for writer, path in zip(self._writers, self.paths, strict=True)]
             )
             for writer, path in zip(self._writers, self.paths, strict=True):
-                one.begin(writer, path, execution)
+                rewind.begin(writer, path, execution)
         self._make_deltas(execution, ())
         return execution
 
@@ -246,7 +246,7 @@ class FilePartitions:
         # Ends a fenced run at its next micro-batch. Without steps, or with its deltas elsewhere, no task would notice.
         if self._reader is None:
             self._reader = open_partition(self.paths[0], "ro")
-        one.check_lease(self._reader, self.paths[0], lease)
+        describe.check_lease(self._reader, self.paths[0], lease)
         self._check_own(lease)
         if self._lifeline is not None:
             self._lifeline.admit()
@@ -288,9 +288,9 @@ class FilePartitions:
         writer, path = self._writers[index], self.paths[index]
         sealed = self._sealed(index, request.batch, apart=not request.logged)
         if request.logged:
-            return one.log_epoch(writer, path, lease, request, sealed)
+            return close.log_epoch(writer, path, lease, request, sealed)
         tables = {step: each.table for step, each in sealed.items()}
-        return one.close_epoch(writer, path, lease, request, tables, self._clock.elapsed_s)
+        return close.close_epoch(writer, path, lease, request, tables, self._clock.elapsed_s)
 
     def fold(self, lease: Lease, epoch: Epoch) -> list[Mapping[str, StepSize]]:
         """See `PartitionStore.fold`."""
@@ -308,7 +308,7 @@ class FilePartitions:
         tables = {
             step: f"{_schema(self._deltas, step)}.{deltas[index].set_apart()}" for step, deltas in self._deltas.items()
         }
-        return one.fold(self._writers[index], self.paths[index], lease, epoch, tables)
+        return fold.fold(self._writers[index], self.paths[index], lease, epoch, tables)
 
     def _sealed(self, index: int, batch: BatchId, *, apart: bool) -> dict[StepId, Sealed]:
         """Return where a partition's deltas have the epoch's changes, with table names for the partition's writer."""
@@ -362,8 +362,8 @@ class FilePartitions:
             writer, path = self._writers[index], self.paths[index]
             with translated(path):
                 with transaction(writer):
-                    rows = one.collect(writer, floor)
-                    changes = one.fold_log(writer, path, floor)
+                    rows = fold.collect(writer, floor)
+                    changes = fold.fold_log(writer, path, floor)
                 writer.execute("VACUUM")
                 writer.wal_checkpoint("main", mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             return Collected(rows, changes)
@@ -411,13 +411,13 @@ class FilePartitions:
     ) -> Generator[tuple[str, str | bytes], None, None]:
         """See `PartitionStore.driver_rows`. Closing the generator early ends its read transaction."""
         for writer, path in zip(self._writers, self.paths, strict=True):
-            yield from one.step_values(writer, path, step, resume_epoch)
+            yield from describe.step_values(writer, path, step, resume_epoch)
 
     def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]:
         """See `PartitionStore.known_steps`."""
         return set().union(
             *(
-                one.known_steps(writer, path, resume_epoch)
+                describe.known_steps(writer, path, resume_epoch)
                 for writer, path in zip(self._writers, self.paths, strict=True)
             )
         )
