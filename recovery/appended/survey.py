@@ -46,9 +46,9 @@ def survey(
 ) -> Survey:
     """Return which files of one look are known, new or lost.
 
-    A known file may be absent if nothing can have been missed because it was rotated, read to its end and removed by
-    rotation; if the path no longer names it; or if `onMissing` is ignore. A rewritten file is forgotten if `onRewrite`
-    is restart. Otherwise raises InputRewrittenError.
+    A known file may be absent if it was rotated, read to its end and then removed by rotation, so nothing can have been
+    missed; if the path no longer names it; or if `onMissing` is ignore. A rewritten file is forgotten if `onRewrite` is
+    restart. Otherwise raises InputRewrittenError.
     """
     found = locate(known, look, holds)
     present = {(file.device, file.inode) for file in found.values()}

@@ -124,7 +124,7 @@ def reads(name: str) -> str:
 
 
 def steps_of(name: str | None) -> set[str]:
-    """Return the steps that a source is read for; only "", a step without a name, if there are none or unknown ones."""
+    """Return the steps that a source is read for; only "", a step without a name, if none or unknown."""
     words = name.split(" ", 3) if name is not None else []
     return set(words[3].split(_AND)) if len(words) > 3 else {""}
 

@@ -19,7 +19,7 @@ class Memory:
 
 
 def measure_memory(pid: int, proc: Path = PROC) -> Memory:
-    """Return the memory of process `pid` and its descendants, as Linux reports it; other systems report nothing.
+    """Return the memory of process `pid` and its descendants, as Linux reports it; unknown on other systems.
 
     The driver's child is its JVM, whose descendants are Python processes. On a cluster this covers only the driver's
     own machine.

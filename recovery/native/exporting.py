@@ -33,7 +33,7 @@ class Exported:
 def export(
     directory: Path, place: CheckpointPlace, *, epoch: int | None = None, observe: Observer = ignore
 ) -> Exported:
-    """Write an epoch that all partitions hold to `place`, all of it or nothing. epoch: None: the newest.
+    """Write an epoch that all partitions hold to `place`, all of it or nothing; by default the newest.
 
     A run may be active.
 

@@ -248,7 +248,7 @@ def _size(known: Known, usable: Sequence[Measure], interval: IntervalAdvice | No
         per_epoch = statistics.median(m.written for m in usable)
         per_batch = statistics.median(m.written / m.batches for m in usable)
         batches = max(1, interval.proposed.batches)
-        # An epoch writes a recurring key once: at most all keys, at least as many as one epoch writes now.
+        # An epoch writes a recurring key once: at most all keys, at least as many as one micro-batch writes now.
         written = min(known.live_rows, max(min(per_epoch, per_batch), per_batch * batches))
         held = math.ceil((known.backup_interval_s or 0) / max(interval.proposed.interval_s, interval.batch_s)) + 1
         proposed = 1 + written * held / known.live_rows

@@ -56,7 +56,7 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """A rewind that was made: its snapshot, its execution and its time."""
+    """A rewind that the user asked for: the snapshot it went back to, its execution and its time."""
 
     cut: Cut
     execution: int

@@ -126,10 +126,10 @@ def findings(
 ) -> tuple[Finding, ...]:
     """Return the newest measures compared with the targets.
 
-    Of each value the highest counts, of the newest ten epochs, as far as the newest execution that closed any closed
-    them. Of the state its present size counts.
-    state_bytes: None: unknown. backup_lag_s: the age of the newest backup; None: there is none. Then `unsaved_s` counts
-    if the lag is watched: backups that never succeeded are no better than old ones.
+    Of each value the highest of the newest ten epochs counts, all of the newest execution that closed any. Of the state
+    its present size counts.
+    state_bytes: None: unknown. backup_lag_s: the age of the newest backup; without one (None), `unsaved_s` counts if
+    the lag is watched: backups that never succeeded are no better than old ones.
     """
     watched = {target.name for target in targets if target.warning is not None}
     epochs = [each for each in measures if each.epoch]

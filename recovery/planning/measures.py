@@ -44,7 +44,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     batch_s: of the micro-batches, as the driver saw them. input_rows: read by the sources. rows: reached a step.
     looked_up, touched: keys whose state was read, and keys whose state was written, per micro-batch and step.
     seam_s: the total time that all tasks waited for states to be read and written.
-    snapshot_s: from the sealing of the epoch's micro-batches until it was durable in all partitions and, if logged
+    snapshot_s: from when the epoch's micro-batches were sealed until it was durable in all partitions and, if logged
         changes were folded, until that was done.
     pause_s: the part of that and of the sealing during which the stream stopped.
     collect_s: of the slowest partition. resume_s: of the execution: reading, planning and restoring the position.

@@ -12,7 +12,7 @@ def collection_floor(closed: Sequence[tuple[Epoch, int]], now_ms: int, backup_in
     """Return the newest epoch that every partition had closed at or before now − backup interval; 0 without one.
 
     `closed` holds (epoch, recovery clock) of epochs that are closed in *all* partitions. An epoch that is being closed
-    is not among them, so its own closing never moves the floor to it. Snapshots at the floor stay; data that only older
+    is not among them, so its own closing never collects up to it. Snapshots at the floor stay; data that only older
     snapshots need can go.
     """
     return max((epoch for epoch, at_ms in closed if at_ms <= now_ms - backup_interval_ms), default=NO_EPOCH)

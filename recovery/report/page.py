@@ -176,7 +176,7 @@ def _timeline(facts: Facts, drawn: Sequence[Lane]) -> str:
     place: dict[int, int] = {lane.execution.number: index for index, lane in enumerate(newest_first)}
     for index, lane in enumerate(newest_first):
         rows.append(_lane_bars(lane, at))
-        # A rewind to the beginning links to the execution that it abandons.
+        # The link of a rewind to the beginning comes from the execution that it abandons.
         origin = newest_first[index + 1].execution.number if lane.rewound and lane.parent is None else lane.parent
         if origin is not None:
             kind = "rewind" if lane.rewound else "onward"
