@@ -1,8 +1,8 @@
-"""Bytes to Arrow: the lines of a slice as record batches of bounded size, no step per line in Python.
+"""Bytes to Arrow: the lines of a slice as record batches of bounded size, without per-line work in Python.
 
-A line ends at "\\n"; one "\\r" before it belongs to the line end. numpy finds where lines begin and end, one
-Arrow kernel copies the lines without their ends. Measured against splitting in Python, masking line ends out,
-`split_pattern` and Arrow's CSV reader: as fast as the fastest, and offsets and carriage returns cost little.
+A line ends at "\\n"; one "\\r" before it belongs to the line end. numpy finds where lines begin and end, and one
+Arrow kernel copies the lines without their ends. Compared with splitting in Python, masking line ends out,
+`split_pattern` and Arrow's CSV reader, it is as fast as the fastest; offsets and carriage returns cost little.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Places = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the batches look like: columns of `schema` among value, file and offset; how lines are decoded."""
+    """The form of the batches: columns of `schema` among value, file and offset; how lines are decoded."""
 
     schema: pa.Schema
     encoding_errors: str = "replace"
@@ -40,17 +40,17 @@ class Shape:
 
 
 def read_task(slices: Sequence[Slice], reader_of: Callable[[Slice], Read], shape: Shape) -> Iterator[pa.RecordBatch]:
-    """The lines of a task's slices, in order; small batches are put together.
+    """Yield the lines of a task's slices, in order, with small batches combined.
 
-    `reader_of` gives access to a slice's file: reads that return exactly what was asked for or raise.
-    Memory is bounded by a few windows, besides a single line that is longer. Raises FlowFailedError for a
-    line that Arrow cannot hold, or for bytes that are not UTF-8 where those are to fail.
+    `reader_of` gives access to a slice's file: its reads return exactly the requested bytes or raise. Memory is bounded
+    by a few windows, except for a single longer line. Raises FlowFailedError for a line that Arrow cannot hold, and for
+    bytes that are not UTF-8 if `encoding_errors` is "fail".
     """
     return _together((batch for piece in slices for batch in _lines(piece, reader_of(piece), shape)), shape)
 
 
 def find_line_end(read: Read, start: int, stop: int, step: int = WINDOW_BYTES) -> int | None:
-    """The place just after the first line end in [start, stop), or None; looked for forwards."""
+    """Return the place just after the first line end in [start, stop), or None; searches forwards."""
     while start < stop:
         data = read(start, min(step, stop - start))
         found = data.find(b"\n")
@@ -63,7 +63,7 @@ def find_line_end(read: Read, start: int, stop: int, step: int = WINDOW_BYTES) -
 
 
 def find_last_line_end(read: Read, start: int, stop: int, step: int = 1 << 16) -> int | None:
-    """The place just after the last line end in [start, stop), or None; looked for backwards."""
+    """Return the place just after the last line end in [start, stop), or None; searches backwards."""
     while start < stop:
         begin = max(start, stop - step)
         found = read(begin, stop - begin).rfind(b"\n")
@@ -80,13 +80,13 @@ def _lines(piece: Slice, read: Read, shape: Shape) -> Iterator[pa.RecordBatch]:
 
 
 def _windows(piece: Slice, read: Read, window_bytes: int) -> Iterator[tuple[int, bytes, int]]:
-    """Where whole lines begin in the file, bytes that begin with them, and how many of the bytes they are."""
+    """Yield (place, data, length): the first `length` bytes of `data` are whole lines, at `place` in the file."""
     place = _first_line(piece, read)
     while place < piece.stop:
         data = read(place, min(window_bytes, piece.stop - place))
         length = data.rfind(b"\n") + 1
         if not length:
-            # A line longer than the window, or reaching into the next slice: read it in one go.
+            # The line is longer than the window or extends into the next slice: read it in one call.
             end = find_line_end(read, place + len(data), piece.whole.end) or piece.whole.end
             length = end - place
             if length > MAX_LINE_BYTES:
@@ -97,19 +97,19 @@ def _windows(piece: Slice, read: Read, window_bytes: int) -> Iterator[tuple[int,
 
 
 def _first_line(piece: Slice, read: Read) -> int:
-    """Where the first line that begins at or after the slice's start begins."""
+    """Return the place of the first line that begins at or after the slice's start."""
     whole = piece.whole
     if piece.start > whole.begin:
         return find_line_end(read, piece.start - 1, whole.end) or whole.end
     if not whole.after_unfinished:
         return whole.begin
     ending = read(whole.begin, min(2, whole.end - whole.begin))
-    # A return at the very end is the first half of a line end, whose second half is yet to be written.
+    # A return at the very end is the first half of a line end; the second half is not written yet.
     return whole.begin + (1 if ending[:1] == b"\n" or ending == b"\r" else 2 if ending == b"\r\n" else 0)
 
 
 def _batches(path: str, offset: int, data: bytes, length: int, shape: Shape) -> Iterator[pa.RecordBatch]:
-    """The first `length` bytes of `data`, whole lines at `offset` in the file, as record batches."""
+    """Yield the first `length` bytes of `data`, whole lines at `offset` in the file, as record batches."""
     names = shape.schema.names
     starts, ends = _bounds(data, length)
     places = starts + offset if "offset" in names else starts
@@ -117,7 +117,7 @@ def _batches(path: str, offset: int, data: bytes, length: int, shape: Shape) -> 
         data = _decoded(path, offset, data[:length], shape)
         length = len(data)
         if length > MAX_LINE_BYTES:
-            # Each byte that was replaced became three.
+            # Each replaced byte became three.
             raise _too_long(path, offset, length)
         starts, ends = _bounds(data, length)
     if offset == 0 and data.startswith(BYTE_ORDER_MARK):
@@ -135,7 +135,7 @@ def _batches(path: str, offset: int, data: bytes, length: int, shape: Shape) -> 
 
 
 def _bounds(data: bytes, length: int) -> tuple[Places, Places]:
-    """Where each line of `data[:length]` begins and ends, line ends excluded."""
+    """Return where each line of `data[:length]` begins and ends, line ends excluded."""
     if data.find(b"\n") in (-1, length - 1):
         return _single(data, length)
     array = np.frombuffer(data, np.uint8, count=length)
@@ -150,25 +150,25 @@ def _bounds(data: bytes, length: int) -> tuple[Places, Places]:
 
 
 def _single(data: bytes, length: int) -> tuple[Places, Places]:
-    """The bounds of one line, which may be very long: without the copies that a scan makes."""
+    """Return the bounds of one line without the copies that a scan makes: the line may be very long."""
     end = length - (data[length - 1] == _NEWLINE)
     end -= end > 0 and data[end - 1] == _RETURN
     return np.array([0], np.int64), np.array([end], np.int64)
 
 
 def _strings(data: bytes, starts: Places, ends: Places) -> pa.Array[Any]:
-    """An Arrow string for each pair of places in `data`, which is valid UTF-8."""
+    """Return an Arrow string for each pair of places in `data`, which is valid UTF-8."""
     bounds = np.empty(2 * len(starts), np.int32)
     bounds[0::2] = starts
     bounds[1::2] = ends
     if len(starts) == 1:
         return _views(data, bounds)
-    # Every second string is a line, those between are the line ends; the lines are then taken out.
+    # Every second string is a line, the others are line ends: take the lines.
     return _views(data, bounds).take(np.arange(0, len(bounds), 2))
 
 
 def _views(data: bytes, bounds: npt.NDArray[np.int32]) -> pa.Array[Any]:
-    """The strings between one bound and the next, without a copy."""
+    """Return the strings between consecutive bounds, without a copy."""
     return pa.StringArray.from_buffers(len(bounds) - 1, pa.py_buffer(bounds.data), pa.py_buffer(data))
 
 
@@ -189,7 +189,10 @@ def _is_utf8(data: bytes, length: int) -> bool:
 
 
 def _decoded(path: str, offset: int, data: bytes, shape: Shape) -> bytes:
-    """`data` with U+FFFD for what is not UTF-8; as many lines as before, for line ends are never replaced."""
+    """Return `data` with U+FFFD for bytes that are not UTF-8, or raise FlowFailedError for them, as `shape` says.
+
+    The number of lines stays the same, because line ends are never replaced.
+    """
     if shape.encoding_errors == "replace":
         return data.decode("utf-8", "replace").encode()
     try:
@@ -214,7 +217,7 @@ def _too_long(path: str, place: int, length: int) -> FlowFailedError:
 
 
 def _together(batches: Iterable[pa.RecordBatch], shape: Shape) -> Iterator[pa.RecordBatch]:
-    """The same rows in fewer batches: small ones are put together up to the bounds of rows and bytes."""
+    """Yield the same rows in fewer batches: combine small ones up to the bounds of rows and bytes."""
     pending: list[pa.RecordBatch] = []
     rows = size_bytes = 0
     for batch in batches:

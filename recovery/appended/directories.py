@@ -1,4 +1,4 @@
-"""The directories that a glob looks in: each once, whatever links lead to it."""
+"""The directories that a glob matches: each once, whatever links lead to it."""
 
 # Paths are plain strings, as in recovery.appended.files.
 # ruff: noqa: PTH112, PTH116, PTH118, PTH120
@@ -12,18 +12,18 @@ import os
 from collections.abc import Iterator
 
 GONE = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ELOOP}
-"""What the system says of a path that is no more, or leads nowhere."""
+"""The error numbers of a path that no longer exists or leads nowhere."""
 
 _ANY_DEPTH = "**"
 _Identity = tuple[int, int]
 
 
 def matching_directories(pattern: str) -> list[str]:
-    """The directories that an absolute pattern names, sorted: *, ? and […] within a name, ** for any depth.
+    """Return the directories that an absolute pattern matches, sorted: *, ? and […] within a name, ** for any depth.
 
-    Names that begin with a dot match only a part of the pattern that does. ** finds each directory once, by its own
-    path where it has one below, else by the link that leads to it; a link to a directory above itself is a circle, and
-    is not followed. Raises OSError for a directory that may not be listed.
+    Names that begin with a dot match only a part of the pattern that begins with one. ** finds each directory once: by
+    its own path if that is below, otherwise by a link that leads to it. It does not follow a link to a directory above
+    itself, a cycle. Raises OSError for a directory that cannot be listed.
     """
     found = ["/"]
     for part in pattern.strip("/").split("/"):
@@ -44,7 +44,7 @@ def _matching(base: str, part: str) -> Iterator[str]:
 
 
 def _below(base: str) -> Iterator[str]:
-    """A directory and those below it. Links are followed last: what is there itself has its own path."""
+    """Yield a directory and those below it. Links come last, so real directories keep their own paths."""
     seen: set[_Identity] = set()
     waiting = [base]
     while waiting:
@@ -55,7 +55,7 @@ def _below(base: str) -> Iterator[str]:
 
 
 def _tree(top: str, seen: set[_Identity], links: list[str]) -> Iterator[str]:
-    """A directory and the real ones below it that were not seen yet; links to directories are added to `links`."""
+    """Yield a directory and the real ones below it, except those in `seen`; add links to directories to `links`."""
     waiting = [top]
     while waiting:
         path = waiting.pop()
@@ -76,7 +76,7 @@ def _tree(top: str, seen: set[_Identity], links: list[str]) -> Iterator[str]:
 
 
 def _directories(path: str) -> list[os.DirEntry[str]]:
-    """The directories in one, and links to directories."""
+    """Return the directories in `path`, and its links to directories."""
     try:
         with os.scandir(path) as entries:
             return [entry for entry in entries if _is_directory(entry)]
@@ -90,14 +90,14 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError as error:
-        # Links may lead to each other.
+        # Links may form a cycle.
         if error.errno in GONE:
             return False
         raise
 
 
 def _leads_up(link: str) -> bool:
-    """Whether a link leads to the directory that it is in, or to one above."""
+    """Return whether a link leads to its own directory, or to one above."""
     target, here = os.path.realpath(link), os.path.realpath(os.path.dirname(link))
     return here == target or here.startswith(target.rstrip("/") + "/")
 

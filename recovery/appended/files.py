@@ -1,10 +1,10 @@
-"""How directories and bytes are reached. Everything else takes a `Files` and touches no file system.
+"""Access to directories and bytes. All other modules take a `Files` and touch no file system.
 
-`LocalFiles` is for one machine, or for hosts that share a mount. Another way of reaching bytes (an agent on
-the host that has them) is another class with the methods of `Files`.
+`LocalFiles` is for one machine, or for hosts that share a mount. Other access, for example through an agent on the
+host that has the files, needs another class with the methods of `Files`.
 """
 
-# Paths are plain strings: they are saved and compared, and may hold any bytes.
+# Paths are plain strings: they are saved and compared, and may contain any bytes.
 # ruff: noqa: PTH100, PTH110, PTH112, PTH113, PTH116, PTH120, PTH208
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from recovery.appended.directories import GONE, matching_directories
 from recovery.errors import ConfigurationError, StorageError
 
 COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".lzma", ".br", ".snappy", ".Z")
-"""Files with these names are no growing text; a directory or a glob leaves them out."""
+"""Files with these suffixes are not growing text; directories and globs skip them."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """A regular file as it was found; `path` is absolute and symbolic links were followed for the rest."""
+    """A regular file at the time of a look. `path` is absolute; the other fields follow symbolic links."""
 
     path: str
     device: int
@@ -45,20 +45,20 @@ class FileStat:
         return directory_of(self.path)
 
     def same_file(self, other: FileStat) -> bool:
-        """Whether both were one file on disk, under whatever names."""
+        """Return whether both are the same file on disk, under any names."""
         return self.inode == other.inode and self.device == other.device
 
 
 @dataclass(frozen=True, slots=True)
 class PathPattern:
-    """What the `path` option names: files called `name` in `directories`; both patterns if `is_glob`."""
+    """The meaning of the `path` option: files called `name` in `directories`; both are patterns if `is_glob`."""
 
     directories: str
     name: str
     is_glob: bool
 
     def names(self, name: str) -> bool:
-        """Whether a file of this name is input."""
+        """Return whether a file of this name is input."""
         if not self.is_glob:
             return name == self.name
         hidden = name.startswith(".") and not self.name.startswith(".")
@@ -66,7 +66,7 @@ class PathPattern:
 
 
 class OpenFile:
-    """One open file and its bytes; stays the same file when its name is given to another."""
+    """One open file and its bytes; it stays the same file when another file takes its name."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -84,11 +84,11 @@ class OpenFile:
         os.close(self._descriptor)
 
     def stat(self) -> FileStat:
-        """What the file is now."""
+        """Return the present state of the file."""
         return _file_stat(self._path, os.fstat(self._descriptor))
 
     def read(self, offset: int, length: int) -> bytes:
-        """The bytes at `offset`; fewer than `length` only where the file ends."""
+        """Return the bytes at `offset`; fewer than `length` only at the end of the file."""
         data = os.pread(self._descriptor, length, offset)
         if len(data) == length or not data:
             return data
@@ -101,22 +101,22 @@ class OpenFile:
 
 
 class Files(Protocol):
-    """How the source reaches directories and bytes."""
+    """The source's access to directories and bytes."""
 
     def pattern(self, path: str) -> PathPattern:
-        """What an absolute path names at this moment. Raises ConfigurationError if it can be no input."""
+        """Return what an absolute path names now. Raises ConfigurationError if it cannot be input."""
 
     def directories(self, pattern: PathPattern) -> Sequence[str]:
-        """The directories that the pattern looks in. Raises StorageError if the first is not there."""
+        """Return the directories of the pattern. Raises StorageError if the part before any wildcard is missing."""
 
     def names(self, directory: str) -> Sequence[str]:
-        """The names in a directory, sorted; none if it is gone."""
+        """Return the names in a directory, sorted; an empty list if it is gone."""
 
     def stat(self, path: str) -> FileStat | None:
-        """The regular file at this path, or None."""
+        """Return the regular file at this path, or None."""
 
     def open(self, path: str) -> OpenFile | None:
-        """The regular file at this path for reading, or None. Raises PermissionError."""
+        """Open the regular file at this path for reading; None if there is none. Raises PermissionError."""
 
 
 class LocalFiles:
@@ -183,7 +183,7 @@ class LocalFiles:
 
     def open(self, path: str) -> OpenFile | None:
         try:
-            # Without O_NONBLOCK, a pipe that took the name would block for ever.
+            # Without O_NONBLOCK, opening a pipe that took the name would block forever.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             if error.errno in GONE:
@@ -196,11 +196,11 @@ class LocalFiles:
 
 
 def absolute(path: str) -> str:
-    """A path from the root, without following links."""
+    """Return the absolute path, without following links."""
     return os.path.abspath(path)
 
 
-# The next three are what os.path does, several times faster: a look at ten thousand files needs them often.
+# The next three replace os.path functions, several times faster: a look at ten thousand files calls them often.
 
 
 def name_of(path: str) -> str:
@@ -216,7 +216,7 @@ def joined(directory: str, name: str) -> str:
 
 
 def display(path: str) -> str:
-    """A path as text that can be printed and encoded, whatever bytes its name has."""
+    """Return a path as text that can be printed and encoded, whatever bytes it contains."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 

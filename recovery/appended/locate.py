@@ -1,7 +1,7 @@
-"""Which file holds what was read before, whatever it is called now.
+"""Which file holds content read before, whatever its name is now.
 
-Content decides: a file qualifies only if it begins with what was read. Among those that do, inode number and
-name decide, so that files with equal beginnings stay apart where the file system can tell them apart.
+Content decides: a file qualifies only if it begins with the content that was read. Among qualifying files, inode
+number and name decide, so files with equal beginnings stay distinct if the file system can distinguish them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from recovery.appended.position import FilePosition
 from recovery.appended.rotation import generation, is_rotation_of, siblings_pattern
 
 Holds = Callable[[FileStat, FilePosition], bool]
-"""Whether the file has the content that the position remembers."""
+"""Returns whether the file has the content that the position describes."""
 
 CONVINCING_BYTES = 256
-"""Equal content of this length identifies a file without help from its name or inode number."""
+"""Equal content of this length identifies a file without its name or inode number."""
 
 
 class Look:
-    """The input's directories at one moment; files that are not input are looked at only when asked for."""
+    """The input's directories at one moment; files that are not input are read only on request."""
 
     def __init__(self, files: Files, pattern: PathPattern) -> None:
         self._files = files
@@ -36,7 +36,7 @@ class Look:
         self.listed = {file.path: file for file in listed if file is not None}
 
     def at(self, path: str) -> FileStat | None:
-        """The regular file at a path, if its directory is one of the input's."""
+        """Return the regular file at a path in one of the input's directories, or None."""
         if directory_of(path) not in self._names:
             return None
         if path not in self._stats:
@@ -44,24 +44,24 @@ class Look:
         return self._stats[path]
 
     def siblings(self, directory: str) -> list[FileStat]:
-        """All regular files of one of the input's directories, input or not."""
+        """Return all regular files of one of the input's directories, input or not."""
         found = (self.at(joined(directory, name)) for name in self._names.get(directory, ()))
         return [file for file in found if file is not None]
 
     def everything(self) -> list[FileStat]:
-        """The listed files first, then all others of their directories."""
+        """Return the listed files first, then all others in the input's directories."""
         others = (file for directory in self._names for file in self.siblings(directory))
         return [*self.listed.values(), *(file for file in others if file.path not in self.listed)]
 
 
 def locate(positions: Mapping[int, FilePosition], look: Look, holds: Holds) -> dict[int, FileStat]:
-    """The file of each position that has one now; no file is given to two positions.
+    """Return the present file of each position that has one; no two positions share a file. In order of preference:
 
     1. The same inode number under the same name.
     2. The same inode number under another name: renamed.
     3. The same name with another inode number: copied back, or moved to another machine.
     4. Any other file with convincing evidence: a rotation's name, the same name in another directory, or
-       `CONVINCING_BYTES` of equal content. This is what a rotation that copies and truncates leaves.
+       `CONVINCING_BYTES` of equal content. A rotation that copies and truncates leaves such a file.
     """
     found: dict[int, FileStat] = {}
     taken: set[tuple[int, int]] = set()
@@ -94,11 +94,10 @@ def locate(positions: Mapping[int, FilePosition], look: Look, holds: Holds) -> d
 
 
 def later_generations(look: Look, position: FilePosition, file: FileStat) -> list[FileStat]:
-    """Files that rotation put between `file`, which is the position's, and the one that has its old name now.
+    """Return the files that rotation put between the position's `file` and the file that has its old name now.
 
-    They are told by their names, which follow the pattern of the file's own, and by having been written to
-    since the position was taken: earlier generations were not, and `file` itself may have been. Only those
-    that are not listed anyway.
+    Their names follow the pattern of `file`'s name, and they were written to after the position was taken: earlier
+    generations were not, and `file` itself may have been. Listed files are excluded.
     """
     origin = position.origin
     pattern = siblings_pattern(origin, file.name)
@@ -115,7 +114,7 @@ def later_generations(look: Look, position: FilePosition, file: FileStat) -> lis
 
 
 def _convincing(position: FilePosition, files: Iterable[FileStat]) -> list[FileStat]:
-    """The files that may be the position's although name and inode differ, the most likely first."""
+    """Return the files that may be the position's although name and inode differ, the most likely first."""
 
     def rank(file: FileStat) -> tuple[bool, int, str]:
         return not is_rotation_of(position.origin, file.name), -file.size, file.path

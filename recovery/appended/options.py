@@ -21,7 +21,7 @@ _SIZE = re.compile(r"\s*(\d+)\s*([bkmgt]?)(?:i?b)?\s*", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to read and how. Sizes are in bytes; None means no limit, or a size chosen from the batch."""
+    """What to read and how. Sizes are bytes; None: no limit, or for partition_bytes a size chosen by the batch."""
 
     path: str
     max_bytes_per_trigger: int | None = None
@@ -43,9 +43,9 @@ _KNOWN = {name.lower(): name for name in ("path", *_SIZES, *_CHOICES)}
 
 
 def parse_options(given: Mapping[str, str]) -> Options:
-    """The options of a reader, from Spark's strings; their names count in any case.
+    """Parse the options of a reader from Spark's strings; names are case-insensitive.
 
-    Raises ConfigurationError for a missing path, an unknown name or a value that cannot be used.
+    Raises ConfigurationError for a missing path, an unknown name or an invalid value.
     """
     named: dict[str, str] = {}
     for key, value in given.items():
@@ -73,7 +73,10 @@ def parse_options(given: Mapping[str, str]) -> Options:
 
 
 def parse_size(name: str, text: str) -> int:
-    """Bytes of a size such as "1048576", "512k", "10m" or "1g" (powers of 1024), at least 1."""
+    """Return the bytes of a size such as "1048576", "512k", "10m" or "1g" (powers of 1024), at least 1.
+
+    Raises ConfigurationError.
+    """
     match = _SIZE.fullmatch(text)
     size_bytes = int(match[1]) * _UNITS[match[2].lower()] if match else 0
     if size_bytes < 1:
@@ -95,7 +98,7 @@ def _choice(name: str, text: str) -> str:
 
 
 def _local_path(text: str) -> str:
-    """The absolute local path that a path or a file: URI names."""
+    """Return the absolute local path of a path or a file: URI."""
     if not text.strip():
         raise ConfigurationError(
             "The appended format was given no path.",

@@ -1,4 +1,4 @@
-"""How far the next batch reads and how it is cut into tasks: functions of values, without files."""
+"""How far the next batch reads, and how it is cut into tasks: functions of values, without files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MAX_PARTITION_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What one file has to read: the bytes from `offset` to `bound`.
+    """The unread bytes of one file, from `offset` to `bound`.
 
-    `take_last` tells that a last line without line end at `bound` is complete.
+    take_last: a last line without line end at `bound` is complete.
     """
 
     number: int
@@ -29,21 +29,21 @@ class LineEnds(Protocol):
     """Where lines end in the files."""
 
     def last(self, number: int, start: int, stop: int) -> int | None:
-        """The place just after the last line end in [start, stop), or None."""
+        """Return the place just after the last line end in [start, stop), or None."""
 
     def first(self, number: int, start: int, stop: int) -> int | None:
-        """The place just after the first line end in [start, stop), or None."""
+        """Return the place just after the first line end in [start, stop), or None."""
 
 
 def plan_ends(
     groups: Sequence[Sequence[Backlog]], max_bytes: int | None, turn: int, lines: LineEnds
 ) -> tuple[dict[int, int], int]:
-    """How far to read each file, and whose turn is next.
+    """Return how far to read each file, and whose turn is next.
 
     A group is the generations of one log, oldest first; a younger one waits until the limit leaves room for
-    all that the older ones have. Groups are served in a circle that begins at `turn`, each as far as the
-    limit allows, so none starves. The bytes planned stay within `max_bytes`, except that the first line of a
-    batch is taken however long it is. Only whole lines are planned; files with nothing to read are left out.
+    everything in the older ones. Groups are served round-robin, beginning at `turn`, each as far as the limit
+    allows, so none starves. The planned bytes stay within `max_bytes`, except that a batch takes its first line
+    whatever its length. Only whole lines are planned; files with nothing to read are left out.
     """
     ends: dict[int, int] = {}
     ordered = sorted((group for group in groups if group), key=lambda group: group[0].number)
@@ -63,7 +63,7 @@ def plan_ends(
 
 
 def _end(backlog: Backlog, room: int | None, lines: LineEnds, *, must_progress: bool) -> tuple[int | None, bool]:
-    """How far to read one file, and whether that is as far as it can be read now."""
+    """Return how far to read one file, and whether that is as far as it can be read now."""
     number, offset, bound = backlog.number, backlog.offset, backlog.bound
     if offset >= bound:
         return None, True
@@ -81,8 +81,8 @@ def _end(backlog: Backlog, room: int | None, lines: LineEnds, *, must_progress: 
 class Range:
     """Whole lines of one file, [begin, end) in bytes, to be read in one batch.
 
-    `path` is where the file was found, `expected` what it must hold; `expected.path` is the name its lines
-    are given. `after_unfinished` tells that the line before `begin` was taken without its line end.
+    path: where the file was found. expected: the content it must hold; `expected.path` is the file name reported with
+    its lines. after_unfinished: the line before `begin` was taken without its line end.
     """
 
     path: str
@@ -94,7 +94,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The lines of a range that begin in [start, stop); the places need not be at line starts."""
+    """The lines of a range that begin in [start, stop); both places may be inside lines."""
 
     whole: Range
     start: int
@@ -102,7 +102,7 @@ class Slice:
 
 
 def cut(ranges: Iterable[Range], partition_bytes: int) -> list[tuple[Slice, ...]]:
-    """Tasks of at most `partition_bytes` each: long ranges are cut, short ones put together, in order."""
+    """Return tasks of at most `partition_bytes` each: long ranges are cut, short ones combined, in order."""
     tasks: list[tuple[Slice, ...]] = []
     current: list[Slice] = []
     filled = 0
@@ -120,5 +120,5 @@ def cut(ranges: Iterable[Range], partition_bytes: int) -> list[tuple[Slice, ...]
 
 
 def partition_bytes_for(total_bytes: int, cores: int) -> int:
-    """A size of tasks that gives each core two of them, within bounds that keep a task worth starting."""
+    """Return a task size that gives each core two tasks, within bounds that keep a task worth starting."""
     return min(max(-(-total_bytes // (2 * cores)), MIN_PARTITION_BYTES), MAX_PARTITION_BYTES)

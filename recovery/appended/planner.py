@@ -2,12 +2,12 @@
 
 A micro-batch:
 
-1. `Planner.latest` looks at the directories, finds each file that was read before by its content, meets new
-   ones, and says how far the batch reads: an `InputOffset`, self-contained, to be saved.
-2. `Planner.tasks` finds the files of that offset again, perhaps in another process after a crash, when they
-   have grown or were rotated since, and cuts what lies between two offsets into tasks.
-3. `reach.TaskFiles` gives a task the bytes of its slices, and checks after each read that the file still is
-   the one; `content.read_task` makes record batches of them.
+1. `Planner.latest` looks at the directories, finds each known file by its content, finds new ones, and returns how
+   far the batch reads: a self-contained `InputOffset`, to be saved.
+2. `Planner.tasks` finds the files of that offset again, perhaps in another process after a crash, when they may
+   have grown or been rotated, and cuts the lines between two offsets into tasks.
+3. `reach.TaskFiles` gives a task the bytes of its slices, and checks after each read that it is still the same
+   file; `content.read_task` turns them into record batches.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from recovery.appended.survey import Survey, rewritten, survey, vanished
 from recovery.errors import ConfigurationError, InputRewrittenError, StorageError
 
 KEPT_LOST_FILES = 1000
-"""Positions of absent files that are kept; beyond that the oldest are forgotten."""
+"""The number of positions of absent files that are kept; beyond it the oldest are forgotten."""
 
 
 class Planner:
     """Plans the micro-batches of one query. Offsets go in and out as JSON-like dicts.
 
-    What it remembers between calls saves work only, except for the end that `fix_end` fixed. `cores` is how
-    many tasks can run at once, `clock_ns` the time in nanoseconds since 1970.
+    What it remembers between calls only saves work, except for the end that `fix_end` fixed.
+    cores: how many tasks can run at the same time. clock_ns: returns nanoseconds since 1970.
     """
 
     def __init__(self, options: Options, files: Files, cores: int, clock_ns: Callable[[], int] = time.time_ns) -> None:
@@ -50,7 +50,7 @@ class Planner:
         self._bounds: dict[int, int] | None = None
 
     def initial(self) -> dict[str, Any]:
-        """The offset at which nothing was read. Raises ConfigurationError if the path names nothing."""
+        """Return the offset before anything is read. Raises ConfigurationError if the path names nothing."""
         if not self._pattern.is_glob and not self._look().listed:
             raise ConfigurationError(
                 "There is no such file or directory.",
@@ -61,15 +61,15 @@ class Planner:
         return InputOffset().to_json()
 
     def fix_end(self) -> None:
-        """From now on nothing is planned that was not there at this moment."""
+        """Limit all further plans to the content that exists now."""
         self._fixed = {(file.device, file.inode): file.size for file in self._look().listed.values()}
         self._bounds = None
 
     def latest(self, start: Mapping[str, Any], max_bytes: int | None) -> dict[str, Any]:
-        """The end of a batch from `start` on that reads `max_bytes` at most; `start` if there is nothing.
+        """Return the end of a batch that begins at `start`; `start` if there is nothing to read.
 
-        A batch reads whole lines, and at least one if there is one. Raises InputRewrittenError, or
-        StorageError if something cannot be read.
+        The batch reads whole lines, at most `max_bytes` but at least one line if there is one. Raises
+        InputRewrittenError, or StorageError if something cannot be read.
         """
         before = InputOffset.from_json(start)
         for _ in range(ATTEMPTS):
@@ -86,9 +86,9 @@ class Planner:
         )
 
     def tasks(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[Slice, ...]]:
-        """What lies between two offsets, cut into tasks: the same lines whenever it is asked.
+        """Return the lines between two offsets, cut into tasks: the same lines in every call.
 
-        Raises InputRewrittenError if some of it is not there any more.
+        Raises InputRewrittenError if some of them no longer exist.
         """
         before = InputOffset.from_json(start).files
         after = InputOffset.from_json(end).files
@@ -137,12 +137,12 @@ class Planner:
         }
         if self._fixed is not None:
             self._bounds = bounds
-        # Of absent ones there are ever more; of others never, while the path does not name them.
+        # The absent files grow in number, so they need a limit; those that the path does not name do not.
         kept = dict(sorted(seen.lost.items())[-KEPT_LOST_FILES:]) | dict(seen.aside)
         return InputOffset(after | kept, before.next_id + len(fresh), turn)
 
     def _survey(self, before: InputOffset) -> Survey:
-        """Looks again before it believes that something is lost: a rotation may have been under way."""
+        """Return the survey. Before reporting a loss, look again: a rotation may have been in progress."""
         attempt = 1
         while True:
             self._checks.begin()
@@ -175,7 +175,7 @@ class Planner:
     def _find_again(
         self, wanted: Mapping[int, FilePosition], after: Mapping[int, FilePosition]
     ) -> Mapping[int, FileStat]:
-        """The files of a saved offset; without those that the options allow to be lost."""
+        """Return the files of a saved offset, without those that the options allow to be lost."""
         for _ in range(ATTEMPTS):
             look = self._look()
             found = locate(after, look, self._checks.holds)
@@ -192,9 +192,9 @@ class Planner:
         return found
 
     def _was_there(self, file: FileStat, origin: str) -> bool:
-        """Whether a new file belongs to the end that was fixed, if one was.
+        """Return whether a new file lies before the fixed end, if there is one.
 
-        Only the first plan after that meets new files. One that is not listed was rotated before.
+        Only the first plan after `fix_end` accepts new files. A file that is not listed was rotated before.
         """
         if self._fixed is None:
             return True
@@ -202,10 +202,10 @@ class Planner:
         return self._bounds is None and self._fixed.get((file.device, file.inode), 0 if listed else 1) > 0
 
     def _bounds_of(self, files: Mapping[int, FileStat], positions: Mapping[int, FilePosition]) -> dict[int, int]:
-        """How far each file may be read: to its end, or to the end that was fixed.
+        """Return how far each file may be read: to its end, or to the fixed end.
 
-        The first plan after the end was fixed gives each file its bound; later ones, whatever the files are
-        called by then, keep to it.
+        The first plan after `fix_end` gives each file its bound; later plans keep to it, whatever the files' names are
+        by then.
         """
         if self._fixed is None:
             return {number: file.size for number, file in files.items()}
@@ -233,10 +233,10 @@ class Planner:
         return FilePosition(file.path, origin, 0, file.size, file.mtime_ns, file.inode, digest)
 
     def _advanced(self, position: FilePosition, file: FileStat, end: int) -> FilePosition:
-        """The position after a batch that reads to `end`.
+        """Return the position after a batch that reads to `end`.
 
-        Last of all it is checked that the file still holds what was read before: only then were line end and
-        digest read from that content. Otherwise it was truncated meanwhile, and MovedError is raised.
+        The last step checks that the file still holds the content read before: only then do line end and digest come
+        from that content. Raises MovedError if the file was truncated meanwhile.
         """
         renewed = replace(position, path=file.path, seen=file.size, mtime_ns=file.mtime_ns, inode=file.inode)
         if end == position.offset > 0:
@@ -252,7 +252,7 @@ class Planner:
 
 
 class _Lines:
-    """Where lines end in the files of one look; remembers where there is no line end for long."""
+    """Where lines end in the files of one look; remembers long parts without a line end."""
 
     def __init__(self, files: Files) -> None:
         self.files: Mapping[int, FileStat] = {}
@@ -264,7 +264,7 @@ class _Lines:
         begin = start
         if number in self._barren:
             barren_start, barren_stop, was = self._barren[number]
-            # What was there before may have been written over, unless the file only grew.
+            # The bytes may have been overwritten, unless the file only grew.
             grown = was.same_file(file) and was.size < file.size
             if barren_start <= start <= barren_stop and (was == file or grown):
                 begin = barren_stop

@@ -1,7 +1,7 @@
-"""How far each file was read, and what it takes to recognise it: the value that is saved and handed back.
+"""How far each file was read, and how to recognise it: the value that is saved and read back.
 
-A file is recognised by content: a digest of its first bytes and of the bytes just before the place read to.
-Its name and inode number are hints about where to look first.
+Content identifies a file: a digest of its first bytes and of the last bytes that were read. Its name and inode
+number are hints about where to look first.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from recovery.base.untrusted_json import Count
 from recovery.errors import CorruptPartitionError, UnsupportedVersionError
 
 Read = Callable[[int, int], bytes]
-"""`read(offset, length)`: the bytes there, fewer only where the file ends."""
+"""`read(offset, length)` returns the bytes there, fewer only at the end of the file."""
 
 OFFSET_VERSION = 1
-"""Stands for the JSON form and for the two sizes below: saved digests are only as good as these stay."""
+"""The version of the JSON form and of the two sizes below: saved digests depend on these sizes."""
 HEAD_BYTES = 4096
 TAIL_BYTES = 1024
 
@@ -30,10 +30,9 @@ TAIL_BYTES = 1024
 class FilePosition:
     """How far one file was read.
 
-    `path` and `inode` say where it was, `origin` under which name it was first input. `offset` is how many
-    bytes were read, `seen` how many it had then, `mtime_ns` when it had last been written to. `digest` is the
-    fingerprint at `offset`, or of what was seen where nothing was read. `unfinished` tells that the last line
-    was taken without its line end.
+    path, inode: where it was. origin: the name under which it was first input. offset: how many bytes were read.
+    seen: how many bytes it had then. mtime_ns: when it was last written to. digest: the fingerprint at `offset`, or,
+    if nothing was read, of the content seen. unfinished: the last line was taken without its line end.
     """
 
     path: str
@@ -55,37 +54,37 @@ class FilePosition:
 
     @property
     def drained(self) -> bool:
-        """Whether all that was seen was read."""
+        """Whether everything seen was read."""
         return self.offset == self.seen
 
     @property
     def needed_bytes(self) -> int:
-        """A file shorter than this cannot be the one."""
+        """The minimum size of this file: a shorter one is another file."""
         return self.offset or min(self.seen, HEAD_BYTES)
 
     def holds_in(self, read: Read, size: int) -> bool:
-        """Whether a file of this size begins with what was read."""
+        """Return whether a file of this size begins with the content that was read."""
         return size >= self.needed_bytes and fingerprint(read, self.offset, self.seen) == self.digest
 
 
 @dataclass(frozen=True, slots=True)
 class InputOffset:
-    """How far the input was read: a position for each file, by a number that is given only once."""
+    """How far the input was read: a position for each file, by a number that is never reused."""
 
     files: Mapping[int, FilePosition] = field(default_factory=dict)
     next_id: int = 1
     turn: int = 0
-    """The file whose turn it is, where the limit of a batch left some files out."""
+    """The number of the file whose turn is next, if the limit of a batch left some files out."""
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON form: equal offsets have equal text."""
+        """Return the JSON form; equal offsets have equal text."""
         files = {str(number): _position_json(position) for number, position in sorted(self.files.items())}
         return {"version": OFFSET_VERSION, "next": self.next_id, "turn": self.turn, "files": files}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> InputOffset:
-        """The value of a JSON form. Raises UnsupportedVersionError for one that a later version wrote,
-        CorruptPartitionError for one that none wrote."""
+        """Parse a JSON form. Raises UnsupportedVersionError for one of another version, CorruptPartitionError for an
+        invalid one."""
         if value.get("version") != OFFSET_VERSION:
             raise UnsupportedVersionError(
                 f"The saved input position has version {value.get('version')!r}, not {OFFSET_VERSION}.",
@@ -107,7 +106,7 @@ class _Saved(msgspec.Struct):
 
 
 def fingerprint(read: Read, offset: int, seen: int) -> str:
-    """Digest of the first and the last bytes of what was read, or of the first seen where nothing was."""
+    """Return a digest of the first and last bytes that were read, or of the first seen if nothing was read."""
     digest = blake2b(read(0, min(offset or seen, HEAD_BYTES)), digest_size=16)
     if offset > HEAD_BYTES:
         digest.update(read(offset - TAIL_BYTES, TAIL_BYTES))

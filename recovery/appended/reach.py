@@ -1,4 +1,4 @@
-"""Bytes that are the right ones: comparing files with what was read from them, and reading for a task."""
+"""Reading the right bytes: comparing files with the content read from them, and reading for a task."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from recovery.appended.survey import rewritten, vanished
 from recovery.errors import StorageError
 
 ATTEMPTS = 5
-"""How often a look is repeated when files were renamed or truncated while it lasted."""
+"""The most looks in a row when files are renamed or truncated during each."""
 _SAMPLE_BYTES = 4096
 _SAMPLES = 16
 
 
 class MovedError(Exception):
-    """A file was renamed or truncated between two steps of one look: look again."""
+    """A file was renamed or truncated between two steps of one look; the caller looks again."""
 
 
 def open_same(files: Files, file: FileStat) -> OpenFile:
-    """Opens a file that a look has shown. Raises MovedError if it has that name no more, or StorageError."""
+    """Open a file found by a look. Raises MovedError if it no longer has that name, or StorageError."""
     try:
         opened = files.open(file.path)
     except OSError as error:
@@ -38,7 +38,7 @@ def open_same(files: Files, file: FileStat) -> OpenFile:
 
 
 class Checks:
-    """Comparisons of content, remembered for as long as the files stay untouched."""
+    """Comparisons of content, remembered while the files stay unchanged."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -46,11 +46,14 @@ class Checks:
         self._used: dict[tuple[FileStat, int, str], bool] = {}
 
     def begin(self) -> None:
-        """Forgets what was not needed since this was last called."""
+        """Forget the comparisons that were not used since the last call."""
         self._known, self._used = self._used, {}
 
     def holds(self, file: FileStat, position: FilePosition) -> bool:
-        """Whether the file begins with what was read. Raises StorageError if that one cannot be read."""
+        """Return whether the file begins with the content that was read.
+
+        Raises StorageError if the file with the position's own path cannot be read.
+        """
         if file.size < position.needed_bytes:
             return False
         key = (file, position.offset, position.digest)
@@ -59,7 +62,7 @@ class Checks:
         return self._used[key]
 
     def begins_with(self, longer: FileStat, shorter: FileStat) -> bool:
-        """Whether one file begins with the other's content, judged by both ends of it and samples between."""
+        """Return whether one file begins with the other's content, judged by both ends of it and samples between."""
         last = max(0, shorter.size - _SAMPLE_BYTES)
         places = {last * i // _SAMPLES for i in range(_SAMPLES + 1)}
         length = min(_SAMPLE_BYTES, shorter.size)
@@ -79,7 +82,7 @@ class Checks:
 
 
 class TaskFiles:
-    """The files of a task's slices, one open at a time. Calling it with a slice gives that slice's bytes."""
+    """The files of a task's slices, one open at a time. Calling it with a slice returns a reader of its file."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -106,7 +109,7 @@ class TaskFiles:
 
 
 class _CheckedFile:
-    """The file that holds a range, wherever rotation takes it while it is being read."""
+    """The file that holds a range, even if rotation moves it during reading."""
 
     def __init__(self, files: Files, whole: Range) -> None:
         self.whole = whole
@@ -120,10 +123,10 @@ class _CheckedFile:
             self._file = None
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly these bytes. Raises InputRewrittenError if no file has them any more.
+        """Return exactly these bytes. Raises InputRewrittenError if no file has them any more.
 
-        The file is checked after the bytes were read, so bytes that a truncation or rewrite put there in the
-        meantime are never taken for the right ones.
+        The check follows the read, so bytes from a truncation or rewrite in the meantime are never mistaken for the
+        right ones.
         """
         for _ in range(ATTEMPTS):
             if self._file is None:

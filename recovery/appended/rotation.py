@@ -1,4 +1,4 @@
-"""Which names a log rotation gives.
+"""The names that a log rotation gives.
 
 Known are a number or a date after the name or before its extension, and a few words: app.log.1,
 app.log-20240101, app.log.2024-01-01_00, app-1.log, app.log.old.
@@ -13,17 +13,17 @@ _MARKER = re.compile(r"[-._](?:\d[\dTZ:+._-]*|old|prev|bak|orig)")
 
 
 def bases(name: str) -> list[str]:
-    """The names of files that a rotation may have called `name`: app.log for app.log.1 and for app-1.log."""
+    """Return the names of files that a rotation may have renamed to `name`: app.log for app.log.1 and app-1.log."""
     return [before + after for before, _, after in _readings(name)]
 
 
 def is_rotation_of(base: str, name: str) -> bool:
-    """Whether a rotation of the file called `base` may have given it `name`."""
+    """Return whether a rotation may have renamed `base` to `name`."""
     return base in bases(name)
 
 
 def siblings_pattern(base: str, name: str) -> re.Pattern[str] | None:
-    """What other generations are called, `name` being one generation of `base`; None without a number."""
+    """Return a pattern for the names of all generations of `base`, of which `name` is one; None without a number."""
     for before, marker, after in _readings(name):
         if before + after == base and re.search(r"\d", marker):
             numbers = r"\d+".join(re.escape(text) for text in re.split(r"\d+", marker))
@@ -32,7 +32,7 @@ def siblings_pattern(base: str, name: str) -> re.Pattern[str] | None:
 
 
 def generation(base: str, name: str) -> tuple[int, ...]:
-    """Grows from older to younger generations: a small single number counts down, anything else is a date."""
+    """Return a sort key from older to younger generations: a small single number counts down, all else is a date."""
     for before, marker, after in _readings(name):
         if before + after == base:
             numbers = tuple(int(digits) for digits in re.findall(r"\d+", marker))
@@ -41,7 +41,7 @@ def generation(base: str, name: str) -> tuple[int, ...]:
 
 
 def _readings(name: str) -> Iterator[tuple[str, str, str]]:
-    """Each way to read a name as what a rotation left of the old name, what it put in, and the rest."""
+    """Yield each split of a name into the old name's first part, the rotation's marker, and the old name's rest."""
     stem, dot, extension = name.rpartition(".")
     for text, after in ((name, ""), (stem, dot + extension)):
         for place in range(1, len(text)):

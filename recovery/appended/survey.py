@@ -1,4 +1,4 @@
-"""Who is who among the input's files: known ones wherever they are now, new ones, and lost ones."""
+"""Which of the input's files are known, wherever they are now, which are new, and which are lost."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from recovery.base.wording import counted, were
 from recovery.errors import InputRewrittenError
 
 BeginsWith = Callable[[FileStat, FileStat], bool]
-"""Whether the first file begins with the whole content of the second."""
+"""Returns whether the first file begins with the whole content of the second."""
 
 COPYING_NS = 60_000_000_000
-"""A copy that was last changed longer ago is not in the making: it is a file of its own."""
+"""A copy that last changed longer ago than this is complete: it is a file of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What one look has shown.
+    """The result of one look.
 
-    `found`: where the known files are. `lost`: those that are absent and may be, kept in case they come back.
-    `aside`: those that the path does not name any more, kept in case it names them again. `fresh`: files not known so
-    far, each with the name of the log it belongs to, oldest first.
+    found: where the known files are. lost: known files whose absence is allowed, kept in case they come back.
+    aside: those that the path no longer names, kept in case it names them again. fresh: new files, each with the name
+    of its log, oldest first.
     """
 
     found: Mapping[int, FileStat]
@@ -44,12 +44,11 @@ def survey(
     begins_with: BeginsWith,
     now_ns: int,
 ) -> Survey:
-    """Who is who in one look at the directories.
+    """Return which files of one look are known, new or lost.
 
-    A known file that cannot be found may be absent without further ado if nothing can have been missed (it
-    was rotated, read to its end, and rotation removed it), if the path does not name it any more, or if
-    `onMissing` is ignore; a rewritten one is forgotten if `onRewrite` is restart. Otherwise raises
-    InputRewrittenError.
+    A known file may be absent if it was rotated, read to its end and then removed by rotation, so nothing can have been
+    missed; if the path no longer names it; or if `onMissing` is ignore. A rewritten file is forgotten if `onRewrite` is
+    restart. Otherwise raises InputRewrittenError.
     """
     found = locate(known, look, holds)
     present = {(file.device, file.inode) for file in found.values()}
@@ -87,7 +86,7 @@ def survey(
 
 
 def _logs(known: Mapping[int, FilePosition], found: Mapping[int, FileStat]) -> dict[tuple[str, str], bool]:
-    """The logs that are being read, by directory and name, and whether they were just rotated."""
+    """Return the logs being read, by directory and name, and whether each was just rotated."""
     logs: dict[tuple[str, str], bool] = {}
     for number, file in found.items():
         log = known[number]
@@ -98,10 +97,10 @@ def _logs(known: Mapping[int, FilePosition], found: Mapping[int, FileStat]) -> d
 
 
 def _rotated_away(position: FilePosition, here: FileStat | None, logs: Mapping[tuple[str, str], bool]) -> bool:
-    """Whether rotation has removed a file that was read to its end.
+    """Return whether rotation has removed a file that was read to its end.
 
-    Its name says that it was rotated from a log that is being read; if an unknown file, `here`, has its name,
-    that log must just have been rotated again.
+    Its name must be a rotation's of a log that is being read. If an unknown file, `here`, has its name now, that log
+    must just have been rotated again.
     """
     if not position.drained:
         return False
@@ -110,7 +109,7 @@ def _rotated_away(position: FilePosition, here: FileStat | None, logs: Mapping[t
 
 
 def _new_files(present: set[tuple[int, int]], look: Look) -> Iterator[tuple[FileStat, str]]:
-    """Listed files that no position knows, each once however many names it has."""
+    """Yield listed files without a position, each once even if it has several names."""
     seen = set(present)
     for file in look.listed.values():
         identity = (file.device, file.inode)
@@ -120,9 +119,9 @@ def _new_files(present: set[tuple[int, int]], look: Look) -> Iterator[tuple[File
 
 
 def _is_copy_in_the_making(file: FileStat, read: Mapping[str, FileStat], begins_with: BeginsWith) -> bool:
-    """Whether a rotation is just copying a log that it will truncate then: its lines are not new ones.
+    """Return whether a file is the unfinished copy of a log that its rotation will then truncate: no line is new.
 
-    The name is a rotation's, and the log, of which something was read, begins with all that the copy has.
+    Its name is a rotation's, and the log, which was already read from, begins with the copy's whole content.
     """
     logs = (read.get(joined(file.directory, base)) for base in bases(file.name))
     return any(log is not None and log.size >= file.size and begins_with(log, file) for log in logs)
@@ -131,7 +130,7 @@ def _is_copy_in_the_making(file: FileStat, read: Mapping[str, FileStat], begins_
 def _between_generations(
     known: Mapping[int, FilePosition], found: Mapping[int, FileStat], look: Look
 ) -> Iterator[tuple[FileStat, str]]:
-    """Files of a log that was rotated more than once since the last look, and that the path does not name."""
+    """Yield files that the path does not name, of logs that were rotated more than once since the last look."""
     youngest: dict[tuple[str, str], int] = {}
     for number in sorted(found):
         youngest[found[number].directory, known[number].origin] = number
@@ -144,7 +143,7 @@ def _between_generations(
 
 
 def rewritten(position: FilePosition, here: FileStat) -> InputRewrittenError:
-    """The error for a file whose content is not what was read from it."""
+    """Return the error for a file that no longer has the content read from it."""
     read = f"{'was' if position.offset == 1 else 'were'} read from it before"
     if here.size < position.offset:
         found = f"The file has {counted(here.size, 'byte')}, but {position.offset} {read}."
@@ -154,7 +153,7 @@ def rewritten(position: FilePosition, here: FileStat) -> InputRewrittenError:
 
 
 def vanished(position: FilePosition) -> InputRewrittenError:
-    """The error for a file that is nowhere to be found."""
+    """Return the error for a file that cannot be found anywhere."""
     unread = position.seen - position.offset
     rest = "whether it had more by then is unknown."
     if unread:

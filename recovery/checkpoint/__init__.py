@@ -1,5 +1,5 @@
-"""A Spark checkpoint as rows of the recovery partitions: which of its files a query needs to go on after a micro-batch,
-how they are taken while it runs, and how they become a checkpoint again.
+"""A Spark checkpoint as rows of the recovery partitions: which files a query needs to resume after a micro-batch,
+how they are captured while it runs, and how they become a checkpoint again.
 
-Knows directories and rows, neither Spark nor SQLite.
+These modules know directories and rows, but neither Spark nor SQLite.
 """

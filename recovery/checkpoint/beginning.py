@@ -1,16 +1,16 @@
 """Where sources start: the position before the first micro-batch that reads them.
 
-Spark asks a source for its start and logs only where micro-batches end. A source that starts at the end of what is
-there ("latest") gives another answer each time, so a run that was killed before it closed an epoch could not begin at
-the same place again. The start that Spark read from is in the plan of the micro-batch. As text of a log of offsets it
-makes a position like any other:
+Spark asks a source for its start and logs only where micro-batches end. A source that starts at the end of the existing
+data ("latest") answers differently each time, so a run that was killed before it closed an epoch could not begin at
+the same place again. The plan of the micro-batch contains the start that Spark read from. As the text of a log of
+offsets it makes a position like any other:
 
-- *Micro-batch -1.* Before the first micro-batch of all, `offsets/-1` has the starts and `commits/-1` says that this
-  micro-batch is done. Spark goes on with micro-batch 0 from there, and does not ask the sources.
-- A source that is new beside others: the log of the micro-batch before has its start, in place of "nothing yet".
+- *Micro-batch -1.* Before the very first micro-batch, `offsets/-1` has the starts and `commits/-1` marks this
+  micro-batch as done. Spark continues with micro-batch 0 from there, and does not ask the sources.
+- A source that is new beside others: the log of the previous micro-batch has its start, in place of "nothing yet".
 
-A source of Spark's older API (files, for instance) has no start in the plan. Its line stays "nothing yet", and Spark
-asks it again. What such sources log of their start by themselves is in the position (see `initial_logs`).
+The plan has no start for a source of Spark's older API (files, for instance). Its line stays "nothing yet", and Spark
+asks it again. The position contains what such sources log about their start themselves (see `initial_logs`).
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from recovery.errors import CorruptPartitionError
 
 _COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
 _DIGITS = re.compile(r"[\d:.,+/ TZ-]+")
-"""What numbers and times consist of as text: of the same length, they are in the order of their characters."""
+"""The characters of numbers and times as text: two texts of equal length sort in the order of their values."""
 
 
 def with_starts(
     planned: OffsetLog, before: OffsetLog | None, starts: Mapping[str, str], places: SourcePlaces
 ) -> OffsetLog:
-    """The position before a micro-batch that is planned, with the starts of sources that it is the first to read.
+    """Return the position before a planned micro-batch, with the starts of sources that no earlier one has read.
 
-    before: the log of the micro-batch before; None before the first one. Sources without a start keep "nothing yet".
+    before: the log of the previous micro-batch; None before the first. Sources without a start keep "nothing yet".
     """
     held = before.offsets if before is not None else {}
     ticks = ticking(places, planned)
@@ -56,10 +56,10 @@ def with_starts(
 
 
 def earlier(start: str, end: str) -> str:
-    """Where a stream that reads from `start` and goes on from `end` has to begin again.
+    """Return the offset at which a stream that read from `start` and continues from `end` must begin again.
 
-    Spark asks for the start after it has decided where the micro-batch ends. A source that starts at the end of what is
-    there may have moved on by then: such a micro-batch reads nothing, and the next one begins at its end.
+    Spark asks for the start after it has decided where the micro-batch ends. A source that starts at the end of the
+    existing data may have moved on by then: such a micro-batch reads nothing, and the next one begins at its end.
     """
     try:
         first, last = msgspec.json.decode(start), msgspec.json.decode(end)
@@ -87,17 +87,17 @@ def _is_before(one: Any, other: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class InputBeginning:
-    """The position before the first micro-batch: the files of a checkpoint that hold it, and the text of the
-    SourcePlaces that it is one in."""
+    """The position before the first micro-batch: the checkpoint's files that hold it, and the text of its
+    SourcePlaces."""
 
     files: Mapping[str, Content]
     places: str
 
     def with_settings(self, setting: Callable[[str], str | None]) -> InputBeginning:
-        """The same with the settings of another run: Spark keeps those that states depend on, and there are none yet.
+        """Return the same position with the settings of another run.
 
-        setting: the value that one of them has now; None: not known, and it stays what it was. Raises
-        CorruptPartitionError.
+        Spark keeps the settings that states depend on, but no states exist yet. setting: returns the present value of
+        one; None: unknown, so the setting keeps its value. Raises CorruptPartitionError.
         """
         name = f"offsets/{NO_BATCH}"
         version, *rest = as_bytes(self.files[name]).decode().split("\n", HEADER_LINES)
@@ -110,7 +110,7 @@ class InputBeginning:
         return replace(self, files={**self.files, name: text})
 
     def to_text(self) -> str:
-        """As it is stored."""
+        """Return the stored form."""
         files = {path: {"hex": each.hex()} if isinstance(each, bytes) else each for path, each in self.files.items()}
         return msgspec.json.encode({"files": files, "places": self.places}).decode()
 
@@ -129,7 +129,7 @@ def _content(stored: str | _Hex) -> Content:
 
 
 def recorded_beginning(text: str) -> InputBeginning:
-    """From its text. Raises CorruptPartitionError when it is none."""
+    """Parse the stored form. Raises CorruptPartitionError when it is invalid."""
     try:
         found = msgspec.json.decode(text, type=_Stored)
         files = {path: _content(each) for path, each in found.files.items()}
@@ -141,8 +141,8 @@ def recorded_beginning(text: str) -> InputBeginning:
 
 
 def take_beginning(checkpoint: Path, starts: OffsetLog, places: SourcePlaces) -> InputBeginning | None:
-    """The position before micro-batch 0, which is planned and not begun: what a checkpoint holds of it. None when it
-    says nothing that Spark would not find again by itself."""
+    """Return a checkpoint's position before micro-batch 0, which is planned but not begun; None when Spark would find
+    all of it again by itself."""
     logs = initial_logs(checkpoint, places.numbers)
     if not logs and not starts.begun - ticking(places, starts):
         return None

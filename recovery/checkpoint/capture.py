@@ -1,7 +1,7 @@
-"""Taking a running query's checkpoint, as of a micro-batch, file by file and only what is new.
+"""Capturing a running query's checkpoint as of a micro-batch, file by file, only the new files.
 
-What is needed is decided at once, on the stream's thread, and every new file gets a second name (a hard link) in a
-staging directory: Spark may remove its own name while the background reads the content, a chunk at a time.
+The stream's thread decides in one step which files are needed, and gives every new file a second name (a hard link) in
+a staging directory: Spark may remove its own name while the background reads the content, a chunk at a time.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _SMALL_BYTES = 64 << 10
 
 
 class Captured(Mapping[str, Content | None]):
-    """What an epoch changes in the rows of the checkpoint, by row key; None discards a row.
+    """The changes of an epoch to the checkpoint's rows, by row key; None discards a row.
 
-    The content of a row is read when it is asked for. `release` gives the staged files back.
+    Each access reads a row's content from its file. `release` removes the staged files.
     """
 
     def __init__(self, held: dict[str, HeldFile], new: Mapping[str, bytes | Path], gone: Iterator[str], home: Path):
-        """`new` files by their path in the checkpoint: their content, or where it is staged."""
+        """new: files by their path in the checkpoint, each as its content or as the path where it is staged."""
         self.held = held
-        """The files that the partitions hold once this is written."""
+        """The files that the partitions hold once these changes are written."""
         self._new = new
         self._marks = {path: _mark(file) for path, file in new.items() if isinstance(file, Path)}
         self._rows: dict[str, bool] = dict.fromkeys(gone, False)
@@ -52,7 +52,7 @@ class Captured(Mapping[str, Content | None]):
         return len(self._rows)
 
     def release(self) -> None:
-        """Remove the staged files; nothing of this is read any more."""
+        """Remove the staged files; afterwards no row can be read."""
         if self._marks:
             shutil.rmtree(self._home, ignore_errors=True)
 
@@ -70,10 +70,10 @@ class Captured(Mapping[str, Content | None]):
 
 
 class Capture:
-    """What the partitions hold of a checkpoint, and what an epoch has to change in it.
+    """The files of a checkpoint that the partitions hold, and the changes that an epoch makes to them.
 
-    held: the files that the newest snapshot holds, stale: rows that it holds of none. staging: a directory on the
-    checkpoint's file system, made when needed, by default beside the checkpoint. sources: see `position_files`.
+    held: the files in the newest snapshot. stale: rows in it that belong to none of them. staging: a directory on the
+    checkpoint's file system, created when needed, by default beside the checkpoint. sources: see `position_files`.
     """
 
     def __init__(
@@ -95,24 +95,23 @@ class Capture:
         self._state = StateFiles(checkpoint, self._held)
 
     def take(self, batch: BatchId, instead: Mapping[str, bytes] | None = None) -> Captured:
-        """The changes as of `batch`, which Spark has logged as done. The cost is a listing of the directories of state
-        and a link for each new file.
+        """Return the changes as of `batch`, which Spark has logged as done. The cost is a listing of the state
+        directories and a link for each new file.
 
-        instead: files of the position whose content is to be another than the checkpoint's. Raises SparkCheckpointError
-        when a file that is needed is missing or was altered, UnsupportedPlanError for a layout of state that cannot be
-        taken.
+        instead: contents that replace those of the checkpoint, for files of the position. Raises SparkCheckpointError
+        when a needed file is missing or was altered, UnsupportedPlanError for an unsupported layout of state.
         """
         home = self._staging / str(next(self._number))
         changed: set[str] = set()
         for left in reversed(range(_TRIES)):
             try:
                 wanted = position_files(self._checkpoint, batch, self._sources) | self._state.needed(batch)
-                # Also what the look before has found, and marked.
+                # Include the changes that the previous try found: it has already updated their marks.
                 changed = (changed | set(self._changed(wanted))) & wanted
                 new = self._take_hold(sorted(wanted - self._held.keys() | changed), home)
                 break
             except FileNotFoundError as error:
-                # Spark's maintenance removed it: a newer snapshot makes it superfluous, so look again.
+                # Spark's maintenance removed the file because a newer snapshot replaces it: look again.
                 shutil.rmtree(home, ignore_errors=True)
                 if not left:
                     raise SparkCheckpointError("it is missing", path=error.filename) from error
@@ -124,14 +123,14 @@ class Capture:
         return Captured(held, new, itertools.chain(self._stale, gone), home)
 
     def saved(self, captured: Captured) -> None:
-        """Note that an epoch with these changes is being closed: the next ones follow on it."""
+        """Record that an epoch with these changes is being closed: the next changes build on it."""
         self._stale = frozenset()
         self._held.clear()
         self._held.update(captured.held)
         self._seen = {path: mark for path, mark in self._seen.items() if path in captured.held}
 
     def _take_hold(self, paths: list[str], home: Path) -> dict[str, bytes | Path]:
-        """The new files, so that Spark can do nothing to them any more: the small ones of the position are read."""
+        """Return the new files, safe from Spark: small ones of the position as content, the others as staged paths."""
         found: dict[str, bytes | Path] = {}
         for number, path in enumerate(paths):
             source = self._checkpoint / path
@@ -148,8 +147,10 @@ class Capture:
         return found
 
     def _changed(self, wanted: set[str]) -> Iterator[str]:
-        """The held files that have to be taken again: a connector may write to its own. Those of Spark are written
-        once, and must be as they were."""
+        """Yield the held files to take again, because a connector wrote to its own.
+
+        Spark writes its files only once. Raises SparkCheckpointError for one that changed.
+        """
         for path, mark in self._seen.items():
             if path in wanted and path in self._held:
                 with contextlib.suppress(FileNotFoundError):
@@ -160,7 +161,7 @@ class Capture:
 
 
 def _hold(source: Path, target: Path, *, copy: bool) -> None:
-    """Give the file a second name, or make a copy of one that may be written to again."""
+    """Give the file a second name; copy it if it may be written to again, or if links are not possible."""
     if copy:
         shutil.copy2(source, target)
         return
@@ -177,6 +178,6 @@ def _size(file: bytes | Path) -> int:
 
 
 def _mark(path: Path) -> tuple[int, int]:
-    """What a write to a file changes: its size in bytes, and its time of change."""
+    """Return the properties that a write to a file changes: its size in bytes and its modification time."""
     found = path.stat()
     return found.st_size, found.st_mtime_ns

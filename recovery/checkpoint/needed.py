@@ -1,4 +1,4 @@
-"""Which files of a state store are needed to load one of its versions: pure, from names and sizes alone.
+"""Which files of a state store are needed to load one of its versions: pure functions of names and sizes.
 
 Micro-batch b leaves version b+1 of every store. A version is loaded from the newest *base* at or below it (a whole
 snapshot of the store) and all *changes* after that base:
@@ -8,7 +8,7 @@ snapshot of the store) and all *changes* after that base:
     RocksDB                         <v>.zip
     RocksDB with changelog          <v>.zip          <v>.changelog
 
-A `.zip` names further files of the store, which are shared between versions.
+A `.zip` names further files of the store, which versions share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from recovery.errors import SparkCheckpointError, UnsupportedPlanError
 
 MAX_CHANGES = 64
-"""How many changes may follow a base before a newer base is taken, whatever that costs."""
+"""The most changes after a base; beyond that a newer base is taken, whatever it costs."""
 
 _VERSIONED = re.compile(r"(\d+)(_[^.]*)?\.(snapshot|zip|delta|changelog)")
 _BASES = ("snapshot", "zip")
@@ -28,7 +28,7 @@ _BASES = ("snapshot", "zip")
 
 @dataclass(frozen=True, slots=True)
 class StoreFiles:
-    """The versioned files of one store's directory, by version: the names of bases and of changes."""
+    """The names of the bases and changes in one store's directory, by version."""
 
     bases: Mapping[int, str]
     changes: Mapping[int, str]
@@ -36,21 +36,21 @@ class StoreFiles:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What loads one version: a base, None for the empty store, and the changes after it in order."""
+    """The files that load one version: a base, None for the empty store, and the changes after it in order."""
 
     base: str | None
     changes: tuple[str, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of it."""
+        """The names of all files in the chain."""
         return self.changes if self.base is None else (self.base, *self.changes)
 
 
 def store_files(names: Collection[str], directory: str = "") -> StoreFiles:
-    """Sort out a directory's names; those that are none of a store's versions are left out.
+    """Return the bases and changes among a directory's names, ignoring other names.
 
-    Raises UnsupportedPlanError for names with a unique id, which only Spark's commit log tells the order of.
+    Raises UnsupportedPlanError for names with a unique id: only Spark's commit log has their order.
     """
     bases: dict[int, str] = {}
     changes: dict[int, str] = {}
@@ -69,7 +69,7 @@ def store_files(names: Collection[str], directory: str = "") -> StoreFiles:
 
 
 def is_version(name: str) -> bool:
-    """Whether it is the name of a version of a store."""
+    """Return whether `name` is the name of a version of a store."""
     return _VERSIONED.fullmatch(name) is not None
 
 
@@ -81,11 +81,11 @@ def needed_chain(
     cost: Callable[[str], int],
     gain: Callable[[str], int],
 ) -> Chain:
-    """What to hold for `version`: the chain that is held already, continued, or one from a newer base.
+    """Return the chain to hold for `version`: the held chain, continued, or one from a newer base.
 
-    A newer base is taken when it costs no more bytes (`cost`, of a base's name) than the changes that it makes
-    superfluous have (`gain`, of one change's name), so that what is written over time is in proportion to what changed.
-    Raises SparkCheckpointError naming the file that is missing when there is no chain.
+    A newer base is taken when it costs no more bytes (`cost`, of a base's name) than the changes that it replaces
+    have (`gain`, of one change's name), so the bytes written over time stay proportional to the changes.
+    Raises SparkCheckpointError naming the missing file when there is no chain.
     """
     known = StoreFiles({**held.bases, **present.bases}, {**held.changes, **present.changes})
     complete = list(_complete_chains(known, version))
@@ -103,7 +103,7 @@ def needed_chain(
 
 
 def _complete_chains(known: StoreFiles, version: int) -> Iterator[Chain]:
-    """The chains without a gap, the one from the newest base first."""
+    """Yield the chains without a gap, the one from the newest base first."""
     changes: list[str] = []
     for number in range(version, -1, -1):
         if number == 0:

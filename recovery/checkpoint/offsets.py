@@ -17,7 +17,7 @@ NO_TICK = '{"tick_ms": 0}'
 
 @dataclass(frozen=True, slots=True)
 class OffsetLog:
-    """A log of offsets: its first lines, and the offsets by the number of the line, or by the name that begins it."""
+    """A log of offsets: its header lines, and the offsets by line number, or by the name that begins the line."""
 
     header: tuple[str, ...]
     offsets: Mapping[str, str]
@@ -29,17 +29,17 @@ class OffsetLog:
 
     @property
     def is_numbered(self) -> bool:
-        """Whether its lines are known by names."""
+        """Whether each line begins with a name that identifies it."""
         return self.header[0] != ONE_LINE_EACH
 
     def to_bytes(self) -> bytes:
-        """Its text."""
+        """Return its text as bytes."""
         lines = (f"{label}:{offset}" if self.is_numbered else offset for label, offset in self.offsets.items())
         return "\n".join([*self.header, *lines]).encode()
 
 
 def read_offsets(checkpoint: Path, batch: BatchId) -> OffsetLog | None:
-    """The log of offsets of a micro-batch; None when there is none."""
+    """Return the log of offsets of a micro-batch; None when it does not exist."""
     try:
         lines = (checkpoint / "offsets" / str(batch)).read_text().split("\n")
     except FileNotFoundError:
@@ -51,7 +51,7 @@ def read_offsets(checkpoint: Path, batch: BatchId) -> OffsetLog | None:
 
 
 def labels(places: SourcePlaces, log: OffsetLog) -> list[str]:
-    """By what a log knows the source in each place."""
+    """Return the label by which a log knows the source in each place."""
     if not log.is_numbered:
         return [str(place) for place in range(len(places.ids))]
     last = {source: place for place, source in enumerate(places.ids)}
@@ -60,5 +60,5 @@ def labels(places: SourcePlaces, log: OffsetLog) -> list[str]:
 
 
 def ticking(places: SourcePlaces, log: OffsetLog) -> set[str]:
-    """The sources of ticks, whose offsets mean nothing after a restart."""
+    """Return the labels of tick sources, whose offsets mean nothing after a restart."""
     return {label for label, tick in zip(labels(places, log), places.ticks, strict=True) if tick}

@@ -1,6 +1,6 @@
-"""Which native stateful operators a checkpoint holds state of: from the names and sizes of its files.
+"""Which native stateful operators have state in a checkpoint, by the names and sizes of its files.
 
-An operator's name stands in a file of its own, `state/<operator>/_metadata/metadata`, or in `…/_metadata/v2/<batch>`.
+An operator's name is in a file of its own, `state/<operator>/_metadata/metadata`, or in `…/_metadata/v2/<batch>`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from recovery.checkpoint.needed import is_version
 
 _FILE = re.compile(r"state/(\d+)/(?:(\d+)/)?(.+)")
 TIMERS = "TimerState"
-"""Spark lists an operator's timers as one more variable, of this type."""
+"""Spark lists an operator's timers as an additional variable of this type."""
 
 MOST_PARTITIONS = 1_000_000
 _METADATA = re.compile(r"state/(\d+)/_metadata/(?:metadata|v2/(\d+))")
@@ -24,10 +24,10 @@ _METADATA = re.compile(r"state/(\d+)/_metadata/(?:metadata|v2/(\d+))")
 
 @dataclass(frozen=True, slots=True)
 class NativeOperator:
-    """One stateful operator of Spark's own.
+    """One of Spark's own stateful operators.
 
-    number: as Spark counts them in the plan. name: Spark's name for its kind, "" when the checkpoint does not say.
-    stores: the names of its state stores, "default" where it has but one. partitions: how many it was divided into.
+    number: Spark's number for it in the plan. name: Spark's name for its kind; "" when the checkpoint has none.
+    stores: the names of its state stores, "default" if it has only one. partitions: the number of its partitions.
     variables, timers: of transformWithState, the names of its state variables, and whether it may register timers.
     oldest_version, newest_version: of the versioned files; micro-batch b leaves version b+1.
     """
@@ -44,7 +44,7 @@ class NativeOperator:
     newest_version: int | None
 
     def as_json(self) -> dict[str, Any]:
-        """The same for a program."""
+        """Return the operator as JSON values."""
         return {
             "operator": self.number,
             "name": self.name,
@@ -70,8 +70,8 @@ class _Counted:
 
 
 def operators_of(sizes: Mapping[str, int], read: Callable[[str], str | bytes]) -> tuple[NativeOperator, ...]:
-    """The operators in a checkpoint whose files have these sizes, by their number. `read` gives a file's content, and
-    is asked for one small file of each operator."""
+    """Return the operators in a checkpoint whose files have these sizes, by their number. `read` returns a file's
+    content; it is called for one small file of each operator."""
     counted: dict[int, _Counted] = {}
     for path, size in sizes.items():
         found = _FILE.fullmatch(path)
@@ -93,9 +93,9 @@ def operators_of(sizes: Mapping[str, int], read: Callable[[str], str | bytes]) -
 
 
 def missing_store(sizes: Mapping[str, int], operators: Sequence[NativeOperator]) -> str | None:
-    """The directory of a store that should be among the files and is not, None when there is none.
+    """Return the directory of a store that is missing from the files; None when all are present.
 
-    Spark writes every store of every partition in every micro-batch, also one that is empty.
+    Spark writes every store of every partition in every micro-batch, even an empty one.
     """
     found: dict[int, set[tuple[int, str]]] = {}
     for path in sizes:
@@ -142,7 +142,7 @@ class _Described(NamedTuple):
 
 
 def _partitions(stores: Sequence[Mapping[str, Any]]) -> int:
-    """Into how many an operator is divided. Raises ValueError for more than Spark could start tasks for."""
+    """Return an operator's number of partitions. Raises ValueError for more than Spark could start tasks for."""
     found = max(int(store["numPartitions"]) for store in stores)
     if not 0 <= found <= MOST_PARTITIONS:
         raise ValueError(f"{found} partitions")
@@ -150,7 +150,7 @@ def _partitions(stores: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _described(content: str | bytes) -> _Described | None:
-    """What an operator's own file says: its first line is a version, its second JSON. None: it has another form."""
+    """Parse an operator's own file: its first line is a version, its second JSON. None: it has another form."""
     lines = (content.decode(errors="replace") if isinstance(content, bytes) else content).splitlines()
     try:
         described = msgspec.json.decode(lines[1])

@@ -1,7 +1,7 @@
-"""Where an ordinary Spark checkpoint is read from or written to: a directory, of this machine or another file system.
+"""Where an ordinary Spark checkpoint is read from or written to: a directory of this machine or another file system.
 
 Paths are relative to the checkpoint and have forward slashes. Hidden files (Hadoop's checksums, Spark's unfinished
-files) are no part of a checkpoint.
+files) are not part of a checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COMMIT = re.compile(r"commits/[0-9]{1,15}")
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """How far reading or writing a checkpoint has come. what: "reading", "writing" or "copying"."""
+    """The progress of reading or writing a checkpoint. what: "reading", "writing" or "copying"."""
 
     what: str
     bytes_done: int
@@ -44,35 +44,35 @@ def ignore(_event: Progressed) -> None:
 
 
 class CheckpointPlace(Protocol):
-    """A directory that holds a checkpoint, or shall hold one. Raises StorageError when it cannot be reached."""
+    """A directory for a checkpoint, existing or to be written. Methods raise StorageError when it is unreachable."""
 
     shown: str
     location: str
-    """Its URI, as Spark names files in it."""
+    """Its URI, with which Spark names files in it."""
 
     def sizes(self) -> dict[str, int]:
-        """The size in bytes of each file; nothing when there is no such directory."""
+        """Return the size in bytes of each file; empty when the directory does not exist."""
         ...
 
     def here(
         self, batch: BatchId, scratch: Path, observe: Observer = ignore
     ) -> contextlib.AbstractContextManager[Path]:
-        """A directory of this machine with every file that is needed to go on after `batch`: the place itself, or,
-        until the block ends, a copy at `scratch`. Raises SparkCheckpointError when one is missing."""
+        """Provide a directory of this machine with every file needed to resume after `batch`: the place itself, or,
+        until the block ends, a copy at `scratch`. Raises SparkCheckpointError when a file is missing."""
         ...
 
     def check_vacant(self) -> None:
-        """Raises ConfigurationError when something is there already; an empty directory is nothing."""
+        """Raise ConfigurationError when the place exists, unless it is an empty directory."""
         ...
 
     def writing(self, observe: Observer = ignore) -> contextlib.AbstractContextManager[Path]:
-        """A path of this machine where a directory is to be made. When the block ends well, the place holds all of
-        it, durably; else it holds nothing, as before."""
+        """Provide a path of this machine where the block creates a directory. When the block succeeds, the place holds
+        all of it, durably; otherwise it holds nothing, as before."""
         ...
 
 
 class LocalPlace:
-    """A directory of this machine. What is written is renamed into place."""
+    """A directory of this machine. A written checkpoint is renamed into place."""
 
     def __init__(self, path: Path, random_id: Callable[[], str]) -> None:
         self.path = path
@@ -92,7 +92,7 @@ class LocalPlace:
                 for name in files:
                     if not name.startswith("."):
                         file = Path(directory, name)
-                        # Spark's maintenance may remove one while we look.
+                        # Spark's maintenance may remove a file meanwhile.
                         with contextlib.suppress(FileNotFoundError):
                             found[file.relative_to(self.path).as_posix()] = _check_kind(file, stat.S_ISREG)
         return found
@@ -124,7 +124,7 @@ class LocalPlace:
                     for name in files:
                         sync(Path(directory, name))
                     sync(Path(directory))
-                # Replaces an empty directory, and nothing else.
+                # This can replace an empty directory, and nothing else.
                 draft.rename(target)
                 sync(target.parent)
             finally:
@@ -139,14 +139,15 @@ def copied(
     scratch: Path,
     observe: Observer,
 ) -> Iterator[Path]:
-    """Until the block ends, a copy at `scratch` of what a checkpoint with files of these sizes needs after `batch`.
+    """Provide, until the block ends, a copy at `scratch` of the files that a checkpoint needs after `batch`.
 
-    `fetch` copies one file to a path. The directory above goes with the copy when nothing else is in it.
+    sizes: those of all files of the checkpoint. fetch: copies one file to a path. At the end, the directory above
+    `scratch` is removed with the copy if it is empty.
     Raises SparkCheckpointError when a file is missing.
     """
     wanted = may_be_needed(sizes, batch)
     total, done = sum(sizes[path] for path in wanted), 0
-    # What a killed attempt left there is not to be mixed with this one.
+    # Do not mix the remains of a killed attempt with this one.
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         for path in wanted:
@@ -164,7 +165,7 @@ def copied(
 
 
 def newest_batch(paths: Collection[str], shown: str) -> BatchId:
-    """The newest micro-batch that is logged as done; one that is only begun does not count.
+    """Return the newest micro-batch that is logged as done; one that has only begun does not count.
 
     Raises SparkCheckpointError when the paths are not those of a checkpoint, or no micro-batch is done.
     """
@@ -190,7 +191,7 @@ def newest_batch(paths: Collection[str], shown: str) -> BatchId:
 
 
 def may_be_needed(paths: Collection[str], batch: BatchId) -> list[str]:
-    """Of all files those that `batch` may need: of each store of state one chain, and whatever has no version.
+    """Return the files that `batch` may need: one chain of each state store, and all files without a version.
 
     Raises SparkCheckpointError when the chain of a store has a gap.
     """
@@ -212,7 +213,7 @@ def may_be_needed(paths: Collection[str], batch: BatchId) -> list[str]:
 
 
 def not_vacant(shown: str) -> ConfigurationError:
-    """The error for a place where something is already."""
+    """Return the error for a place that exists and is not empty."""
     return ConfigurationError(
         f"{shown}: it exists and is not empty",
         cause="A checkpoint is written to a place of its own, all of it or nothing.",
@@ -221,7 +222,7 @@ def not_vacant(shown: str) -> ConfigurationError:
 
 
 def vanished(shown: str, path: str) -> SparkCheckpointError:
-    """The error for a file that was listed and is gone."""
+    """Return the error for a file that was listed and is gone."""
     return SparkCheckpointError(
         f"{path} is gone",
         path=shown,
@@ -231,13 +232,13 @@ def vanished(shown: str, path: str) -> SparkCheckpointError:
 
 
 def is_uri(text: str) -> bool:
-    """Whether a place is named by the URI of a file system."""
+    """Return whether the text names a place by the URI of a file system."""
     return _URI.match(text) is not None
 
 
 def _check_kind(path: Path, is_right: Callable[[int], bool]) -> int:
-    """The size of a file or directory of a checkpoint. Raises SparkCheckpointError for links, which Spark does not
-    make and which may lead to any file of this user, and for what is no file."""
+    """Return the size of a file or directory of a checkpoint. Raises SparkCheckpointError for links, which Spark does
+    not make and which may lead to any file of this user, and for anything else of the wrong kind."""
     found = path.lstat()
     if not is_right(found.st_mode):
         what = "a link" if stat.S_ISLNK(found.st_mode) else "no file"
@@ -257,7 +258,7 @@ def _raise(error: OSError) -> None:
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn the operating system's errors into StorageError; `path` is named where they name none."""
+    """Turn the operating system's errors into StorageError; those without a path get `path`."""
     try:
         yield
     except OSError as error:

@@ -1,12 +1,12 @@
 """Spark's position in its input: the files of a checkpoint that every query has.
 
 `metadata`, `offsets/<batch>`, `commits/<batch>` and, for sources that keep a log (files, rate, Kafka),
-`sources/<i>/<n>`, or files in directories there. They are stored as they are, so any source works. All but those in
+`sources/<i>/<n>`, or files in directories there. They are stored unchanged, so any source works. All but those in
 directories are immutable once written.
 
 The log of offsets has a line for each place in the plan where a source is read. A source that is read in several
-places, because a frame is used twice, has a line for each, and one number `i`: sources are counted where they come
-first.
+places, because a frame is used twice, has a line for each place, but one number `i`: sources are numbered by their
+first place.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from recovery.checkpoint.rows import file_of
 from recovery.errors import FlowFailedError, SparkCheckpointError, UnsupportedPlanError
 
 HEADER_LINES = 2
-"""Of a log of offsets: its version, and settings; then comes a line for each source."""
+"""The number of header lines in a log of offsets: version and settings. A line for each source follows."""
 ONE_LINE_EACH = "v1"
-"""The version in which lines are told by their order; in the next one each begins with the name of its source."""
+"""The version in which order identifies the lines; in the next version each begins with the name of its source."""
 _LOG_ENTRY = re.compile(r"(\d+)(\.compact)?")
 
 
 def position_files(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None = None) -> set[str]:
-    """The paths of the files that hold the position after `batch`.
+    """Return the paths of the files that hold the position after `batch`.
 
-    sources: the source of each line of the log of offsets; None: not known, and each line is one of its own.
+    sources: the source of each line of the log of offsets; None: unknown, so each line counts as its own source.
     """
     paths = {"metadata", f"offsets/{batch}", f"commits/{batch}"}
     newest = dict(_logged(checkpoint, batch, sources))
     logs = checkpoint / "sources"
     for source in logs.iterdir() if logs.is_dir() else ():
         last = newest.get(source.name, batch)
-        # The file source has logged the next batch already when the epoch closes: that entry would make it skip those
-        # files after a resume.
+        # When the epoch closes, the file source has already logged the next batch: after a resume, that entry would
+        # make it skip those files.
         paths |= {f"sources/{source.name}/{name}" for name, number in _entries(source) if number <= last}
         paths |= {f"sources/{source.name}/{name}" for name in _below(source, last)}
     return paths
 
 
 def initial_logs(checkpoint: Path, sources: Sequence[int] | None = None) -> set[str]:
-    """The paths of what sources have logged before micro-batch 0, which is planned. Those that log by themselves what a
-    micro-batch reads, as file sources do, have logged nothing of it. `sources` as above."""
+    """Return the paths of what sources have logged before micro-batch 0, which is planned. Those that log by themselves
+    what a micro-batch reads, as file sources do, have logged nothing before it. `sources` as above."""
     by_batch = {source for source, _ in _logged(checkpoint, BatchId(0), sources)}
     paths: set[str] = set()
     logs = checkpoint / "sources"
@@ -64,13 +64,13 @@ def initial_logs(checkpoint: Path, sources: Sequence[int] | None = None) -> set[
 
 
 def is_progress(path: str) -> bool:
-    """Whether a file of the position is a connector's own, which it may write to again; the others are immutable."""
+    """Return whether a file of the position is a connector's own, which it may rewrite; the others are immutable."""
     return path.startswith("sources/") and path.count("/") > 2
 
 
 def missing_entry(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None = None) -> str | None:
-    """The path of an entry that a source's log should have, by its offset after `batch`, and has not; None: all are
-    there. Without it Spark fails at the start, or takes files for read that were not. `sources` as above."""
+    """Return the path of an entry that a source's log lacks, by the source's offset after `batch`; None: none is
+    missing. Without it Spark fails at the start, or treats unread files as read. `sources` as above."""
     for source, entry in _logged(checkpoint, batch, sources):
         log = checkpoint / "sources" / source
         if entry >= 0 and entry not in {number for _, number in (_entries(log) if log.is_dir() else ())}:
@@ -79,7 +79,10 @@ def missing_entry(checkpoint: Path, batch: BatchId, sources: Sequence[int] | Non
 
 
 def wait_for_commit(checkpoint: Path, batch: BatchId, alive: Callable[[], bool], timeout_s: float = 60.0) -> bool:
-    """Wait until Spark has logged `batch` as done; False when the query ended without doing so."""
+    """Wait until Spark has logged `batch` as done; return False when the query ended without doing so.
+
+    Raises FlowFailedError after `timeout_s`.
+    """
     path = checkpoint / "commits" / str(batch)
     deadline = time.monotonic() + timeout_s
     while not path.exists():
@@ -92,7 +95,7 @@ def wait_for_commit(checkpoint: Path, batch: BatchId, alive: Callable[[], bool],
 
 
 def _offsets(checkpoint: Path, batch: BatchId) -> list[str]:
-    """The lines of the log of offsets. Raises SparkCheckpointError when it is not one."""
+    """Return the lines of the log of offsets. Raises SparkCheckpointError when it is invalid."""
     path = checkpoint / "offsets" / str(batch)
     try:
         lines = path.read_text().splitlines()
@@ -104,8 +107,8 @@ def _offsets(checkpoint: Path, batch: BatchId) -> list[str]:
 
 
 def _logged(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None) -> Iterator[tuple[str, int]]:
-    """The sources that count entries of their log by themselves, as file sources do, by the name of the log, and the
-    last entry that belongs to the micro-batch."""
+    """Yield the sources that count entries of their own log, as file sources do: the name of the log, and the last
+    entry that belongs to the micro-batch."""
     version, *lines = _offsets(checkpoint, batch)
     for number, line in enumerate(lines[HEADER_LINES - 1 :]):
         place, _, text = (str(number), "", line) if version == ONE_LINE_EACH else line.partition(":")
@@ -117,7 +120,7 @@ def _logged(checkpoint: Path, batch: BatchId, sources: Sequence[int] | None) -> 
 
 
 def logged_entry(offset: str) -> int | None:
-    """The last entry of its own log that a source has read by its offset; None for sources that count otherwise."""
+    """Return the last entry of its own log that a source has read by `offset`; None for sources without such a log."""
     with contextlib.suppress(ValueError, RecursionError):
         found = msgspec.json.decode(offset)
         if isinstance(found, dict) and type(found.get("logOffset")) is int and found["logOffset"] <= MOST:
@@ -126,8 +129,11 @@ def logged_entry(offset: str) -> int | None:
 
 
 def _below(log: Path, last: int) -> Iterator[str]:
-    """The files in directories beside a source's log, in which some connectors keep how far they are, but those of
-    later micro-batches. Hidden ones are not finished."""
+    """Yield the files in directories beside a source's log, where some connectors keep their progress.
+
+    Excluded are those of later micro-batches, and hidden ones, which are unfinished. Raises UnsupportedPlanError for a
+    path that the partitions cannot keep.
+    """
     with os.scandir(log) as found:
         directories = [Path(entry.path) for entry in found if entry.is_dir()]
     for directory in directories:
@@ -154,7 +160,7 @@ def _below(log: Path, last: int) -> Iterator[str]:
 
 
 def _entries(log: Path) -> Iterator[tuple[str, int]]:
-    """The names in a source's log, and their numbers."""
+    """Yield the names of the entries in a source's log, with their numbers."""
     for entry in log.iterdir():
         match = _LOG_ENTRY.fullmatch(entry.name)
         if match is not None:

@@ -1,7 +1,7 @@
-"""A checkpoint that stands somewhere else than where it was written.
+"""A checkpoint at another place than where it was written.
 
-Of all files of a checkpoint one kind names the checkpoint's own place: what `transformWithState` notes of its schemas,
-in `state/<operator>/_metadata/v2/<batch>`, has absolute paths. Everything else is relative.
+Only one kind of file in a checkpoint names the checkpoint's own place: `transformWithState` notes its schemas with
+absolute paths, in `state/<operator>/_metadata/v2/<batch>`. Everything else is relative.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _METADATA = re.compile(r"state/\d+/_metadata/v2/\d+")
 
 
 def names_places(path: str) -> bool:
-    """Whether a file of a checkpoint may name the checkpoint's own place."""
+    """Return whether a file of a checkpoint may name the checkpoint's own place."""
     return _METADATA.fullmatch(path) is not None
 
 
 def relocated(path: str, content: bytes, location: str) -> bytes:
-    """The content of such a file in a checkpoint at `location`, a URI. Raises SparkCheckpointError when it has another
-    form than Spark 4.3 writes."""
+    """Return the content of such a file for a checkpoint at `location`, a URI. Raises SparkCheckpointError when its
+    form is not the one that Spark 4.3 writes."""
     try:
         version, text = content.decode().split("\n", 1)
         described = msgspec.json.decode(text)
@@ -38,7 +38,7 @@ def relocated(path: str, content: bytes, location: str) -> bytes:
 
 
 def _moved(path: str, named: Any, location: str) -> str:
-    """The place that `named` has within the checkpoint, below `location`."""
+    """Return the path `named`, moved below `location`. Raises ValueError when it is not in the checkpoint."""
     operator = path.rpartition("/_metadata/")[0]
     _, found, within = str(named).rpartition(f"/{operator}/")
     wrong = objection(within) if found else f"is not below {operator}"

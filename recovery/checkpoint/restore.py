@@ -1,4 +1,4 @@
-"""A checkpoint from the rows of an epoch: what Spark is started on."""
+"""The checkpoint on which Spark starts, from the rows of an epoch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from recovery.host.durable import PRIVATE, make_directories
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A checkpoint that was written. batch: its last micro-batch, None when nothing was saved. held: the files that the
-    partitions hold of it; stale: the keys of rows that they hold besides, and that the next epoch is to discard."""
+    """A written checkpoint. batch: its last micro-batch; None: nothing was saved. held: its files that the partitions
+    hold. stale: the keys of further rows in the partitions, which the next epoch discards."""
 
     batch: BatchId | None
     held: dict[str, HeldFile]
@@ -26,10 +26,10 @@ class Restored:
 
 
 def restore(rows: Iterable[tuple[str, Content]], directory: Path, location: str | None = None) -> Restored:
-    """Write the files that the rows hold into a fresh directory; the rows may come in any order, and one is in memory
-    at a time.
+    """Write the files that the rows hold into a fresh directory. Rows may come in any order; only one is in memory at a
+    time.
 
-    location: the URI where the directory will stand when Spark is started on it; by default where it is made.
+    location: the URI of the directory when Spark starts on it; by default that of `directory`.
     Raises CorruptPartitionError when rows of a file are missing, and SparkCheckpointError when files are.
     """
     make_directories(directory.parent)
@@ -56,7 +56,7 @@ def restore(rows: Iterable[tuple[str, Content]], directory: Path, location: str 
     if batch is not None:
         _check_whole(directory, held, batch)
         if batch != 0:
-            # Spark asks for the offsets of the batch before as well.
+            # Spark also reads the offsets of the previous batch.
             offsets = directory / "offsets"
             (offsets / str(batch - 1)).write_bytes((offsets / str(batch)).read_bytes())
     return Restored(batch, held)
@@ -68,7 +68,7 @@ def _last_batch(held: dict[str, HeldFile]) -> BatchId | None:
 
 
 def _check_whole(directory: Path, held: dict[str, HeldFile], batch: BatchId) -> None:
-    """Whether every store can be loaded: better told now than by Spark in the middle of a micro-batch."""
+    """Raise CorruptPartitionError unless every store can be loaded: Spark would fail in the middle of a micro-batch."""
     missing = StateFiles(directory, {}).needed(batch) - held.keys()
     if missing:
         raise CorruptPartitionError(f"file {min(missing)!r} of Spark's checkpoint is missing")

@@ -1,11 +1,11 @@
-"""Files as rows: a file is one row under its path, and a long one is one row per chunk.
+"""Files as rows: a file is one row under its path, and a long file is one row per chunk.
 
     state/0/1/17.delta          the content, of at most CHUNK_BYTES
     state/0/1/20.zip#00001      the first CHUNK_BYTES
-    state/0/1/20.zip#00002      what follows; all but the last have exactly CHUNK_BYTES
+    state/0/1/20.zip#00002      the next bytes; all chunks but the last have exactly CHUNK_BYTES
 
-Paths are relative to the checkpoint. Rows that are text are kept as text, so that they can be read in SQLite. Whoever
-made a partition chose its rows: before a path leads anywhere, `row_objection` is asked.
+Paths are relative to the checkpoint. Text is stored as text, so it is readable in SQLite. The rows of a partition are
+untrusted: `row_objection` checks every path before it is used.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ _OF_CHECKPOINT = re.compile(r"metadata|(offsets|commits)/(-1|0|[1-9][0-9]{0,14})
 
 @dataclass(frozen=True, slots=True)
 class HeldFile:
-    """A file that the partitions hold. chunks: how many rows it has besides one of its own; 0 when it is one row."""
+    """A file that the partitions hold. chunks: the number of its rows, one per chunk; 0: one row has the whole file."""
 
     size_bytes: int
     chunks: int = 0
 
 
 def held_file(size_bytes: int) -> HeldFile:
-    """How a file of this size is held."""
+    """Return how a file of this size is held."""
     return HeldFile(size_bytes, 0 if size_bytes <= CHUNK_BYTES else -(-size_bytes // CHUNK_BYTES))
 
 
 def row_keys(path: str, file: HeldFile) -> list[str]:
-    """The keys of a file's rows, in the order of its content."""
+    """Return the keys of a file's rows, in the order of its content."""
     return [f"{path}#{number:05}" for number in range(1, file.chunks + 1)] or [path]
 
 
 def file_of(key: str) -> tuple[str, int]:
-    """The path of the file that a row belongs to, and the number of its chunk; 0 when it is the whole file."""
+    """Return the path of a row's file, and the number of the chunk; 0 when the row is the whole file."""
     match = _CHUNK.fullmatch(key)
     return (match[1], int(match[2])) if match else (key, 0)
 
 
 def row_objection(key: object) -> str | None:
-    """Why there is no row of this key in a checkpoint that a run has left; None: there may be."""
+    """Return why no run can have left a checkpoint row with this key; None: one can."""
     if not isinstance(key, str):
         return f"the key {shown(key)} of a file of Spark's checkpoint is no text"
     path, chunk = file_of(key)
@@ -60,7 +60,7 @@ def row_objection(key: object) -> str | None:
 
 
 def checked_row(key: object, content: object) -> tuple[str, int, bytes]:
-    """The path, the number of the chunk and the bytes of a row that is to become a file. Raises
+    """Return the path, the number of the chunk and the bytes of a row that will become a file. Raises
     CorruptPartitionError."""
     wrong = row_objection(key)
     if wrong is None and not isinstance(content, str | bytes):
@@ -73,7 +73,7 @@ def checked_row(key: object, content: object) -> tuple[str, int, bytes]:
 
 
 def as_content(data: bytes) -> Content:
-    """Text where it is text."""
+    """Return the data as text if it is text, otherwise as bytes."""
     if b"\0" in data:
         return data
     try:
@@ -83,5 +83,5 @@ def as_content(data: bytes) -> Content:
 
 
 def as_bytes(content: Content) -> bytes:
-    """The bytes of a row, as they are in the file."""
+    """Return the bytes of a row as they are in the file."""
     return content.encode() if isinstance(content, str) else content

@@ -1,4 +1,4 @@
-"""Which of a flow's sources are those of the flow before: see `recovery.checkpoint.sources`."""
+"""Which of a flow's sources are those of the previous flow: see `recovery.checkpoint.sources`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ InStep = Callable[[Sequence[int]], bool]
 
 
 def match_sources(before: SourcePlaces, places: SourcePlaces, unread: set[int], in_step: InStep) -> dict[int, int]:
-    """For each source of the flow that was read before, which one that was.
+    """Return, for each source of the flow that was read before, which source of the previous flow it was.
 
-    unread: those that have no position yet; they may begin, and be left out. in_step: whether sources that are read
-    separately have come to the same position. Raises FlowMismatchError when one is gone, or it is not clear which is
-    which.
+    unread: previous sources without a position; they may begin, or be left out. in_step: returns whether separately
+    read sources have reached the same position. Raises FlowMismatchError when a source is gone, or the matching is
+    ambiguous.
     """
     matching = _Matching(before, places, unread, in_step)
     matching.by_name()
@@ -45,8 +45,8 @@ def match_sources(before: SourcePlaces, places: SourcePlaces, unread: set[int], 
 
 
 def match_starts(before: SourcePlaces, places: SourcePlaces, unread: set[int], in_step: InStep) -> dict[int, int]:
-    """The same where nothing counts yet but where the sources start. One that is gone is given up, and one of another
-    path is another source, which starts by itself."""
+    """Return the same before any micro-batch counts, when only the starts of the sources matter. A source that is gone
+    is dropped; one with another path is another source, which starts by itself."""
     matching = _Matching(before, places, unread, in_step)
     matching.by_name()
     matching.by_read()
@@ -55,8 +55,8 @@ def match_starts(before: SourcePlaces, places: SourcePlaces, unread: set[int], i
 
 
 class _Matching:
-    """What is known so far: `came` says what sources of the flow were before, `left` has those that none is yet, and
-    `spare` those that may be left out, since others are read as they were."""
+    """The matching so far. came: the previous source of each matched source. _left: the previous sources without a
+    match. _spare: those that may be left out, because others are read as they were."""
 
     def __init__(self, before: SourcePlaces, places: SourcePlaces, unread: set[int], in_step: InStep) -> None:
         self.came: dict[int, int] = {}
@@ -71,19 +71,19 @@ class _Matching:
         self._merged = set[int]()
 
     def by_name(self) -> None:
-        """The same reads for the same steps."""
+        """Match the same reads for the same steps."""
         for then, now in _alike(self._old, self._new, str):
             if len(then) == len(now):
                 self._found(then, now)
 
     def by_read(self) -> None:
-        """The same reads, for whatever steps."""
+        """Match the same reads, for any steps."""
         same = set(self.came.values())
         for then, now in _alike(self._old, self._new, reads):
             for each in now:
                 if each not in self.came:
-                    # For a step that it was read for before, it goes on where that step is. Where it is for none, the
-                    # order tells.
+                    # A read for a step that it had before resumes where that step is. A read for no step is matched
+                    # by order.
                     wanted = steps_of(self._new[each]) if named_steps(self._new[each]) else set[str]()
                     its = [one for one in then if wanted & steps_of(self._old[one])]
                     its = [one for one in its if one not in same] or its
@@ -94,18 +94,18 @@ class _Matching:
             rest = [each for each in then if each in self._left]
             more = [each for each in now if each not in self.came]
             if len(rest) == len(more) or not rest or self._in_step(then):
-                # If it is read more often, each goes on from where all of them were. If it is read less often, the
-                # others were left out, or changed to what is found below.
+                # If it is read more often, each read resumes where all of them were. If it is read less often, the
+                # others were left out, or changed into sources that later rules match.
                 self._found(rest + then[:1] * len(more), more)
                 self._spare |= set(rest[len(more) :])
             elif not more and len(rest) < len(then):
-                # It was read for steps that are gone; if they came back, they would begin where the others are.
+                # It was read for steps that are gone; if these came back, they would begin where the others are.
                 self._spare |= {each for each in rest if self._is_for_none(each)}
         self._spare |= self._merged
         self._left -= self._unread
 
     def by_path(self) -> None:
-        """The same path, read with other options."""
+        """Match the same path, read with other options."""
         old = {source: self._old[source] for source in sorted(self._left)}
         for every, now in _alike(old, self._begun(), format_and_path):
             then = [one for one in every if one not in self._merged or self._share_steps(one, now[0])]
@@ -114,9 +114,9 @@ class _Matching:
                 self._found(then, now)
 
     def by_kind(self) -> list[int]:
-        """Another path, or a source that is new; returns the sources that are gone. What is left out is only where
-        nothing new can be it."""
-        # What was read for steps that are gone, or that read it together now, needs no other.
+        """Match sources of one kind that have another path; return the sources that are gone. A source counts as left
+        out only if no new one can be it."""
+        # A source that was read for steps that are gone, or that now share a read, needs no match.
         left = self._left - self._merged - {one for one in self._left & self._spare if self._is_for_none(one)}
         begun = self._begun()
         gone: list[int] = []
@@ -132,13 +132,13 @@ class _Matching:
         return gone
 
     def check_steps(self, but: set[int]) -> None:
-        """Whether every step goes on from its own position, in the sources that it read, but those."""
+        """Raise FlowMismatchError unless every step resumes at its own position in the sources not in `but`."""
         for one in sorted(self._old.keys() - but) if self._known else ():
             same = [other for other in self._old if self._is_same(one, other)]
             kept = [source for source in self.came if self.came[source] in same]
             here = [source for source in kept if self._is_of_path(source, one)]
             for source in filter(partial(self._may_be, one), self._new):
-                # A path that it goes on with elsewhere does not stand for what it reads of this one.
+                # For a source with the path of `one`, only reads of that path count: other paths do not replace it.
                 read_on = here if self._is_of_path(source, one) else kept
                 if source in self.came:
                     self._check_position(one, source, same, read_on)
@@ -146,21 +146,21 @@ class _Matching:
                     self._check_begun(one, source, same, read_on)
 
     def _check_begun(self, one: int, source: int, same: Sequence[int], read_on: Sequence[int]) -> None:
-        """No step reads the one no more, or less often, and begins a source that may be the same."""
+        """Raise FlowMismatchError if a step reads `one` less often or no more, and begins one that may be the same."""
         both = steps_of(self._old[one]) & steps_of(self._new[source])
         lost = {step for step in both if self._places.count(read_on, step) < self._before.count(same, step)}
         if lost:
             raise _begun_anew(lost)
 
     def _check_position(self, one: int, source: int, same: Sequence[int], read_on: Sequence[int]) -> None:
-        """No step reads the one no more, and goes on with another one that may be the same and has come elsewhere."""
+        """Raise FlowMismatchError if a step no longer reads `one`, but resumes one that may be the same elsewhere."""
         other = self.came[source]
         its_own, moved = self._is_of_path(source, one), not self._is_of_path(source, other)
         if other in same or not (its_own or moved):
             return
         over = steps_of(self._old[one]) & steps_of(self._new[source]) - self._all_steps(read_on)
         if not (its_own and moved):
-            # They have read that one, too; but a position in another path is not one in this.
+            # These steps have read `other`, too. But a position in another path is not a position in this one.
             over -= steps_of(self._old[other])
         if over:
             raise _unclear(over)
@@ -169,7 +169,7 @@ class _Matching:
         return path_of(self._new[source]) == path_of(self._old[one])
 
     def _is_same(self, one: int, other: int) -> bool:
-        """Whether it does not matter from which of the two a step goes on."""
+        """Return whether a step can resume from either of the two with the same result."""
         same_path = path_of(self._old[one]) == path_of(self._old[other])
         return one == other or (same_path and self._in_step([one, other]))
 
@@ -178,19 +178,19 @@ class _Matching:
         self._left.difference_update(self.came.values())
 
     def _begun(self) -> dict[int, str | None]:
-        """The sources that none was before, so far."""
+        """Return the sources without a match so far."""
         return {source: name for source, name in self._new.items() if source not in self.came}
 
     def _share_steps(self, one: int, each: int) -> bool:
         return not named_steps(self._old[one]).isdisjoint(named_steps(self._new[each]))
 
     def _is_for_none(self, one: int) -> bool:
-        """Whether the flow has none of the steps that it was read for."""
+        """Return whether the flow has none of the steps that `one` was read for."""
         return steps_of(self._old[one]).isdisjoint(self._steps)
 
     def _leaves(self, one: int, each: int) -> bool:
-        """Whether the other does not replace the one: it is for other steps, and one that read this is in the flow; or
-        it reads a path that was read before."""
+        """Return whether `each` does not replace `one`: it is for other steps, and a step that read `one` is in the
+        flow; or it reads a path that was read before."""
         there = named_steps(self._old[one]) & self._steps
         if there and named_steps(self._new[each]) and not self._share_steps(one, each):
             return True
@@ -198,7 +198,7 @@ class _Matching:
         return path != path_of(self._old[one]) and path in map(path_of, self._old.values()) and self._known
 
     def _by_steps(self, then: Sequence[int], now: Sequence[int]) -> dict[int, int]:
-        """Which of then each of now was, as many: by the steps that they are for where those tell, else by order."""
+        """Return which of `then` each of the equally many `now` was: by their steps if unambiguous, else by order."""
         shared = {each: [one for one in then if self._share_steps(one, each)] for each in now}
         clear = {each: ones[0] for each, ones in shared.items() if len(ones) == 1}
         clear = {each: one for each, one in clear.items() if sum(one in ones for ones in shared.values()) == 1}
@@ -209,7 +209,7 @@ class _Matching:
         return set[str]().union(*(steps_of(self._new[source]) for source in sources))
 
     def _may_be(self, one: int, each: int) -> bool:
-        """Whether the two may have the same rows: they are of a kind, or have one path."""
+        """Return whether the two may have the same rows: they have the same kind or the same path."""
         old, new = self._old[one], self._new[each]
         return kind_of(old) == kind_of(new) or path_of(old) == path_of(new)
 
@@ -242,7 +242,7 @@ def _listed(steps: Iterable[str]) -> str:
 def _alike(
     old: Mapping[int, str | None], new: Mapping[int, str | None], by: Callable[[str], str]
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """The sources of before and of now whose names are the same by what is asked for."""
+    """Return groups of previous and present sources whose names have the same key `by`."""
     groups: dict[str, tuple[list[int], list[int]]] = {}
     for side, sources in enumerate((old, new)):
         for source, name in sources.items():

@@ -1,4 +1,4 @@
-"""Where a flow reads its sources, as a plan tells it and as it is recorded with a position."""
+"""Where a flow reads its sources, from its plan or as recorded with a position."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from recovery.base.untrusted_json import Count, decode_json
 from recovery.errors import CorruptPartitionError
 
 FILE_FORMATS = {"text", "csv", "json", "parquet", "orc", "xml", "avro", "binaryfile"}
-"""Formats of Spark's file source, as the names of sources have them, in lower case."""
+"""Formats of Spark's file source, in lower case, as in the names of sources."""
 _AND = "\x1f"
-"""Between the steps of which a source's name tells."""
+"""Separates the steps in a source's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePlaces:
-    """The places in a plan where sources are read, in its order.
+    """The places in a plan where sources are read, in the order of the plan.
 
-    ids: which source it is, counted where they come first. ticks: whether it is one of ticks. names: what it reads, in
-    three words: its format, what stands for its path, what stands for all its options, and then what `read_for` says of
-    the steps that its rows come to; None where that is not known. labels: the names that the flow's code gives sources;
-    they are not stored.
+    ids: the source in each place, numbered by first occurrence. ticks: whether it is a tick source. names: the source's
+    format, a word for its path, a word for all its options, and the steps that its rows reach, as `read_for` writes
+    them; None: unknown. labels: the names that the flow's code gives sources; they are not stored.
     """
 
     ids: tuple[int, ...]
@@ -32,7 +31,7 @@ class SourcePlaces:
     labels: tuple[str | None, ...] = ()
 
     def to_text(self) -> str:
-        """As it is stored."""
+        """Return the stored form."""
         places = [
             {"source": each, "ticks": True} if tick else {"source": each, "reads": name}
             for each, tick, name in zip(self.ids, self.ticks, self.names, strict=True)
@@ -41,7 +40,7 @@ class SourcePlaces:
 
     @property
     def numbers(self) -> tuple[int, ...] | None:
-        """The ids, by which Spark numbers logs and lines; None where it knows sources by names of the flow's code."""
+        """The ids, by which Spark numbers logs and lines; None if it knows sources by names from the flow's code."""
         return None if any(self.labels) else self.ids
 
     @property
@@ -50,7 +49,7 @@ class SourcePlaces:
         return set[str]().union(*map(named_steps, self.names))
 
     def renamed(self, steps: Mapping[str, str]) -> SourcePlaces:
-        """The same, for steps that have other names now."""
+        """Return the same places with renamed steps."""
 
         def now(name: str | None) -> str | None:
             if name is None or name == reads(name):
@@ -60,7 +59,7 @@ class SourcePlaces:
         return replace(self, names=tuple(map(now, self.names)))
 
     def others(self) -> dict[int, str | None]:
-        """The sources that are none of ticks, in their order, and their names, for the steps of all their places."""
+        """Return the sources without ticks, in order, with names that include the steps of all their places."""
         found: dict[int, list[str | None]] = {}
         for source, tick, name in zip(self.ids, self.ticks, self.names, strict=True):
             if not tick:
@@ -68,14 +67,14 @@ class SourcePlaces:
         return {source: _together(names) for source, names in found.items()}
 
     def count(self, sources: Iterable[int], step: str) -> int:
-        """In how many places any of the sources is read for the step."""
+        """Return the number of places where any of the sources is read for the step."""
         among = set(sources)
         places = zip(self.ids, self.names, strict=True)
         return sum(source in among and step in steps_of(name) for source, name in places)
 
 
 def _together(names: Sequence[str | None]) -> str | None:
-    """The name of a source by those of its places."""
+    """Return the name of a source from those of its places."""
     known = [name for name in names if name is not None]
     if len(known) < len(names):
         return None
@@ -83,7 +82,7 @@ def _together(names: Sequence[str | None]) -> str | None:
 
 
 def read_for(steps: Iterable[str]) -> str:
-    """The steps that a source is read for, in one text."""
+    """Return the steps that a source is read for as one text."""
     return _AND.join(sorted(set(steps)))
 
 
@@ -93,7 +92,7 @@ def places_of(
     names: Iterable[str | None] | None = None,
     labels: Iterable[str | None] = (),
 ) -> SourcePlaces:
-    """The same from what stands in each place: sources that are equal are one, as Spark takes them."""
+    """Return the places from the source in each place: equal sources are one, as for Spark."""
     seen: dict[Hashable, int] = {}
     ids = tuple(seen.setdefault(source, len(seen)) for source in sources)
     return SourcePlaces(ids, tuple(ticks), tuple(names) if names is not None else (None,) * len(ids), tuple(labels))
@@ -106,7 +105,7 @@ class _Place(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def recorded_places(text: str) -> SourcePlaces:
-    """From its text. Raises CorruptPartitionError when it is none."""
+    """Parse the stored form. Raises CorruptPartitionError when it is invalid."""
     found = decode_json(text, _unreadable, list[_Place])
     if any(each.source >= len(found) for each in found):
         raise _unreadable("a source in it has a number that none can have")
@@ -120,32 +119,32 @@ def _unreadable(why: str) -> CorruptPartitionError:
 
 
 def reads(name: str) -> str:
-    """Format, path and options, without the steps."""
+    """Return format, path and options, without the steps."""
     return " ".join(name.split(" ", 3)[:3])
 
 
 def steps_of(name: str | None) -> set[str]:
-    """The steps that it is read for, one without a name where it is for none, or where that is not known."""
+    """Return the steps that a source is read for; only "", a step without a name, if none or unknown."""
     words = name.split(" ", 3) if name is not None else []
     return set(words[3].split(_AND)) if len(words) > 3 else {""}
 
 
 def named_steps(name: str | None) -> set[str]:
-    """The same without the one that has no name."""
+    """Return the same steps without the one that has no name."""
     return steps_of(name) - {""}
 
 
 def format_and_path(name: str) -> str:
-    """The source without its options."""
+    """Return format and path, without options and steps."""
     return " ".join(name.split(" ")[:2])
 
 
 def path_of(name: str | None) -> str:
-    """What stands for its path."""
+    """Return the word for the path; "" if unknown."""
     return name.split(" ")[1] if name is not None else ""
 
 
 def kind_of(name: str | None) -> str:
-    """Sources of one kind can go on from each other's position. Those of files are alike, whatever the format."""
+    """Return the kind: sources of one kind can resume from each other's position. All file formats are one kind."""
     kind = name.split(" ")[0].lower() if name is not None else ""
     return "files" if kind in FILE_FORMATS else kind

@@ -1,15 +1,15 @@
-"""The sources of a restored checkpoint, when the flow has others than the one that left it, or in other places.
+"""The sources of a restored checkpoint, when the flow has other sources than the previous one, or in other places.
 
-Spark knows sources by their place in the plan: see `recovery.checkpoint.position`. So what stands in each place is
-recorded with the position, and after a change of the flow the lines of offsets are laid out anew:
+Spark knows sources by their place in the plan: see `recovery.checkpoint.position`. So the source in each place is
+recorded with the position, and after a change of the flow the lines of offsets are rearranged:
 
-- A source goes on where it was, wherever it is read now, and in however many places. It is known by format and options,
-  and otherwise by format and path, where that leaves no doubt. Separate reads of the same, which come to positions of
-  their own when input comes in between, are told by the steps that they are for.
-- One that is new begins at its start. One that is new instead of another of a like format takes the other's position:
-  its path may have changed. One that is gone is an error, since it would begin anew if it came back. So is one that is
-  new to a step which does not read any more what it has read, while others do: that may be the same.
-- A step with timeouts brings a source of ticks, whose offset means nothing after a restart: it comes and goes.
+- A source resumes where it was, wherever it is read now, and in however many places. Format and options identify it,
+  or else format and path, if that is unambiguous. The steps distinguish separate reads of the same source, which reach
+  positions of their own when input arrives in between.
+- A new source begins at its start. A new source in place of another of a like format takes the other's position: its
+  path may have changed. A missing source is an error, because it would begin from scratch if it came back. So is a
+  source that is new to a step that no longer reads another source, while other steps do: they may be the same.
+- A step with timeouts adds a tick source, whose offset means nothing after a restart: it comes and goes.
 - Before the first micro-batch counts, sources come and go: those that are read again begin where they began.
 """
 
@@ -34,7 +34,7 @@ PLACES_KEY = "places"
 
 
 def check_logs(restored: Restored, directory: Path, places: SourcePlaces) -> None:
-    """Raises SparkCheckpointError when a source's log does not go as far as its offset."""
+    """Raise SparkCheckpointError when a source's log does not reach its offset."""
     if restored.batch is None:
         return
     missing = missing_entry(directory, restored.batch, places.numbers)
@@ -49,10 +49,10 @@ def check_logs(restored: Restored, directory: Path, places: SourcePlaces) -> Non
 def fit_sources(
     restored: Restored, directory: Path, places: SourcePlaces, recorded: SourcePlaces | None = None
 ) -> Restored:
-    """Make the checkpoint fit a flow that reads its sources in these places.
+    """Make the checkpoint fit a flow that reads its sources in these places; return the result.
 
-    recorded: the places of the flow that left it; None: an earlier version did not keep them.
-    Raises FlowMismatchError when a source is gone, or it cannot be told which one is which.
+    recorded: the places of the previous flow; None: an earlier version did not keep them.
+    Raises FlowMismatchError when a source is gone, or the matching is ambiguous.
     """
     if restored.batch is None:
         return restored
@@ -66,16 +66,16 @@ def fit_sources(
     if numbered:
         labelled = {label: offset for label, _, offset in (line.partition(":") for line in offsets)}
         if places.numbers is None or not all(map(str.isdecimal, labelled)):
-            # The flow's code names its sources, and Spark knows them by that.
+            # The flow's code names its sources, and Spark knows them by these names.
             _check_labels(labelled, places)
             return restored
         ids = tuple(range(len(offsets))) if recorded is None else recorded.ids
         last = _last_places(ids)
         if labelled.keys() != set(map(str, last.values())):
             if recorded is not None:
-                # Names of digits, which the flow's code gave sources and does not give any more.
+                # The labels are names of digits, which the flow's code no longer gives its sources.
                 _check_labels(labelled, places)
-            # An earlier version did not keep which source is read where.
+            # An earlier version did not record which source is read where.
             return restored
         offsets = [labelled[str(last[source])] for source in ids]
     if recorded is None or len(recorded.ids) != len(offsets):
@@ -105,7 +105,7 @@ def fit_sources(
 
 
 def _last_places(ids: Iterable[int]) -> dict[int, int]:
-    """Where each source is read last: its number in the second form of the log, which has one line for each source."""
+    """Return the last place of each source: its number in the log's second form, which has one line for each source."""
     return {source: place for place, source in enumerate(ids)}
 
 
@@ -120,8 +120,8 @@ def _check_labels(before: Iterable[str], places: SourcePlaces) -> None:
 
 
 def _inferred(offsets: Sequence[str], places: SourcePlaces) -> SourcePlaces:
-    """The places by the lines that they left. As many as the flow has now are those; one alone is read wherever its
-    flow reads."""
+    """Infer the places from the recorded lines. If the flow now has as many places, they are the same; a single source
+    is read wherever its flow reads."""
     ticks = [*map(_is_tick, offsets)]
     now = [source for source, tick in zip(places.ids, places.ticks, strict=True) if not tick]
     count = ticks.count(False)
@@ -130,7 +130,7 @@ def _inferred(offsets: Sequence[str], places: SourcePlaces) -> SourcePlaces:
 
 
 def _are_in_step(lines: Sequence[str], logs: Sequence[Path]) -> bool:
-    """Whether sources have the same offset, and have logged the same."""
+    """Return whether sources have the same offset, and have logged the same."""
     return len(set(lines)) == 1 and all(_content(log) == _content(logs[0]) for log in logs[1:])
 
 
@@ -140,9 +140,12 @@ def _content(log: Path) -> dict[str, bytes]:
 
 
 def _move(restored: Restored, sources: Path, came: Mapping[int, int], before: Iterable[int]) -> Restored:
-    """Copy what sources have logged to their new places. What the partitions hold of a source that moved, or of the one
-    that had its place before, may be taken for another's of the same name: it is not held any more, and its rows are
-    stale. That goes for sources that have logged nothing yet, too."""
+    """Copy what sources have logged to their new places; return the checkpoint without the files of vacated places.
+
+    The partitions' files of a source that moved, or of the previous source in its place, could be mistaken for another
+    source's of the same name: they are no longer held, and their rows are stale. This includes sources that have logged
+    nothing yet.
+    """
     moves = {new: old for new, old in came.items() if new != old}
     stays = came.keys() - moves.keys()
     with_logs = {new: old for new, old in moves.items() if (sources / str(old)).exists()}
@@ -158,7 +161,7 @@ def _move(restored: Restored, sources: Path, came: Mapping[int, int], before: It
 
 
 def _without(restored: Restored, paths: Set[str]) -> Restored:
-    """The same, but what the partitions have of these files is not what the checkpoint has of them any more."""
+    """Return the same checkpoint, with these files' rows in the partitions stale: the checkpoint's content differs."""
     held = {path: file for path, file in restored.held.items() if path not in paths}
     gone = paths & restored.held.keys()
     stale = frozenset(key for path in gone for key in row_keys(path, restored.held[path]))

@@ -1,9 +1,9 @@
-"""Which files under `state/` a query with native stateful operators needs to go on after a micro-batch.
+"""Which files under `state/` a query with native stateful operators needs to resume after a micro-batch.
 
     state/<operator>/<partition>/<version>.<kind>            one store; a join of two streams has several:
     state/<operator>/<partition>/<store>/<version>.<kind>
-    state/<operator>/<partition>/SSTs/…, logs/…              what the .zip files of a RocksDB store share
-    state/<operator>/_metadata/…, _stateSchema/…             how the state is laid out, without versions
+    state/<operator>/<partition>/SSTs/…, logs/…              files that the .zip files of a RocksDB store share
+    state/<operator>/_metadata/…, _stateSchema/…             the layout of the state, without versions
 
 Names with a leading dot are Spark's unfinished files and Hadoop's checksums; neither is needed.
 """
@@ -26,16 +26,16 @@ from recovery.checkpoint.rows import HeldFile
 from recovery.errors import SparkCheckpointError, UnsupportedPlanError
 
 SHARED = ("SSTs", "logs")
-"""Directories of a RocksDB store whose files are named in its .zip files."""
+"""The directories of a RocksDB store whose files its .zip files name."""
 
 KINDS = (("snapshot", "delta"), ("zip", "changelog"))
-"""What bases and changes are called, by kind of store."""
+"""The suffixes of bases and changes, by kind of store."""
 
 MOST_METADATA_BYTES = 64 << 20
-"""Of what a RocksDB snapshot says of its files."""
+"""The most bytes of a RocksDB snapshot's description of its files."""
 
 MOST_PROBED = 200
-"""Versions after the base that is held; where there are more, a listing is quicker."""
+"""The most versions after the held base to probe; for more, a listing is quicker."""
 
 _SHARED_NAME = re.compile(rb'"dfs(Sst|Log)FileName"\s*:\s*"([^"/]+)"')
 _BY_BATCH = re.compile(r"(\d+)(_.*)?")
@@ -43,7 +43,7 @@ _BY_BATCH = re.compile(r"(\d+)(_.*)?")
 
 @dataclass(frozen=True, slots=True)
 class _Partition:
-    """The directories below one partition of an operator: of stores, and of files without versions."""
+    """The directories below one partition of an operator: those of stores, and those of files without versions."""
 
     stores: tuple[str, ...]
     unversioned: tuple[str, ...]
@@ -51,7 +51,7 @@ class _Partition:
 
 @dataclass(slots=True)
 class StateFiles:
-    """What is needed of `state/`. What was looked up once of a query's layout is kept."""
+    """The needed files of `state/`. What it has looked up about a query's layout is kept."""
 
     checkpoint: Path
     held: Mapping[str, HeldFile]
@@ -59,16 +59,16 @@ class StateFiles:
     _shared: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # A snapshot that is held may be removed from the checkpoint at any time: what it names is looked up before.
+        # Spark may remove a held snapshot from the checkpoint at any time: look up the files that it names now.
         for path in self.held:
             if path.startswith("state/") and path.endswith(".zip") and is_version(path.rpartition("/")[2]):
                 self._shared_files(path)
 
     def needed(self, batch: BatchId) -> set[str]:
-        """The paths of the files that are needed to go on after `batch`.
+        """Return the paths of the files that are needed to resume after `batch`.
 
         Raises FileNotFoundError when files vanish meanwhile, SparkCheckpointError when one is missing, and
-        UnsupportedPlanError for a layout that cannot be taken.
+        UnsupportedPlanError for an unsupported layout.
         """
         held = _by_directory(self.held)
         wanted: set[str] = set()
@@ -124,7 +124,7 @@ class StateFiles:
         )
 
     def _probe(self, directory: str, held: StoreFiles, version: int) -> StoreFiles:
-        """What came since, by asking for it: Spark keeps many old versions, which a listing would go through."""
+        """Find newer files by testing their names: Spark keeps many old versions, which a listing would read."""
         names = {*held.bases.values(), *held.changes.values()}
         kinds = next((kinds for kinds in KINDS if any(name.endswith(kinds) for name in names)), None)
         base, newest = max(held.bases, default=0), max([0, *held.bases, *held.changes])
@@ -140,7 +140,7 @@ class StateFiles:
         )
 
     def _cost(self, base: str) -> int:
-        """The bytes that the partitions do not hold yet of a base and what it names."""
+        """Return the bytes of a base and of the files that it names, except those that the partitions hold."""
         files = [base, *(self._shared_files(base) if base.endswith(".zip") else ())]
         return sum(self._size(path) for path in files if path not in self.held)
 
@@ -149,14 +149,14 @@ class StateFiles:
         return held.size_bytes if held is not None else (self.checkpoint / path).stat().st_size
 
     def _shared_files(self, zip_path: str) -> tuple[str, ...]:
-        """The further files of a RocksDB snapshot, from the description of its own that lies in it."""
+        """Return the further files of a RocksDB snapshot, from the description inside it."""
         if zip_path not in self._shared:
             self._shared[zip_path] = tuple(_named_in(self.checkpoint / zip_path, zip_path.rpartition("/")[0]))
         return self._shared[zip_path]
 
 
 def _listing(checkpoint: Path, directory: str) -> tuple[list[str], list[str]]:
-    """The directories and the files in a directory, without hidden ones; none when there is no such directory."""
+    """Return the directories and files in a directory, without hidden ones; empty when it does not exist."""
     directories: list[str] = []
     files: list[str] = []
     try:
@@ -170,7 +170,7 @@ def _listing(checkpoint: Path, directory: str) -> tuple[list[str], list[str]]:
 
 
 def _check_empty(directory: str, names: list[str]) -> None:
-    """A directory of files of which none is a version belongs to a state store of another make."""
+    """Raise UnsupportedPlanError if there are files: without versions they belong to another kind of state store."""
     if names:
         raise UnsupportedPlanError(
             f"{directory}/{min(names)} is not a file of one of Spark's own state stores",
@@ -180,7 +180,7 @@ def _check_empty(directory: str, names: list[str]) -> None:
 
 
 def _unversioned(checkpoint: Path, directory: str, batch: BatchId) -> Iterator[str]:
-    """Everything below; what is numbered by micro-batch up to this one."""
+    """Yield all files below; of those numbered by micro-batch, only up to `batch`."""
     directories, files = _listing(checkpoint, directory)
     for name in files:
         numbered = _BY_BATCH.fullmatch(name)
@@ -202,7 +202,7 @@ def _by_directory(held: Mapping[str, HeldFile]) -> dict[str, list[str]]:
 def _named_in(path: Path, directory: str) -> Iterator[str]:
     try:
         with zipfile.ZipFile(path) as archive, archive.open("metadata") as file:
-            # Some kilobytes may be packed that are terabytes.
+            # A few kilobytes may decompress to terabytes.
             described = file.read(MOST_METADATA_BYTES + 1)
     except (zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
         raise SparkCheckpointError(f"it is not a snapshot as Spark writes them: {error}", path=path) from error

@@ -1,1 +1,1 @@
-"""What a run measures while it goes on: counters, memory, Prometheus' text and the endpoint that serves it."""
+"""Measures of an active run: counters, memory, Prometheus' text and the endpoint that serves it."""

@@ -1,4 +1,4 @@
-"""The endpoint that Prometheus scrapes: one page of text over HTTP, as long as the run goes on."""
+"""The endpoint that Prometheus scrapes: one page of text over HTTP, during the whole run."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from recovery.metrics.exposition import CONTENT_TYPE
 PATH = "/metrics"
 TIMEOUT_S = 10.0
 MOST_CONNECTIONS = 16
-"""At a time; more are closed unanswered, so that whoever opens many takes neither files nor threads from the run."""
+"""The most simultaneous connections. More are closed unanswered, so clients cannot exhaust files and threads."""
 
 
 class MetricsEndpoint:
-    """Listens from the moment it is made; answers with nothing but a note until `serve` says where numbers come from.
+    """An HTTP endpoint that listens once it is created, and answers with a note until `serve` sets its text.
 
-    Raises ConfigurationError when the port cannot be listened on.
+    Raises ConfigurationError when it cannot listen on the port.
     """
 
     def __init__(self, host: str, port: int) -> None:
-        """`port` 0: any that is free."""
+        """port: 0 takes any free one."""
         self._text: Callable[[], str] = lambda: "# The run is starting.\n"
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
@@ -41,11 +41,11 @@ class MetricsEndpoint:
         self._thread.start()
 
     def serve(self, text: Callable[[], str]) -> None:
-        """Answer with this from now on. It is called on threads of the endpoint's own."""
+        """Answer with the result of `text` from now on; the endpoint's own threads call it."""
         self._text = text
 
     def text(self) -> str:
-        """What is answered now."""
+        """Return the present answer."""
         return self._text()
 
     def close(self) -> None:
@@ -76,14 +76,14 @@ def _server(endpoint: MetricsEndpoint, family: int, host: str, port: int) -> Thr
             self.wfile.write(content)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """A scrape is no news."""
+            """Do not log scrapes."""
 
     free = threading.BoundedSemaphore(MOST_CONNECTIONS)
 
     class Server(ThreadingHTTPServer):
         address_family = socket.AddressFamily(family)
         daemon_threads = True
-        # A port that somebody listens on must be refused, one that was given up just now must not be.
+        # Refuse a port that another process listens on, but accept one that was just released.
         allow_reuse_address = True
 
         def process_request(self, request: Any, client_address: Any) -> None:
@@ -103,10 +103,10 @@ def _server(endpoint: MetricsEndpoint, family: int, host: str, port: int) -> Thr
                 free.release()
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Whoever asked went away."""
+            """Ignore the error: the client went away."""
 
         def server_bind(self) -> None:
-            # Without HTTPServer's look-up of its own name, which may wait for a name server.
+            # Skip HTTPServer's lookup of its own name, which may wait for a name server.
             socket_bind(self)
 
     def socket_bind(server: Server) -> None:

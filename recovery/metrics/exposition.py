@@ -16,7 +16,7 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric: its samples are labels and values."""
+    """One metric; its samples are pairs of labels and value."""
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -26,7 +26,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What does not change during a run."""
+    """The facts that do not change during a run."""
 
     flow: str
     execution: int
@@ -38,7 +38,7 @@ class About:
 def families(
     about: About, totals: Totals, *, resume_s: float, epoch_age_s: float | None, backup_age_s: float | None
 ) -> Iterator[Family]:
-    """All metrics of a run. Those without a value yet have no sample."""
+    """Yield all metrics of a run. Those without a value yet have no sample."""
     t, last = totals, totals.last_epoch
 
     def gauge(name: str, help_text: str, value: float | None) -> Family:
@@ -96,7 +96,7 @@ def families(
 
 
 def exposition(found: Iterator[Family]) -> str:
-    """The text."""
+    """Return the metrics as text."""
     lines: list[str] = []
     for family in found:
         lines += [f"# HELP {family.name} {_escaped(family.help)}", f"# TYPE {family.name} {family.kind}"]
@@ -119,5 +119,5 @@ def _escaped(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    # A text that is no valid Unicode, as file names can be, would make the whole answer unreadable.
+    # Invalid Unicode, which file names may contain, would make the whole answer unreadable.
     return _escaped(text).replace('"', '\\"').encode(errors="backslashreplace").decode()

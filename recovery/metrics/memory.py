@@ -11,7 +11,7 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Resident bytes; None: not known. Workers are forked, so pages that they share count for each of them."""
+    """Resident bytes; None: unknown. Workers are forked, so pages that they share count for each of them."""
 
     driver_bytes: int | None = None
     jvm_bytes: int | None = None
@@ -19,9 +19,10 @@ class Memory:
 
 
 def measure_memory(pid: int, proc: Path = PROC) -> Memory:
-    """The memory of process `pid` and of those below it, as Linux tells; elsewhere nothing is known.
+    """Return the memory of process `pid` and its descendants, as Linux reports it; unknown on other systems.
 
-    Below the driver stand its JVM and, below that, processes of Python; on a cluster, only the driver's own machine.
+    The driver's child is its JVM, whose descendants are Python processes. On a cluster this covers only the driver's
+    own machine.
     """
     children: dict[int, list[tuple[int, str]]] = {}
     try:
@@ -52,7 +53,7 @@ def measure_memory(pid: int, proc: Path = PROC) -> Memory:
 
 
 def _parent(process: Path) -> tuple[int, str] | None:
-    """The number of its parent, and its name. None: it has ended meanwhile."""
+    """Return the number of a process's parent, and the process's name. None: it has ended meanwhile."""
     try:
         before, _, after = (process / "stat").read_text(errors="replace").rpartition(")")
     except OSError:

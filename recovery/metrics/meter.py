@@ -1,4 +1,4 @@
-"""The counters of one run: what its micro-batches and epochs cost, in all and per epoch."""
+"""The counters of one run: the cost of its micro-batches and epochs, in total and per epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECENT_BATCHES = 100
 
 class BatchMeasure(NamedTuple):
     """One micro-batch: rows that reached steps, keys written and looked up, seconds of the tasks in storage, and its
-    own as the driver saw it."""
+    duration as the driver saw it."""
 
     rows: int
     touched: int
@@ -31,7 +31,7 @@ class BatchMeasure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What a run has counted since its start, and its newest micro-batch and epoch."""
+    """The counts of a run since its start, and its newest micro-batch and epoch."""
 
     batches: int = 0
     batch_s: float = 0.0
@@ -56,9 +56,10 @@ class Totals:
 
 
 class Meter:
-    """Counts. Called by the micro-batch's thread and by the one that closes epochs; quick, and never raises.
+    """Counts micro-batches and epochs. The micro-batch's thread and the one that closes epochs call it; it is quick and
+    never raises.
 
-    A micro-batch belongs to the epoch that is closed as of it or of a later one.
+    A micro-batch belongs to the first epoch that is closed as of it or of a later one.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Meter:
         *,
         closes: bool = True,
     ) -> None:
-        """`closes`: whether epochs will be closed; what they are measured by is kept until then."""
+        """closes: whether epochs will be closed; if so, the data to measure them is kept until then."""
         self._execution = execution
         self._clock = clock
         self._targets = targets
@@ -90,26 +91,26 @@ class Meter:
 
     @property
     def totals(self) -> Totals:
-        """Everything so far, as of one moment."""
+        """The totals so far, as of one moment."""
         with self._lock:
             return self._totals
 
     @property
     def exceeded(self) -> list[Finding]:
-        """The targets that were not met in this run, each at its worst."""
+        """The targets that this run missed, each at its worst."""
         with self._lock:
             return list(self._worst.values())
 
     def started(self, resume_s: float) -> Measure:
-        """The execution has its place; the measure to keep of that."""
+        """Record that the execution has restored its position; return the measure of the start."""
         self.resume_s = resume_s
         return Measure(
             execution=self._execution, epoch=0, measured_ms=self._clock.wall_ms(), resume_s=resume_s, **self._memory()
         )
 
     def progress(self, batch: int, rows: int, operators: Mapping[int, int]) -> None:
-        """Spark has reported a micro-batch: so many rows were read for it, and the state of Spark's own operators has
-        so many rows after it, by their numbers, as far as that is known."""
+        """Record Spark's report of a micro-batch: the rows read for it, and the rows in the state of Spark's own
+        operators after it, by operator number, as far as known."""
         with self._lock:
             if self._closes and batch > self._closed_batch:
                 self._input[batch] = rows
@@ -117,7 +118,7 @@ class Meter:
             self._totals = replace(self._totals, input_rows=self._totals.input_rows + rows)
 
     def batch(self, batch: BatchId, measured: BatchMeasure) -> None:
-        """A micro-batch was processed."""
+        """Record a processed micro-batch."""
         with self._lock:
             self._recent[batch] = measured
             if self._closes:
@@ -137,7 +138,7 @@ class Meter:
             )
 
     def paused(self, batch: BatchId, pause_s: float) -> None:
-        """The stream stood still for the end of the epoch that is closed as of this micro-batch."""
+        """Record how long the stream stopped for the end of the epoch that is closed as of this micro-batch."""
         with self._lock:
             self._pauses[batch] = self._pauses.get(batch, 0.0) + pause_s
             self._totals = replace(self._totals, pause_s=self._totals.pause_s + pause_s)
@@ -150,13 +151,15 @@ class Meter:
         partitions: Sequence[ClosedPartition],
         backup_lag_s: float | None = None,
     ) -> tuple[Measure, tuple[Finding, ...]]:
-        """An epoch was closed as of a micro-batch: the measure to keep, and the targets that it does not meet.
-        `backup_lag_s`: the age of the newest backup; None when there is none."""
+        """Record an epoch that was closed as of a micro-batch; return its measure, and the targets that it misses.
+
+        backup_lag_s: the age of the newest backup; None: there is none.
+        """
         memory = self._memory()
         with self._lock:
             ended = {each: self._batches.pop(each) for each in sorted(self._batches) if each <= batch}
             batches = list(ended.values())
-            # Spark says what it read when the micro-batch is over, which may be too late for the last of an epoch.
+            # Spark reports the rows read after the micro-batch, which may be too late for the last one of an epoch.
             read = sum(self._input.get(each, measured.rows) for each, measured in ended.items())
             self._input = {each: rows for each, rows in self._input.items() if each > batch}
             operators = self._operators.get(batch, {})
@@ -205,7 +208,7 @@ class Meter:
         return measure, missed
 
     def as_json(self, batch: int) -> dict[str, Any]:
-        """What a listener is given with the progress of a micro-batch."""
+        """Return the JSON values that a listener gets with the progress of a micro-batch."""
         with self._lock:
             t, measured = self._totals, self._recent.get(batch)
         last = t.last_epoch
@@ -241,7 +244,7 @@ class Meter:
                 self._worst[each.target.name] = each
 
     def _memory(self) -> dict[str, Any]:
-        """Measured again when some time has passed: it means a look at every process of the machine."""
+        """Return the memory, measured again only after some time, because it examines every process of the machine."""
         now_s = self._clock.elapsed_s()
         if self._memory_at_s is None or now_s - self._memory_at_s >= MEMORY_EVERY_S:
             self._memory_at_s = now_s

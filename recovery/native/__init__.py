@@ -1,1 +1,1 @@
-"""Spark's own state in the recovery partitions, seen from outside: listed, exported, imported. Knows no Spark."""
+"""Spark's own state in the recovery partitions, from outside: listed, exported, imported. Does not use Spark."""

@@ -1,4 +1,4 @@
-"""Which state is meant: operator, store and variable, by what a checkpoint holds."""
+"""Which state the user means: operator, store and variable, among those in a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ONE_STORE = "default"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which state: of an operator, by its number; of which of its stores, where it has several, or of which variable;
-    or its timers."""
+    """The wanted state: of an operator, by its number; of one of its stores, if it has several, or of a variable; or
+    its timers."""
 
     operator: int = 0
     store: str | None = None
@@ -23,9 +23,9 @@ class Wanted:
 
 
 def choose_operator(found: tuple[NativeOperator, ...], wanted: Wanted, epoch: int) -> NativeOperator:
-    """The operator whose state is wanted.
+    """Return the operator whose state is wanted.
 
-    Raises StateNotFoundError when it, its store, its variable or its timers are not there, ConfigurationError when
+    Raises StateNotFoundError when it, its store, its variable or its timers do not exist, ConfigurationError when
     there are several and none is named.
     """
     chosen = next((each for each in found if each.number == wanted.operator), None)

@@ -1,8 +1,8 @@
-"""A held epoch as an ordinary Spark checkpoint, which plain Spark starts from.
+"""A held epoch as an ordinary Spark checkpoint, from which plain Spark starts.
 
-export.1  Check every digest in every partition: what cannot be trusted is not exported.
-export.2  Write the files of the epoch beside the place, and check that Spark will find all that it needs.
-export.3  Rename: the checkpoint is there, whole.
+export.1  Check every digest in every partition: damaged state is not exported.
+export.2  Write the files of the epoch beside the place, and check that Spark will find everything it needs.
+export.3  Rename: the checkpoint appears, complete.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from recovery.storage.verify import check_all
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A checkpoint that was written. batch: its last micro-batch. steps: the flow's own, whose state is not in it."""
+    """A written checkpoint. batch: its last micro-batch. steps: the flow's own steps, whose state is not in it."""
 
     epoch: int
     batch: BatchId
@@ -33,11 +33,11 @@ class Exported:
 def export(
     directory: Path, place: CheckpointPlace, *, epoch: int | None = None, observe: Observer = ignore
 ) -> Exported:
-    """Write an epoch that all partitions hold to `place`, all of it or nothing; None: the newest.
+    """Write an epoch that all partitions hold to `place`, all of it or nothing; by default the newest.
 
-    A run may be going on.
+    A run may be active.
 
-    Raises EpochNotHeldError, ConfigurationError when something is at the place already, CorruptPartitionError,
+    Raises EpochNotHeldError, ConfigurationError when the place is not empty, CorruptPartitionError,
     SparkCheckpointError, StorageError, and the errors of planning.
     """
     at = moment(directory, epoch)

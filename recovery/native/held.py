@@ -1,4 +1,4 @@
-"""What the recovery partitions hold of a Spark checkpoint at an epoch: its files, its operators, and all of it."""
+"""The Spark checkpoint that the recovery partitions hold at an epoch: its files, its operators, and all of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from recovery.storage.scan import scan
 
 
 def held_files(at: Moment) -> dict[str, int]:
-    """The files of the checkpoint of a moment, and their sizes in bytes. Their content is not read."""
+    """Return the files in the checkpoint of a moment with their sizes in bytes, without reading their content.
+
+    Raises CorruptPartitionError.
+    """
     files: dict[str, int] = {}
     for key, size in at.sizes(CHECKPOINT_STEP):
         wrong = row_objection(key)
@@ -29,7 +32,7 @@ def held_files(at: Moment) -> dict[str, int]:
 
 
 def held_operators(at: Moment) -> tuple[NativeOperator, ...]:
-    """The native operators that have state at a moment; of each, one small file is read."""
+    """Return the native operators that have state at a moment; reads one small file of each."""
 
     def read(path: str) -> str | bytes:
         state = at.state(CHECKPOINT_STEP, path)
@@ -39,8 +42,10 @@ def held_operators(at: Moment) -> tuple[NativeOperator, ...]:
 
 
 def held_rows(at: Moment, measures: Sequence[Measure]) -> Mapping[int, int]:
-    """The rows in the state of native operators at a moment, by their numbers, of what was measured in its directory,
-    oldest first; what is not in it is not known. See `operator_rows`."""
+    """Return the rows in the state of native operators at a moment, by operator number; absent ones are unknown.
+
+    measures: those of the moment's directory, oldest first. See `operator_rows`.
+    """
     found = next((file.description for file in scan(at.paths[0].parent) if file.path == at.paths[0]), None)
     snapshot = next((closed for closed in found.epochs if closed.cut == at.cut), None) if found else None
     return operator_rows(measures, found.executions, snapshot) if found and snapshot else {}
@@ -49,9 +54,9 @@ def held_rows(at: Moment, measures: Sequence[Measure]) -> Mapping[int, int]:
 def materialise(
     directory: Path, at: Moment, target: Path, observe: Observer = ignore, location: str | None = None
 ) -> Restored:
-    """Write the checkpoint of a moment into `target`, which is made.
+    """Write the checkpoint of a moment into `target`, which is created.
 
-    location: the URI where it will stand when Spark is started on it, if not there.
+    location: its URI when Spark starts on it, if that is not `target`.
 
     Raises EpochNotHeldError when no micro-batch was done then, SparkCheckpointError when the partitions hold no
     checkpoint, CorruptPartitionError, StorageError.

@@ -1,10 +1,10 @@
-"""The checkpoint of an existing Spark job, taken over as the first epoch of fresh recovery partitions.
+"""The checkpoint of an existing Spark job, imported as the first epoch of fresh recovery partitions.
 
-import.1  Take the directory's lock; the partitions hold no epoch, and are whole.
-import.2  Find the newest micro-batch that is logged as done, and the files it needs: a gap is refused.
-import.3  Begin an execution, and close epoch 1 with the files as its rows, in every partition at once.
+import.1  Take the directory's lock; check that the partitions hold no epoch and are undamaged.
+import.2  Find the newest micro-batch that is logged as done, and the files it needs; refuse a gap.
+import.3  Begin an execution, and close epoch 1 with the files as its rows, in all partitions at the same time.
 
-A crash within import.3 leaves the epoch in some partitions only: it does not count, and importing again begins anew.
+A crash within import.3 leaves the epoch in some partitions only: it does not count, and a new import starts over.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from recovery.storage.scan import scan
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A checkpoint that was taken over. batch: its newest micro-batch, after which the flow goes on.
+    """An imported checkpoint. batch: its newest micro-batch, after which the flow resumes.
 
-    begun: a later micro-batch that was logged as begun and is not taken; the flow computes it anew.
+    begun: a later micro-batch that was logged as begun and is not imported; the flow computes it again.
     """
 
     flow_id: str
@@ -59,12 +59,13 @@ class Imported:
 def import_checkpoint(
     place: CheckpointPlace, directory: Path, flow_id: str, *, clock: Clock, observe: Observer = ignore
 ) -> Imported:
-    """Take the checkpoint at `place` over into fresh partitions, which are bound to `flow_id`. The query that made it
-    should have been stopped; nothing is changed there.
+    """Import the checkpoint at `place` into fresh partitions, which are bound to `flow_id`.
+
+    The query that made it should be stopped; the import changes nothing at `place`.
 
     Raises AlreadyInitializedError when the partitions hold an epoch, DirectoryLockedError, SparkCheckpointError,
-    UnsupportedPlanError for a checkpoint of a format that cannot be taken, StorageError, and the errors of planning;
-    no epoch was closed then.
+    UnsupportedPlanError for an unsupported checkpoint format, StorageError, and the errors of planning; after an error
+    no epoch is closed.
     """
     _check_name(flow_id)
     scan(directory)
@@ -104,8 +105,8 @@ def import_checkpoint(
 
 
 class _Observed(Mapping[str, Content]):
-    """Rows, telling how many bytes of them were asked for. Partitions ask from threads of their own: the number is for
-    people, so none is waited for."""
+    """Rows that report how many of their bytes were read. Partitions read them from threads of their own, without a
+    lock: the number is only for people."""
 
     def __init__(self, place: CheckpointPlace, rows: Captured, total_bytes: int, observe: Observer) -> None:
         self._place = place
@@ -134,7 +135,7 @@ class _Observed(Mapping[str, Content]):
 
 
 def _rows(place: CheckpointPlace, checkpoint: Path, batch: BatchId) -> tuple[Captured, dict[str, int]]:
-    """The rows of what is needed to go on after `batch`, read from where they are, and the size of each file."""
+    """Return the rows needed to resume after `batch`, read from the checkpoint on access, and the size of each file."""
     with storage_errors(checkpoint):
         try:
             missing = missing_entry(checkpoint, batch)
@@ -159,7 +160,7 @@ def _rows(place: CheckpointPlace, checkpoint: Path, batch: BatchId) -> tuple[Cap
 
 
 def _check_paths(place: CheckpointPlace, paths: Collection[str]) -> None:
-    """Raises SparkCheckpointError for a path that could not become a file again when a run restores it."""
+    """Raise SparkCheckpointError for a path that a run could not restore as a file."""
     for path in sorted(paths):
         wrong = row_objection(path)
         if wrong is not None:

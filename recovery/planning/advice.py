@@ -1,8 +1,8 @@
-"""What would suit a store better: pure functions of what its runs have measured.
+"""Advice on snapshot interval, partitions and size of a store: pure functions of the measures of its runs.
 
-The arithmetic is shown to whoever asks, so it is kept simple. A snapshot costs time on threads beside the stream; after
-a crash the micro-batches since the last snapshot come again. So the longest interval that recovers in time is as many
-micro-batches as fit into the tolerated time, and what snapshots cost at an interval is
+Users see the arithmetic, so it is simple. A snapshot costs time on threads beside the stream; after a crash, the run
+reprocesses the micro-batches since the last snapshot. So the longest interval that recovers in time is as many
+micro-batches as fit into the tolerated time, and the cost of snapshots at an interval is
 
     cost of a snapshot ÷ (time of a micro-batch × micro-batches in the interval)
 """
@@ -23,7 +23,7 @@ from recovery.planning.measures import Measure
 NEEDED_EPOCHS = 3
 RECENT = 100
 CHEAP = 0.01
-"""A share of the stream's time that is not worth saving: a longer interval would save less than this."""
+"""A share of the stream's time that is too small to save: a longer interval would save less than this."""
 DEAR = 0.15
 SMALL_STEPS = (1, 2, 5, 10, 15, 20, 30, 60)
 LARGE_PARTITION_BYTES = 20e9
@@ -32,10 +32,10 @@ LARGE_PARTITION_BYTES = 20e9
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What advice is made of. Sizes are bytes, times seconds.
+    """The input of `advise`. Sizes are bytes, times seconds.
 
     snapshot_interval_s, backup_interval_s: of the newest execution; None: there was none.
-    live_rows, live_bytes: of the newest snapshot; superseded_rows: what is kept to go back. file_bytes: on disk.
+    live_rows, live_bytes: of the newest snapshot. superseded_rows: kept for going back. file_bytes: on disk.
     partition_bytes: live bytes of each partition. cores: of the machine that asks.
     """
 
@@ -53,7 +53,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An interval and what it brings: the share of the stream's time that snapshots take, and recovery at worst."""
+    """A snapshot interval, the share of the stream's time that its snapshots take, and the worst recovery time."""
 
     interval_s: float
     batches: int
@@ -63,7 +63,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class IntervalAdvice:
-    """Medians of what was measured, what follows, and the proposal; `options` has the present interval too."""
+    """Medians of the measures, what follows from them, and the proposal; `options` includes the present interval."""
 
     tolerate_s: float
     batch_s: float
@@ -78,7 +78,7 @@ class IntervalAdvice:
 
 @dataclass(frozen=True, slots=True)
 class PartitionAdvice:
-    """A number of partitions. It is fixed once a store is made: another one means another store."""
+    """The present and the proposed number of partitions. It is fixed when a store is created."""
 
     present: int
     proposed: int
@@ -88,7 +88,7 @@ class PartitionAdvice:
 
 @dataclass(frozen=True, slots=True)
 class SizeEstimate:
-    """keys × (key + value) × versions held, and the same at the proposed interval."""
+    """The estimate keys × (key + value) × versions held, now and at the proposed interval."""
 
     keys: int
     row_bytes: float
@@ -102,7 +102,7 @@ class SizeEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What can be said. `missing` says what cannot, and why."""
+    """All advice that the measures allow. `missing` names the rest, with reasons."""
 
     epochs: int
     interval: IntervalAdvice | None
@@ -111,12 +111,12 @@ class Advice:
     missing: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The same for a program."""
+        """Return the advice as JSON values."""
         return asdict(self)
 
 
 def advise(known: Known, tolerate_s: float) -> Advice:
-    """What would suit, when recovery may take `tolerate_s` after a crash, without the start of Spark."""
+    """Return the advice for recovery within `tolerate_s` after a crash, not counting the start of Spark."""
     usable = [m for m in known.measures if m.epoch and m.batches and m.batch_s > 0][-RECENT:]
     missing = []
     interval = None
@@ -145,16 +145,16 @@ def _interval(known: Known, usable: Sequence[Measure], tolerate_s: float) -> Int
         return Option(span_s, batches, snapshot_s / span_s, recovery_s(span_s))
 
     def recovery_s(span_s: float) -> float:
-        # At worst the crash comes when the last snapshot is all but written, and what went on beside it is lost too.
+        # Worst case: a crash just before the last snapshot is complete also loses what was processed beside it.
         return resume_s + span_s + min(snapshot_s, span_s)
 
     left_s = tolerate_s - resume_s
     tolerated = max(1, math.floor(max(left_s - snapshot_s, left_s / 2) / batch_s)) if left_s > 0 else 1
     longest = option(tolerated)
-    # Rare enough not to be felt, and no rarer: every micro-batch that need not come again is one less.
+    # Just rare enough that the cost is negligible: a longer interval would only reprocess more micro-batches.
     cheap = max(1, math.ceil(snapshot_s / (CHEAP * batch_s)))
     chosen = option(min(tolerated, cheap))
-    # As a setting, in round numbers, but never beyond what is tolerated.
+    # A round number, but never beyond the tolerated time.
     setting_s = _rounded_down(longest.interval_s) if cheap >= tolerated else _rounded_up(chosen.interval_s)
     setting_s = min(setting_s, longest.interval_s)
     proposed = Option(setting_s, max(1, round(setting_s / batch_s)), snapshot_s / max(setting_s, batch_s),
@@ -167,7 +167,7 @@ def _interval(known: Known, usable: Sequence[Measure], tolerate_s: float) -> Int
         )
     options = {proposed, *([present] if present else [])}
     for each in (option(1), longest):
-        # Two that are nearly the same would only confuse.
+        # Two nearly equal options would only confuse.
         if not any(0.8 <= each.interval_s / max(other.interval_s, batch_s) <= 1.25 for other in options):
             options.add(each)
     ordered = tuple(sorted(options, key=lambda each: each.interval_s))
@@ -248,7 +248,7 @@ def _size(known: Known, usable: Sequence[Measure], interval: IntervalAdvice | No
         per_epoch = statistics.median(m.written for m in usable)
         per_batch = statistics.median(m.written / m.batches for m in usable)
         batches = max(1, interval.proposed.batches)
-        # Keys that come back within an epoch are written once: no more than all of them, no fewer than in one now.
+        # An epoch writes a recurring key once: at most all keys, at least as many as one micro-batch writes now.
         written = min(known.live_rows, max(min(per_epoch, per_batch), per_batch * batches))
         held = math.ceil((known.backup_interval_s or 0) / max(interval.proposed.interval_s, interval.batch_s)) + 1
         proposed = 1 + written * held / known.live_rows
@@ -271,19 +271,19 @@ def _size(known: Known, usable: Sequence[Measure], interval: IntervalAdvice | No
 
 
 def _versions(factor: float) -> str:
-    """How often the state is held, with what is kept to go back: 1 version, 1.25 versions, 7,358 versions."""
+    """Return how often the state is held, superseded values included: 1 version, 1.25 versions, 7,358 versions."""
     return f"{factor:.3g} version{'s' * (f'{factor:.3g}' != '1')}" if factor < 10 else counted(round(factor), "version")
 
 
 def _rounded_up(seconds: float) -> float:
-    """The next larger interval that a person would write."""
+    """Return the next larger interval that a person would write."""
     if seconds <= 1:
         return math.ceil(seconds * 10) / 10
     return next((float(step) for step in SMALL_STEPS if step >= seconds), math.ceil(seconds / 60) * 60.0)
 
 
 def _rounded_down(seconds: float) -> float:
-    """The next smaller one, or itself when it is short."""
+    """Return the next smaller interval that a person would write; below 1 s, return `seconds`."""
     if seconds < 1:
         return seconds
     if seconds >= 120:
@@ -292,5 +292,5 @@ def _rounded_down(seconds: float) -> float:
 
 
 def format_share(share: float) -> str:
-    """3.4 %, or 1.7 times and the like."""
+    """Return a share as text like "3.4 %" or "1.7 times"."""
     return f"{100 * share:.2g} %" if share < 1 else f"{share:.1f} times"

@@ -1,11 +1,11 @@
-"""Which copies to restore, and which backups to keep: pure functions of what the copies say of themselves.
+"""Which copies to restore, and which backups to keep: pure functions of the copies' descriptions.
 
-Every copy of a partition holds a range of epochs. A set of copies, one of each partition, can be put back together
+Every copy of a partition holds a range of epochs. A set of copies, one of each partition, can be restored together
 at an epoch that all of them hold, closed by the same execution after the same micro-batch. Among all copies of
 different ages this module finds the set with the newest such epoch.
 
-An epoch is *abandoned* when a later execution began at or before it: whoever went back on purpose, or restored an older
-backup, left it behind. Abandoned epochs are never chosen unless they are asked for by number or by time.
+An epoch is *abandoned* when a later execution began at or before it, after a rewind or the restore of an older backup.
+Abandoned epochs are never chosen unless the user asks for them by number or by time.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from recovery.planning.values import ClosedEpoch, Execution, FoundFile, Partitio
 OPERATIONAL = PartitionIndex(0)
 """The partition that holds operational state, which has no epochs."""
 MOST_DIGITS = 9
-"""Of a number of backups: more are not made."""
+"""The most digits of a number of backups: nobody makes more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One copy of one partition. origin names where it lies, taken_ms is the wall time at which it was taken.
+    """One copy of one partition. origin: where it is. taken_ms: the wall time at which it was taken.
 
-    changed_ms: when the operational state in it was changed last; 0: not known. The time of a plain file is that of
-    its last copying, which says nothing of its age.
+    changed_ms: when its operational state last changed; 0: unknown. For a plain file, taken_ms is the time of its last
+    copying, which says nothing about its age.
     """
 
     description: PartitionDescription
@@ -44,19 +44,19 @@ class Copy:
 
     @property
     def index(self) -> PartitionIndex:
-        """Which partition it is a copy of."""
+        """The index of the copied partition."""
         return self.description.index
 
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """The copies to put back, one per partition in the order of their indexes, and what that gives up.
+    """The copies to restore, one per partition in the order of their indexes, and what the restore loses.
 
-    snapshot: the epoch whose state the directory will hold, None for the time before the first.
-    newest: the newest epoch seen in any copy that is not abandoned. kept: the last epoch on the way to it that stays;
-    it is `epoch`, unless that was abandoned. kept_ms: when that was closed, or when what is given up began; None: it is
-    all given up. limiting: the partitions of whose copies none holds anything newer. abandoned: the epoch was left
-    behind on purpose, and is restored because it was asked for.
+    snapshot: the epoch whose state the directory will hold; None: the time before the first epoch.
+    newest: the newest epoch in any copy that is not abandoned. kept: the last epoch on the timeline of `newest` that
+    stays; it is `epoch`, unless that was abandoned. kept_ms: when `kept` was closed, or when the lost part began; None:
+    all of it is lost. limiting: the partitions without a copy that holds `newest`. abandoned: the restored epoch is an
+    abandoned one, which the user asked for.
     """
 
     copies: tuple[Copy, ...]
@@ -71,12 +71,12 @@ class RestorePlan:
 
     @property
     def lost_epochs(self) -> int:
-        """How many epochs lie between what stays and the newest seen one."""
+        """The number of epochs between `kept` and `newest`."""
         return self.newest.epoch - self.kept if self.newest is not None else 0
 
     @property
     def lost_ms(self) -> int | None:
-        """Wall time from there to the newest seen one; None when all is given up."""
+        """The wall time from `kept_ms` to the closing of `newest`; None when everything is lost."""
         if self.newest is None:
             return 0
         return None if self.kept_ms is None else max(0, self.newest.closed_ms - self.kept_ms)
@@ -89,9 +89,9 @@ def plan_restore(
     at_ms: int | None = None,
     unusable: Sequence[Copy] = (),
 ) -> RestorePlan:
-    """The newest set of copies with a common epoch; that of `epoch`, or the newest closed at or before `at_ms`.
+    """Return the plan for the newest common epoch of `copies`, for `epoch`, or for the newest closed by `at_ms`.
 
-    unusable: copies that cannot be restored; what they say still counts for what is lost.
+    unusable: copies that cannot be restored; their epochs still count as lost.
     Raises NoPartitionsError, ForeignPartitionError, MissingPartitionsError, FlowMismatchError,
     InconsistentPartitionsError or EpochNotHeldError.
     """
@@ -127,7 +127,7 @@ def plan_restore(
 
 
 def _by_partition(copies: Sequence[Copy]) -> list[list[Copy]]:
-    """The copies of each partition of one store. Raises what `plan_resume` raises for a set that is none."""
+    """Return the copies of each partition of one store. Raises what `plan_resume` raises for an invalid set."""
     stores = {copy.description.store_id: copy for copy in copies}
     if len(stores) > 1:
         listed = ", ".join(f"{store} in {copy.origin}" for store, copy in sorted(stores.items()))
@@ -138,14 +138,14 @@ def _by_partition(copies: Sequence[Copy]) -> list[list[Copy]]:
     for copy in copies:
         groups[copy.index].append(copy)
     newest = [max(groups[index], key=lambda copy: copy.taken_ms) for index in sorted(groups)]
-    # Where the newest copies do not fit together, older ones may.
+    # If the newest copies do not fit together, older ones may.
     with contextlib.suppress(InconsistentPartitionsError):
         plan_resume([FoundFile(d.path, d) for d in map(_as_restored, newest)])
     return [groups[index] for index in sorted(groups)]
 
 
 def _as_restored(copy: Copy) -> PartitionDescription:
-    """The description under the name that the copy will have."""
+    """Return the description with the path that the restored copy will have."""
     return replace(copy.description, path=Path(f"part-{copy.index}.sqlite3"))
 
 
@@ -162,17 +162,17 @@ def _holds(group: Iterable[Copy], cut: Cut) -> bool:
 
 
 def _latest(copies: Sequence[Copy]) -> Copy:
-    """Of the copies that hold an epoch the one with the newest operational state, which is not undone with epochs."""
+    """Return the copy with the newest operational state, which going back to an older epoch does not undo."""
     return max(copies, key=lambda copy: (copy.changed_ms, copy.taken_ms, copy.description.newest_epoch))
 
 
 def _closest(copies: Sequence[Copy]) -> Copy:
-    """Of the copies that hold an epoch the one with the least beyond it; of several, the one taken last."""
+    """Return the copy with the fewest epochs after the chosen one; of several, the one taken last."""
     return min(copies, key=lambda copy: (copy.description.newest_epoch, -copy.taken_ms))
 
 
 def _choose(shared: set[Cut], history: _History, epoch: int | None, at_ms: int | None) -> tuple[Cut, bool]:
-    """The cut to restore, and whether it is an abandoned one."""
+    """Return the cut to restore, and whether it is abandoned."""
     if epoch is not None:
         wanted = [cut for cut in shared if cut[0] == epoch]
         if not wanted:
@@ -197,13 +197,13 @@ def _choose(shared: set[Cut], history: _History, epoch: int | None, at_ms: int |
 
 
 class _History:
-    """What all copies together know of executions and epochs."""
+    """The executions and epochs of all copies together."""
 
     def __init__(self, copies: Sequence[Copy]) -> None:
         self.closed: dict[Cut, ClosedEpoch] = {}
         self._executions: dict[str, Execution] = {}
         self._starts: dict[Cut, tuple[Execution, ...]] = {}
-        # Executions that stand in one copy continue each other, so their numbers say which came first.
+        # Executions in one copy continue each other, so their numbers tell which came first.
         self._later: dict[str, set[str]] = defaultdict(set)
         self._related: dict[str, set[str]] = defaultdict(set)
         for description in {id(copy.description): copy.description for copy in copies}.values():
@@ -225,7 +225,10 @@ class _History:
         return max(standing, key=lambda closed: self.age(closed.cut), default=None)
 
     def kept(self, cut: Cut) -> tuple[Epoch, int | None]:
-        """The last epoch on the way to the newest that is on the way to `cut` too, and since when that is left."""
+        """Return the last epoch that the timelines of the newest epoch and `cut` share, and when they parted.
+
+        The time is None when they part at the beginning.
+        """
         newest = self.newest
         if newest is None:
             return cut[0], None
@@ -242,17 +245,17 @@ class _History:
         return timeline(self._starts.get(cut, ()), self.closed.get(cut))
 
     def age(self, cut: Cut) -> tuple[int, int]:
-        """Orders cuts from old to new: by the recovery clock, which grows over rewinds too."""
+        """Return a sort key from old to new: the recovery clock, which also grows across rewinds."""
         closed = self.closed.get(cut)
         return (closed.clock_ms, closed.epoch) if closed is not None else (-1, 0)
 
     def closed_ms(self, cut: Cut) -> int:
-        """When it was closed by wall time; the beginning was always there."""
+        """Return the wall time at which the cut was closed; 0 for the beginning."""
         closed = self.closed.get(cut)
         return closed.closed_ms if closed is not None else 0
 
     def abandoned(self, cut: Cut, as_of_ms: int | None = None) -> bool:
-        """Whether an execution that began later, and at or before `as_of_ms`, started over at or before this epoch."""
+        """Return whether an execution that began later (and by `as_of_ms`) resumed at or before this epoch."""
         epoch, execution_id, _ = cut
         if epoch == NO_EPOCH:
             return False
@@ -272,7 +275,7 @@ class _History:
 
 
 def _no_common(groups: Sequence[Sequence[Copy]]) -> InconsistentPartitionsError:
-    """Name the partitions whose newest copy is older than what all copies of another one go back to."""
+    """Return an error that names partitions whose newest copy is older than all epochs in the copies of another."""
     newest = [max(group, key=lambda copy: (copy.description.newest_epoch, copy.taken_ms)) for group in groups]
     try:
         plan_resume([FoundFile(d.path, d) for d in map(_as_restored, newest)])
@@ -298,7 +301,7 @@ def _not_held(shared: Iterable[Cut], history: _History, found: str) -> EpochNotH
 
 @dataclass(frozen=True, slots=True)
 class KeepRule:
-    """What a backup is kept for: it is among the newest `count`, or younger than `age_s`; then one per `every_s`."""
+    """A reason to keep a backup: it is among the newest `count`, or younger than `age_s`; then one per `every_s`."""
 
     count: int | None = None
     age_s: float | None = None
@@ -306,7 +309,10 @@ class KeepRule:
 
 
 def parse_keep(text: str) -> KeepRule:
-    """The rule meant by "24" (the newest 24), "7d" (younger than a week) or "90d/1d" (one a day for 90 days)."""
+    """Parse "24" (the newest 24), "7d" (younger than a week) or "90d/1d" (one a day for 90 days).
+
+    Raises ConfigurationError.
+    """
     age, slash, every = text.partition("/")
     if not slash and age.strip().isdecimal():
         count = int(age) if len(age) < MOST_DIGITS else 10**MOST_DIGITS
@@ -322,7 +328,7 @@ def parse_keep(text: str) -> KeepRule:
 
 
 def backups_to_keep(taken: Sequence[tuple[str, int]], rules: Sequence[KeepRule], now_ms: int) -> set[str]:
-    """The ids, of (id, wall time) of all backups, that any rule keeps; the newest is always among them."""
+    """Return the ids of backups that any rule keeps, always including the newest. `taken`: (id, wall time) pairs."""
     ordered = sorted(taken, key=lambda each: (each[1], each[0]), reverse=True)
     kept = {name for name, _ in ordered[:1]}
     for rule in rules:
@@ -331,7 +337,7 @@ def backups_to_keep(taken: Sequence[tuple[str, int]], rules: Sequence[KeepRule],
         elif rule.age_s is not None:
             young = [(name, at) for name, at in ordered if at >= now_ms - rule.age_s * 1000]
             if rule.every_s is not None:
-                # The newest of each slot; slots stand still in time, so the same backup is chosen every day.
+                # The newest of each slot. Slots are fixed in time, so every run chooses the same backup.
                 slots = {at // int(max(1, rule.every_s * 1000)): name for name, at in reversed(young)}
                 kept |= set(slots.values())
             else:

@@ -1,7 +1,7 @@
-"""Why each file of a directory is used or not, and what would mend it: a pure function, whatever state they are in.
+"""Why each file of a directory is used or not, and how to fix it: a pure function for files in any condition.
 
-`plan_resume` decides; this module says for every file how old it is, whether it limits the others, and which copy in
-its place would do.
+`plan_resume` decides; this module reports for every file how old it is, whether it limits the others, and which copy
+could replace it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from recovery.planning.resume import Cut, common_cuts, cut_off
 from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
 
 ShowTime = Callable[[int], str]
-"""How a moment, in milliseconds since 1970, is written for people."""
+"""Formats a time, in milliseconds since 1970, for people."""
 
 
 class Role(StrEnum):
-    """A file's part in the directory."""
+    """A file's role in the directory."""
 
     CURRENT = "current"
     HOLDS_BACK = "holds back"
@@ -39,10 +39,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One file: its role, why, and what would mend it ("" when nothing needs to be).
+    """One file: its role, the reason, and the fix ("" when it needs none).
 
-    newest: its newest whole epoch. behind_ms: wall time by which that is older than the newest of any file, None
-    when it cannot be told.
+    newest: its newest complete epoch. behind_ms: how much older, in wall time, that is than the newest of any file;
+    None: unknown.
     """
 
     path: Path
@@ -55,14 +55,14 @@ class Explanation:
 
     @property
     def newest_epoch(self) -> Epoch | None:
-        """The number of its newest epoch, 0 when none was closed, None when the file is not readable."""
+        """The number of its newest epoch; 0 when it has none, None when the file is unreadable."""
         if self.oldest is None:
             return None
         return self.newest.epoch if self.newest is not None else NO_EPOCH
 
 
 def explain(found: Sequence[FoundFile], show_time: ShowTime) -> tuple[Explanation, ...]:
-    """Every file found and every one that is missing, the partitions in order of their indexes first."""
+    """Return an explanation of every found and every missing file: first the partitions, in order of their indexes."""
     described = [file.description for file in found if file.description is not None]
     if not described:
         return tuple(_unreadable(file, "") for file in found)
@@ -86,7 +86,7 @@ def explain(found: Sequence[FoundFile], show_time: ShowTime) -> tuple[Explanatio
 
 
 class _Directory:
-    """The files that are partitions of one store, each under its own name, and what they share."""
+    """The correctly named partitions of one store, and the snapshots that they share."""
 
     def __init__(self, proper: Sequence[PartitionDescription], show_time: ShowTime) -> None:
         self.store_id, self.count = proper[0].store_id, proper[0].count
@@ -103,7 +103,7 @@ class _Directory:
         self._interval_s = max(runs, key=lambda e: e.number).backup_interval_s if runs else 0.0
 
     def explain(self, d: PartitionDescription) -> Explanation:
-        """A partition that is there and readable."""
+        """Return the explanation of a readable partition."""
         behind_ms = None
         if self._newest is not None:
             behind_ms = max(0, self._newest.closed_ms - d.newest.closed_ms) if d.newest is not None else None
@@ -111,7 +111,7 @@ class _Directory:
         return Explanation(d.path, role, d.oldest_epoch, d.newest, behind_ms, note, fix)
 
     def needed_copy(self, name: str) -> str:
-        """Which copy of a partition that is not there would fit the others."""
+        """Return text about which copy of a missing partition fits the others."""
         if not self._shared:
             return f"put a copy of {name} there, once the other files fit together"
         if not self._shared_epochs:
@@ -174,7 +174,7 @@ class _Directory:
         return note, fix
 
     def _rewind_unknown_to(self, d: PartitionDescription) -> Execution | None:
-        """The first execution that abandoned this file's newest epochs, if another file knows one that it does not."""
+        """Return the first execution, known to other files only, that abandoned this file's newest epochs."""
         newest, known = d.newest, {execution.id for execution in d.executions}
         if newest is None:
             return None
@@ -190,7 +190,7 @@ class _Directory:
 
 
 def _proper(described: Sequence[PartitionDescription]) -> list[PartitionDescription]:
-    """Those of the store and the count that most have, under the names that are theirs; in order."""
+    """Return the correctly named files of the most frequent store and count, in order of their indexes."""
     (store_id, count), _ = Counter((d.store_id, d.count) for d in described).most_common(1)[0]
     fitting = [
         d

@@ -1,7 +1,7 @@
-"""What a start gives up: epochs that a rewind discards, and snapshots that a shorter backup interval does not keep.
+"""What a start discards: epochs after a rewind, and snapshots that a shorter backup interval no longer keeps.
 
-Pure functions of the plan. Nothing is given up without a word: a rewind says what it discards and is made once for each
-snapshot, and a backup interval that is shorter than the last run's needs a setting of its own.
+Pure functions of the plan. Nothing is discarded silently: a rewind lists what it discards and happens once for each
+snapshot, and a backup interval shorter than the last run's needs a setting of its own.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from recovery.planning.resume import BEGINNING, Cut, ResumePlan
 from recovery.planning.values import ClosedEpoch, PartitionDescription
 
 When = Callable[[int], str]
-"""How a moment is shown."""
+"""Formats a time, in milliseconds since 1970, for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
     """The epochs after the snapshot that a plan goes back to, up to the newest that all partitions hold.
 
-    batches: how many micro-batches they hold. closed_ms: when the first and the last of them were closed.
+    batches: the number of their micro-batches. closed_ms: when the first and the last of them were closed.
     """
 
     first: Epoch
@@ -34,7 +34,7 @@ class Discarded:
     closed_ms: tuple[int, int]
 
     def text(self, when: When) -> str:
-        """What is lost, for people."""
+        """Return what is lost as text for people."""
         epochs = f"epoch {self.first}" if self.first == self.last else f"epochs {self.first} to {self.last}"
         runs = f"execution{'s' * (len(self.executions) > 1)} {listed(self.executions)}"
         span = f"{when(self.closed_ms[0])} to {when(self.closed_ms[1])}" if self.first != self.last else (
@@ -43,7 +43,7 @@ class Discarded:
         return f"{epochs} of {runs}, closed {span}, with {counted(self.batches, 'micro-batch', 'micro-batches')}"
 
     def as_json(self) -> dict[str, object]:
-        """The same facts for a program."""
+        """Return the same facts as JSON values."""
         return {
             "first_epoch": self.first,
             "last_epoch": self.last,
@@ -56,7 +56,7 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """A rewind that was asked for: the snapshot it went back to, the execution that did, and when."""
+    """A rewind that the user asked for: the snapshot it went back to, its execution and its time."""
 
     cut: Cut
     execution: int
@@ -64,7 +64,7 @@ class Rewind:
 
 
 def discarded(plan: ResumePlan) -> Discarded | None:
-    """What a rewind discards; None: nothing, as for a plan that goes on from the newest snapshot that all share."""
+    """Return what a plan discards; None when it resumes from the newest snapshot that all partitions share."""
     newest, chosen = plan.window[-1], Epoch(plan.resume_epoch - 1)
     epochs = [each for each in plan.partitions[0].epochs if chosen < each.epoch <= newest]
     if not epochs:
@@ -80,14 +80,14 @@ def discarded(plan: ResumePlan) -> Discarded | None:
 
 
 def cut_of(plan: ResumePlan) -> Cut:
-    """The snapshot that a plan goes on from."""
+    """Return the snapshot from which a plan resumes."""
     return BEGINNING if plan.snapshot is None else plan.snapshot.cut
 
 
 def check_rewind(plan: ResumePlan, made: Sequence[Rewind], again: int | None, when: When) -> None:
-    """Refuse a rewind to a snapshot that `made` says an execution went back to, unless `again` names the last of them.
+    """Raise RewindRepeatedError for a rewind to a snapshot in `made`, unless `again` names its last execution.
 
-    Raises RewindRepeatedError. A plan that discards nothing is no rewind.
+    A plan that discards nothing is not a rewind.
     """
     gone = discarded(plan)
     if gone is None:
@@ -106,7 +106,7 @@ def check_rewind(plan: ResumePlan, made: Sequence[Rewind], again: int | None, wh
 
 
 def kept_interval_s(partitions: Sequence[PartitionDescription], given_s: float | None, default_s: float = 0.0) -> float:
-    """The backup interval of a run: `given_s`, or else that of the last execution."""
+    """Return a run's backup interval: `given_s`, or that of the last execution, or `default_s` without one."""
     if given_s is not None:
         return given_s
     runs = [each for d in partitions for each in d.executions]
@@ -114,10 +114,7 @@ def kept_interval_s(partitions: Sequence[PartitionDescription], given_s: float |
 
 
 def check_history(plan: ResumePlan, given_s: float | None, when: When) -> None:
-    """Refuse a backup interval that is shorter than the last run's while there is something to go back to.
-
-    Raises HistoryLossError.
-    """
+    """Raise HistoryLossError for a backup interval shorter than the last run's, if older snapshots are held."""
     kept_s = kept_interval_s(plan.partitions, None)
     if given_s is None or given_s >= kept_s or len(plan.window) < 2:
         return
@@ -134,7 +131,7 @@ def check_history(plan: ResumePlan, given_s: float | None, when: When) -> None:
 
 
 def check_again(rewind_to: int | None, again: int | None) -> None:
-    """Raises ConfigurationError for a rewind again without a rewind."""
+    """Raise ConfigurationError for --rewind-again without a rewind."""
     if again is not None and rewind_to is None:
         raise ConfigurationError(
             f"--rewind-again {again} goes with --resume-after or --resume-epoch",
@@ -144,10 +141,10 @@ def check_again(rewind_to: int | None, again: int | None) -> None:
 
 
 def after_text(epoch: int) -> str:
-    """A snapshot by the one numbering of all outputs."""
+    """Return the name of a snapshot that all outputs use."""
     return f"after epoch {epoch}" if epoch != NO_EPOCH else "before epoch 1"
 
 
 def _first_closed_ms(plan: ResumePlan, closed: ClosedEpoch) -> int:
-    """When the last partition closed it: then the epoch was."""
+    """Return when the last partition closed the epoch: then the epoch was closed."""
     return max(each.closed_ms for d in plan.partitions for each in d.epochs if each.cut == closed.cut)

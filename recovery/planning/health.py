@@ -1,4 +1,4 @@
-"""Targets: what is measured, held against a warning and a critical level. Pure functions of values."""
+"""Targets: measured values compared with a warning and a critical level. Pure functions of values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recovery.planning.measures import Measure
 from recovery.planning.values import Execution
 
 RECENT = 10
-"""How many epochs back a target looks: of each value the highest counts."""
+"""The number of newest epochs that a target covers: of each value the highest counts."""
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[kMGT]i?B|B)?", re.ASCII)
 _BYTES = {"": 1.0, "B": 1.0}
@@ -24,7 +24,7 @@ _BYTES |= {f"{p}iB": 1024.0**n for n, p in enumerate("kMGT", 1)}
 
 
 class Level(StrEnum):
-    """How a value stands to its target. Unknown: it was not measured."""
+    """The level of a value by its target. Unknown: the value was not measured, or the target has no levels."""
 
     OK = "ok"
     WARNING = "warning"
@@ -39,7 +39,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Something that has levels. `unit`: s or bytes; both levels None: it is not watched unless asked for."""
+    """A measured quantity with levels. unit: s or bytes. Without levels (None) it is watched only on request."""
 
     name: str
     title: str
@@ -48,13 +48,13 @@ class Target:
     critical: float | None
 
     def shown(self, value: float | None) -> str:
-        """A value of it, for people."""
+        """Return a value as text for people."""
         if value is None:
             return "not known"
         return format_bytes(value) if self.unit == "bytes" else format_seconds(value)
 
     def level(self, value: float | None) -> Level:
-        """A level counts as reached when the value is as high."""
+        """Return the level of a value. A value equal to a limit reaches that level."""
         if value is None or self.warning is None or self.critical is None:
             return Level.UNKNOWN
         if value >= self.critical:
@@ -78,7 +78,7 @@ class Finding:
         return f"{t.title} {t.shown(self.value)}"
 
     def as_json(self) -> dict[str, Any]:
-        """The same facts for a program."""
+        """Return the same facts as JSON values."""
         t = self.target
         return {
             "target": t.name,
@@ -101,7 +101,7 @@ DEFAULTS = (
 
 
 def parse_targets(given: Mapping[str, Any]) -> tuple[Target, ...]:
-    """The targets, those given in place of the defaults: name: "WARNING/CRITICAL", a pair, or "off".
+    """Return all targets, with `given` ones replacing defaults: name: "WARNING/CRITICAL", a pair, or "off".
 
     Sizes are numbers of bytes, or have a unit (500MB, 1GB, 2GiB); times are intervals. Raises ConfigurationError.
     """
@@ -124,11 +124,12 @@ def findings(
     backup_lag_s: float | None,
     unsaved_s: float | None = None,
 ) -> tuple[Finding, ...]:
-    """The newest measures held against the targets: of each value the highest of the newest ten epochs counts, of
-    the newest execution that closed any; of the state its size now.
+    """Return the newest measures compared with the targets.
 
-    `state_bytes`: None when it is not known; `backup_lag_s`: the age of the newest backup, None when there is none.
-    Then `unsaved_s` counts, where the lag is watched: backups that never succeeded are no better than old ones.
+    Of each value the highest of the newest ten epochs counts, all of the newest execution that closed any. Of the state
+    its present size counts.
+    state_bytes: None: unknown. backup_lag_s: the age of the newest backup; without one (None), `unsaved_s` counts if
+    the lag is watched: backups that never succeeded are no better than old ones.
     """
     watched = {target.name for target in targets if target.warning is not None}
     epochs = [each for each in measures if each.epoch]
@@ -145,24 +146,24 @@ def findings(
 
 
 def unsaved_s(executions: Iterable[Execution], now_ms: int) -> float | None:
-    """How long there has been something to back up: since the first execution began; None before it."""
+    """Return the time since the first execution began, when data to back up appeared; None before it."""
     first_ms = min((execution.started_ms for execution in executions), default=None)
     return None if first_ms is None else max(0, now_ms - first_ms) / 1000
 
 
 def of_epoch(measure: Measure, targets: Sequence[Target], backup_lag_s: float | None = None) -> tuple[Finding, ...]:
-    """One epoch held against the targets; `backup_lag_s` as for `findings`."""
+    """Return one epoch compared with the targets; `backup_lag_s` as for `findings`."""
     return findings([measure], targets, state_bytes=measure.state_bytes, backup_lag_s=backup_lag_s)
 
 
 def worst(found: Sequence[Finding]) -> Level:
-    """The level of all of them together; unknown when nothing is known."""
+    """Return the worst level of all findings; unknown when none has a level."""
     levels = [each.level for each in found if each.level is not Level.UNKNOWN]
     return max(levels, key=lambda level: level.severity, default=Level.UNKNOWN)
 
 
 def parse_size(value: Any) -> float:
-    """Bytes meant by a number, or by text such as "500MB", "1GB", "2GiB". Raises ConfigurationError."""
+    """Parse a number of bytes, or text such as "500MB", "1GB", "2GiB". Raises ConfigurationError."""
     if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
         value = float(match["number"]) * _BYTES[match["unit"] or ""]
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
@@ -173,7 +174,7 @@ def parse_size(value: Any) -> float:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """1.2 MB and the like."""
+    """Return a size as text like "1.2 MB"."""
     size = float(size_bytes)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 999.95:
@@ -183,7 +184,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """12 µs, 3.4 ms, 10 s, 5 min and the like."""
+    """Return a time as text like "12 µs", "3.4 ms", "10 s" or "5 min"."""
     if 0 < seconds < 0.001:
         return f"{seconds * 1e6:.3g} µs"
     return f"{seconds * 1e3:.3g} ms" if 0 < seconds < 1 else format_interval(seconds)

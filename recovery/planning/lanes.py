@@ -1,4 +1,4 @@
-"""What each execution closed, and what of it still counts: a pure function of executions and epochs."""
+"""Which epochs each execution closed, and which of them still count: a pure function of executions and epochs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from recovery.planning.values import ClosedEpoch, Execution
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One execution: the epochs that it closed, `first` to `last`; last < first when there is none.
+    """One execution and the epochs that it closed, `first` to `last`; last < first when it closed none.
 
-    lived: the last of them that belongs to the present timeline, first − 1 when none does; those after it were
-    abandoned by a later execution that went back. rewound: how many epochs this execution went back over.
+    lived: the last of them on the present timeline, first − 1 when none is; a later execution that went back
+    abandoned those after it. rewound: the number of epochs that this execution went back.
     parent: the number of the execution that closed the epoch before its first; None at the beginning.
     """
 
@@ -29,22 +29,22 @@ class Lane:
 
     @property
     def abandoned(self) -> int:
-        """How many of its epochs count no more."""
+        """The number of its epochs that no longer count."""
         return self.last - max(self.lived, self.first - 1)
 
 
 def lanes(executions: Sequence[Execution], closed: Iterable[tuple[int, int]], newest: ClosedEpoch | None) -> list[Lane]:
-    """A lane for each execution, in the order of their numbers.
+    """Return a lane for each execution, in the order of their numbers.
 
-    closed: pairs of execution number and epoch that are known of, from snapshots that are held and from measures; not
-    all need be there. newest: the snapshot that the present timeline ends with; None: the beginning.
+    closed: known pairs of execution number and epoch, from held snapshots and from measures; it may be incomplete.
+    newest: the last snapshot of the present timeline; None: the beginning.
     """
     ordered = sorted(executions, key=lambda each: each.number)
     last: dict[int, int] = {}
     for number, epoch in closed:
         last[number] = max(last.get(number, 0), epoch)
     for before, after in itertools.pairwise(ordered):
-        # Whoever comes next starts at an epoch that was reached.
+        # The next execution starts at an epoch that this one reached.
         if after.resume_epoch > before.resume_epoch:
             last[before.number] = max(last.get(before.number, 0), after.resume_epoch - 1)
     if newest is not None:
@@ -56,7 +56,7 @@ def lanes(executions: Sequence[Execution], closed: Iterable[tuple[int, int]], ne
     for execution in ordered:
         first = execution.resume_epoch
         end = Epoch(max(last.get(execution.number, 0), first - 1))
-        # Later epochs of a longer future may be those of an execution that went on beyond a rewind.
+        # An execution that a rewind cut short may have closed epochs beyond its part of the timeline.
         lived = Epoch(min(end, living.get(execution.lease, Epoch(first - 1))))
         parent = next((lane.execution.number for lane in reversed(made) if lane.first <= first - 1 <= lane.last), None)
         made.append(Lane(execution, first, end, lived, max(0, reached - (first - 1)), parent))

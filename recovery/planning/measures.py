@@ -1,4 +1,4 @@
-"""What a run measures of itself: values, their form in the partitions, and which of them are kept."""
+"""Measures of a run: their values, their form in the partitions, and which of them are kept."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ NEWEST = 1_000
 
 
 class StepSize(NamedTuple):
-    """The live state of one step: rows, and the bytes of their keys and values as they are stored."""
+    """The live state of one step: its rows, and the bytes of their stored keys and values."""
 
     rows: Number
     size_bytes: Number
 
 
 class ClosedPartition(NamedTuple):
-    """What closing an epoch did in one partition.
+    """The effect of closing an epoch in one partition.
 
-    states: keys of steps whose state became part of the snapshot.
-    written, written_bytes: rows that did, the run's own too, and the bytes of their keys and values.
-    collected, collect_s: superseded rows that were given up, and the seconds that took.
-    sizes: all steps afterwards, the run's own (`$…`) too.
+    states: the number of step keys whose state entered the snapshot.
+    written, written_bytes: rows that entered it, the run's own included, and the bytes of their keys and values.
+    collected, collect_s: superseded rows that were deleted, and the seconds that took.
+    sizes: the sizes of all steps afterwards, the run's own (`$…`) included.
     """
 
     states: int
@@ -39,18 +39,18 @@ class ClosedPartition(NamedTuple):
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured of one closed epoch; or, with epoch 0, of the start of an execution. Times are seconds.
+    """The measure of one closed epoch or, with epoch 0, of the start of an execution. Times are seconds.
 
-    batch_s: of the micro-batches, as the driver saw them. input_rows: what the sources read; rows: what reached a step.
-    looked_up, touched: keys whose state was asked for, and those whose state was written, per micro-batch and step.
-    seam_s: what the tasks, all together, spent waiting for states to be read and written.
-    snapshot_s: from the end of the epoch's micro-batches being sealed until it was durable in all partitions, and what
-        was logged was folded, if it was.
-    pause_s: of that and the sealing, what the stream stood still for.
-    collect_s: of the slowest partition. resume_s: of the execution, reading and planning and putting back the position.
-    memory_…: resident bytes of the driver's Python, of its JVM, and of Spark's Python workers; None: not known.
-    operators: the rows in the state of Spark's own operators after micro-batch `batch`, by their numbers; what is not
-    in it is not known.
+    batch_s: of the micro-batches, as the driver saw them. input_rows: read by the sources. rows: reached a step.
+    looked_up, touched: keys whose state was read, and keys whose state was written, per micro-batch and step.
+    seam_s: the total time that all tasks waited for states to be read and written.
+    snapshot_s: from when the epoch's micro-batches were sealed until it was durable in all partitions and, if logged
+        changes were folded, until that was done.
+    pause_s: the part of that and of the sealing during which the stream stopped.
+    collect_s: of the slowest partition. resume_s: of the execution: reading, planning and restoring the position.
+    memory_…: resident bytes of the driver's Python, of its JVM, and of Spark's Python workers; None: unknown.
+    operators: the rows in the state of Spark's own operators after micro-batch `batch`, by operator number; an absent
+    operator is unknown.
     """
 
     execution: Number
@@ -79,33 +79,33 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state_bytes(self) -> int:
-        """Keys and values of all live rows."""
+        """The bytes of keys and values of all live rows."""
         return sum(size.size_bytes for size in self.steps.values())
 
     @property
     def state_rows(self) -> int:
-        """All live rows, those that the run keeps of itself too."""
+        """The number of live rows, the run's own included."""
         return sum(size.rows for size in self.steps.values())
 
     @property
     def update_latency_s(self) -> float | None:
-        """Seconds that a task waits for storage, per key and micro-batch: to find its state and to keep the new one."""
+        """Seconds that a task waits for storage, per key and micro-batch: to read the state and write the new one."""
         return self.seam_s / self.looked_up if self.looked_up else None
 
     @property
     def memory_bytes(self) -> int | None:
-        """The Python processes of the run: the driver's and the workers."""
+        """The resident bytes of the run's Python processes, the driver and the workers, as far as known."""
         known = [each for each in (self.memory_driver_bytes, self.memory_workers_bytes) if each is not None]
         return sum(known) if known else None
 
 
 def to_text(measure: Measure) -> str:
-    """The measure as JSON."""
+    """Return the measure as JSON text."""
     return msgspec.json.encode(measure).decode()
 
 
 def measure_json(measure: Measure) -> dict[str, Any]:
-    """The same facts for a program, with what follows from them."""
+    """Return the measure as JSON values, with the values derived from it."""
     facts: dict[str, Any] = msgspec.to_builtins(measure)
     return {
         **facts,
@@ -117,17 +117,17 @@ def measure_json(measure: Measure) -> dict[str, Any]:
 
 
 def from_text(text: str, refuse: Refusal) -> Measure:
-    """The measure that a text holds; what a later version adds is left out. Raises what `refuse` makes of another."""
+    """Parse a measure, ignoring fields of later versions. Raises the error that `refuse` makes of other text."""
     return decode_json(text, refuse, Measure)
 
 
 def operator_rows(
     measures: Sequence[Measure], executions: Sequence[Execution], snapshot: ClosedEpoch
 ) -> Mapping[int, int]:
-    """The rows in the state of Spark's own operators at a snapshot, by their numbers; what is not in it is not known.
+    """Return the rows in the state of Spark's own operators at a snapshot, by operator number; absent ones are unknown.
 
-    They are those of its very micro-batch, from an epoch on its own timeline: one that edits steps has the micro-batch
-    of the epoch before it, and a number of another run is not taken. `measures` are oldest first.
+    They come from a measure of exactly the snapshot's micro-batch and of an epoch on its timeline: an epoch that edits
+    steps has the micro-batch of the epoch before it, and counts of other runs are ignored. `measures`: oldest first.
     """
     parts = timeline(executions, snapshot)
     for measure in reversed(measures):
@@ -139,7 +139,7 @@ def operator_rows(
 
 
 def outdated(measure_id: int) -> list[int]:
-    """The ids of measures that are given up when the one of this id is added; ids count up from 1.
+    """Return the ids of the measures to delete when the one with this id is added; ids count up from 1.
 
     The newest 1,000 stay; of the 9,000 before those every 10th, of the 90,000 before those every 100th, and so on: 900
     more for each tenfold age.
@@ -148,7 +148,7 @@ def outdated(measure_id: int) -> list[int]:
     age, step = NEWEST, 10
     while age < measure_id:
         old = measure_id - age
-        # Of those that are not multiples, only what stayed until now.
+        # Only a multiple of the smaller step was still kept until now.
         if old % step and not old % (step // 10):
             gone.append(old)
         age, step = age * 10, step * 10
@@ -156,7 +156,7 @@ def outdated(measure_id: int) -> list[int]:
 
 
 def summed(parts: Iterable[Mapping[str, StepSize]]) -> dict[str, StepSize]:
-    """The sizes of steps over all partitions."""
+    """Return the sizes of steps summed over all partitions."""
     sums: dict[str, StepSize] = {}
     for part in parts:
         for step, size in part.items():

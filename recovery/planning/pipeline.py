@@ -1,4 +1,4 @@
-"""Which nodes of a pipeline run, and why: a pure function of its definition and of the last run."""
+"""Which nodes of a pipeline run, and why: a pure function of its definition and the last run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from recovery.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class LastNode:
-    """A node in the last run: whether what it makes is there, how it stood, and the hash of its definition."""
+    """A node in the last run: whether it succeeded, its status, and the hash of its definition."""
 
     succeeded: bool
     status: str
@@ -27,9 +27,9 @@ class NodePlan:
 
 
 def order(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """The nodes so that each comes after those it needs, else as they are given.
+    """Return the nodes in an order that puts each after those it needs, and otherwise keeps the given order.
 
-    Raises ConfigurationError for a node that is not there, or that needs itself in the end.
+    Raises ConfigurationError for a needed node that does not exist, and for a cycle.
     """
     for name, wanted in needs.items():
         for each in wanted:
@@ -57,9 +57,9 @@ def plan_nodes(
     *,
     resume: bool,
 ) -> list[NodePlan]:
-    """The plan of a run, in the order of the nodes. `last` is None when there was no run before.
+    """Return the plan of a run, in execution order. `last` is None before the first run.
 
-    With `resume` a node is skipped when it succeeded in the last run, its definition is what it was, and nothing that
+    With `resume`, a node is skipped if it succeeded in the last run, its definition has not changed, and no node that
     it needs runs again.
     """
     plans: dict[str, NodePlan] = {}
@@ -76,7 +76,7 @@ def _why(
     last: Mapping[str, LastNode] | None,
     plans: Mapping[str, NodePlan],
 ) -> str:
-    """Why a node runs again; "" when it need not."""
+    """Return why a node runs again; "" when it does not have to."""
     if last is None:
         return "there was no run before"
     if name not in last:

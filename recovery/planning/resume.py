@@ -1,9 +1,9 @@
-"""Where a run resumes: a pure function of what the partition files say of themselves.
+"""Where a run resumes: a pure function of the partitions' descriptions.
 
-An epoch can be resumed from when *every* partition holds it, closed by the same execution after the same
-micro-batch. An older copy of one file therefore pulls all back to an epoch that it still shares, or, when the others
-have collected past that, is refused by name. After a rewind the abandoned future has another execution id, so
-its epochs are never taken for those of the new timeline although their numbers are equal.
+A run can resume from an epoch that *every* partition holds, closed by the same execution after the same micro-batch.
+An older copy of one file therefore takes all partitions back to an epoch that they share. If the others have collected
+past that, the plan fails and names the file. After a rewind the abandoned epochs have another execution id, so they
+are never mistaken for those of the new timeline with equal numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BEGINNING: Cut = (NO_EPOCH, "", NO_BATCH)
 
 @dataclass(frozen=True, slots=True)
 class FileVerdict:
-    """One file's part in the plan. `behind` is how many epochs it is older than the newest file."""
+    """One file's role in the plan. behind: the number of epochs by which it is older than the newest file."""
 
     path: Path
     newest: Epoch
@@ -45,10 +45,10 @@ class FileVerdict:
 
 @dataclass(frozen=True, slots=True)
 class ResumePlan:
-    """From where the next execution starts, and why.
+    """Where the next execution starts, and why.
 
-    snapshot is the epoch whose state it starts with, None at the beginning. window lists the epochs that
-    could be resumed after, oldest first; 0 stands for the beginning.
+    snapshot: the epoch whose state it starts with; None: the beginning. window: the epochs after which a run can
+    resume, oldest first; 0 is the beginning.
     """
 
     partitions: tuple[PartitionDescription, ...]
@@ -60,10 +60,10 @@ class ResumePlan:
 
     @property
     def last_clock(self) -> tuple[int, int | None]:
-        """The recovery clock's newest reading in any file, and the latest wall time that any epoch gives for it.
+        """The recovery clock's newest reading in any file, and the latest wall time that any epoch implies for it.
 
-        The machine's clock may have been behind when the newest epoch was closed: taken at its word, the time since
-        would seem longer than it was.
+        The machine's clock may have been behind when the newest epoch was closed. Its wall time alone could make the
+        time since then seem too long.
         """
         epochs = [closed for d in self.partitions for closed in d.epochs]
         if not epochs:
@@ -73,19 +73,19 @@ class ResumePlan:
 
     @property
     def store_id(self) -> str:
-        """The store that all files belong to."""
+        """The id of the store that all files belong to."""
         return self.partitions[0].store_id
 
     @property
     def flow_id(self) -> str | None:
-        """The flow the store is bound to, None before its first execution."""
+        """The id of the flow that the store is bound to; None before its first execution."""
         return next((d.flow_id for d in self.partitions if d.flow_id is not None), None)
 
 
 def plan_resume(
     found: Sequence[FoundFile], *, flow_id: str | None = None, resume_epoch: int | None = None
 ) -> ResumePlan:
-    """The plan for the files found in a directory. `flow_id`: the flow about to run; `resume_epoch`: rewind to it.
+    """Return the plan for the files of a directory. flow_id: the flow about to run. resume_epoch: rewind to it.
 
     Raises the error of the first unreadable file, NoPartitionsError, ForeignPartitionError, DuplicatePartitionError,
     MissingPartitionsError, FlowMismatchError, InconsistentPartitionsError or EpochNotHeldError.
@@ -112,7 +112,11 @@ def plan_resume(
 
 
 def check_set(found: Sequence[FoundFile]) -> tuple[PartitionDescription, ...]:
-    """The N partitions of one store, in order of their index: none missing, none twice, none foreign."""
+    """Return the N partitions of one store, in order of their index: none missing, none twice, none foreign.
+
+    Raises the error of the first unreadable file, NoPartitionsError, ForeignPartitionError, DuplicatePartitionError or
+    MissingPartitionsError.
+    """
     for file in found:
         if file.error is not None:
             raise file.error
@@ -144,12 +148,12 @@ def check_set(found: Sequence[FoundFile]) -> tuple[PartitionDescription, ...]:
 
 
 def common_cuts(partitions: Sequence[PartitionDescription]) -> set[Cut]:
-    """The snapshots that every partition holds."""
+    """Return the snapshots that every partition holds."""
     return set.intersection(*(cuts_of(d) for d in partitions))
 
 
 def cuts_of(description: PartitionDescription) -> set[Cut]:
-    """The snapshots that one partition holds."""
+    """Return the snapshots that one partition holds."""
     cuts = {closed.cut for closed in description.epochs}
     if description.collected == NO_EPOCH:
         cuts.add(BEGINNING)
@@ -157,9 +161,10 @@ def cuts_of(description: PartitionDescription) -> set[Cut]:
 
 
 def cut_off(partitions: Sequence[PartitionDescription], shared: set[Cut]) -> dict[Path, Execution]:
-    """The files that a start did not reach which abandoned in others what these still hold, before it was killed.
+    """Return the files that an unfinished start did not reach, with its execution.
 
-    The next start completes it: these files are neither ahead of the others, nor do the others hold them back.
+    That start was killed after it had abandoned epochs in other files which these still hold. The next start completes
+    it, so these files are not ahead of the others, and the others do not hold them back.
     """
     executions = [execution for d in partitions for execution in d.executions]
     last = max(executions, key=lambda e: e.number, default=None)
@@ -195,7 +200,7 @@ def _requested(cuts: set[Cut], resume_epoch: int, directory: Path) -> Cut:
 
 
 def _inconsistent(partitions: Sequence[PartitionDescription]) -> InconsistentPartitionsError:
-    """Name the files that are too old for the others, and how far they are apart."""
+    """Return an error that names the files too old for the others, and by how much."""
     horizon = max(partitions, key=lambda d: d.collected)
     too_old = [d for d in partitions if d.newest_epoch < horizon.collected]
     if not too_old:

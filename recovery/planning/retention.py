@@ -1,4 +1,4 @@
-"""Which superseded snapshots may go: a pure function of what was closed when, and of the backup interval."""
+"""Which superseded snapshots can be collected: a pure function of closing times and the backup interval."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from recovery.planning.values import PartitionDescription
 
 
 def collection_floor(closed: Sequence[tuple[Epoch, int]], now_ms: int, backup_interval_ms: float) -> Epoch:
-    """The newest epoch that every partition had closed at or before now − backup interval; 0 when there is none.
+    """Return the newest epoch that every partition had closed at or before now − backup interval; 0 without one.
 
-    `closed` holds (epoch, when) of epochs that are closed in *all* partitions, on the recovery clock: an epoch that is
-    being closed is not among them, so it is never collected past by its own closing. Snapshots at the floor stay,
-    what is only needed to go back below it may go.
+    `closed` holds (epoch, recovery clock) of epochs that are closed in *all* partitions. An epoch that is being closed
+    is not among them, so its own closing never collects up to it. Snapshots at the floor stay; data that only older
+    snapshots need can go.
     """
     return max((epoch for epoch, at_ms in closed if at_ms <= now_ms - backup_interval_ms), default=NO_EPOCH)
 
 
 def shared_history(partitions: Sequence[PartitionDescription], shared: Iterable[Epoch]) -> list[tuple[Epoch, int]]:
-    """When the last partition closed each of the epochs that all share, oldest first."""
+    """Return each epoch of `shared` with the time at which the last partition closed it, oldest first."""
     wanted = set(shared)
     closed: dict[Epoch, int] = {}
     for description in partitions:

@@ -1,7 +1,7 @@
-"""What happens to the state of the steps when a flow starts on it: a pure function of what both declare.
+"""What a starting flow does with the state of its steps: a pure function of both declarations.
 
-State is claimed by a step of the same id that declares the same key and a type that reads it. Anything else is an
-error with the choices, so that no state is lost, left behind or misread without a word.
+A step claims state of the same id if it declares the same key and a type that can read the state. Anything else is an
+error that lists the choices, so no state is silently lost, left behind or misread.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from recovery.planning.values import StepEdit
 from recovery.values.declaration import Convert, Declaration, Form, misfits
 
 Misread = Callable[[StepId, StepId], str | None]
-"""Given the step that holds states and the step of the flow that is to go on with them: the first of them that it
-cannot read, and why; None when it reads all."""
+"""Given the step that holds states and the flow's step that takes them over, returns which state it cannot read first,
+and why; None when it reads all."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlowStep:
-    """A step of the flow: what it declares, and how it converts states of another form, if it can."""
+    """A step of the flow: its declaration, and how it converts states of another form, if it can."""
 
     declaration: Declaration
     migrate: Callable[[Form], Convert] | None = None
@@ -31,7 +31,7 @@ class FlowStep:
 
 @dataclass(frozen=True, slots=True)
 class StepChoices:
-    """What the user says about state that does not fit the flow."""
+    """The user's choices for state that does not fit the flow."""
 
     drop: Sequence[str] = ()
     rename: Mapping[str, str] | None = None
@@ -40,8 +40,8 @@ class StepChoices:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """edits: changes of stored state, before the first micro-batch. declarations: what to record with the next epoch,
-    by step id; None for steps that are gone."""
+    """edits: changes of stored state before the first micro-batch. declarations: to record with the next epoch, by step
+    id; None for removed steps."""
 
     edits: tuple[StepEdit, ...]
     declarations: Mapping[str, str | None]
@@ -55,12 +55,12 @@ def plan_steps(
     path: Path,
     misread: Misread,
 ) -> StepPlan:
-    """The plan for state of the steps `held`, `declared` by the runs that wrote it, under a flow of `steps`.
+    """Return the plan for state of the steps `held`, `declared` by the runs that wrote it, in a flow of `steps`.
 
-    State whose declaration was never recorded is taken as it is. misread: looks at every state, so it is asked only
-    where the user says that state of another form is to be kept, or that what the step cannot read is to be dropped.
+    State without a recorded declaration is accepted. `misread` reads every state, so it is called only if the user
+    chose to keep state of another form, or to drop state that the step cannot read.
     Raises UnknownStepError for state that no step claims, StepChangedError for state that its step cannot read,
-    CorruptPartitionError for a declaration that is none.
+    CorruptPartitionError for an invalid declaration.
     """
     renamed = _renames(held, steps, choices.rename or {})
     edits: list[StepEdit] = []
@@ -92,7 +92,7 @@ def _renames(
     held: AbstractSet[StepId], steps: Mapping[StepId, FlowStep], rename: Mapping[str, str]
 ) -> dict[StepId, StepId]:
     for old, new in rename.items():
-        # Who runs the same command again has renamed it already.
+        # When the same command runs again, the step is already renamed.
         both = new in held and old in held
         if new not in steps or both:
             what = "already has state" if both else "is no step of the flow"
@@ -111,7 +111,7 @@ def _claim(
     path: Path,
     misread: Misread,
 ) -> StepEdit | None:
-    """What has to be done so that step `new` of the flow goes on with the state of `old`; None when it just does."""
+    """Return the edit with which step `new` of the flow takes over the state of `old`; None when it needs none."""
     keeps, drops = new in choices.keep, new in choices.drop
     key: list[str] = []
     state: list[str] = []
@@ -129,7 +129,7 @@ def _claim(
             return StepEdit(old, new, step.migrate(before.state))
     unread = None
     if not key and (keeps or not state):
-        # Once it is kept, the new form is recorded, and nothing could convert what was left in the old one.
+        # Keeping state records the new form, so nothing could convert states left in the old one later.
         unread = misread(old, new) if state or drops else None
         if unread is None:
             return None if old == new else StepEdit(old, new)

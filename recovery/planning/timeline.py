@@ -1,4 +1,4 @@
-"""Which execution closed which epochs of the timeline that ends with a snapshot: a pure function of the executions."""
+"""Which execution closed which epochs of the timeline up to a snapshot: a pure function of the executions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recovery.planning.values import ClosedEpoch, Execution
 
 @dataclass(frozen=True, slots=True)
 class TimelinePart:
-    """Epochs `first` to `last`, all of them closed by one execution."""
+    """Epochs `first` to `last`, all closed by one execution."""
 
     execution: Lease
     first: Epoch
@@ -19,10 +19,10 @@ class TimelinePart:
 
 
 def timeline(executions: Sequence[Execution], snapshot: ClosedEpoch | None) -> tuple[TimelinePart, ...]:
-    """The parts of the timeline up to `snapshot`, oldest first; none when it is None, the beginning.
+    """Return the parts of the timeline up to `snapshot`, oldest first; empty when it is None, the beginning.
 
-    `executions` are those of any partition that holds the snapshot: it went through every start on the way to it. An
-    execution abandons what lies at or above its resume epoch, so an epoch is of the last that started at or below it.
+    `executions` come from any partition that holds the snapshot: it recorded every start before it. An execution
+    abandons epochs from its resume epoch on, so an epoch belongs to the last execution that started at or below it.
     """
     if snapshot is None:
         return ()
@@ -37,7 +37,7 @@ def timeline(executions: Sequence[Execution], snapshot: ClosedEpoch | None) -> t
 
 
 def fork(one: Sequence[TimelinePart], other: Sequence[TimelinePart]) -> Epoch:
-    """The newest epoch that two timelines share; 0 when they part at the beginning."""
+    """Return the newest epoch that two timelines share; 0 when they part at the beginning."""
     shared = NO_EPOCH
     for mine, theirs in zip(one, other, strict=False):
         if (mine.execution, mine.first) != (theirs.execution, theirs.first):

@@ -1,4 +1,4 @@
-"""What planning is about: values read from partitions, without SQLite or Spark."""
+"""The values that planning reads from partitions, without SQLite or Spark."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class ClosedEpoch:
-    """What one partition holds of a closed epoch.
+    """A closed epoch as one partition holds it.
 
-    clock_ms is the recovery clock, which only grows: decisions use it. closed_ms is wall time, for people.
-    logged_rows, logged_digest: of its changes, while they are logged and `snaps` is of an older epoch, whose live_rows
-    and live_digest it has; None: `snaps` was brought to this epoch.
+    clock_ms: the recovery clock, which only grows; decisions use it. closed_ms: wall time, for people.
+    logged_rows, logged_digest: of its changes while they are only logged; then `snaps`, live_rows and live_digest are
+    those of an older epoch. None: `snaps` includes this epoch.
     """
 
     epoch: Epoch
@@ -55,7 +55,7 @@ class ClosedEpoch:
 
     @property
     def is_logged(self) -> bool:
-        """Whether its changes are not in `snaps` yet."""
+        """Whether its changes are only logged, not in `snaps` yet."""
         return self.logged_rows is not None
 
     @property
@@ -66,7 +66,7 @@ class ClosedEpoch:
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """Everything the planner needs to know of one partition file."""
+    """Everything the planner needs to know about one partition file."""
 
     path: Path
     index: PartitionIndex
@@ -90,12 +90,12 @@ class PartitionDescription:
 
     @property
     def folded_epoch(self) -> Epoch:
-        """The epoch that `snaps` is of: the newest whose changes are not logged, 0 when there is none."""
+        """The epoch of `snaps`: the newest whose changes are not only logged; 0 without one."""
         return max((closed.epoch for closed in self.epochs if not closed.is_logged), default=NO_EPOCH)
 
     @property
     def row_count(self) -> int:
-        """Rows of all steps: those of its newest folded snapshot, and what is kept to go back."""
+        """The number of rows of all steps: those of its newest folded snapshot, and those kept for going back."""
         kept = sum(closed.superseded_rows for closed in self.epochs if closed.epoch > self.collected)
         return kept + (self.epochs[-1].live_rows if self.epochs else 0)
 
@@ -107,7 +107,7 @@ class PartitionDescription:
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file of a recovery directory: what it says of itself, or why it cannot be read."""
+    """A file of a recovery directory: its description, or the error with which reading it failed."""
 
     path: Path
     description: PartitionDescription | None
@@ -116,9 +116,9 @@ class FoundFile:
 
 @dataclass(frozen=True, slots=True)
 class StepEdit:
-    """A change of the steps themselves, made when an execution starts, before any micro-batch.
+    """A change of a step's stored state, made when an execution starts, before any micro-batch.
 
-    `new` is None to drop `old`, another step to rename it, the same to convert its states in place.
+    `new` is None to drop `old`, another step to rename it, the same step to convert its states in place.
     """
 
     old: StepId

@@ -1,1 +1,1 @@
-"""What a directory has measured, gathered as values; and the page that shows it."""
+"""The facts and measures of a directory as values, and the page that shows them."""

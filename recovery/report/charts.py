@@ -1,4 +1,4 @@
-"""Pictures as inline SVG. Positions across are percentages, so that they fit any width and text keeps its size."""
+"""Charts as inline SVG. Horizontal positions are percentages, so charts fit any width and text keeps its size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LANE = 20
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measured value, and what to say of it."""
+    """One measured value and its label."""
 
     value: float
     label: str
@@ -33,7 +33,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A piece of a lane, from and to a share of the width; a class of the style sheet; what to say of it."""
+    """A piece of a lane: its start and end as shares of the width, its class in the style sheet, and its label."""
 
     start: float
     end: float
@@ -43,7 +43,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """From one lane down to another, at a share of the width."""
+    """A line from one lane down to another, at a share of the width."""
 
     at: float
     above: int
@@ -54,10 +54,10 @@ class Link:
 def line_chart(
     title: str, points: Sequence[Point], shown: Callable[[float], str], limits: Sequence[Limit], breaks: Sequence[float]
 ) -> str:
-    """A filled line over the order of closing. `breaks` are shares of the width where an execution began."""
+    """Return a filled line of the points in order of closing. breaks: shares of the width where an execution began."""
     buckets = _buckets(points)
     highest = max((point.value for point in buckets), default=0.0)
-    # A level far above everything measured would flatten it.
+    # A level far above all measured values would flatten the line.
     drawn = [limit for limit in limits if limit.value <= 2.5 * highest]
     top = _ceiling(max([highest, *(limit.value for limit in drawn)], default=0.0))
     plot = HEIGHT - TOP
@@ -107,7 +107,7 @@ def lane_chart(
     band: tuple[float, float] | None = None,
     lane: int = LANE,
 ) -> str:
-    """A row of bars for each lane. `band`: a part of the width that is shaded through all of them."""
+    """Return a chart with a row of bars for each lane. band: a part of the width that is shaded in all lanes."""
     height = lane * len(rows) + 6
     shade = ""
     if band is not None:
@@ -130,7 +130,7 @@ def lane_chart(
 
 
 def meter(value: float, warning: float, critical: float, level: str, label: str) -> str:
-    """A value on its way to two levels."""
+    """Return a bar for a value, with marks at its two levels."""
     full = max(critical * 1.15, value) or 1
     ticks = "".join(
         f'<line class="mark {name}" x1="{100 * limit / full:.2f}%" x2="{100 * limit / full:.2f}%" y1="0" y2="12"/>'
@@ -144,7 +144,7 @@ def meter(value: float, warning: float, critical: float, level: str, label: str)
 
 
 def share_bar(share: float) -> str:
-    """How large a part something is."""
+    """Return a bar that shows a share."""
     return (
         '<svg class="meter" width="100%" height="10" aria-hidden="true">'
         '<rect class="track" width="100%" y="2" height="6" rx="3"/>'
@@ -167,12 +167,12 @@ def _bar(bar: Bar, y: float, lane: int) -> str:
 
 
 def _lines(label: str) -> str:
-    """A label in an attribute or a title, its lines one below the other."""
+    """Return a label for an attribute or a title, with its lines one below the other."""
     return "&#10;".join(escaped(line) for line in label.split("\n"))
 
 
 def _buckets(points: Sequence[Point]) -> list[Point]:
-    """At most `POINTS`: of neighbours the highest."""
+    """Return at most `POINTS` points: of neighbours the highest."""
     if len(points) <= POINTS:
         return list(points)
     edges = [index * len(points) // POINTS for index in range(POINTS + 1)]
@@ -180,7 +180,7 @@ def _buckets(points: Sequence[Point]) -> list[Point]:
 
 
 def _ceiling(value: float) -> float:
-    """The next round number."""
+    """Return the next higher round number."""
     if value <= 0:
         return 1.0
     magnitude = 1.0

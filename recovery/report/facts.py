@@ -1,4 +1,4 @@
-"""Everything that is known of a directory, read once: what status, advise and report are about."""
+"""Everything known about a directory, read once, for status, advise and report."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from recovery.storage.scan import largest_states, read_measures, scan, sizes_in
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A directory as it was found. What could not be read is missing, and said in `problems`.
+    """A directory as it was found. Unreadable parts are missing, and listed in `problems`.
 
-    plan: None when the files cannot be resumed from, which `problem` explains.
-    sizes: per file name, the steps in its newest snapshot; None: of a file that does not know.
+    plan: None when no run can resume from the files; `problem` explains why.
+    sizes: per file name, the steps in its newest snapshot; None: the file does not contain them.
     operator_count, operator_rows: Spark's own operators that have state, and the rows in it; None: not known of all.
     """
 
@@ -51,22 +51,22 @@ class Facts:
 
     @property
     def steps(self) -> dict[str, StepSize]:
-        """The size of each step's state over the partitions that know it."""
+        """The size of each step's state, over the partitions whose sizes are known."""
         return summed(sizes for sizes in self.sizes.values() if sizes is not None)
 
     @property
     def state_bytes(self) -> int | None:
-        """Keys and values of all live rows; None when a partition does not know."""
+        """The bytes of keys and values of all live rows; None when a partition's are unknown."""
         return _state_bytes(self.sizes, max((d.count for d in self.described), default=0))
 
     @property
     def epochs(self) -> list[Measure]:
-        """What was measured of closed epochs, oldest first."""
+        """The measures of closed epochs, oldest first."""
         return [measure for measure in self.measures if measure.epoch]
 
 
 def gather(directory: Path, targets: Sequence[Target], now_ms: int) -> Facts:
-    """Read what is known, also when a part of it is damaged. Raises NoPartitionsError, StorageError."""
+    """Read all facts about a directory, even if a part is damaged. Raises NoPartitionsError, StorageError."""
     found = scan(directory)
     problems: list[str] = []
     plan, problem = None, None
@@ -115,7 +115,10 @@ def gather(directory: Path, targets: Sequence[Target], now_ms: int) -> Facts:
 def _operators(
     directory: Path, sizes: Mapping[str, Mapping[str, StepSize] | None], measures: Sequence[Measure]
 ) -> tuple[int, int | None]:
-    """Spark's own operators that have state, and the rows in all of them, if known. Looked for where no step has."""
+    """Return the number of Spark's own operators that have state, and the rows in all of them, if known.
+
+    Reads them only if no step has state.
+    """
     steps = summed(each for each in sizes.values() if each is not None)
     if CHECKPOINT_STEP not in steps or any(not step.startswith(RESERVED_PREFIX) for step in steps):
         return 0, None
@@ -137,9 +140,9 @@ def _state_bytes(sizes: Mapping[str, Mapping[str, StepSize] | None], partitions:
 
 
 def largest(facts: Facts, limit: int) -> list[tuple[str, str, int]]:
-    """The states that take most bytes, of all partitions: step, key, bytes; the rows of the run itself are none.
+    """Return the states with the most bytes, of all partitions: step, key, bytes; without the run's own rows.
 
-    Reads every key of the newest snapshot. What cannot be read is left out.
+    Reads every key of the newest snapshot. Skips unreadable partitions.
     """
     states: list[tuple[str, str, int]] = []
     for description in facts.described:
@@ -151,7 +154,7 @@ def largest(facts: Facts, limit: int) -> list[tuple[str, str, int]]:
 
 
 def known(facts: Facts, cores: int) -> Known:
-    """What advice is made of."""
+    """Return the input of `advise`."""
     described = facts.described
     runs = sorted((run for d in described for run in d.executions), key=lambda run: run.number)
     count = max((d.count for d in described), default=1)

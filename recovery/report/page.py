@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs nothing else, from what is known of a directory."""
+"""The page: one self-contained HTML file, from the facts about a directory."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ HATCH = (
 
 Cell = str | int | None
 Picture = tuple[str, str | None, Callable[[Measure], float | None], Callable[[float], str]]
-"""Of a chart: its title, its target, its value, and how that is shown."""
+"""A chart: its title, its target, its value, and how the value is shown."""
 
 
 def page(facts: Facts, advice: Advice, largest: Sequence[tuple[str, str, int]]) -> str:
-    """The whole page as text. Everything that comes from the directory is escaped."""
+    """Return the whole page as text. Everything that comes from the directory is escaped."""
     flow = next((d.flow_id for d in facts.described if d.flow_id), None)
     title = flow or facts.directory.name or str(facts.directory)
     executions = {run.number: run for d in facts.described for run in d.executions}
@@ -81,7 +81,7 @@ def _newest(facts: Facts) -> ClosedEpoch | None:
 
 
 def _closed(facts: Facts) -> set[tuple[int, int]]:
-    """Every epoch that is known of, with the number of its execution."""
+    """Return every known epoch, with the number of its execution."""
     held = {(e.execution.number, e.epoch) for d in facts.described for e in d.epochs}
     return held | {(measure.execution, measure.epoch) for measure in facts.epochs}
 
@@ -168,7 +168,7 @@ def _timeline(facts: Facts, drawn: Sequence[Lane]) -> str:
     total = max(1, max(lane.last for lane in drawn))
 
     def at(epoch: int) -> float:
-        """Where an epoch begins; epoch 1 at the left edge."""
+        """Return where an epoch begins; epoch 1 at the left edge."""
         return min(1.0, max(0.0, (epoch - 1) / total))
 
     rows, links, names = [], [], []
@@ -176,7 +176,7 @@ def _timeline(facts: Facts, drawn: Sequence[Lane]) -> str:
     place: dict[int, int] = {lane.execution.number: index for index, lane in enumerate(newest_first)}
     for index, lane in enumerate(newest_first):
         rows.append(_lane_bars(lane, at))
-        # Back to the beginning, it comes from the execution that it abandons.
+        # The link of a rewind to the beginning comes from the execution that it abandons.
         origin = newest_first[index + 1].execution.number if lane.rewound and lane.parent is None else lane.parent
         if origin is not None:
             kind = "rewind" if lane.rewound else "onward"
@@ -254,7 +254,7 @@ def _frontiers(facts: Facts) -> str:
     def at(epoch: int) -> float:
         return (epoch - low) / width
 
-    # Those with something to say first.
+    # Files that are not current come first.
     order = sorted(verdicts, key=lambda each: each.role is Role.CURRENT)[:SHOWN_PARTITIONS]
     shown = [each for each in verdicts if each in order]
     rows, names = [], []
@@ -469,7 +469,7 @@ def _keys(facts: Facts) -> int:
 
 
 def _keys_text(facts: Facts) -> str:
-    """How many keys the state has: those of steps, or, where there are none, rows of Spark's own operators."""
+    """Return the number of keys in the state as text; without keys of steps, the rows of Spark's own operators."""
     keys = _keys(facts)
     if keys or not facts.operator_count:
         return f"{format_count(keys)} key{'s' * (keys != 1)}"

@@ -1,4 +1,4 @@
-// Says what is under the pointer; everything it says is in a table as well.
+// Shows the label under the pointer; a table has all labels as well.
 (() => {
   const tip = document.getElementById("tip");
   const hide = () => { tip.style.display = "none"; };

@@ -1,4 +1,4 @@
-"""Text of strangers in a page: keys and names may hold anything."""
+"""Untrusted text in a page: keys and names may contain anything."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ LONGEST = 120
 
 
 def escaped(text: object) -> str:
-    """The text as HTML shows it literally, in elements and in quoted attributes.
+    """Return the text as HTML that shows it literally, in elements and in quoted attributes.
 
-    Control characters become their pictures, what is no valid Unicode its escape; direction marks are shown as codes,
-    so that no key can turn around the text beside it.
+    Control characters become their pictures, invalid Unicode its escape; direction marks appear as codes, so no key
+    can reverse the text beside it.
     """
     shown = "".join(_visible(each) for each in str(text))
     return html.escape(shown.encode(errors="backslashreplace").decode(), quote=True)
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    """The beginning of a long text."""
+    """Return the text, of a long one only the beginning."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def format_count(count: int) -> str:
-    """1,234, or 1.2 M and the like."""
+    """Return a count as text like "1,234" or "1.2 M"."""
     for size, unit in ((1e9, "G"), (1e6, "M")):
         if count >= size:
             return f"{count / size:.1f} {unit}"
