@@ -243,7 +243,7 @@ def test_what_a_loser_reads_of_a_dead_holder_is_not_told(tmp_path, monkeypatch):
         with lock.DirectoryLock(tmp_path, SystemClock(), "new"):
             time.sleep(300)
 
-    is_dead, seen = lock._is_dead, []
+    is_dead, seen = lock.has_ended, []
 
     def let_it_go_on(holder) -> bool:
         # The successor writes its name once the dead one's was read.
@@ -257,7 +257,7 @@ def test_what_a_loser_reads_of_a_dead_holder_is_not_told(tmp_path, monkeypatch):
         deadline = time.monotonic() + 60
         while not is_locked(tmp_path / LOCK_NAME):
             assert time.monotonic() < deadline
-        monkeypatch.setattr(lock, "_is_dead", let_it_go_on)
+        monkeypatch.setattr(lock, "has_ended", let_it_go_on)
         monkeypatch.setattr(lock, "NAME_ATTEMPTS", 10_000)
         with pytest.raises(DirectoryLockedError, match=rf"process {pid} on .* \(new\)"):
             lock.DirectoryLock(tmp_path, SystemClock(), "again").acquire()

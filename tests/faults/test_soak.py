@@ -63,7 +63,8 @@ class Soak(MiniRun):
 def life(directory: Path, batches: int, epochs: int | None, samples: Path) -> None:
     """One execution: killed after so many epochs, or to the end, noting memory and files after each."""
     # What is killed has logged epochs, too.
-    run = Soak(directory, 0, backup_interval=2 if epochs is None else random.Random(epochs).choice([0, 2]))
+    kept_s = 2 if epochs is None else random.Random(epochs).choice([0, 2])
+    run = Soak(directory, 0, backup_interval=kept_s, discard_history=True)
     noted = []
     generator = random.Random(run.lease.id)
     while run.next_batch < batches:

@@ -256,7 +256,7 @@ def around(spark, source, home):
     register(spark)
     home.mkdir()
     rows = spark.readStream.schema(SCHEMA).json(str(source)).where("k IS NOT NULL")
-    counts = rows.groupBy("k").agg(F.count("*").alias("n"), F.max("at").alias("at"), F.max("s").alias("s"))
+    counts = rows.groupBy("k").agg(F.count("*").alias("n"), F.max("at").alias("at"), F.min("s").alias("s"))
     run_to_end(counts, home / "db", FileSink(home / "files"), output_mode="update")
     native = (
         native_state(spark, home / "db"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -101,9 +102,13 @@ def test_a_kill_while_the_start_is_written(spark, tmp_path, monkeypatch, point):
     """One partition that has it is enough; nothing is half done."""
     path, left = tmp_path / "a", tmp_path / "left"
 
+    one = threading.Lock()
+
     def reach(name):
-        if name == point and not left.exists():
-            copy(tmp_path / "db", left)
+        # Partitions are written on several threads, and the others go on meanwhile.
+        with one:
+            if name == point and not left.exists():
+                copy(tmp_path / "db", left)
 
     monkeypatch.setattr(storage_files.faults, "reach", reach)
     append(path, "old")

@@ -615,9 +615,9 @@ def test_what_a_start_that_fails_leaves(spark, feed, tmp_path, monkeypatch):
         yield
         fail()
 
-    steps = {"launching._triggered": fail, "launching._session_settings": fail_behind, "query.announce": fail}
+    steps = {"launch._triggered": fail, "launch._session_settings": fail_behind, "query.announce": fail}
     for step, failing in steps.items():
-        monkeypatch.setattr(f"recovery.spark.{step}", failing)
+        monkeypatch.setattr(f"recovery.spark.run.{step}", failing)
         # Elsewhere other tests have theirs.
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "mailboxes"))
         with pytest.raises(RecoveryError, match="no query"):
@@ -738,7 +738,7 @@ def test_epochs_of_a_pipeline_are_no_position(spark, feed, tmp_path):
     writer = EpochWriter(tmp_path / "db", plan, "test", SystemClock(), backup_interval_s=0)
     writer.close({}, batches=1)
     writer.release()
-    with pytest.raises(FlowMismatchError, match="counts 1 micro-batches, and it holds the position after 0"):
+    with pytest.raises(FlowMismatchError, match="counts 1 micro-batch, and it holds the position after 0"):
         run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db")
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -120,12 +121,15 @@ def test_another_python_is_left_alone(place, tmp_path, monkeypatch):
     assert _daemon() == {}
 
 
-def test_sparks_own_daemon_makes_way(tmp_path, this_python):
+def test_sparks_own_daemon_makes_way(tmp_path, this_python, request):
     """Where the JVM plans sources, it starts that one: a worker of it would leave with a traceback."""
     environment = {**os.environ, **_for_python(str(ROOT))}
+    # The path of a socket has to be short.
+    sockets = tempfile.TemporaryDirectory(prefix="sockets-", dir="/tmp")
+    request.addfinalizer(sockets.cleanup)
     process = subprocess.Popen(
         [sys.executable, "-m", "pyspark.daemon", "pyspark.sql.worker.lookup_data_sources"],
-        env={**environment, "PYTHON_UNIX_DOMAIN_ENABLED": "true", "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path)},
+        env={**environment, "PYTHON_UNIX_DOMAIN_ENABLED": "true", "PYTHON_WORKER_FACTORY_SOCK_DIR": sockets.name},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,
     )  # fmt: skip
     assert process.stdout is not None
@@ -134,7 +138,7 @@ def test_sparks_own_daemon_makes_way(tmp_path, this_python):
         Path(f"/proc/{process.pid}/cmdline").read_bytes()
     )
     # It says nothing when its JVM has closed a connection.
-    [path] = tmp_path.glob(".*.sock")
+    [path] = Path(sockets.name).glob(".*.sock")
     with socket.socket(socket.AF_UNIX) as connected:
         connected.connect(str(path))
         connected.recv(4)
