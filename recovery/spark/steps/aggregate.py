@@ -24,8 +24,9 @@ from recovery.errors import ConfigurationError, StateValueError
 from recovery.spark.steps.arrow import apply_arrow
 from recovery.spark.steps.combine import Part, combined, counted, parts_of
 from recovery.spark.steps.definition import GROUP, ROWS, START, Keys, arrow_schema
+from recovery.spark.steps.input_keys import KeyedInput, locate_key
 from recovery.spark.steps.key_columns import parse_keys
-from recovery.spark.steps.stateful import KeyedInput, check_step, locate_key, time_zone
+from recovery.spark.steps.stateful import check_step, time_zone
 from recovery.values.declaration import lambdas_numbered
 from recovery.values.kernels import (
     AddingKernel,
