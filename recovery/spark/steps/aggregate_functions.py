@@ -186,6 +186,10 @@ def _moments(inputs: Inputs) -> Parts:
     )
 
 
+def _of_variance(*, sample: bool, root: bool) -> Function:
+    return Function(partial(_variance, sample=sample, root=root), _NUMBERS, cast=lambda kind: _DOUBLE, parts=_moments)
+
+
 # first, last, top_k and collect; min and max, also of types that Arrow does not compare in groups
 
 
@@ -195,6 +199,10 @@ def _ranked(name: str, each: Aggregate, kinds: Sequence[T.DataType], *, descendi
     if listed:
         states = {one: T.ArrayType(kind) for one, kind in states.items()}
     return _made(Ranked(each.limit or 1, descending, listed, reverse=each.newest), states, states[name])
+
+
+def _of_ranks(*, descending: bool) -> Function:
+    return Function(partial(_ranked, descending=descending), _ORDERED)
 
 
 def _extreme(name: str, each: Aggregate, kinds: Sequence[T.DataType], *, greatest: bool) -> MadeAggregate:
@@ -214,6 +222,11 @@ def _extreme_parts(inputs: Inputs, *, greatest: bool) -> Parts:
     return (Part(value, lambda parts: (F.max if greatest else F.min)(parts[0])),)
 
 
+def _of_extreme(*, greatest: bool) -> Function:
+    make, parts = partial(_extreme, greatest=greatest), partial(_extreme_parts, greatest=greatest)
+    return Function(make, _ORDERED, parts=parts)
+
+
 # approx_distinct
 
 
@@ -228,19 +241,6 @@ def _hashes(inputs: Inputs) -> list[Column]:
     if isinstance(kind, T.StructType | T.ArrayType):
         hashed.append(F.to_json(F.struct(value), {"ignoreNullFields": "false", "timeZone": "UTC"}))
     return [F.when(value.isNotNull(), F.xxhash64(*hashed))]
-
-
-def _of_variance(*, sample: bool, root: bool) -> Function:
-    return Function(partial(_variance, sample=sample, root=root), _NUMBERS, cast=lambda kind: _DOUBLE, parts=_moments)
-
-
-def _of_extreme(*, greatest: bool) -> Function:
-    make, parts = partial(_extreme, greatest=greatest), partial(_extreme_parts, greatest=greatest)
-    return Function(make, _ORDERED, parts=parts)
-
-
-def _of_ranks(*, descending: bool) -> Function:
-    return Function(partial(_ranked, descending=descending), _ORDERED)
 
 
 FUNCTIONS: dict[str, Function] = {
