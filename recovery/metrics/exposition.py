@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from recovery.metrics.meter import Totals
@@ -78,7 +78,7 @@ def families(
     yield Family("recovery_state_rows", "gauge", "Live rows, as of the newest epoch.", rows)
     sizes = [({"step": step}, float(size.size_bytes)) for step, size in steps]
     yield Family("recovery_state_bytes", "gauge", "Keys and values of the live rows.", sizes)
-    memory = {"driver": t.memory.driver_bytes, "jvm": t.memory.jvm_bytes, "workers": t.memory.workers_bytes}
+    memory = {name.removesuffix("_bytes"): size for name, size in asdict(t.memory).items()}
     resident = [({"process": name}, float(size)) for name, size in memory.items() if size is not None]
     yield Family("recovery_memory_bytes", "gauge", "Resident memory of the run's processes.", resident)
     yield gauge(

@@ -56,7 +56,8 @@ class AddingKernel(Kernel, Protocol):
     """A kernel that also accepts rows which Spark has already combined."""
 
     def add(self, groups: Groups, parts: Sequence[pa.Array], states: Sequence[pa.Array]) -> list[pa.Array]:
-        """Return the new states from combined rows: `parts` are the columns of `recovery.spark.steps.combine`."""
+        """Return the new states from combined rows: `parts` are those of the function's entry in
+        `recovery.spark.steps.aggregate_functions`."""
         ...
 
 

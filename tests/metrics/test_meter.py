@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -14,9 +15,9 @@ from recovery.errors import ConfigurationError
 from recovery.metrics.endpoint import MetricsEndpoint
 from recovery.metrics.exposition import About, exposition, families
 from recovery.metrics.memory import Memory, measure_memory
-from recovery.metrics.meter import BatchMeasure, Meter
+from recovery.metrics.meter import BatchMeasure, Counts, Meter
 from recovery.planning.health import DEFAULTS, parse_targets
-from recovery.planning.measures import ClosedPartition, StepSize
+from recovery.planning.measures import ClosedPartition, Measure, StepSize
 
 
 class Clock:
@@ -77,6 +78,23 @@ def test_micro_batches_belong_to_the_epoch_that_is_closed_as_of_them():
     totals = counts.totals
     assert (totals.batches, totals.rows, totals.epochs, totals.snapshot_s) == (4, 129, 3, 1.75)
     assert totals.input_rows == 420
+
+
+def test_counts_have_one_name_in_totals_measures_and_listeners():
+    """What a run adds up is what each epoch's measure holds, and what a listener gets."""
+    counted = {field.name for field in dataclasses.fields(Counts)} - {"epochs"}
+    assert counted <= set(Measure.__struct_fields__)
+    counts = meter()
+    counts.batch(0, batch())
+    counts.progress(0, 100, {})
+    counts.paused(0, 0.25)
+    measure, _ = counts.closed(1, 0, 0.75, [partition(), partition(collect_s=0.1)])
+    totals, listened = counts.totals, counts.as_json(0)
+    for name in counted:
+        assert getattr(totals, name) == getattr(measure, name) > 0, name
+    assert {name: listened[name] for name in counted & set(listened)} == {
+        name: getattr(totals, name) for name in counted - {"written", "collected"}
+    }
 
 
 def test_targets_that_are_missed_are_kept_at_their_worst():

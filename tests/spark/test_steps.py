@@ -96,11 +96,11 @@ def test_spark_and_python_agree_on_partitions(spark):
 
     from pyspark.sql import types as T
 
-    from recovery.spark.steps.stateful import _key_text
+    from recovery.spark.steps.input_keys import key_text
 
     rows = spark.createDataFrame([(key, 'é\n"\\') for key in ODD_KEYS], "key string, other string")
     for columns in (["key"], ["key", "other"]):
-        text = _key_text([F.col(name) for name in columns], [T.StringType()] * len(columns))
+        text = key_text([F.col(name) for name in columns], [T.StringType()] * len(columns))
         for row in rows.select("key", text.alias("text"), F.crc32(text.cast("binary")).alias("hash")).collect():
             assert partition_of(row.text, 1 << 16) == row.hash % (1 << 16)
             if len(columns) == 1:

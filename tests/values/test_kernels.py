@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
-from recovery import ConfigurationError, aggregates
+from recovery import ConfigurationError, aggregate, aggregates
 from recovery.aggregates import (
     approx_distinct,
     collect,
@@ -31,7 +31,8 @@ from recovery.aggregates import (
     variance,
 )
 from recovery.errors import StateValueError
-from recovery.spark.steps.aggregate import Aggregation, PlannedAggregate, plan_aggregate
+from recovery.spark.steps.aggregate import Aggregation, PlannedAggregate
+from recovery.spark.steps.aggregate_functions import FUNCTIONS, plan_aggregate
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.storage.initialize import init_partitions
 from recovery.values.declaration import lambdas_numbered, misfits
@@ -351,3 +352,15 @@ def test_every_function_is_tested_and_documented():
     used = {str(each).partition("(")[0].removesuffix("_first").removesuffix("_last") for each in COLUMNS.values()}
     named = {"var_samp": "variance", "stddev_pop": "stddev", "sum": "sum_", "min": "min_", "max": "max_"}
     assert {named.get(each, each) for each in used} == functions
+
+
+def test_the_table_has_every_function_and_no_other():
+    """An entry without a public function, or the reverse, is a mistake."""
+    variants = (variance("x", population=True), stddev("x"))
+    assert {each.function for each in (*COLUMNS.values(), *variants)} == set(FUNCTIONS)
+
+
+def test_unknown_functions_are_refused():
+    """An Aggregate that no function of the module made has no entry in the table."""
+    with pytest.raises(ConfigurationError, match="is no aggregate"):
+        aggregate("s", key="key", n=aggregates.Aggregate("median", ("v",)))

@@ -17,37 +17,24 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_type
 
 from recovery.aggregates import Aggregate
 from recovery.errors import ConfigurationError, StateValueError
+from recovery.spark.steps.aggregate_functions import FUNCTIONS, MadeAggregate, plan_aggregate
 from recovery.spark.steps.arrow import apply_arrow
-from recovery.spark.steps.combine import Part, combined, counted, parts_of
+from recovery.spark.steps.combine import Part, combined, counted
 from recovery.spark.steps.definition import GROUP, ROWS, START, Keys, arrow_schema
+from recovery.spark.steps.input_keys import KeyedInput, locate_key
 from recovery.spark.steps.key_columns import parse_keys
-from recovery.spark.steps.stateful import KeyedInput, check_step, locate_key, time_zone
+from recovery.spark.steps.stateful import check_step, time_zone
 from recovery.values.declaration import lambdas_numbered
-from recovery.values.kernels import (
-    AddingKernel,
-    Count,
-    Distinct,
-    Extreme,
-    Groups,
-    Kernel,
-    Mean,
-    OverflowAt,
-    Ranked,
-    Sum,
-    Variance,
-)
+from recovery.values.kernels import AddingKernel, Count, Groups, Kernel, Mean, OverflowAt
 from recovery.values.migration import Migrate
 from recovery.values.state_table import StateTable
 from recovery.values.tables import value_at
 
 _INPUT = "_input_"
 """Prefix of the names of columns that Spark computes for the aggregates."""
-_COMPARED = (T.NumericType, T.DateType, T.TimestampType, T.TimestampNTZType)
-_ORDERED = (*_COMPARED, T.StringType, T.BooleanType, T.BinaryType)
 
 
 @dataclass(frozen=True)
@@ -190,7 +177,7 @@ def aggregate(step_id: str, *, key: Keys, migrate: Migrate | None = None, **colu
     if not columns:
         raise ConfigurationError(f"step {step_id!r} aggregates nothing", remedy="Say what, as in n=count().")
     for name, each in columns.items():
-        if not isinstance(each, Aggregate):
+        if not isinstance(each, Aggregate) or each.function not in FUNCTIONS:
             raise ConfigurationError(
                 f"step {step_id!r}: {name}={each!r} is no aggregate",
                 remedy="Use the functions of recovery.aggregates, as in n=count(), total=sum_('price').",
@@ -237,7 +224,7 @@ def _apply(
 
 @dataclass(frozen=True)
 class _Prepared:
-    """An aggregate over a frame. inputs: cast as it needs them. parts: what rows combine to; None if they cannot."""
+    """An aggregate over a frame. inputs: what its kernel gets. parts: what rows combine to; None if they cannot."""
 
     made: MadeAggregate
     inputs: tuple[Column, ...]
@@ -249,22 +236,11 @@ def _prepare(frame: DataFrame, step_id: str, name: str, each: Aggregate) -> _Pre
     _check_inputs(frame, step_id, name, each)
     kinds = [field.dataType for field in frame.select(*inputs).schema] if inputs else []
     casts, made = plan_aggregate(step_id, name, each, kinds)
-    if each.function == "approx_distinct":
-        inputs = [F.when(inputs[0].isNotNull(), F.xxhash64(*_hashed(inputs[0], kinds[0])))]
-    inputs = [one if to is None else one.cast(to) for one, to in zip(inputs, casts, strict=True)]
-    kinds = [kind if to is None else to for kind, to in zip(kinds, casts, strict=True)]
-    parts = parts_of(each, list(zip(inputs, kinds, strict=True)))
-    if each.function == "count":
-        # Count accepts any type, even one that a step cannot get, so pass only whether the value is NULL.
-        inputs = [F.when(one.isNotNull(), F.lit(True)) for one in inputs]
-    return _Prepared(made, tuple(inputs), parts)
-
-
-def _hashed(value: Column, kind: T.DataType) -> tuple[Column, ...]:
-    """Return the columns to hash for a value. Spark's hash skips NULL in a struct or an array, so add their JSON."""
-    if isinstance(kind, T.StructType | T.ArrayType):
-        return value, F.to_json(F.struct(value), {"ignoreNullFields": "false", "timeZone": "UTC"})
-    return (value,)
+    cast = [
+        (one, kind) if to is None else (one.cast(to), to) for one, kind, to in zip(inputs, kinds, casts, strict=True)
+    ]
+    function = FUNCTIONS[each.function]
+    return _Prepared(made, tuple(function.passed(cast)), function.parts(cast))
 
 
 def _rows(
@@ -293,75 +269,9 @@ def _rows(
     return combined(frame, taken, named), names, weight
 
 
-@dataclass(frozen=True)
-class MadeAggregate:
-    """An aggregate for inputs of known types: its kernel, states and result."""
-
-    kernel: Kernel
-    states: tuple[T.StructField, ...]
-    result: T.DataType
-
-
-def plan_aggregate(
-    step_id: str, name: str, each: Aggregate, kinds: Sequence[T.DataType]
-) -> tuple[list[T.DataType | None], MadeAggregate]:
-    """Return the types to cast an aggregate's inputs to (None: no cast), and its kernel, states and result."""
-    function = each.function
-    long, double = T.LongType(), T.DoubleType()
-    if function == "count":
-        return [None] * len(kinds), _made(Count(), {name: long}, long)
-    kind = kinds[0]
-    _check_kind(step_id, name, each, kinds)
-    if function == "sum":
-        to = _sum_type(kind)
-        return [None if isinstance(kind, T.DecimalType) else to], _made(Sum(to_arrow_type(to)), {name: to}, to)
-    if function == "mean":
-        to = double if isinstance(kind, T.DecimalType) else _sum_type(kind)
-        states = {f"{name}.sum": to, f"{name}.count": long}
-        return [to], _made(Mean(to_arrow_type(to)), states, double)
-    if function == "approx_distinct":
-        return [None], _made(Distinct(each.limit), {name: T.ArrayType(long)}, long)
-    if function.startswith(("var", "stddev")):
-        states = {f"{name}.count": long, f"{name}.mean": double, f"{name}.m2": double}
-        return [double], _made(Variance(function.endswith("samp"), function.startswith("stddev")), states, double)
-    if function in ("min", "max") and isinstance(kind, _COMPARED):
-        return [None], _made(Extreme(function), {name: kind}, kind)
-    listed = each.limit > 0
-    states = {name: kind, f"{name}.by": kinds[-1]} if len(kinds) > 1 else {name: kind}
-    if listed:
-        states = {one: T.ArrayType(held) for one, held in states.items()}
-    descending = function in ("max", "last", "top_k") or each.newest
-    kernel = Ranked(each.limit or 1, descending, listed, reverse=each.newest)
-    return [None] * len(kinds), _made(kernel, states, states[name])
-
-
-def _made(kernel: Kernel, states: dict[str, T.DataType], result: T.DataType) -> MadeAggregate:
-    return MadeAggregate(kernel, tuple(T.StructField(name, kind) for name, kind in states.items()), result)
-
-
-def _sum_type(kind: T.DataType) -> T.DataType:
-    if isinstance(kind, T.DecimalType):
-        return T.DecimalType(min(38, kind.precision + 10), kind.scale)
-    return T.LongType() if isinstance(kind, T.IntegralType) else T.DoubleType()
-
-
 def _check_inputs(frame: DataFrame, step_id: str, name: str, each: Aggregate) -> None:
     for one in each.inputs:
         if isinstance(one, str) and one not in frame.columns:
             raise ConfigurationError(
                 f"step {step_id!r}: {name}={each} is of {one!r}, which its input does not have, only {frame.columns}"
-            )
-
-
-def _check_kind(step_id: str, name: str, each: Aggregate, kinds: Sequence[T.DataType]) -> None:
-    if each.function == "approx_distinct":
-        return
-    numeric = each.function in ("sum", "mean") or each.function.startswith(("var", "stddev"))
-    takes = "numbers" if numeric else "numbers, strings, booleans, binary, dates and timestamps"
-    for kind in kinds:
-        if not isinstance(kind, T.NumericType if numeric else _ORDERED):
-            raise ConfigurationError(
-                f"step {step_id!r}: {name}={each} is of a column of type {kind.simpleString()}",
-                cause=f"It takes {takes}.",
-                remedy="Cast the column, or aggregate a part of it.",
             )

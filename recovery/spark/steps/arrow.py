@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
-from recovery.base.ids import StepId
 from recovery.errors import ConfigurationError, StateValueError
-from recovery.spark.steps.definition import HELPERS, Keys, StepDefinition, TableUpdate, Transform, arrow_schema
-from recovery.spark.steps.stateful import check_step, locate_key, register, struct, time_zone
+from recovery.spark.steps.definition import HELPERS, Keys, OrderBy, TableUpdate, Transform, arrow_schema
+from recovery.spark.steps.input_keys import locate_key
+from recovery.spark.steps.stateful import check_step, define, register, struct, time_zone
 from recovery.values.declaration import Form
 from recovery.values.migration import Migrate
 from recovery.values.state_table import StateTable
@@ -27,7 +26,7 @@ def stateful_arrow(
     update: TableUpdate,
     state_schema: str | T.StructType,
     output: str | T.StructType,
-    order_by: str | Column | Sequence[str | Column] | None = None,
+    order_by: OrderBy = None,
     migrate: Migrate | None = None,
 ) -> Transform:
     """Return a keyed step whose function gets Arrow tables, for `DataFrame.transform`.
@@ -63,7 +62,7 @@ def apply_arrow(
     update: TableUpdate,
     state_schema: T.StructType,
     output: str | T.StructType,
-    order_by: str | Column | Sequence[str | Column] | None,
+    order_by: OrderBy,
     migrate: Migrate | None,
     form: Form,
     weight: str | None = None,
@@ -79,24 +78,7 @@ def apply_arrow(
             f"step {step_id!r}: state_schema: {error}",
             remedy="Use booleans, numbers, decimals, strings, binary, dates, timestamps, and arrays of those.",
         ) from error
-    definition = StepDefinition(
-        step_id=StepId(step_id),
-        token=secrets.token_hex(8),
-        update=update,
-        state_type=None,
-        state_schema=state_schema,
-        timeouts=False,
-        needs_time=False,
-        columns=keyed.columns,
-        key_columns=keyed.positions,
-        key_names=keyed.names,
-        key_types=keyed.types,
-        key_in_place=keyed.in_place,
-        sorted_by_spark=order_by is not None,
-        output=struct(step_id, output),
-        time_zone=zone,
-        weight=weight,
-    )
+    definition = define(frame, step_id, keyed, update, output, order_by, state_schema=state_schema, weight=weight)
     return register(frame, definition, order_by, form, None if migrate is None else _checked(migrate, table))
 
 

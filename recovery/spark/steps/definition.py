@@ -39,6 +39,7 @@ Update: TypeAlias = Callable[[Any, list[Any], GroupState], Iterable[tuple[Any, .
 TableUpdate: TypeAlias = Callable[[pa.Table, pa.Table], tuple[Any, Any]]
 Mapper: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 Keys: TypeAlias = "str | Column | Sequence[str | Column]"
+OrderBy: TypeAlias = "str | Column | Sequence[str | Column] | None"
 Transform: TypeAlias = Callable[[DataFrame], DataFrame]
 
 

@@ -12,7 +12,6 @@ import secrets
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from types import CodeType
@@ -27,46 +26,32 @@ from pyspark.sql import types as T
 from recovery.base.ids import StepId
 from recovery.errors import ConfigurationError
 from recovery.group_state import GroupState
-from recovery.spark.jvm.session import is_on
 from recovery.spark.steps.column_types import arrow_zone, check_declared, check_input, check_known
 from recovery.spark.steps.definition import (
     HASH_BITS,
     KEY,
     NOW,
     PLACE,
-    PREFIX,
     TICK,
     UDF_NAME,
     Keys,
     Mapper,
+    OrderBy,
     RegisteredStep,
     StepDefinition,
+    TableUpdate,
     Transform,
     Update,
     registered,
 )
+from recovery.spark.steps.input_keys import KeyedInput, key_text, locate_key, position_of
 from recovery.spark.steps.picklable import check_sendable
 from recovery.values.codec import StateCodec, StateType, make_portable
 from recovery.values.declaration import Declaration, Form, form_of
-from recovery.values.keys import ESCAPE
 from recovery.values.migration import Migrate
 
 _TIMEOUT_MEMBERS = frozenset({"setTimeoutDuration", "setTimeoutTimestamp"})
 _TIME_MEMBERS = frozenset({"getCurrentProcessingTimeMs"})
-_KEY_TYPES = (
-    T.StringType,
-    T.BooleanType,
-    T.ByteType,
-    T.ShortType,
-    T.IntegerType,
-    T.LongType,
-    T.FloatType,
-    T.DoubleType,
-    T.DecimalType,
-    T.DateType,
-    T.TimestampType,
-    T.TimestampNTZType,
-)
 
 
 def stateful(
@@ -76,7 +61,7 @@ def stateful(
     update: Update,
     output: str | T.StructType,
     state: StateType = None,
-    order_by: str | Column | Sequence[str | Column] | None = None,
+    order_by: OrderBy = None,
     timeout: bool | None = None,
     migrate: Migrate | None = None,
 ) -> Transform:
@@ -112,7 +97,7 @@ def stateful_map(
     mapper: Mapper,
     output: str | T.StructType,
     state: StateType = None,
-    order_by: str | Column | Sequence[str | Column] | None = None,
+    order_by: OrderBy = None,
     migrate: Migrate | None = None,
 ) -> Transform:
     """Return a keyed step in Bytewax's form: `mapper(state_or_None, value) -> (state_or_None, out)`, once per row.
@@ -128,7 +113,7 @@ def stateful_map(
 
     def transform(frame: DataFrame) -> DataFrame:
         check_known(frame, step_id)
-        positions = [_position(frame, step_id, name) for name in names]
+        positions = [position_of(frame, step_id, name) for name in names]
         width = len(struct(step_id, output)) - (1 if isinstance(key, str | Column) else len(key))
 
         def update(key: Any, rows: list[Any], state: GroupState) -> Iterator[tuple[Any, ...]]:
@@ -155,77 +140,66 @@ def _apply(
     update: Update,
     output: str | T.StructType,
     state: StateType,
-    order_by: str | Column | Sequence[str | Column] | None,
+    order_by: OrderBy,
     timeout: bool | None,
     migrate: Migrate | None,
 ) -> DataFrame:
     timeouts = _names_any(update, _TIMEOUT_MEMBERS) if timeout is None else timeout
     frame, keyed = locate_key(frame, step_id, key)
-    definition = StepDefinition(
-        step_id=StepId(step_id),
-        token=secrets.token_hex(8),
-        update=update,
+    definition = define(
+        frame,
+        step_id,
+        keyed,
+        update,
+        output,
+        order_by,
         state_type=state,
-        state_schema=None,
         timeouts=timeouts,
         needs_time=timeouts or _names_any(update, _TIME_MEMBERS),
-        columns=keyed.columns,
-        key_columns=keyed.positions,
-        key_names=keyed.names,
-        key_types=keyed.types,
-        key_in_place=keyed.in_place and not timeouts,
-        sorted_by_spark=order_by is not None,
-        output=struct(step_id, output),
-        time_zone=time_zone(frame),
     )
     return register(frame, definition, order_by, form_of(state), migrate)
 
 
-@dataclass(frozen=True)
-class KeyedInput:
-    """The location of a step's key: the input's own columns, and positions, names and types of the key's columns."""
-
-    columns: tuple[str, ...]
-    positions: tuple[int, ...]
-    names: tuple[str, ...]
-    types: tuple[T.DataType, ...]
-    in_place: bool
-
-
-def locate_key(frame: DataFrame, step_id: str, key: Keys) -> tuple[DataFrame, KeyedInput]:
-    """Return the frame with a column for each part of the key, and their location. Raises ConfigurationError."""
-    check_known(frame, step_id)
-    columns = tuple(frame.columns)
-    if len(set(columns)) != len(columns) or any(name.startswith(PREFIX) for name in columns):
-        raise ConfigurationError(
-            f"step {step_id!r}: its input has columns of the same name, or named {PREFIX}…: {columns}",
-            remedy="Rename them with select or withColumnRenamed before the step.",
-        )
-    if any("." in name or "`" in name for name in columns):
-        raise ConfigurationError(
-            f"step {step_id!r}: its input has columns with a dot or a backtick in their names: {columns}",
-            cause="PySpark's mapInArrow, which runs the step, takes such a name apart.",
-            remedy="Rename them with toDF or withColumnRenamed before the step.",
-        )
-    keys = [key] if isinstance(key, str | Column) else list(key)
-    fields = _key_fields(frame, step_id, keys)
-    types = tuple(field.dataType for field in fields)
-    in_place = len(keys) == 1 and isinstance(keys[0], str) and types == (T.StringType(),)
-    positions = []
-    for number, one in enumerate(keys):
-        if not isinstance(one, str):
-            name = f"{PREFIX}key_{number}"
-            frame = frame.withColumn(name, one)
-            keys[number] = name
-        positions.append(frame.columns.index(str(keys[number])))
-    names = tuple(field.name for field in fields)
-    return frame, KeyedInput(columns, tuple(positions), names, types, in_place)
+def define(
+    frame: DataFrame,
+    step_id: str,
+    keyed: KeyedInput,
+    update: Update | TableUpdate,
+    output: str | T.StructType,
+    order_by: OrderBy,
+    *,
+    state_type: StateType = None,
+    state_schema: T.StructType | None = None,
+    timeouts: bool = False,
+    needs_time: bool = False,
+    weight: str | None = None,
+) -> StepDefinition:
+    """Return the definition of a step over `frame`, with a new token. Raises ConfigurationError."""
+    return StepDefinition(
+        step_id=StepId(step_id),
+        token=secrets.token_hex(8),
+        update=update,
+        state_type=state_type,
+        state_schema=state_schema,
+        timeouts=timeouts,
+        needs_time=needs_time,
+        columns=keyed.columns,
+        key_columns=keyed.positions,
+        key_names=keyed.names,
+        key_types=keyed.types,
+        # Rows of the tick source have no columns but the key's text.
+        key_in_place=keyed.in_place and not timeouts,
+        sorted_by_spark=order_by is not None,
+        output=struct(step_id, output),
+        time_zone=time_zone(frame),
+        weight=weight,
+    )
 
 
 def register(
     frame: DataFrame,
     definition: StepDefinition,
-    order_by: str | Column | Sequence[str | Column] | None,
+    order_by: OrderBy,
     form: Form,
     migrate: Migrate | None,
 ) -> DataFrame:
@@ -240,7 +214,7 @@ def register(
         migrate,
     )
     names = [F.col(f"`{frame.columns[position]}`") for position in definition.key_columns]
-    return _plan(frame, definition, _key_text(names, definition.key_types))
+    return _plan(frame, definition, key_text(names, definition.key_types))
 
 
 def time_zone(frame: DataFrame) -> str:
@@ -290,78 +264,12 @@ def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFra
     return placed.mapInArrow(step, definition.output)
 
 
-def _key_text(columns: list[Column], types: Sequence[T.DataType]) -> Column:
-    """Return the SQL expression for the state key; recovery.values.keys has the same encoding in Python."""
-    texts = [_part_text(column, kind) for column, kind in zip(columns, types, strict=True)]
-    if len(texts) > 1:
-        return F.to_json(F.array(*texts))
-    escaped = texts[0]
-    if isinstance(types[0], T.StringType):
-        # instr() goes through the string character by character and takes six times as long.
-        special = F.contains(escaped, F.lit(ESCAPE)) | F.contains(escaped, F.lit("\0"))
-        replaced = F.replace(F.replace(escaped, F.lit(ESCAPE), F.lit(ESCAPE * 2)), F.lit("\0"), F.lit(ESCAPE + "0"))
-        escaped = F.when(special, replaced).otherwise(escaped)
-    return F.coalesce(escaped, F.lit(ESCAPE))
-
-
-def _part_text(column: Column, kind: T.DataType) -> Column:
-    if isinstance(kind, T.TimestampType):
-        # The cast to string depends on the session's time zone; microseconds since 1970 do not.
-        return F.unix_micros(column).cast("string")
-    if isinstance(kind, T.FractionalType) and not isinstance(kind, T.DecimalType):
-        column = column + F.lit(0.0)  # -0.0 and 0.0 are one key
-    return column if kind == T.StringType() else column.cast("string")
-
-
-def _key_fields(frame: DataFrame, step_id: str, keys: Sequence[str | Column]) -> list[T.StructField]:
-    if not keys:
-        raise ConfigurationError(f"step {step_id!r} has no key column")
-    for one in keys:
-        if isinstance(one, str):
-            _position(frame, step_id, one)
-    fields: list[T.StructField] = frame.select(
-        *(F.col(f"`{k}`") if isinstance(k, str) else k for k in keys)
-    ).schema.fields
-    for field in fields:
-        if not isinstance(field.dataType, _KEY_TYPES):
-            raise ConfigurationError(
-                f"step {step_id!r}: key column {field.name!r} has the type {field.dataType.simpleString()}",
-                cause="A key is a string, number, boolean, date or timestamp, or several of those columns.",
-                remedy="Cast it, for instance with to_json or hex.",
-            )
-        if isinstance(field.dataType, T.StringType) and not field.dataType.isUTF8BinaryCollation():
-            raise ConfigurationError(
-                f"step {step_id!r}: key column {field.name!r} has the type {field.dataType.simpleString()}",
-                cause="State is kept by the bytes of its key: what is equal in this collation would be several keys.",
-                remedy="Cast it to string, and take what is the same of equal ones, as in F.lower(column).",
-            )
-        if _is_fine(field.dataType) and not is_on(frame.sparkSession, "spark.sql.ansi.enabled"):
-            raise ConfigurationError(
-                f"step {step_id!r}: key column {field.name!r} has the type {field.dataType.simpleString()}, and "
-                "Spark's ANSI mode is off",
-                cause="Small numbers would have another text than with it (1.0E-7), so they would be other keys.",
-                remedy="Leave spark.sql.ansi.enabled on, or cast the column to a string.",
-            )
-    return fields
-
-
-def _is_fine(kind: T.DataType) -> bool:
-    """Return whether a decimal type has enough decimal places that Java writes some values with an exponent."""
-    return isinstance(kind, T.DecimalType) and kind.scale > 6
-
-
 _UNCHANGING = (str, bytes, bool, int, float, Decimal, date, np.generic)
 
 
 def _apart(value: Any) -> Any:
     """Return a copy of a mutable value. Output is read after all of the key's rows, and the mapper may change it."""
     return value if value is None or isinstance(value, _UNCHANGING) else deepcopy(value)
-
-
-def _position(frame: DataFrame, step_id: str, name: str) -> int:
-    if name not in frame.columns:
-        raise ConfigurationError(f"step {step_id!r}: its input has no column {name!r}, only {frame.columns}")
-    return int(frame.columns.index(name))
 
 
 def struct(step_id: str, output: str | T.StructType, what: str = "output") -> T.StructType:

@@ -1,0 +1,263 @@
+"""The table of aggregate functions: what a step makes of each function of `recovery.aggregates`.
+
+To add a function, give it a name and a signature in `recovery.aggregates` and an entry in FUNCTIONS, and a kernel in
+`recovery.values.kernels` if none there fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
+
+from recovery.aggregates import Aggregate
+from recovery.errors import ConfigurationError
+from recovery.spark.steps.combine import Part, counted
+from recovery.values.kernels import HALF, Count, Distinct, Extreme, Kernel, Mean, Ranked, Sum, Variance
+
+_COMPARED = (T.NumericType, T.DateType, T.TimestampType, T.TimestampNTZType)
+_LONG, _DOUBLE = T.LongType(), T.DoubleType()
+
+
+@dataclass(frozen=True)
+class MadeAggregate:
+    """An aggregate for inputs of known types: its kernel, states and result."""
+
+    kernel: Kernel
+    states: tuple[T.StructField, ...]
+    result: T.DataType
+
+
+@dataclass(frozen=True)
+class _Accepted:
+    """The types of input that a function accepts, and their names for an error."""
+
+    types: tuple[type[T.DataType], ...]
+    names: str
+
+
+_ANY = _Accepted((T.DataType,), "any type")
+_NUMBERS = _Accepted((T.NumericType,), "numbers")
+_ORDERED = _Accepted(
+    (*_COMPARED, T.StringType, T.BooleanType, T.BinaryType),
+    "numbers, strings, booleans, binary, dates and timestamps",
+)
+
+Make: TypeAlias = Callable[[str, Aggregate, Sequence[T.DataType]], MadeAggregate]
+Cast: TypeAlias = Callable[[T.DataType], T.DataType | None]
+Inputs: TypeAlias = Sequence[tuple[Column, T.DataType]]
+Parts: TypeAlias = tuple[Part, ...] | None
+
+
+def _no_parts(_: Inputs) -> Parts:
+    return None
+
+
+def _unchanged(inputs: Inputs) -> list[Column]:
+    return [value for value, _ in inputs]
+
+
+@dataclass(frozen=True)
+class Function:
+    """One aggregate function. An input is a column with its type; all but `cast` take inputs after the cast.
+
+    make: returns the kernel, states and result of an output column, by its name, its aggregate and the input's types.
+    accepts: the types that its inputs may have.
+    cast: returns the type to cast an input to; None: no cast.
+    parts: returns the parts to which Spark can combine a key's rows, for `AddingKernel.add`; None if it cannot.
+    passed: returns the columns that the kernel gets if rows are not combined.
+    """
+
+    make: Make
+    accepts: _Accepted
+    cast: Cast = lambda kind: None
+    parts: Callable[[Inputs], Parts] = _no_parts
+    passed: Callable[[Inputs], list[Column]] = _unchanged
+
+
+def plan_aggregate(
+    step_id: str, name: str, each: Aggregate, kinds: Sequence[T.DataType]
+) -> tuple[list[T.DataType | None], MadeAggregate]:
+    """Return the types to cast an aggregate's inputs to (None: no cast), and its kernel, states and result.
+
+    Raises ConfigurationError for an input of a type that the function does not accept.
+    """
+    function = FUNCTIONS[each.function]
+    for kind in kinds:
+        if not isinstance(kind, function.accepts.types):
+            raise ConfigurationError(
+                f"step {step_id!r}: {name}={each} is of a column of type {kind.simpleString()}",
+                cause=f"It takes {function.accepts.names}.",
+                remedy="Cast the column, or aggregate a part of it.",
+            )
+    casts = [function.cast(kind) for kind in kinds]
+    cast_kinds = [kind if to is None else to for kind, to in zip(kinds, casts, strict=True)]
+    return casts, function.make(name, each, cast_kinds)
+
+
+def _made(kernel: Kernel, states: dict[str, T.DataType], result: T.DataType) -> MadeAggregate:
+    return MadeAggregate(kernel, tuple(T.StructField(name, kind) for name, kind in states.items()), result)
+
+
+# count
+
+
+def _count(name: str, each: Aggregate, kinds: Sequence[T.DataType]) -> MadeAggregate:
+    return _made(Count(), {name: _LONG}, _LONG)
+
+
+def _count_parts(inputs: Inputs) -> Parts:
+    return (counted(*(value for value, _ in inputs)),)
+
+
+def _count_passed(inputs: Inputs) -> list[Column]:
+    """Return only whether values are NULL, because count accepts types that a step cannot get."""
+    return [F.when(value.isNotNull(), F.lit(True)) for value, _ in inputs]
+
+
+# sum and mean
+
+
+def _sum(name: str, each: Aggregate, kinds: Sequence[T.DataType]) -> MadeAggregate:
+    kind = _sum_type(kinds[0])
+    return _made(Sum(to_arrow_type(kind)), {name: kind}, kind)
+
+
+def _sum_type(kind: T.DataType) -> T.DataType:
+    if isinstance(kind, T.DecimalType):
+        return T.DecimalType(min(38, kind.precision + 10), kind.scale)
+    return _LONG if isinstance(kind, T.IntegralType) else _DOUBLE
+
+
+def _sum_cast(kind: T.DataType) -> T.DataType | None:
+    return None if isinstance(kind, T.DecimalType) else _sum_type(kind)
+
+
+def _sum_parts(inputs: Inputs) -> Parts:
+    [(value, kind)] = inputs
+    if isinstance(kind, T.DecimalType):
+        # Ten more digits than the values have suffice for the rows of a micro-batch.
+        if kind.precision > 28:
+            return None
+        value = value.cast(T.DecimalType(kind.precision + 10, kind.scale))
+    if not isinstance(kind, T.LongType):
+        return (Part(value, lambda parts: F.sum(parts[0])),)
+    return (
+        Part(F.shiftright(value, HALF), lambda parts: F.sum(parts[0])),
+        Part(value.bitwiseAND(F.lit((1 << HALF) - 1)), lambda parts: F.sum(parts[1])),
+    )
+
+
+def _mean(name: str, each: Aggregate, kinds: Sequence[T.DataType]) -> MadeAggregate:
+    states = {f"{name}.sum": kinds[0], f"{name}.count": _LONG}
+    return _made(Mean(to_arrow_type(kinds[0])), states, _DOUBLE)
+
+
+def _mean_cast(kind: T.DataType) -> T.DataType:
+    return _DOUBLE if isinstance(kind, T.DecimalType) else _sum_type(kind)
+
+
+def _mean_parts(inputs: Inputs) -> Parts:
+    sums = _sum_parts(inputs)
+    return None if sums is None else (*sums, counted(inputs[0][0]))
+
+
+# variance and stddev
+
+
+def _variance(name: str, each: Aggregate, kinds: Sequence[T.DataType], *, sample: bool, root: bool) -> MadeAggregate:
+    states: dict[str, T.DataType] = {f"{name}.count": _LONG, f"{name}.mean": _DOUBLE, f"{name}.m2": _DOUBLE}
+    return _made(Variance(sample, root), states, _DOUBLE)
+
+
+def _moments(inputs: Inputs) -> Parts:
+    """Return the parts count, mean and sum of squared differences. `combine` accepts only values not yet combined."""
+    [(value, _)] = inputs
+    return (
+        Part(counted(value).row, lambda parts: F.sum(parts[0])),
+        Part(value, lambda parts: F.avg(parts[1])),
+        Part(F.lit(0.0), lambda parts: F.coalesce(F.var_pop(parts[1]) * F.count(parts[1]), F.lit(0.0))),
+    )
+
+
+def _of_variance(*, sample: bool, root: bool) -> Function:
+    return Function(partial(_variance, sample=sample, root=root), _NUMBERS, cast=lambda kind: _DOUBLE, parts=_moments)
+
+
+# first, last, top_k and collect; min and max, also of types that Arrow does not compare in groups
+
+
+def _ranked(name: str, each: Aggregate, kinds: Sequence[T.DataType], *, descending: bool) -> MadeAggregate:
+    states = {name: kinds[0], f"{name}.by": kinds[-1]} if len(kinds) > 1 else {name: kinds[0]}
+    listed = each.limit > 0
+    if listed:
+        states = {one: T.ArrayType(kind) for one, kind in states.items()}
+    return _made(Ranked(each.limit or 1, descending, listed, reverse=each.newest), states, states[name])
+
+
+def _of_ranks(*, descending: bool) -> Function:
+    return Function(partial(_ranked, descending=descending), _ORDERED)
+
+
+def _extreme(name: str, each: Aggregate, kinds: Sequence[T.DataType], *, greatest: bool) -> MadeAggregate:
+    [kind] = kinds
+    if not isinstance(kind, _COMPARED):
+        return _ranked(name, each, kinds, descending=greatest)
+    return _made(Extreme("max" if greatest else "min"), {name: kind}, kind)
+
+
+def _extreme_parts(inputs: Inputs, *, greatest: bool) -> Parts:
+    [(value, kind)] = inputs
+    if not isinstance(kind, _COMPARED):
+        return None
+    if isinstance(kind, T.FloatType | T.DoubleType) and greatest:
+        # NaN is the greatest number in Spark; here it is skipped as long as there is another number.
+        return (Part(value, lambda parts: -F.min(-parts[0])),)
+    return (Part(value, lambda parts: (F.max if greatest else F.min)(parts[0])),)
+
+
+def _of_extreme(*, greatest: bool) -> Function:
+    make, parts = partial(_extreme, greatest=greatest), partial(_extreme_parts, greatest=greatest)
+    return Function(make, _ORDERED, parts=parts)
+
+
+# approx_distinct
+
+
+def _distinct(name: str, each: Aggregate, kinds: Sequence[T.DataType]) -> MadeAggregate:
+    return _made(Distinct(each.limit), {name: T.ArrayType(_LONG)}, _LONG)
+
+
+def _hashes(inputs: Inputs) -> list[Column]:
+    """Return the hash of each value. Spark's hash skips NULL in a struct or an array, so hash their JSON as well."""
+    [(value, kind)] = inputs
+    hashed = [value]
+    if isinstance(kind, T.StructType | T.ArrayType):
+        hashed.append(F.to_json(F.struct(value), {"ignoreNullFields": "false", "timeZone": "UTC"}))
+    return [F.when(value.isNotNull(), F.xxhash64(*hashed))]
+
+
+FUNCTIONS: dict[str, Function] = {
+    "count": Function(_count, _ANY, parts=_count_parts, passed=_count_passed),
+    "sum": Function(_sum, _NUMBERS, cast=_sum_cast, parts=_sum_parts),
+    "mean": Function(_mean, _NUMBERS, cast=_mean_cast, parts=_mean_parts),
+    "var_samp": _of_variance(sample=True, root=False),
+    "var_pop": _of_variance(sample=False, root=False),
+    "stddev_samp": _of_variance(sample=True, root=True),
+    "stddev_pop": _of_variance(sample=False, root=True),
+    "min": _of_extreme(greatest=False),
+    "max": _of_extreme(greatest=True),
+    "first": _of_ranks(descending=False),
+    "last": _of_ranks(descending=True),
+    "top_k": _of_ranks(descending=True),
+    "collect_first": _of_ranks(descending=False),
+    "collect_last": _of_ranks(descending=True),
+    "approx_distinct": Function(_distinct, _ANY, passed=_hashes),
+}
+"""The functions by `Aggregate.function`."""

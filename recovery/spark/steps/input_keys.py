@@ -1,0 +1,139 @@
+"""The key of a step in its input: where it is, the types that it may have, and its text as a Spark expression."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from recovery.errors import ConfigurationError
+from recovery.spark.jvm.session import is_on
+from recovery.spark.steps.column_types import check_known
+from recovery.spark.steps.definition import PREFIX, Keys
+from recovery.values.keys import ESCAPE
+
+_KEY_TYPES = (
+    T.StringType,
+    T.BooleanType,
+    T.ByteType,
+    T.ShortType,
+    T.IntegerType,
+    T.LongType,
+    T.FloatType,
+    T.DoubleType,
+    T.DecimalType,
+    T.DateType,
+    T.TimestampType,
+    T.TimestampNTZType,
+)
+
+
+@dataclass(frozen=True)
+class KeyedInput:
+    """The location of a step's key: the input's own columns, and positions, names and types of the key's columns."""
+
+    columns: tuple[str, ...]
+    positions: tuple[int, ...]
+    names: tuple[str, ...]
+    types: tuple[T.DataType, ...]
+    in_place: bool
+
+
+def locate_key(frame: DataFrame, step_id: str, key: Keys) -> tuple[DataFrame, KeyedInput]:
+    """Return the frame with a column for each part of the key, and their location. Raises ConfigurationError."""
+    check_known(frame, step_id)
+    columns = tuple(frame.columns)
+    if len(set(columns)) != len(columns) or any(name.startswith(PREFIX) for name in columns):
+        raise ConfigurationError(
+            f"step {step_id!r}: its input has columns of the same name, or named {PREFIX}…: {columns}",
+            remedy="Rename them with select or withColumnRenamed before the step.",
+        )
+    if any("." in name or "`" in name for name in columns):
+        raise ConfigurationError(
+            f"step {step_id!r}: its input has columns with a dot or a backtick in their names: {columns}",
+            cause="PySpark's mapInArrow, which runs the step, takes such a name apart.",
+            remedy="Rename them with toDF or withColumnRenamed before the step.",
+        )
+    keys = [key] if isinstance(key, str | Column) else list(key)
+    fields = _key_fields(frame, step_id, keys)
+    types = tuple(field.dataType for field in fields)
+    in_place = len(keys) == 1 and isinstance(keys[0], str) and types == (T.StringType(),)
+    positions = []
+    for number, one in enumerate(keys):
+        if not isinstance(one, str):
+            name = f"{PREFIX}key_{number}"
+            frame = frame.withColumn(name, one)
+            keys[number] = name
+        positions.append(frame.columns.index(str(keys[number])))
+    names = tuple(field.name for field in fields)
+    return frame, KeyedInput(columns, tuple(positions), names, types, in_place)
+
+
+def position_of(frame: DataFrame, step_id: str, name: str) -> int:
+    """Return the position of a column of the input. Raises ConfigurationError if it has none of that name."""
+    if name not in frame.columns:
+        raise ConfigurationError(f"step {step_id!r}: its input has no column {name!r}, only {frame.columns}")
+    return int(frame.columns.index(name))
+
+
+def key_text(columns: list[Column], types: Sequence[T.DataType]) -> Column:
+    """Return the SQL expression for the state key; recovery.values.keys has the same encoding in Python."""
+    texts = [_part_text(column, kind) for column, kind in zip(columns, types, strict=True)]
+    if len(texts) > 1:
+        return F.to_json(F.array(*texts))
+    escaped = texts[0]
+    if isinstance(types[0], T.StringType):
+        # instr() goes through the string character by character and takes six times as long.
+        special = F.contains(escaped, F.lit(ESCAPE)) | F.contains(escaped, F.lit("\0"))
+        replaced = F.replace(F.replace(escaped, F.lit(ESCAPE), F.lit(ESCAPE * 2)), F.lit("\0"), F.lit(ESCAPE + "0"))
+        escaped = F.when(special, replaced).otherwise(escaped)
+    return F.coalesce(escaped, F.lit(ESCAPE))
+
+
+def _part_text(column: Column, kind: T.DataType) -> Column:
+    if isinstance(kind, T.TimestampType):
+        # The cast to string depends on the session's time zone; microseconds since 1970 do not.
+        return F.unix_micros(column).cast("string")
+    if isinstance(kind, T.FractionalType) and not isinstance(kind, T.DecimalType):
+        column = column + F.lit(0.0)  # -0.0 and 0.0 are one key
+    return column if kind == T.StringType() else column.cast("string")
+
+
+def _key_fields(frame: DataFrame, step_id: str, keys: Sequence[str | Column]) -> list[T.StructField]:
+    if not keys:
+        raise ConfigurationError(f"step {step_id!r} has no key column")
+    for one in keys:
+        if isinstance(one, str):
+            position_of(frame, step_id, one)
+    fields: list[T.StructField] = frame.select(
+        *(F.col(f"`{k}`") if isinstance(k, str) else k for k in keys)
+    ).schema.fields
+    for field in fields:
+        if not isinstance(field.dataType, _KEY_TYPES):
+            raise ConfigurationError(
+                f"step {step_id!r}: key column {field.name!r} has the type {field.dataType.simpleString()}",
+                cause="A key is a string, number, boolean, date or timestamp, or several of those columns.",
+                remedy="Cast it, for instance with to_json or hex.",
+            )
+        if isinstance(field.dataType, T.StringType) and not field.dataType.isUTF8BinaryCollation():
+            raise ConfigurationError(
+                f"step {step_id!r}: key column {field.name!r} has the type {field.dataType.simpleString()}",
+                cause="State is kept by the bytes of its key: what is equal in this collation would be several keys.",
+                remedy="Cast it to string, and take what is the same of equal ones, as in F.lower(column).",
+            )
+        if _is_fine(field.dataType) and not is_on(frame.sparkSession, "spark.sql.ansi.enabled"):
+            raise ConfigurationError(
+                f"step {step_id!r}: key column {field.name!r} has the type {field.dataType.simpleString()}, and "
+                "Spark's ANSI mode is off",
+                cause="Small numbers would have another text than with it (1.0E-7), so they would be other keys.",
+                remedy="Leave spark.sql.ansi.enabled on, or cast the column to a string.",
+            )
+    return fields
+
+
+def _is_fine(kind: T.DataType) -> bool:
+    """Return whether a decimal type has enough decimal places that Java writes some values with an exponent."""
+    return isinstance(kind, T.DecimalType) and kind.scale > 6
