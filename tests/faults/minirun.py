@@ -24,7 +24,7 @@ from recovery.base.ids import BatchId
 from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP
 from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.restore import restore
-from recovery.epochs.closer import EpochCloser
+from recovery.epochs.closer import ClosingHooks, ClosingSettings, EpochCloser
 from recovery.epochs.execution import new_execution
 from recovery.planning.steps import StepPlan
 from recovery.sinks import DiscardSink
@@ -68,20 +68,22 @@ def totals(number: int, batches: int) -> dict[str, str]:
 
 
 class MiniRun:
-    """One execution. `number` names the input."""
+    """One execution. `number` names the input; `loads` are those of the sink."""
 
-    def __init__(self, directory: Path, number: int, *, clock: Clock | None = None, **config) -> None:
+    def __init__(
+        self, directory: Path, number: int, *, clock: Clock | None = None, loads: FlowLoads | None = None, **config
+    ) -> None:
         clock = clock or SystemClock()
         self.number = number
         settings = RecoveryConfig(directory, **{"snapshot_interval": 0, **config})
         self.prepared = Prepared(settings, FLOW, clock)
         try:
-            self._begin(settings, clock)
+            self._begin(settings, clock, loads or FlowLoads(None, clock))
         except BaseException:
             self.prepared.release()
             raise
 
-    def _begin(self, config: RecoveryConfig, clock: Clock) -> None:
+    def _begin(self, config: RecoveryConfig, clock: Clock, loads: FlowLoads) -> None:
         plan = self.prepared.plan
         self.store = self.prepared.open_store()
         execution = new_execution(
@@ -104,16 +106,15 @@ class MiniRun:
             self.store,
             self.lease,
             plan,
-            self.checkpoint,
-            delivery,
-            FlowLoads(None, clock),
             Capture(self.checkpoint, restored.held),
-            clock=clock,
-            snapshot_interval_s=config.snapshot_interval_s,
-            backup_interval_s=config.backup_interval_s,
-            logs=True,
-            may_close=self.prepared.check.wait,
-            on_closed=lambda closed: self.closed.append(closed.epoch),
+            (delivery, loads),
+            ClosingSettings(
+                snapshot_interval_s=config.snapshot_interval_s,
+                backup_interval_s=config.backup_interval_s,
+                may_log=True,
+            ),
+            ClosingHooks(may_close=self.prepared.check.wait, on_closed=lambda closed: self.closed.append(closed.epoch)),
+            clock,
         )
         self.closer.begin(StepPlan((), {} if declared else {STEP: '{"key":[["key","string"]],"state":"plain"}'}))
         faults.reach("start.4")
