@@ -153,8 +153,8 @@ class EpochCloser:
         hooks: ClosingHooks,
         clock: Clock,
     ) -> None:
-        """capture: captures files of the run's scratch checkpoint. contributors: of two that return the same row, the
-        later one counts."""
+        """capture: captures files of the run's scratch checkpoint. contributors: called in this order; of two that
+        return rows of the same step, the later one counts."""
         self.lock = threading.RLock()
         self._clock = clock
         self.finished = plan.snapshot.batch_id if plan.snapshot else NO_BATCH

@@ -53,7 +53,7 @@ def test_a_mark_that_is_set_while_the_output_is_prepared(store_dir, monkeypatch)
 
     monkeypatch.setattr(Delivery, "prepare", meddle)
     loads = FlowLoads(store_dir, SystemClock())
-    execution = MiniRun(store_dir, INPUT, snapshot_interval="1h", loads=loads)
+    execution = MiniRun(store_dir, INPUT, snapshot_interval="1h", contributors=[loads])
     try:
         execution.batch()
         loads._moved[0] = {"orders": 10}
