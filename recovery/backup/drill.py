@@ -16,7 +16,7 @@ from recovery.base.intervals import format_interval
 from recovery.epochs.execution import new_execution
 from recovery.errors import BackupDamagedError, BackupTooOldError, RecoveryError
 from recovery.planning.resume import ResumePlan, plan_resume
-from recovery.storage.connect import FilePartitions
+from recovery.storage.connect import connect_driver
 from recovery.storage.scan import scan, step_names
 
 
@@ -79,7 +79,7 @@ def drill(
 
 def _begin(planned: ResumePlan, directory: Path, clock: Clock, random_id: Callable[[], str]) -> None:
     """Start an execution as a run does, to find errors that only a write shows."""
-    store = FilePartitions([d.path for d in planned.partitions], directory / "scratch")
+    store = connect_driver(planned.partitions, directory / "scratch")
     try:
         execution = new_execution(planned, planned.flow_id or "drill", clock, identity=random_id())
         store.start(execution, [], planned.partitions)

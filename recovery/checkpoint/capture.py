@@ -87,7 +87,7 @@ class Capture:
     ) -> None:
         self._stale = stale
         self._sources = sources
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
         self._staging = staging or checkpoint.with_name("staging")
         self._held = dict(held)
         self._seen = {path: _mark(checkpoint / path) for path in held if is_progress(path)}
@@ -105,7 +105,7 @@ class Capture:
         changed: set[str] = set()
         for left in reversed(range(_TRIES)):
             try:
-                wanted = position_files(self._checkpoint, batch, self._sources) | self._state.needed(batch)
+                wanted = position_files(self.checkpoint, batch, self._sources) | self._state.needed(batch)
                 # Include the changes that the previous try found: it has already updated their marks.
                 changed = (changed | set(self._changed(wanted))) & wanted
                 new = self._take_hold(sorted(wanted - self._held.keys() | changed), home)
@@ -133,7 +133,7 @@ class Capture:
         """Return the new files, safe from Spark: small ones of the position as content, the others as staged paths."""
         found: dict[str, bytes | Path] = {}
         for number, path in enumerate(paths):
-            source = self._checkpoint / path
+            source = self.checkpoint / path
             mark = _mark(source)
             small = not path.startswith("state/") and mark[0] <= _SMALL_BYTES
             if is_progress(path) or not small:
@@ -154,7 +154,7 @@ class Capture:
         for path, mark in self._seen.items():
             if path in wanted and path in self._held:
                 with contextlib.suppress(FileNotFoundError):
-                    if _mark(self._checkpoint / path) != mark:
+                    if _mark(self.checkpoint / path) != mark:
                         if not is_progress(path):
                             raise SparkCheckpointError("it changed after it was taken", path=path)
                         yield path

@@ -7,18 +7,17 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from recovery.base.clock import RecoveryClock, SystemClock
-from recovery.base.reserved import CLOCK_STEP
+from recovery.base.clock import SystemClock
 from recovery.base.wording import counted, listed, moment_text
 from recovery.cli.common import INTERVAL, directory_argument, format_size, json_option, print_json, say
+from recovery.epochs.snapshot import SharedEpochs
 from recovery.errors import RecoveryError
 from recovery.operational.backends.open import open_backend
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.scopes import remove_expired
 from recovery.planning.going_back import check_history, kept_interval_s
 from recovery.planning.resume import common_cuts, plan_resume
-from recovery.planning.retention import collection_floor, shared_history
-from recovery.storage.connect import SCRATCH_NAME, FilePartitions
+from recovery.storage.connect import SCRATCH_NAME, connect_driver
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
 
@@ -48,10 +47,9 @@ def gc(directory: Path, backup_interval: float | None, discard_history: bool, as
             expired = remove_expired(open_backend(directory, clock, RetryPolicy()), clock.wall_ms())
         except RecoveryError as error:
             damage = error
-        store = FilePartitions([d.path for d in plan.partitions], directory / SCRATCH_NAME)
+        store = connect_driver(plan.partitions, directory / SCRATCH_NAME)
         try:
-            now_ms = RecoveryClock(clock, *plan.last_clock, store.driver_values(CLOCK_STEP)).now_ms()
-            floor = collection_floor(shared_history(plan.partitions, plan.window), now_ms, interval_s * 1000)
+            floor = SharedEpochs(store, plan, clock, backup_interval_s=interval_s).time().floor
             collected = store.collect(floor)
             described = store.describe()
             after = sum(d.size_bytes for d in described)

@@ -9,27 +9,23 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 from recovery.base import faults
-from recovery.base.clock import Clock, RecoveryClock
-from recovery.base.ids import NO_BATCH, NO_EPOCH, BatchId, Epoch, Lease, StepId
-from recovery.base.reserved import CHECKPOINT_STEP, CLOCK_STEP, DECLARATIONS_STEP
+from recovery.base.clock import Clock
+from recovery.base.ids import NO_BATCH, BatchId, Epoch, Lease
+from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP
 from recovery.checkpoint.capture import Capture, Captured
 from recovery.checkpoint.position import wait_for_commit
 from recovery.checkpoint.rows import Content
+from recovery.epochs.snapshot import SharedEpochs, SnapshotTime
 from recovery.errors import RecoveryError
 from recovery.planning.health import Finding
 from recovery.planning.measures import ClosedPartition, StepSize
 from recovery.planning.resume import ResumePlan
-from recovery.planning.retention import collection_floor, shared_history
 from recovery.planning.steps import StepPlan
 from recovery.planning.values import StepEdit
-from recovery.sinks.delivery import Delivery
-from recovery.storage.seam import CloseRequest, PartitionStore
-from recovery.values.keys import home_of, shares
+from recovery.storage.seam import DriverRows, PartitionStore
 
 SHORT_S = 10.0
 """Epochs are logged if the snapshot interval is shorter than this."""
@@ -40,8 +36,6 @@ crash, which folds the log at some microseconds a change, and of each closing, w
 the last fold."""
 IDLE_S = 0.2
 """Longer than the gap between two micro-batches when there is input."""
-DriverRows = Mapping[StepId, Mapping[str, Content | None]]
-"""Rows of reserved steps, by step and key; None discards a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +50,70 @@ class EpochClosed:
     health: tuple[Finding, ...] = ()
 
 
-class Loads(Protocol):
-    """The high-water marks that incremental loads inside the flow's sink move with the epoch."""
+class Contributor(Protocol):
+    """What takes part in closing epochs beside the partitions: the flow's sink, and the loads inside it.
 
-    def rows(self, batch: BatchId) -> Mapping[StepId, Mapping[str, str | bytes | None]]:
-        """Return the marks, per step and key, that become durable with the epoch whose last micro-batch is `batch`."""
+    The thread that writes epochs calls these methods in the order below, for one epoch after the other. `batch` is the
+    epoch's last micro-batch; up to epoch `floor`, superseded snapshots may be collected. The numbers are those of
+    `EpochCloser`.
+    """
+
+    def prepare(self, epoch: Epoch, batch: BatchId, floor: Epoch) -> DriverRows:
+        """Part of 1: make durable what must exist before the epoch is closed, and return the rows to store with it."""
         ...
 
     def closed(self, batch: BatchId) -> None:
-        """Called when the epoch is closed: its marks are durable."""
+        """After 3: the epoch that ends with `batch` is durable in every partition, and its rows with it."""
         ...
+
+    def publish(self, epoch: Epoch, batch: BatchId, floor: Epoch) -> None:
+        """Part of 4: make visible what `prepare` made durable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ClosingSettings:
+    """How often epochs end, and whether they may be logged.
+
+    backup_interval_s: how long what a later epoch supersedes is kept. may_log: whether epochs may be logged if the
+    intervals allow it.
+    """
+
+    snapshot_interval_s: float
+    backup_interval_s: float
+    may_log: bool
+
+    @property
+    def logs(self) -> bool:
+        """Whether most epochs are logged instead of moved into the snapshots."""
+        return self.may_log and not self.backup_interval_s and self.snapshot_interval_s < SHORT_S
+
+
+@dataclass(frozen=True, slots=True)
+class ClosingHooks:
+    """What the run does around the writing of each epoch, on the thread that writes.
+
+    may_close: called first; raises if the epoch must not be written. on_closed: called last, if the epoch was closed.
+    around: the context in which the thread writes and calls the other two.
+    """
+
+    may_close: Callable[[], None]
+    on_closed: Callable[[EpochClosed], None]
+    around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """An epoch that has ended and is to be written. rows: the driver rows known by now; folds: whether everything
+    logged is folded after the epoch."""
+
+    epoch: Epoch
+    batch: BatchId
+    captured: Captured | None
+    rows: DriverRows
+    edits: Sequence[StepEdit]
+    logged: bool
+    folds: bool
 
 
 class EpochCloser:
@@ -75,12 +123,12 @@ class EpochCloser:
 
     1. Wait until the previous epoch is closed and Spark has logged b as done. Capture the files of the scratch
        checkpoint that Spark needs to continue after b (its position, and the state of its own operators), and seal the
-       deltas as of b. From here on micro-batches may go on: a separate thread does the rest. The sink makes the
-       epoch's output durable.
+       deltas as of b. From here on micro-batches may go on: a separate thread does the rest. The contributors prepare:
+       the sink makes the epoch's output durable.
     2. In all partitions in parallel, in one transaction each, move the sealed changes into the snapshots
        (`recovery.storage.sqlite.close.close_epoch` has its own numbers).
     3. All partitions have committed: the epoch is closed.
-    4. Clear the sealed changes. The sink publishes the epoch's output.
+    4. Clear the sealed changes. The contributors publish: the sink shows the epoch's output.
     5. Move the partitions' write-ahead logs into their files.
 
     With an interval shorter than `SHORT_S`, and no backup interval, most epochs are logged instead: 2 only appends
@@ -99,22 +147,14 @@ class EpochCloser:
         store: PartitionStore,
         lease: Lease,
         plan: ResumePlan,
-        checkpoint: Path,
-        delivery: Delivery,
-        loads: Loads,
         capture: Capture,
-        *,
+        contributors: Sequence[Contributor],
+        settings: ClosingSettings,
+        hooks: ClosingHooks,
         clock: Clock,
-        snapshot_interval_s: float,
-        backup_interval_s: float,
-        logs: bool,
-        may_close: Callable[[], None],
-        on_closed: Callable[[EpochClosed], None],
-        around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """capture: captures files of `checkpoint`. logs: whether epochs may be logged if there is no backup interval.
-        may_close: called before an epoch is written; raises if it must not be. on_closed: called afterwards. Both are
-        called on the thread that writes, within `around`."""
+        """capture: captures files of the run's scratch checkpoint. contributors: called in this order; of two that
+        return rows of the same step, the later one counts."""
         self.lock = threading.RLock()
         self._clock = clock
         self.finished = plan.snapshot.batch_id if plan.snapshot else NO_BATCH
@@ -124,25 +164,18 @@ class EpochCloser:
         self.fold_rows = FOLD_ROWS
         self._store = store
         self._lease = lease
-        self._checkpoint = checkpoint
-        self._delivery = delivery
-        self._loads = loads
         self._capture = capture
+        self._contributors = contributors
+        self._interval_s = settings.snapshot_interval_s
+        self._logs = settings.logs
+        self._hooks = hooks
+        self._epochs = SharedEpochs(store, plan, clock, backup_interval_s=settings.backup_interval_s)
         self._declarations: Mapping[str, Content | None] = {}
         self._with_position: DriverRows = {}
-        self._recovery_clock = RecoveryClock(clock, *plan.last_clock, store.driver_values(CLOCK_STEP))
-        self._interval_s = snapshot_interval_s
-        self._backup_ms = backup_interval_s * 1000
-        self._logs = logs and not backup_interval_s and snapshot_interval_s < SHORT_S
         self._logged_rows = 0
         self._folded = Epoch(plan.resume_epoch - 1)
         self._folded_s = -math.inf
-        self._floor = max((each.collected for each in plan.partitions), default=NO_EPOCH)
-        self._history = shared_history(plan.partitions, [e for e in plan.window if e < plan.resume_epoch])
         self._opened_s = clock.elapsed_s()
-        self._may_close = may_close
-        self._on_closed = on_closed
-        self._around = around
         self._background = ThreadPoolExecutor(1, thread_name_prefix="closing")
         self._writing: Future[Any] | None = None
 
@@ -180,8 +213,9 @@ class EpochCloser:
         batch = self.finished
         if batch <= self.sealed_batch and position is None:
             return False
+        # 1
         self.wait()
-        if not wait_for_commit(self._checkpoint, batch, alive):
+        if not wait_for_commit(self._capture.checkpoint, batch, alive):
             batch = BatchId(batch - 1)
             if batch <= self.sealed_batch:
                 return False
@@ -247,14 +281,13 @@ class EpochCloser:
         logged: bool = False,
         folds: bool = False,
     ) -> None:
-        recorded: DriverRows = {DECLARATIONS_STEP: self._declarations}
+        rows: DriverRows = {DECLARATIONS_STEP: self._declarations}
         self._declarations = {}
         if captured is not None:
-            recorded = {**recorded, CHECKPOINT_STEP: captured, **self._with_position}
+            rows = {**rows, CHECKPOINT_STEP: captured, **self._with_position}
             self._with_position = {}
-        self._writing = self._background.submit(
-            self._write_around, self.epoch, batch, captured, recorded, edits, logged, folds
-        )
+        ended = _Ended(self.epoch, batch, captured, rows, edits, logged, folds)
+        self._writing = self._background.submit(self._write, ended)
         self._background.submit(self._checkpoint_logs)
         self.sealed_batch = batch
         self.epoch = Epoch(self.epoch + 1)
@@ -262,78 +295,56 @@ class EpochCloser:
         if folds or not logged:
             self._folded_s = self._opened_s
 
-    def _write_around(self, *arguments: Any) -> None:
-        with self._around():
-            self._write(*arguments)
-
-    def _write(
-        self,
-        epoch: Epoch,
-        batch: BatchId,
-        captured: Captured | None,
-        recorded: DriverRows,
-        edits: Sequence[StepEdit],
-        logged: bool,
-        folds: bool,
-    ) -> None:
-        self._may_close()
-        started_s = self._clock.elapsed_s()
-        now_ms = self._recovery_clock.now_ms()
-        floor = collection_floor(self._history, now_ms, self._backup_ms)
-        if logged:
-            # Nothing is collected.
-            floor = self._floor
-        count = self._store.partition_count
-        values: DriverRows = {
-            **recorded,
-            **self._delivery.prepare(epoch, batch, floor),
-            # Last: a mark that is set after this takes precedence over the epoch's.
-            **self._loads.rows(batch),
-            CLOCK_STEP: self._recovery_clock.row(now_ms),
-        }
-        divided = {step: shares(rows, partial(home_of, step, count), count) for step, rows in values.items() if rows}
-        requests = [
-            CloseRequest(
-                epoch=epoch,
-                batch=batch,
-                closed_ms=self._clock.wall_ms(),
-                clock_ms=now_ms,
-                floor=floor,
-                driver_rows={step: share[index] for step, share in divided.items()},
-                edits=edits,
-                logged=logged,
+    def _write(self, ended: _Ended) -> None:
+        with self._hooks.around():
+            self._hooks.may_close()
+            started_s = self._clock.elapsed_s()
+            time = self._epochs.time(collects=not ended.logged)
+            # 1, as far as the contributors do it.
+            requests = self._epochs.requests(
+                ended.epoch, ended.batch, time, self._prepare(ended, time), edits=ended.edits, logged=ended.logged
             )
-            for index in range(count)
-        ]
-        # Steps 2 to 4.
-        closed = self._store.close(self._lease, requests)
-        if captured is not None:
-            captured.release()
-        states = sum(each.states for each in closed)
-        # The epoch counts as closed everywhere from now, not from when its writing began.
-        self._history = [(e, at) for e, at in self._history if e >= floor]
-        self._history.append((epoch, self._recovery_clock.now_ms()))
-        self.closed_batch = batch
-        if logged:
+            # 2 to 4, in the partitions.
+            closed = self._store.close(self._lease, requests)
+            self._note_closed(ended, time, closed)
+            try:
+                # 4, as far as the contributors do it.
+                for each in self._contributors:
+                    each.publish(ended.epoch, ended.batch, time.floor)
+                if ended.folds:
+                    sizes = self._fold(ended.epoch)
+                    closed = [each._replace(sizes=now) for each, now in zip(closed, sizes, strict=True)]
+            finally:
+                states, duration_s = sum(each.states for each in closed), self._clock.elapsed_s() - started_s
+                self._hooks.on_closed(EpochClosed(ended.epoch, ended.batch, states, duration_s, tuple(closed)))
+
+    def _prepare(self, ended: _Ended, time: SnapshotTime) -> DriverRows:
+        rows = dict(ended.rows)
+        for each in self._contributors:
+            rows.update(each.prepare(ended.epoch, ended.batch, time.floor))
+        return rows
+
+    def _note_closed(self, ended: _Ended, time: SnapshotTime, closed: Sequence[ClosedPartition]) -> None:
+        if ended.captured is not None:
+            ended.captured.release()
+        self._epochs.add(ended.epoch, time, collected=not ended.logged)
+        self.closed_batch = ended.batch
+        if ended.logged:
             self._logged_rows += sum(each.written for each in closed)
         else:
-            self._folded, self._floor = epoch, floor
-        self._loads.closed(batch)
-        try:
-            self._delivery.publish(epoch, batch, floor)
-            if folds:
-                sizes = self._fold(epoch)
-                closed = [each._replace(sizes=now) for each, now in zip(closed, sizes, strict=True)]
-        finally:
-            self._on_closed(EpochClosed(epoch, batch, states, self._clock.elapsed_s() - started_s, tuple(closed)))
+            self._folded = ended.epoch
+        for each in self._contributors:
+            each.closed(ended.batch)
 
     def _fold(self, epoch: Epoch) -> list[Mapping[str, StepSize]]:
         sizes = self._store.fold(self._lease, epoch)
-        self._folded = self._floor = epoch
+        self._folded = epoch
+        self._epochs.folded(epoch)
         self._logged_rows = 0
         return sizes
 
     def _checkpoint_logs(self) -> None:
+        # 5
         # A failed checkpoint is tried again after the next epoch; the logs hold everything until then.
         with contextlib.suppress(RecoveryError):
             self._store.checkpoint()

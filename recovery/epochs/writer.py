@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
-from recovery.base.clock import Clock, RecoveryClock
+from recovery.base.clock import Clock
 from recovery.base.ids import NO_BATCH, BatchId, Epoch, StepId
-from recovery.base.reserved import CLOCK_STEP
 from recovery.epochs.execution import new_execution
+from recovery.epochs.snapshot import SharedEpochs
 from recovery.errors import RecoveryError
 from recovery.planning.resume import ResumePlan, plan_resume
-from recovery.planning.retention import collection_floor, shared_history
 from recovery.planning.values import Execution, FoundFile, PartitionDescription
-from recovery.storage.connect import SCRATCH_NAME, FilePartitions
-from recovery.storage.seam import CloseRequest
-from recovery.values.keys import home_of, shares
+from recovery.storage.connect import SCRATCH_NAME, connect_driver
+from recovery.storage.seam import DriverRows, Edited
 
 StepKey = tuple[str, str]
 """Step id and state key."""
-
-Edited = tuple[str | None, int | None]
-"""A value as it is stored, and its timeout in milliseconds since 1970. A value of None discards the key."""
 
 
 class EpochWriter:
@@ -45,8 +39,7 @@ class EpochWriter:
         """fence: given if another execution may be closing epochs. Once that is no longer possible, the plan is made
         again and passed to `fence`. If `fence` raises, nothing changes and the other execution goes on."""
         self.plan = plan
-        self._clock = clock
-        self._store = FilePartitions([d.path for d in plan.partitions], directory / SCRATCH_NAME)
+        self._store = connect_driver(plan.partitions, directory / SCRATCH_NAME)
         try:
             if fence is not None:
                 decide = fence
@@ -60,55 +53,36 @@ class EpochWriter:
             else:
                 self.execution = new_execution(self.plan, flow_id, clock, backup_interval_s=backup_interval_s)
                 self._store.start(self.execution, [], plan.partitions)
-            self._recovery_clock = RecoveryClock(clock, *self.plan.last_clock, self._store.driver_values(CLOCK_STEP))
+            self._epochs = SharedEpochs(
+                self._store, self.plan, clock, backup_interval_s=self.execution.backup_interval_s
+            )
         except BaseException:
             self._store.release()
             raise
         plan = self.plan
         self.epoch = plan.resume_epoch
         self._batch = plan.snapshot.batch_id if plan.snapshot else NO_BATCH
-        self._history = shared_history(plan.partitions, [e for e in plan.window if e < plan.resume_epoch])
 
     def close(
         self,
         changes: Mapping[StepKey, Edited],
         *,
         batches: int = 0,
-        driver_rows: Mapping[StepId, Mapping[str, str | bytes]] | None = None,
+        driver_rows: DriverRows | None = None,
     ) -> Epoch:
         """Close an epoch with these changes and return it. batches: the number of micro-batches it counts as.
 
         driver_rows: the driver's own values, per step and key, each read when it is written.
         When it returns, the epoch is durable in every partition. Raises LeaseLostError, StorageError.
         """
-        epoch, count = self.epoch, self._store.partition_count
-        now_ms = self._recovery_clock.now_ms()
-        floor = collection_floor(self._history, now_ms, self.execution.backup_interval_s * 1000)
-        driver_values: dict[StepId, Mapping[str, str | bytes | None]] = {
-            **(driver_rows or {}),
-            CLOCK_STEP: self._recovery_clock.row(now_ms),
-        }
+        epoch, time = self.epoch, self._epochs.time()
         self._batch = BatchId(self._batch + batches)
-        rows: list[dict[StepId, dict[str, Edited]]] = [{} for _ in range(count)]
+        states: dict[StepId, dict[str, Edited]] = {}
         for (step, key), edited in changes.items():
-            rows[home_of(step, count, key)].setdefault(StepId(step), {})[key] = edited
-        divided = {step: shares(values, partial(home_of, step, count), count) for step, values in driver_values.items()}
-        requests = [
-            CloseRequest(
-                epoch=epoch,
-                batch=self._batch,
-                closed_ms=self._clock.wall_ms(),
-                clock_ms=now_ms,
-                floor=floor,
-                driver_rows={step: share[index] for step, share in divided.items()},
-                state_rows=part,
-            )
-            for index, part in enumerate(rows)
-        ]
+            states.setdefault(StepId(step), {})[key] = edited
+        requests = self._epochs.requests(epoch, self._batch, time, driver_rows or {}, state_rows=states)
         self._store.close(self.execution.lease, requests)
-        # The epoch counts as closed everywhere from now, not from when its writing began.
-        self._history = [(e, at) for e, at in self._history if e >= floor]
-        self._history.append((epoch, self._recovery_clock.now_ms()))
+        self._epochs.add(epoch, time)
         self.epoch = Epoch(epoch + 1)
         # The epoch is closed. A failed checkpoint is tried again later; the logs hold everything until then.
         with contextlib.suppress(RecoveryError):

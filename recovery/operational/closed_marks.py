@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recovery.base.reserved import EPOCH_STEP
-from recovery.epochs.writer import Edited, StepKey
+from recovery.epochs.writer import StepKey
 from recovery.errors import CorruptPartitionError
 from recovery.operational import marks
 from recovery.operational.backends.backend import Backend, DirectoryBackend, Document
@@ -20,6 +20,7 @@ from recovery.storage.documents import BusyPartition, home
 from recovery.storage.history import KeyState, few_states_at, has_step
 from recovery.storage.lock import lock_holder
 from recovery.storage.scan import scan
+from recovery.storage.seam import Edited
 
 
 def standing_marks(backend: Backend, state_id: StateId) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TypeVar
 from recovery.base.clock import Clock
 from recovery.base.ids import Epoch
 from recovery.base.reserved import RESERVED_PREFIX
-from recovery.epochs.writer import Edited, EpochWriter, StepKey
+from recovery.epochs.writer import EpochWriter, StepKey
 from recovery.errors import ConfigurationError, EpochNotHeldError, FlowMismatchError, RecoveryError
 from recovery.operational.backends.open import choose, open_backend
 from recovery.operational.backends.retry import RetryPolicy
@@ -32,6 +32,7 @@ from recovery.storage.history import (
 )
 from recovery.storage.lock import DirectoryLock, lock_holder
 from recovery.storage.scan import scan
+from recovery.storage.seam import Edited
 from recovery.storage.verify import check_all
 from recovery.values.keys import home_of
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from recovery.base.clock import Clock
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.base.wording import counted
-from recovery.epochs.writer import Edited, StepKey
+from recovery.epochs.writer import StepKey
 from recovery.errors import ConfigurationError, StateLockedError, StateNotFoundError, StateValueError
 from recovery.operational import marks, scopes
 from recovery.operational.backends.backend import Backend, Document
@@ -23,6 +23,7 @@ from recovery.operational.runs import read_run
 from recovery.operational.step_edits import Moment, edit_states, moment
 from recovery.operational.values import from_json
 from recovery.storage.history import KeyState
+from recovery.storage.seam import Edited
 
 Name = str | StepKey
 """The id of a document, or a step and a key."""

@@ -95,6 +95,9 @@ class Delivery:
         faults.reach("close.1.prepared")
         return {SINK_STEP: {NOTE_KEY: note}}
 
+    def closed(self, batch: BatchId) -> None:
+        """Do nothing: the sink learns of a closed epoch by `publish`."""
+
     def publish(self, epoch: Epoch, batch: BatchId, floor: Epoch) -> None:
         """Show the output of a closed epoch. If this fails, no later epoch can be prepared in this execution."""
         if self._sink is None:

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from recovery.base.clock import SystemClock
+from recovery.base.clock import Clock, SystemClock
 from recovery.base.ids import ExecutionNumber, Lease
+from recovery.planning.values import PartitionDescription
+from recovery.storage.seam import PartitionStore, TaskStore
 from recovery.storage.sqlite.store import FilePartitions, allow_open_files
 from recovery.storage.sqlite.task_store import FileTaskStore
 
-__all__ = ["SCRATCH_NAME", "FilePartitions", "allow_open_files", "connect_task"]
+__all__ = ["SCRATCH_NAME", "allow_open_files", "connect_driver", "connect_task"]
 
 SCRATCH_NAME = "scratch"
 """The directory inside a recovery directory for files that need not survive an execution."""
 
 
-def connect_task(address: str, keep: bool = False) -> tuple[FileTaskStore, int]:
+def connect_driver(
+    partitions: Sequence[PartitionDescription], scratch: Path, clock: Clock | None = None
+) -> PartitionStore:
+    """Return the driver's store of these partitions, which it opens for writing. The caller holds the directory's lock,
+    or fences (see `PartitionStore.fence`).
+
+    partitions: all of a directory, in the order of their indexes. scratch: a directory that stores may share. clock:
+    the system's by default.
+    """
+    return FilePartitions([each.path for each in partitions], scratch, clock)
+
+
+def connect_task(address: str, keep: bool = False) -> tuple[TaskStore, int]:
     """Return the task's store at `address` (see `PartitionStore.address`) and the number of partitions.
 
     keep: hold deltas open for the next task of this process, which pays off with many small tasks.

@@ -8,7 +8,7 @@ A refused lease or batch (LeaseLostError) is final and never retried.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -18,6 +18,12 @@ from recovery.planning.measures import ClosedPartition, Measure, StepSize
 from recovery.planning.values import Execution, PartitionDescription, StepEdit
 
 FIELD_SEPARATOR = "\x1f"
+
+DriverRows = Mapping[StepId, Mapping[str, str | bytes | None]]
+"""Rows of reserved steps, by step and key; None discards a row."""
+
+Edited = tuple[str | None, int | None]
+"""A value as it is stored, and its timeout in milliseconds since 1970. A value of None discards the key."""
 
 
 class Changes(NamedTuple):
@@ -50,10 +56,18 @@ class CloseRequest:
     closed_ms: int
     clock_ms: int
     floor: Epoch
-    driver_rows: Mapping[StepId, Mapping[str, str | bytes | None]]
+    driver_rows: DriverRows
     edits: Sequence[StepEdit] = ()
-    state_rows: Mapping[StepId, Mapping[str, tuple[str | None, int | None]]] = field(default_factory=dict)
+    state_rows: Mapping[StepId, Mapping[str, Edited]] = field(default_factory=dict)
     logged: bool = False
+
+
+class Collected(NamedTuple):
+    """The result of collecting in one partition: the number of superseded rows that were deleted, and of logged changes
+    that were folded."""
+
+    rows: int
+    changes: int
 
 
 class BatchCount(NamedTuple):
@@ -131,6 +145,15 @@ class PartitionStore(Protocol):
         """
         ...
 
+    def fence(self, plan: Callable[[Sequence[PartitionDescription]], Execution]) -> Execution:
+        """Begin the execution that `plan` returns for the partitions, while another one may be closing epochs. Return
+        it.
+
+        An epoch that the other execution closes is either seen by `plan` or refused everywhere. If `plan` raises,
+        nothing changes and the other execution goes on.
+        """
+        ...
+
     def address(self, lease: Lease) -> str:
         """Return the address at which tasks of this execution reach the partitions."""
         ...
@@ -176,6 +199,11 @@ class PartitionStore(Protocol):
         """
         ...
 
+    def collect(self, floor: Epoch) -> list[Collected]:
+        """Collect in each partition up to `floor`, an epoch that all have closed, fold the log if `floor` is the newest
+        epoch, and give space back to the file system. Must not be called during a run."""
+        ...
+
     def begin_input(self, lease: Lease, content: str) -> None:
         """Store, in every partition, where the input begins. When it returns, this is durable in all of them.
 
@@ -212,8 +240,11 @@ class PartitionStore(Protocol):
         with."""
         ...
 
-    def driver_rows(self, step: StepId, resume_epoch: Epoch | None = None) -> Iterator[tuple[str, str | bytes]]:
-        """Yield the same of any step, one value at a time, in no particular order. They need not fit in memory."""
+    def driver_rows(
+        self, step: StepId, resume_epoch: Epoch | None = None
+    ) -> Generator[tuple[str, str | bytes], None, None]:
+        """Yield the same of any step, one value at a time, in no particular order. They need not fit in memory. Closing
+        the generator early ends its read transaction."""
         ...
 
     def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]:

@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,7 +24,7 @@ from recovery.base.ids import BatchId
 from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP
 from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.restore import restore
-from recovery.epochs.closer import EpochCloser
+from recovery.epochs.closer import ClosingHooks, ClosingSettings, Contributor, EpochCloser
 from recovery.epochs.execution import new_execution
 from recovery.planning.steps import StepPlan
 from recovery.sinks import DiscardSink
@@ -68,20 +68,28 @@ def totals(number: int, batches: int) -> dict[str, str]:
 
 
 class MiniRun:
-    """One execution. `number` names the input."""
+    """One execution. `number` names the input; `contributors` take part in closing epochs after those of every run."""
 
-    def __init__(self, directory: Path, number: int, *, clock: Clock | None = None, **config) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        number: int,
+        *,
+        clock: Clock | None = None,
+        contributors: Sequence[Contributor] = (),
+        **config,
+    ) -> None:
         clock = clock or SystemClock()
         self.number = number
         settings = RecoveryConfig(directory, **{"snapshot_interval": 0, **config})
         self.prepared = Prepared(settings, FLOW, clock)
         try:
-            self._begin(settings, clock)
+            self._begin(settings, clock, contributors)
         except BaseException:
             self.prepared.release()
             raise
 
-    def _begin(self, config: RecoveryConfig, clock: Clock) -> None:
+    def _begin(self, config: RecoveryConfig, clock: Clock, contributors: Sequence[Contributor]) -> None:
         plan = self.prepared.plan
         self.store = self.prepared.open_store()
         execution = new_execution(
@@ -104,16 +112,15 @@ class MiniRun:
             self.store,
             self.lease,
             plan,
-            self.checkpoint,
-            delivery,
-            FlowLoads(None, clock),
             Capture(self.checkpoint, restored.held),
-            clock=clock,
-            snapshot_interval_s=config.snapshot_interval_s,
-            backup_interval_s=config.backup_interval_s,
-            logs=True,
-            may_close=self.prepared.check.wait,
-            on_closed=lambda closed: self.closed.append(closed.epoch),
+            (delivery, FlowLoads(None, clock), *contributors),
+            ClosingSettings(
+                snapshot_interval_s=config.snapshot_interval_s,
+                backup_interval_s=config.backup_interval_s,
+                may_log=True,
+            ),
+            ClosingHooks(may_close=self.prepared.check.wait, on_closed=lambda closed: self.closed.append(closed.epoch)),
+            clock,
         )
         self.closer.begin(StepPlan((), {} if declared else {STEP: '{"key":[["key","string"]],"state":"plain"}'}))
         faults.reach("start.4")

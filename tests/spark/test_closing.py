@@ -52,10 +52,10 @@ def test_a_mark_that_is_set_while_the_output_is_prepared(store_dir, monkeypatch)
         return prepare(self, *arguments)
 
     monkeypatch.setattr(Delivery, "prepare", meddle)
-    execution = MiniRun(store_dir, INPUT, snapshot_interval="1h")
+    loads = FlowLoads(store_dir, SystemClock())
+    execution = MiniRun(store_dir, INPUT, snapshot_interval="1h", contributors=[loads])
     try:
         execution.batch()
-        loads = execution.closer._loads = FlowLoads(store_dir, SystemClock())
         loads._moved[0] = {"orders": 10}
         with execution.closer.lock:
             assert execution.closer.close(lambda: True)

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from recovery.base.clock import Clock
-from recovery.base.ids import BatchId, StepId
+from recovery.base.ids import BatchId, Epoch, StepId
 from recovery.base.intervals import Interval, parse_interval
 from recovery.base.reserved import EPOCH_STEP
 from recovery.operational.backends.open import DIRECTORY
@@ -88,7 +88,7 @@ class FlowLoads:
         with self._lock:
             self._moved[batch] = moved(loading.loads)
 
-    def rows(self, batch: BatchId) -> dict[StepId, dict[str, str | bytes | None]]:
+    def prepare(self, epoch: Epoch, batch: BatchId, floor: Epoch) -> dict[StepId, dict[str, str | bytes | None]]:
         """Return the rows with marks for the epoch that ends with `batch`."""
         with self._lock:
             marks = {
@@ -104,6 +104,9 @@ class FlowLoads:
         """Forget the marks up to `batch`: the epoch that ends with it is closed, so everybody sees them."""
         with self._lock:
             self._moved = {each: marks for each, marks in self._moved.items() if each > batch}
+
+    def publish(self, epoch: Epoch, batch: BatchId, floor: Epoch) -> None:
+        """Do nothing: the marks are visible when the epoch is closed."""
 
     def _mark_of(self, key: str) -> Any:
         assert self._state is not None

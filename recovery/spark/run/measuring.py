@@ -22,7 +22,7 @@ from recovery.planning.values import Execution
 from recovery.spark.run.events import RunSummary
 from recovery.spark.run.operator_rows import OperatorRows
 from recovery.spark.run.prepare import Prepared
-from recovery.storage.connect import FilePartitions
+from recovery.storage.seam import PartitionStore
 
 PROGRESS_LOOKS = 100
 PROGRESS_PERIOD_S = 0.01
@@ -110,7 +110,7 @@ class RunMeasures:
     """Keeps the measures of a run in its partitions, and serves them to Prometheus if configured."""
 
     def __init__(
-        self, prepared: Prepared, store: FilePartitions, execution: Execution, before: Sequence[Execution], clock: Clock
+        self, prepared: Prepared, store: PartitionStore, execution: Execution, before: Sequence[Execution], clock: Clock
     ) -> None:
         """before: the executions that the partitions already hold."""
         self._store = store

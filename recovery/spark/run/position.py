@@ -24,7 +24,7 @@ from recovery.planning.values import Execution, StepEdit
 from recovery.sinks import Resume
 from recovery.sinks.delivery import NOTE_KEY
 from recovery.spark.planner.bind import BoundPlan
-from recovery.storage.connect import FilePartitions
+from recovery.storage.seam import PartitionStore
 
 
 class Position(NamedTuple):
@@ -39,7 +39,7 @@ class Position(NamedTuple):
 
 
 def restore_position(
-    store: FilePartitions,
+    store: PartitionStore,
     plan: ResumePlan,
     sources: SourcePlaces,
     checkpoint: Path,
@@ -82,7 +82,7 @@ def restore_position(
 
 
 def _restore_beginning(
-    store: FilePartitions, checkpoint: Path, setting: Callable[[str], str | None]
+    store: PartitionStore, checkpoint: Path, setting: Callable[[str], str | None]
 ) -> tuple[Restored, str | None]:
     """Write the checkpoint by which Spark begins where an earlier execution began; return it with the text of its
     sources. If no execution has begun, Spark asks the sources. Epochs do not hold any of its files."""
@@ -95,7 +95,7 @@ def _restore_beginning(
     return Restored(restored.batch, {}), found.places
 
 
-def step_plan(store: FilePartitions, plan: ResumePlan, bound: BoundPlan, config: RecoveryConfig) -> StepPlan:
+def step_plan(store: PartitionStore, plan: ResumePlan, bound: BoundPlan, config: RecoveryConfig) -> StepPlan:
     """Plan what happens to the state that the partitions hold at the resume epoch."""
     at = plan.resume_epoch
     held = {step for step in store.known_steps(at) if not step.startswith(RESERVED_PREFIX)}
@@ -111,7 +111,7 @@ def step_plan(store: FilePartitions, plan: ResumePlan, bound: BoundPlan, config:
     return plan_steps(held, declared, steps, choices, config.path, misread)
 
 
-def resume_of_sink(plan: ResumePlan, execution: Execution, store: FilePartitions) -> Resume:
+def resume_of_sink(plan: ResumePlan, execution: Execution, store: PartitionStore) -> Resume:
     """Where the sink must go back to."""
     note = store.driver_values(SINK_STEP, plan.resume_epoch).get(NOTE_KEY)
     return Resume(

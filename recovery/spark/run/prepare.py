@@ -20,10 +20,11 @@ from recovery.operational.rewinds import check_start, note_start
 from recovery.planning.going_back import discarded, kept_interval_s
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import Execution
-from recovery.storage.connect import SCRATCH_NAME, FilePartitions
+from recovery.storage.connect import SCRATCH_NAME, connect_driver
 from recovery.storage.initialize import init_partitions
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import log_bytes, scan
+from recovery.storage.seam import PartitionStore
 from recovery.storage.verify import PartitionCheck, Verdict
 
 CHECK_NICENESS = 10
@@ -57,7 +58,7 @@ class Prepared:
         self.flow_id = flow_id
         self.clock = clock
         self.lock = DirectoryLock(config.path, clock, f"flow {flow_id}")
-        self.store: FilePartitions | None = None
+        self.store: PartitionStore | None = None
         self.check: BackgroundCheck | None = None
         self.record: FlowRecord | None = None
         self.endpoint: MetricsEndpoint | None = None
@@ -79,10 +80,10 @@ class Prepared:
             self.release()
             raise
 
-    def open_store(self) -> FilePartitions:
+    def open_store(self) -> PartitionStore:
         """Open the partitions for writing."""
         scratch = self.config.scratch_directory or self.config.path / SCRATCH_NAME
-        self.store = FilePartitions([d.path for d in self.plan.partitions], Path(scratch), self.clock)
+        self.store = connect_driver(self.plan.partitions, Path(scratch), self.clock)
         return self.store
 
     def record_run(self, execution: Execution, clock: Clock) -> None:

@@ -20,7 +20,7 @@ from recovery.base.ids import BatchId
 from recovery.base.intervals import Interval
 from recovery.base.tracebacks import essence_of
 from recovery.checkpoint.capture import Capture
-from recovery.epochs.closer import EpochClosed, EpochCloser
+from recovery.epochs.closer import ClosingHooks, ClosingSettings, EpochClosed, EpochCloser
 from recovery.epochs.execution import new_execution
 from recovery.errors import ConfigurationError, FileReplacedError, FlowFailedError, RecoveryError
 from recovery.metrics.meter import BatchMeasure
@@ -123,17 +123,16 @@ class RecoveryQuery:
                 self._store,
                 self.lease,
                 plan,
-                checkpoint,
-                self._delivery,
-                self._loads,
                 Capture(checkpoint, position.restored.held, position.restored.stale, sources=bound.sources.numbers),
-                clock=clock,
-                snapshot_interval_s=NEVER if prepared.temporary else config.snapshot_interval_s,
-                backup_interval_s=prepared.backup_interval_s,
-                logs=not bound.keeps_native_state,
-                may_close=self._check.wait,
-                on_closed=self._on_closed,
-                around=self._own_thread,
+                # The loads come last: a mark that somebody sets while the sink prepares does not replace the epoch's.
+                (self._delivery, self._loads),
+                ClosingSettings(
+                    snapshot_interval_s=NEVER if prepared.temporary else config.snapshot_interval_s,
+                    backup_interval_s=prepared.backup_interval_s,
+                    may_log=not bound.keeps_native_state,
+                ),
+                ClosingHooks(may_close=self._check.wait, on_closed=self._on_closed, around=self._own_thread),
+                clock,
             )
             failed.callback(self._closer.finish)
             self._starts = SourceStarts(self._store, self.lease, checkpoint, bound.sources, self._closer, position)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import apsw
 
@@ -31,7 +31,7 @@ from recovery.storage.deltas.delta import Delta, create_delta
 from recovery.storage.deltas.lifeline import Lifeline
 from recovery.storage.deltas.open_deltas import MOST_KEPT
 from recovery.storage.lock import held_lock
-from recovery.storage.seam import BatchCount, CloseRequest
+from recovery.storage.seam import BatchCount, CloseRequest, Collected
 from recovery.storage.sqlite import close, describe, fold, rewind
 from recovery.storage.sqlite.beginning import Beginning, keep_beginning, read_beginning
 from recovery.storage.sqlite.epoch_log import Sealed
@@ -59,15 +59,6 @@ FILES_PER_DELTA = 7
 FILES_OF_OTHERS = 256
 
 T = TypeVar("T")
-
-
-class Collected(NamedTuple):
-    """The result of collecting in one partition."""
-
-    rows: int
-    """Superseded rows that were deleted."""
-    changes: int
-    """Logged changes that were folded."""
 
 
 class FilePartitions:
@@ -164,7 +155,7 @@ class FilePartitions:
         self._make_deltas(execution, steps)
 
     def fence(self, plan: Callable[[Sequence[PartitionDescription]], Execution]) -> Execution:
-        """Begin the execution that `plan` returns for the partitions, while another one may be closing epochs.
+        """See `PartitionStore.fence`.
 
         Write transactions hold all partitions from before they are read until the new execution is recorded in each.
         So an epoch that the other execution closes is either seen here or refused everywhere.
@@ -343,7 +334,7 @@ class FilePartitions:
         add_measure(self._writers[0], self.paths[0], measure)
 
     def checkpoint(self) -> None:
-        """Move the write-ahead logs into the files, as far as no reader is in the way. Never waits."""
+        """See `PartitionStore.checkpoint`."""
         self._open_files.check()
         for path in self.paths:
             # A separate connection, because another thread may be using the writer.
@@ -355,8 +346,7 @@ class FilePartitions:
                 connection.close()
 
     def collect(self, floor: Epoch) -> list[Collected]:
-        """Collect in each partition up to `floor`, an epoch that all have closed, fold the log if `floor` is the newest
-        epoch, and give space back to the file system. Must not be called during a run."""
+        """See `PartitionStore.collect`."""
 
         def collect_one(index: int) -> Collected:
             writer, path = self._writers[index], self.paths[index]
@@ -409,7 +399,7 @@ class FilePartitions:
     def driver_rows(
         self, step: StepId, resume_epoch: Epoch | None = None
     ) -> Generator[tuple[str, str | bytes], None, None]:
-        """See `PartitionStore.driver_rows`. Closing the generator early ends its read transaction."""
+        """See `PartitionStore.driver_rows`."""
         for writer, path in zip(self._writers, self.paths, strict=True):
             yield from describe.step_values(writer, path, step, resume_epoch)
 

@@ -1,0 +1,104 @@
+"""What takes part in closing an epoch, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from recovery.base.ids import NO_EPOCH
+from recovery.base.reserved import EPOCH_STEP
+from recovery.epochs.closer import SHORT_S, ClosingSettings
+from recovery.storage.scan import scan
+from tests.faults.minirun import MiniRun
+
+INPUT = 3
+PROBE = "$probe"
+"""A reserved step that no other code stores rows under."""
+
+
+def held(directory) -> list[int]:
+    """The newest epoch of each partition."""
+    newest = (file.description.newest for file in scan(directory))
+    return [NO_EPOCH if each is None else each.epoch for each in newest]
+
+
+class Recorder:
+    """A contributor that notes its calls, with the epochs that the partitions hold at that moment. It stores `rows`
+    and raises `error` when it is asked to do `fails`."""
+
+    def __init__(self, directory, rows=None, fails: str = "") -> None:
+        self.calls: list[tuple] = []
+        self.rows = rows or {}
+        self.fails = fails
+        self._directory = directory
+
+    def prepare(self, epoch, batch, floor):
+        self._note("prepare", epoch, batch, floor)
+        return self.rows
+
+    def closed(self, batch):
+        self._note("closed", batch)
+
+    def publish(self, epoch, batch, floor):
+        self._note("publish", epoch, batch, floor)
+
+    def _note(self, name, *arguments):
+        self.calls.append((name, *arguments, held(self._directory)))
+        if self.fails == name:
+            raise RuntimeError(f"cannot {name}")
+
+
+def begin(directory, *contributors) -> MiniRun:
+    """A run with one finished micro-batch, and these contributors beside its own."""
+    execution = MiniRun(directory, INPUT, snapshot_interval="1h", contributors=contributors)
+    execution.batch()
+    return execution
+
+
+def test_contributors_act_before_and_after_the_partitions(store_dir):
+    """They prepare while no partition holds the epoch, and learn that it is closed, and publish, when all hold it."""
+    recorder = Recorder(store_dir)
+    execution = begin(store_dir, recorder)
+    execution.finish()
+    assert recorder.calls == [
+        ("prepare", 1, 0, 0, [0, 0]), ("closed", 0, [1, 1]), ("publish", 1, 0, 0, [1, 1])
+    ]  # fmt: skip
+
+
+def test_the_row_of_the_later_contributor_counts(store_dir):
+    """Rows are stored with the epoch; of two contributors' rows of one step, those of the later one."""
+    first = Recorder(store_dir, {PROBE: {"a": "1", "b": "2"}, EPOCH_STEP: {"mark": "3"}})
+    second = Recorder(store_dir, {PROBE: {"a": "4"}})
+    execution = begin(store_dir, first, second)
+    try:
+        with execution.closer.lock:
+            execution.closer.close(lambda: True)
+        assert execution.store.driver_values(PROBE) == {"a": "4"}
+        assert execution.store.driver_values(EPOCH_STEP) == {"mark": "3"}
+    finally:
+        execution.release()
+
+
+@pytest.mark.parametrize(("phase", "epochs"), [("prepare", [0, 0]), ("closed", [1, 1]), ("publish", [1, 1])])
+def test_the_error_of_a_contributor_ends_closing(store_dir, phase, epochs):
+    """What it raises is raised to whoever waits for the epoch, and later contributors are not called for it."""
+    later = Recorder(store_dir)
+    execution = begin(store_dir, Recorder(store_dir, fails=phase), later)
+    try:
+        with execution.closer.lock, pytest.raises(RuntimeError, match=f"cannot {phase}"):
+            execution.closer.close(lambda: True)
+        with pytest.raises(RuntimeError):
+            execution.closer.check()
+    finally:
+        execution.release()
+    assert held(store_dir) == epochs
+    assert phase not in [name for name, *_ in later.calls]
+    assert execution.closed == ([1] if phase == "publish" else [])
+
+
+def test_epochs_are_logged_only_if_they_follow_closely_and_nothing_is_kept():
+    """A backup interval, a long snapshot interval, or the run itself rules it out."""
+    assert ClosingSettings(0, 0, may_log=True).logs
+    assert ClosingSettings(SHORT_S - 0.1, 0, may_log=True).logs
+    assert not ClosingSettings(SHORT_S, 0, may_log=True).logs
+    assert not ClosingSettings(0, 1, may_log=True).logs
+    assert not ClosingSettings(0, 0, may_log=False).logs
