@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from recovery import DiscardSink, Flow, GroupState, stateful
 
-BYTES_PER_BATCH = "1m"
+BYTES_PER_BATCH = "512k"
 
 
 @dataclass

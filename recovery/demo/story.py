@@ -18,6 +18,7 @@ from recovery.demo.flights import add_plainly, read_flights
 from recovery.demo.flow import Delays
 from recovery.errors import FlowFailedError
 from recovery.host.durable import open_own
+from recovery.planning.resume import plan_resume
 from recovery.storage.initialize import init_partitions
 from recovery.storage.scan import read_step, scan
 
@@ -44,8 +45,10 @@ class Story:
         init_partitions(self._partitions, PARTITIONS)
         self._chapter("A stateful flow counts flights and delays per airplane, and closes an epoch every second")
         killed = self._run(kill=True)
-        self._chapter(f"kill -9 in the middle of an epoch: micro-batch {killed} was done, but in no snapshot yet")
-        newest = max(f.description.newest_epoch for f in scan(self._partitions) if f.description is not None)
+        newest, held = self._newest()
+        lost = killed > held
+        where = "was done, but in no snapshot yet" if lost else f"is in the snapshot after epoch {newest}"
+        self._chapter(f"kill -9 in the middle of {'an epoch' if lost else 'the run'}: micro-batch {killed} {where}")
         self._say(f"    the partitions hold epochs up to {newest}; everything later is gone, state and position alike")
         self._chapter("The same command again: it resumes from the last closed epoch, to the end of the input")
         self._run()
@@ -59,6 +62,11 @@ class Story:
         for command in ("status", "plan", "verify"):
             self._say(f"    python -m recovery {command} {self._partitions}")
         return equal
+
+    def _newest(self) -> tuple[int, int]:
+        """Return the newest epoch that all partitions hold, and its last micro-batch."""
+        plan = plan_resume(scan(self._partitions))
+        return plan.resume_epoch - 1, -1 if plan.snapshot is None else plan.snapshot.batch_id
 
     def _chapter(self, title: str) -> None:
         self._say("")
