@@ -14,12 +14,12 @@ from pathlib import Path
 import apsw
 
 from recovery.planning.resume import ResumePlan, plan_resume
-from recovery.planning.values import Execution
+from recovery.planning.values import Execution, FoundFile
 from recovery.storage.connect import connect_task
+from recovery.storage.memory import MemoryDirectory, MemoryPartitions
 from recovery.storage.scan import scan
-from recovery.storage.seam import BatchCount, Changes, CloseRequest
+from recovery.storage.seam import BatchCount, Changes, CloseRequest, TaskStore
 from recovery.storage.sqlite.store import FilePartitions
-from recovery.storage.sqlite.task_store import FileTaskStore
 from recovery.storage.verify import PartitionCheck
 from recovery.values.keys import partition_of
 
@@ -32,14 +32,14 @@ _tasks = itertools.count()
 
 
 class Driver:
-    """One execution on a directory: what the runner does with storage, call by call.
+    """One execution on a directory, of files or in memory: what the runner does with storage, call by call.
 
     States are given as texts, as (text, timeout in ms), or as None to discard the key.
     """
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | MemoryDirectory,
         steps: Sequence[str] = (STEP,),
         *,
         resume_epoch: int | None = None,
@@ -47,12 +47,14 @@ class Driver:
         started_ms: int = 0,
     ) -> None:
         self.directory = directory
-        self.plan: ResumePlan = plan_resume(scan(directory), resume_epoch=resume_epoch)
+        memory = MemoryPartitions(directory) if isinstance(directory, MemoryDirectory) else None
+        found = scan(directory) if memory is None else [FoundFile(each.path, each) for each in memory.describe()]
+        self.plan: ResumePlan = plan_resume(found, resume_epoch=resume_epoch)
         self.count = len(self.plan.partitions)
         self.execution = replace(new_execution(self.plan), started_ms=started_ms)
         self.lease = self.execution.lease
         self.epoch = self.plan.resume_epoch
-        self.store = FilePartitions([d.path for d in self.plan.partitions], scratch or directory / "scratch")
+        self.store = memory or FilePartitions([d.path for d in self.plan.partitions], scratch or directory / "scratch")
         try:
             self.store.start(self.execution, steps, self.plan.partitions)
         except BaseException:
@@ -65,7 +67,7 @@ class Driver:
     def __exit__(self, *_: object) -> None:
         self.store.release()
 
-    def task(self) -> FileTaskStore:
+    def task(self) -> TaskStore:
         """A task's way to the partitions; release it. Every other one keeps its deltas for the next."""
         return connect_task(self.store.address(self.lease), keep=next(_tasks) % 2 == 1)[0]
 

@@ -11,6 +11,7 @@ from typing import Any
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.ids import ExecutionNumber, Lease
 from recovery.planning.values import PartitionDescription
+from recovery.storage.memory import task_store
 from recovery.storage.seam import PartitionStore, TaskStore
 from recovery.storage.sqlite.store import FilePartitions, allow_open_files
 from recovery.storage.sqlite.task_store import FileTaskStore
@@ -38,14 +39,16 @@ def connect_task(address: str, keep: bool = False) -> tuple[TaskStore, int]:
 
     keep: hold deltas open for the next task of this process, which pays off with many small tasks.
     """
-    told = _parsed(address)
-    kind = told["kind"]
+    parsed = _parsed(address)
+    kind = parsed["kind"]
+    lease = Lease(ExecutionNumber(parsed["number"]), parsed["id"])
+    if kind == "memory":
+        return task_store(parsed["name"], lease)
     assert kind == "files", f"a store of kind {kind!r} is unknown"
-    partitions = [Path(path) for path in told["partitions"]]
-    files = [(device, inode) for device, inode in told["files"]]
-    lease = Lease(ExecutionNumber(told["number"]), told["id"])
-    line = told["line"] if keep else None
-    return FileTaskStore(partitions, files, Path(told["scratch"]), lease, SystemClock(), line), len(partitions)
+    partitions = [Path(path) for path in parsed["partitions"]]
+    files = [(device, inode) for device, inode in parsed["files"]]
+    line = parsed["line"] if keep else None
+    return FileTaskStore(partitions, files, Path(parsed["scratch"]), lease, SystemClock(), line), len(partitions)
 
 
 @lru_cache(maxsize=4)
