@@ -11,7 +11,7 @@ from typing import Any
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.ids import ExecutionNumber, Lease
 from recovery.planning.values import PartitionDescription
-from recovery.storage.memory import task_store
+from recovery.storage.memory import MemoryPartitions, task_store
 from recovery.storage.seam import PartitionStore, TaskStore
 from recovery.storage.sqlite.store import FilePartitions, allow_open_files
 from recovery.storage.sqlite.task_store import FileTaskStore
@@ -32,6 +32,10 @@ def connect_driver(
     the system's by default.
     """
     return FilePartitions([each.path for each in partitions], scratch, clock)
+
+
+_KINDS: tuple[type[PartitionStore], ...] = (FilePartitions, MemoryPartitions)
+"""All kinds of stores, so that the type checker compares each with the protocol."""
 
 
 def connect_task(address: str, keep: bool = False) -> tuple[TaskStore, int]:

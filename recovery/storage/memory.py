@@ -16,7 +16,7 @@ import json
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -25,7 +25,7 @@ from recovery.errors import LeaseLostError, StorageError
 from recovery.planning.measures import ClosedPartition, Measure, StepSize, outdated
 from recovery.planning.values import Execution, PartitionDescription
 from recovery.storage.memory_contents import Delta, Partition, Scratch, State, states_of, unpacked
-from recovery.storage.seam import BatchCount, Changes, CloseRequest
+from recovery.storage.seam import BatchCount, Changes, CloseRequest, Collected
 
 _names = itertools.count(1)
 _directories: WeakValueDictionary[str, MemoryDirectory] = WeakValueDictionary()
@@ -161,6 +161,15 @@ class MemoryPartitions:
         for delta in itertools.chain.from_iterable(self._deltas.values()):
             delta.apart = False
 
+    def collect(self, floor: Epoch) -> list[Collected]:
+        """See `PartitionStore.collect`."""
+        with self._lock:
+            collected = []
+            for partition in self._partitions:
+                rows = partition.collect(floor)
+                collected.append(Collected(rows, partition.fold() if floor == partition.newest_epoch else 0))
+            return collected
+
     def begin_input(self, lease: Lease, content: str) -> None:
         """See `PartitionStore.begin_input`."""
         with self._lock:
@@ -215,7 +224,9 @@ class MemoryPartitions:
         """See `PartitionStore.driver_values`."""
         return dict(self.driver_rows(step, resume_epoch))
 
-    def driver_rows(self, step: StepId, resume_epoch: Epoch | None = None) -> Iterator[tuple[str, str | bytes]]:
+    def driver_rows(
+        self, step: StepId, resume_epoch: Epoch | None = None
+    ) -> Generator[tuple[str, str | bytes], None, None]:
         """See `PartitionStore.driver_rows`."""
         for partition in self._partitions:
             with self._lock:
