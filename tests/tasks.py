@@ -16,7 +16,7 @@ from recovery.spark.steps.definition import HASH_BITS, KEY, PLACE, UNHASHED, Ste
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.step_task import run_tasks
 from recovery.values.keys import encode_key
-from tests.stores import STEP, Driver, paths_of, query
+from tests.stores import STEP, Driver
 
 
 def definition(
@@ -81,11 +81,7 @@ def state_key(values: tuple) -> str:
 
 def stored(driver: Driver) -> dict[str, Any]:
     """The states of the step in the closed epochs."""
-    found: dict[str, Any] = {}
-    for path in paths_of(driver.directory):
-        rows = query(path, "SELECT state_key, ser_change FROM snaps WHERE step_id = ?", (STEP,))
-        found.update((key, msgspec.json.decode(text)) for key, text in rows)
-    return found
+    return {key: msgspec.json.decode(text) for key, text in driver.store.driver_values(STEP).items()}
 
 
 def _parsed(schema: str | T.StructType) -> T.StructType:

@@ -316,6 +316,14 @@ class TestClosing:
         assert run.store.driver_values(STEP) == {"a": "2", "k0": "1", "k1": "1", "k2": "1"}
         assert run.read(4, "a") == {"a": "3"}
 
+    def test_an_epoch_that_is_not_logged_folds_those_that_are(self, run):
+        """Earlier epochs are not held afterwards."""
+        for batch, logged in enumerate((True, True, False)):
+            run.apply(batch, {"a": str(batch)})
+            run.close(batch, logged=logged)
+        assert epochs(run) == [[2, 3], [2, 3]]
+        assert run.store.driver_values(STEP) == {"a": "2"}
+
     def test_what_was_logged_must_be_set_apart_before_it_is_folded(self, run):
         run.apply(0, {"a": "1"})
         run.store.seal(run.lease, 0, apart=False)

@@ -15,6 +15,7 @@ from recovery.spark.steps.definition import HASH_BITS, KEY, PLACE
 from recovery.spark.steps.key_columns import parse_keys
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.step_task import StepTask, run_tasks
+from recovery.storage.memory import MemoryDirectory
 from tests.stores import Driver
 from tests.tasks import definition
 
@@ -25,8 +26,8 @@ BEFORE = "step 'count', key 'b': column 'at' has a value that Python cannot have
 
 
 @pytest.fixture
-def driver(make_store):
-    with Driver(make_store(1)) as found:
+def driver():
+    with Driver(MemoryDirectory(1)) as found:
         yield found
 
 

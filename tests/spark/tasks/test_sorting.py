@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from recovery.spark.steps.definition import EVERYWHERE, UNHASHED
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.sorting import _numbers, _order, sorted_by
-from recovery.storage.initialize import init_partitions
+from recovery.storage.memory import MemoryDirectory
 from tests.stores import Driver
 from tests.tasks import definition, run_batch, stored
 
@@ -122,7 +122,7 @@ def test_nothing_is_left_when_the_rest_is_not_asked_for():
     assert open_files() == before
 
 
-def test_a_step_whose_rows_do_not_fit(tmp_path, monkeypatch):
+def test_a_step_whose_rows_do_not_fit(monkeypatch):
     """Totals of a task that sorts by way of a file are those of one that does not; so are those of one task for all
     partitions, and of two that have some each."""
     monkeypatch.setattr(ArrowStepTask, "chunk_rows", 20)
@@ -135,10 +135,9 @@ def test_a_step_whose_rows_do_not_fit(tmp_path, monkeypatch):
     step = definition(add_up, "total bigint", "key string", rows, ("key",))
     totals = []
     ways = [{}, {"gathered": EVERYWHERE}, {"gathered": UNHASHED}, {"tasks": 2}, {"tasks": 1}]
-    for number, (limit_bytes, way) in enumerate(product([0, 1000, 1 << 20], ways)):
+    for limit_bytes, way in product([0, 1000, 1 << 20], ways):
         monkeypatch.setattr(ArrowStepTask, "sorted_bytes", limit_bytes)
-        init_partitions(tmp_path / str(number), 5)
-        with Driver(tmp_path / str(number)) as driver:
+        with Driver(MemoryDirectory(5)) as driver:
             run_batch(driver, step, 0, rows, piece=50, **way)
             driver.close(0)
             totals.append(stored(driver))

@@ -14,8 +14,9 @@ from recovery.errors import StateValueError, UnsupportedPlanError
 from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, KEY, NOW, PLACE, UNHASHED, StepDefinition
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.step_task import StepTask, run_tasks
+from recovery.storage.memory import MemoryDirectory
 from recovery.values.keys import encode_key, partition_of
-from tests.stores import STEP, Driver, paths_of, query
+from tests.stores import STEP, Driver
 from tests.tasks import definition
 
 COUNT = 2
@@ -25,8 +26,8 @@ THERE = [key for key in KEYS if partition_of(key, COUNT) == 1]
 
 
 @pytest.fixture
-def driver(make_store):
-    with Driver(make_store(COUNT)) as found:
+def driver():
+    with Driver(MemoryDirectory(COUNT)) as found:
         yield found
 
 
@@ -203,9 +204,9 @@ def test_null_comes_once(driver, kind, last, chunk_rows, monkeypatch):
 
 
 @pytest.fixture
-def many(make_store):
+def many():
     """Seven partitions, for fewer tasks."""
-    with Driver(make_store(7)) as found:
+    with Driver(MemoryDirectory(7)) as found:
         yield found
 
 
@@ -238,8 +239,8 @@ def test_fewer_tasks_than_partitions(many, kind, tasks, chunk_rows, by_spark, mo
         counts = many.store.counts(many.lease, BatchId(0))
         assert (counts.rows, counts.keys, counts.looked_up) == (times * len(keys), len(keys), len(keys))
     many.close(0)
-    held = [query(path, "SELECT state_key FROM snaps WHERE step_id = ?", (STEP,)) for path in paths_of(many.directory)]
-    assert all(partition_of(key, many.count) == number for number, found in enumerate(held) for (key,) in found)
+    held = [partition.snapshot().get(STEP, {}) for partition in many.directory.partitions]
+    assert all(partition_of(key, many.count) == number for number, found in enumerate(held) for key in found)
     assert sum(map(len, held)) == len(keys)
 
 
