@@ -132,6 +132,14 @@ class TestTasks:
         assert not later.gathered(STEP, 1, note=False)
         assert not later.gathered(OTHER, 0, note=False)
 
+    def test_a_late_gathered_task_does_not_hide_a_later_one(self, run):
+        """A second attempt of the later batch has to withdraw what the first left elsewhere."""
+        late, task = run.task(), run.task()
+        late.gathered(STEP, 3, note=True)
+        task.gathered(STEP, 5, note=True)
+        late.gathered(STEP, 4, note=True)
+        assert task.gathered(STEP, 5, note=True)
+
     @pytest.mark.parametrize("closed", [False, True], ids=["in the delta", "in the snapshot"])
     def test_due_returns_the_keys_whose_timeout_has_come_before_the_batch(self, run, closed):
         """Sorted, with the limit itself."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from recovery.base.clock import Clock
-from recovery.base.ids import BatchId, Lease, PartitionIndex, StepId
+from recovery.base.ids import NO_BATCH, BatchId, Lease, PartitionIndex, StepId
 from recovery.errors import (
     LeaseLostError,
     StorageError,
@@ -76,20 +77,21 @@ class FileTaskStore:
     def gathered(self, step: StepId, batch: BatchId, *, note: bool) -> bool:
         """See `TaskStore.gathered`."""
         path = self._scratch / f"{file_name(step)}.gathered"
-        text = f"{batch:<{_NOTE_BYTES}}".encode()
         try:
             file = open_own(path)
             try:
-                before = os.pread(file, _NOTE_BYTES, 0) == text
-                if note and not before:
-                    os.pwrite(file, text, 0)
+                fcntl.flock(file, fcntl.LOCK_EX)
+                noted = int(os.pread(file, _NOTE_BYTES, 0) or NO_BATCH)
+                # A late task of an earlier batch must not erase the note of a later one.
+                if note and noted < batch:
+                    os.pwrite(file, f"{batch:<{_NOTE_BYTES}}".encode(), 0)
             finally:
                 os.close(file)
         except OSError as error:
             if self._scratch.exists():
                 raise StorageError(str(error), path=path) from error
             raise LeaseLostError(f"the scratch file of execution {self._lease.number} is gone", path=path) from error
-        return before
+        return noted == batch
 
     def withdraw(self, step: StepId, partition: PartitionIndex, batch: BatchId) -> None:
         """See `TaskStore.withdraw`."""
