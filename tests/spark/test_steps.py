@@ -615,9 +615,9 @@ def test_what_a_start_that_fails_leaves(spark, feed, tmp_path, monkeypatch):
         yield
         fail()
 
-    steps = {"launching._triggered": fail, "launching._session_settings": fail_behind, "query.announce": fail}
+    steps = {"launch._triggered": fail, "launch._session_settings": fail_behind, "query.announce": fail}
     for step, failing in steps.items():
-        monkeypatch.setattr(f"recovery.spark.{step}", failing)
+        monkeypatch.setattr(f"recovery.spark.run.{step}", failing)
         # Elsewhere other tests have theirs.
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "mailboxes"))
         with pytest.raises(RecoveryError, match="no query"):
