@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from recovery.spark.run.prepare import BackgroundCheck, Prepared
 from recovery.spark.run.reports import Reports
 from recovery.spark.run.source_starts import SourceStarts
 from recovery.spark.run.status import RunStatus
+from recovery.spark.tuning.outcome import Outcome
 from recovery.storage.connect import FilePartitions
 
 
@@ -185,49 +186,25 @@ class RecoveryQuery:
             self._end_epoch(lambda: True)
         started_s = self._clock.elapsed_s()
         self._store.open(self.lease, batch_id)
-        with self._frame(batch, batch_id) as frame, self._loads.during(batch.sparkSession, batch_id):
+        address = self._store.address(self.lease)
+        with (
+            self._bound.tuning.run_batch(self._running(), batch, batch_id, address, self._delivery) as frame,
+            self._loads.during(batch.sparkSession, batch_id),
+        ):
             if frame is not None:
                 self._delivery.write(frame, batch_id, self._closer.epoch)
         self._closer.finished = batch_id
         self._check.begin()
-        if self._bound.combiner is not None and self._status.query is not None:
-            self._bound.combiner.learn(self._status.query._jsq)
         counts = self._store.counts(self.lease, batch_id)
         self.summary.batches += 1
         self.summary.states += counts.keys
         self._mailboxes.update()
         seconds = self._clock.elapsed_s() - started_s
-        if self._bound.gathering is not None:
-            self._bound.gathering.learn(max(counts.rows, counts.keys), seconds)
-        if self._bound.merging is not None:
-            self._bound.merging.learn(counts.rows, counts.keys)
-        self._bound.row_width.learn(counts.rows, counts.row_bytes)
+        query = None if self._status.query is None else self._running()
+        self._bound.tuning.learn(Outcome(counts.rows, counts.keys, counts.row_bytes, seconds, query))
         measure = BatchMeasure(counts.rows, counts.keys, counts.looked_up, counts.seam_s, seconds)
         done = BatchDone(batch_id, self._closer.epoch, counts.rows, counts.keys, seconds)
         self._reports.batch_done(done, measure)
-
-    @contextlib.contextmanager
-    def _frame(self, batch: DataFrame, batch_id: BatchId) -> Iterator[DataFrame | None]:
-        """What the sink gets: the micro-batch's plan, or its rows, computed once and completely, so that no step runs
-        again whatever the sink does with them. None if nothing is left to compute and the sink discards the rows."""
-        query = self._running()
-        if self._bound.merging is not None:
-            merged = self._bound.merging.run(query, batch.sparkSession, self._store.address(self.lease), batch_id)
-            if merged is not None and merged.is_all:
-                yield None if self._delivery.discards else merged.frame(batch)
-                return
-            batch = batch if merged is None else merged.frame(batch)
-        as_expected = self._bound.row_width.expected(query)
-        if self._delivery.single_action:
-            with as_expected if self._delivery.as_it_is else contextlib.nullcontext():
-                yield batch
-            return
-        with as_expected:
-            copy = batch.localCheckpoint(eager=True)
-        try:
-            yield copy
-        finally:
-            copy._jdf.queryExecution().analyzed().rdd().unpersist(False)
 
     def _running(self) -> Any:
         """The JVM's handle of the query, also before Spark's `start` has returned one."""

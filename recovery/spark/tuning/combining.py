@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from recovery.spark.jvm.java_sources import planner_strategy
 from recovery.spark.steps.combine import _declared
+from recovery.spark.tuning.outcome import Outcome
 
 
 class Combiner:
@@ -22,10 +23,11 @@ class Combiner:
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
 
-    def learn(self, query: Any) -> None:
-        """Show the planner how far the last micro-batch of the JVM's query was combined. If that was of little use, the
-        next ones are not combined for a while."""
-        self._strategy.learn(query.streamingQuery().lastExecution().executedPlan())
+    def learn(self, outcome: Outcome) -> None:
+        """Show the planner how far the last micro-batch was combined. If that was of little use, the next ones are not
+        combined for a while."""
+        if outcome.query is not None:
+            self._strategy.learn(outcome.query.streamingQuery().lastExecution().executedPlan())
 
 
 def install(spark: SparkSession, names: Sequence[str]) -> Combiner | None:

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from recovery.spark.jvm.java_sources import planner_strategy
 from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, PLACE, UNHASHED
+from recovery.spark.tuning.outcome import Outcome
 
 FEW_ROWS = 2000
 LONG_S = 0.25
@@ -40,9 +41,10 @@ class Gathering:
         self._exchanged_s: float | None = None
         self._expect(False)
 
-    def learn(self, rows: int, seconds: float) -> None:
-        """Take the rows, or keys, and the duration of a micro-batch; tell the planner what to expect of the next."""
-        few = rows <= FEW_ROWS
+    def learn(self, outcome: Outcome) -> None:
+        """Tell the planner what to expect of the next micro-batch."""
+        seconds = outcome.seconds
+        few = max(outcome.rows, outcome.keys) <= FEW_ROWS
         if self._pause:
             self._pause -= 1
             if few:

@@ -29,6 +29,7 @@ from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, KEY, PLACE, U
 from recovery.spark.tasks.arrow_task import ArrowStepTask
 from recovery.spark.tasks.step_task import run_tasks
 from recovery.spark.tuning.collecting import Collector, local_frame
+from recovery.spark.tuning.outcome import Outcome
 from recovery.spark.tuning.row_width import RowWidth, bytes_to_read
 from recovery.storage.connect import connect_task
 
@@ -101,10 +102,10 @@ class Merging:
         self._pause = 0
         self._merged = False
 
-    def learn(self, rows: int, keys: int) -> None:
-        """Take the number of rows of the last micro-batch, as its steps count them, and the number of changed keys."""
+    def learn(self, outcome: Outcome) -> None:
+        """Decide whether to expect few rows in the next micro-batch."""
         if not self._merged:
-            most = min(rows, keys * self._tasks) if self._weighted else rows
+            most = min(outcome.rows, outcome.keys * self._tasks) if self._weighted else outcome.rows
             self._few = None if most <= FEW_ROWS else False
         self._merged = False
 

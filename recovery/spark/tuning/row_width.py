@@ -16,6 +16,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from recovery.spark.jvm.errors import JVM_GONE
+from recovery.spark.tuning.outcome import Outcome
 
 LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch"
 UNLIMITED = "2147483647"
@@ -37,9 +38,9 @@ class RowWidth:
         self._steps_only = steps_only
         self._small = False
 
-    def learn(self, rows: int, row_bytes: int) -> None:
-        """Take the number of rows of a micro-batch, and the width that no Arrow batch's rows exceeded on average."""
-        self._small = self._steps_only and rows >= MANY_ROWS and row_bytes <= SMALL_BYTES
+    def learn(self, outcome: Outcome) -> None:
+        """Decide whether to expect many small rows in the next micro-batch."""
+        self._small = self._steps_only and outcome.rows >= MANY_ROWS and outcome.row_bytes <= SMALL_BYTES
 
     @contextlib.contextmanager
     def expected(self, query: Any) -> Iterator[None]:
