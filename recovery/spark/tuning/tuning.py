@@ -1,17 +1,21 @@
 """All tactics that make a run's micro-batches faster, as one object: the run knows nothing of the single tactics.
 
-Each tactic expects the next micro-batch to be like the last one. Results do not depend on whether it is right.
+Each tactic expects the next micro-batch to be like the last one. Results do not depend on whether it is right, nor on
+which tactics are switched off: the environment variable RECOVERY_TUNING names those when a run starts, for instance
+"-gathering,-merging".
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 from recovery.base.ids import BatchId
+from recovery.errors import ConfigurationError
 from recovery.sinks.delivery import Delivery
 from recovery.spark.steps.definition import StepDefinition
 from recovery.spark.tuning.combining import install
@@ -19,6 +23,22 @@ from recovery.spark.tuning.gathering import Gathering
 from recovery.spark.tuning.merging import Merging
 from recovery.spark.tuning.outcome import Outcome
 from recovery.spark.tuning.row_width import RowWidth
+
+VARIABLE = "RECOVERY_TUNING"
+TACTICS = frozenset({"combining", "gathering", "merging", "row-width"})
+
+
+def switched_on(text: str) -> frozenset[str]:
+    """The tactics to use, by the value of RECOVERY_TUNING. Raises ConfigurationError."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    off = {word.removeprefix("-") for word in words if word.startswith("-")}
+    if len(off) < len(set(words)) or not off <= TACTICS:
+        raise ConfigurationError(
+            f"{VARIABLE}={text} does not name tactics to switch off",
+            cause="The environment variable was set by hand.",
+            remedy=f"List some of {', '.join(f'-{name}' for name in sorted(TACTICS))}, or unset it.",
+        )
+    return TACTICS - off
 
 
 class Tuning:
@@ -35,10 +55,13 @@ class Tuning:
     ) -> None:
         """tasks: the number that rows are exchanged over. combined: the names of the plan's placeholder functions at
         which rows can be combined. steps_only: nothing else in the plan gives rows to Python."""
-        self._row_width = RowWidth(spark, steps_only=steps_only)
-        self._combiner = install(spark, combined)
-        self._gathering = Gathering(spark, [each.hash_column for each in steps]) if steps else None
-        self._merging = Merging(steps, tasks, self._row_width) if steps else None
+        on = switched_on(os.environ.get(VARIABLE, ""))
+        self._row_width = RowWidth(spark, steps_only=steps_only and "row-width" in on)
+        self._combiner = install(spark, combined, combines="combining" in on)
+        # Made even if it is off: it takes back what an earlier run of the same frame made the planner expect.
+        hash_columns = [each.hash_column for each in steps]
+        self._gathering = Gathering(spark, hash_columns, allowed="gathering" in on) if steps else None
+        self._merging = Merging(steps, tasks, self._row_width) if steps and "merging" in on else None
 
     @contextlib.contextmanager
     def run_batch(
