@@ -78,7 +78,6 @@ JVM_MODULES = {
     "recovery.spark.run.launch",
     "recovery.spark.run.measuring",
     "recovery.spark.run.operator_rows",
-    "recovery.spark.run.query",
     "recovery.spark.run.source_starts",
     "recovery.spark.run.warmup_flows",
 }

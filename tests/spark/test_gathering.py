@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from recovery import RecoveryConfig, aggregate, init_partitions, start, stateful
 from recovery.aggregates import count, sum_
 from recovery.spark.tuning import gathering
+from recovery.spark.tuning.outcome import Outcome
 from recovery.values.keys import encode_key, partition_of
 from tests.spark.support import ODD_KEYS, add_up, run_to_end, states, totals_step
 from tests.stores import paths_of
@@ -326,7 +327,7 @@ def test_when_it_is_tried_again(spark, monkeypatch):
         found = 0
         for _ in range(count):
             found += not expected.few
-            learning.learn(100, gathered_s if expected.few else exchanged_s)
+            learning.learn(Outcome(rows=100, keys=100, seconds=gathered_s if expected.few else exchanged_s))
         return found
 
     learning = gathering.Gathering(spark, ["hash"])
@@ -336,7 +337,7 @@ def test_when_it_is_tried_again(spark, monkeypatch):
     learning = gathering.Gathering(spark, ["hash"])
     assert exchanged(0.3, 0.2, 1000) > 990
     # Of keys that timed out there are no rows.
-    learning.learn(gathering.FEW_ROWS + 1, 0.1)
+    learning.learn(Outcome(rows=gathering.FEW_ROWS + 1, keys=1, seconds=0.1))
     assert not expected.few
 
 

@@ -106,7 +106,7 @@ def run_until(frame, directory, outputs, count) -> None:
         if len(outputs.batches) < count:
             outputs(batch, batch_id)
             if len(outputs.batches) == count:
-                query._parked.set()
+                query._status.parked.set()
 
     config = RecoveryConfig(directory, snapshot_interval=0, backup_interval="1h")
     query = start(frame, config, sink=sink, name="test", trigger="available-now")

@@ -14,6 +14,7 @@ from pyspark.sql import types as T
 from recovery import FileSink, aggregate, stateful
 from recovery.aggregates import count
 from recovery.spark.tuning import row_width
+from recovery.spark.tuning.outcome import Outcome
 from recovery.spark.tuning.row_width import LIMIT, UNLIMITED
 from tests.spark.support import run_to_end, set_to, states, totals_step
 
@@ -150,7 +151,7 @@ def test_an_error_stays_the_error_when_the_jvm_is_gone():
     spark.sparkContext.getLocalProperty.return_value = None
     spark.sparkContext.setLocalProperty.side_effect = [None, ConnectionRefusedError]
     width = row_width.RowWidth(spark, steps_only=True)
-    width.learn(row_width.MANY_ROWS, 1)
+    width.learn(Outcome(row_width.MANY_ROWS, keys=1, row_bytes=1))
     query = mock.MagicMock()
     query.streamingQuery().lastExecution().logical().collectLeaves().length.return_value = 0
     with pytest.raises(ZeroDivisionError), width.expected(query):

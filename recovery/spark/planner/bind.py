@@ -27,10 +27,7 @@ from recovery.spark.planner.replay import check_sources, options_of
 from recovery.spark.steps.combine import PLACE_NAME
 from recovery.spark.steps.definition import UDF_NAME, RegisteredStep, registered
 from recovery.spark.steps.ticks import FORMAT as TICKS
-from recovery.spark.tuning.combining import Combiner, install
-from recovery.spark.tuning.gathering import Gathering
-from recovery.spark.tuning.merging import Merging
-from recovery.spark.tuning.row_width import RowWidth
+from recovery.spark.tuning.tuning import Tuning
 
 FORMAT_SETTING = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 STATEFUL_NODES = {
@@ -52,20 +49,17 @@ SOURCE_NODES = {"StreamingRelation", "StreamingRelationV2"}
 
 @dataclass(frozen=True)
 class BoundPlan:
-    """A frame ready to start, with its steps, the places where it reads sources, the width of the steps' rows, and the
-    number of tasks that they are exchanged over. combiner: combines rows before some steps. gathering: saves their
-    exchanges. merging: does work in the driver. keeps_native_state: whether Spark keeps state of its own for it."""
+    """A frame ready to start, with its steps, the places where it reads sources, the number of tasks that rows are
+    exchanged over, and the tactics for its micro-batches. keeps_native_state: whether Spark keeps state of its own for
+    it."""
 
     frame: DataFrame
     steps: tuple[RegisteredStep, ...]
     sources: SourcePlaces
     output_mode: str
-    row_width: RowWidth
     tasks: int
-    combiner: Combiner | None = None
-    gathering: Gathering | None = None
-    merging: Merging | None = None
-    keeps_native_state: bool = False
+    tuning: Tuning
+    keeps_native_state: bool
 
 
 def bind(
@@ -95,17 +89,19 @@ def bind(
         _check_native_state(spark)
     check_sources(spark, plan, keeps_position)
     sources = _sources(plan)
-    row_width = RowWidth(spark, steps_only=not _gives_others_rows(spark, plan))
     tasks = min(partition_count, max(1, spark.sparkContext.defaultParallelism))
-    if not steps:
-        return BoundPlan(frame, (), sources, output_mode, row_width, tasks, keeps_native_state=native)
-    _check_supported(spark, plan, output_mode)
-    combiner = install(spark, list(_functions(plan, PLACE_NAME)))
-    definitions = [step.definition for step in steps]
-    gathering = Gathering(spark, [each.hash_column for each in definitions])
-    merging = Merging(definitions, tasks, row_width)
-    rebuilt = _frame(spark, _rebuild(spark, plan, partition_count, tasks))
-    return BoundPlan(rebuilt, steps, sources, output_mode, row_width, tasks, combiner, gathering, merging, native)
+    if steps:
+        _check_supported(spark, plan, output_mode)
+    tuning = Tuning(
+        spark,
+        [step.definition for step in steps],
+        tasks,
+        combined=list(_functions(plan, PLACE_NAME)) if steps else (),
+        steps_only=not _gives_others_rows(spark, plan),
+    )
+    if steps:
+        frame = _frame(spark, _rebuild(spark, plan, partition_count, tasks))
+    return BoundPlan(frame, steps, sources, output_mode, tasks, tuning, native)
 
 
 def _sources(plan: Any) -> SourcePlaces:

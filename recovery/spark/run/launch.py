@@ -83,10 +83,17 @@ def stop_query(query: Any, released: threading.Event) -> None:
     asking.join()
 
 
-def running(spark: SparkSession) -> Any:
-    """The JVM's handle of the query whose micro-batch this thread processes, also before `start` has returned; None if
-    the query was stopped."""
+def running(spark: SparkSession, query: Any) -> Any:
+    """The JVM's handle of the query whose micro-batch this thread processes; None if the query was stopped. query:
+    Spark's handle; None if Spark's `start` has not returned yet."""
+    if query is not None:
+        return query._jsq
     return spark._jsparkSession.streams().get(spark.sparkContext.getLocalProperty("sql.streaming.queryId"))
+
+
+def is_stopped(spark: SparkSession) -> bool:
+    """Whether the session's Spark was stopped."""
+    return spark.sparkContext._jsc is None
 
 
 def setting_of(spark: SparkSession, key: str) -> str | None:

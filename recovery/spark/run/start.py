@@ -1,28 +1,47 @@
-"""Start a flow: check and bind what users give, and run it as a query."""
+"""Start a flow: check and bind what users give, begin its execution, and run it as a query."""
 
 from __future__ import annotations
 
+import contextlib
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
+from recovery.base import faults
 from recovery.base.clock import Clock, SystemClock
+from recovery.base.ids import NO_BATCH
 from recovery.base.intervals import Interval, parse_trigger
 from recovery.base.tracebacks import headline
+from recovery.checkpoint.capture import Capture
 from recovery.config import RecoveryConfig
+from recovery.epochs.closer import ClosingHooks, ClosingSettings, EpochCloser
+from recovery.epochs.execution import new_execution
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.flow import Flow, check_output_mode
 from recovery.sinks import DiscardSink
+from recovery.sinks.delivery import Delivery
 from recovery.spark.jvm.errors import as_recovery_error
 from recovery.spark.jvm.session import check_master
-from recovery.spark.planner.bind import bind
-from recovery.spark.run.events import Observer
+from recovery.spark.pipelines.incremental import FlowLoads
+from recovery.spark.planner.bind import BoundPlan, bind
+from recovery.spark.run.events import Observer, Resumed
+from recovery.spark.run.launch import setting_of
+from recovery.spark.run.mailboxes import Mailboxes
+from recovery.spark.run.measuring import RunMeasures, first_summary
+from recovery.spark.run.position import Position, restore_position, resume_of_sink, step_plan
 from recovery.spark.run.prepare import Prepared
-from recovery.spark.run.query import RecoveryQuery
+from recovery.spark.run.query import Begun, RecoveryQuery
+from recovery.spark.run.reports import Reports
+from recovery.spark.run.source_starts import SourceStarts
+from recovery.spark.run.status import RunStatus
 
 if TYPE_CHECKING:
     from recovery.flow import SinkLike
+
+NEVER = float("inf")
 
 
 def start(
@@ -80,12 +99,136 @@ def start_prepared(
         parse_trigger(trigger)
         bound = bind(frame, prepared.plan.partitions[0].count, output_mode, keeps_position=not prepared.temporary)
         prepared.open_store()
-        return RecoveryQuery(prepared, bound, sink or DiscardSink(), trigger, observer, clock)
+        return Beginning(prepared, bound, sink or DiscardSink(), observer, clock).launch(trigger)
     except BaseException as error:
         prepared.release(error)
         if isinstance(error, RecoveryError) or not isinstance(error, Exception):
             raise
         raise as_recovery_error(error) from error
+
+
+class Beginning:
+    """Steps start.3 and start.4 of one start; `Prepared` lists all steps of starting.
+
+    start.3  Restore the position: this shows whether Spark can continue from it, before anything is discarded. Begin
+             the execution in every partition, then let the sink go back.
+    start.4  Close an epoch of step edits, or of a position laid out for other sources, if there is any.
+    """
+
+    def __init__(
+        self, prepared: Prepared, bound: BoundPlan, sink: SinkLike, observer: Observer | None, clock: Clock
+    ) -> None:
+        assert prepared.store is not None
+        self._began_s = clock.elapsed_s()
+        self._prepared = prepared
+        self._bound = bound
+        self._observer = observer
+        self._clock = clock
+        self._store = store = prepared.store
+        self._plan = plan = prepared.plan
+        self._execution = execution = new_execution(
+            plan,
+            prepared.flow_id,
+            clock,
+            snapshot_interval_s=prepared.config.snapshot_interval_s,
+            backup_interval_s=prepared.backup_interval_s,
+        )
+        self._mailboxes = Mailboxes(bound.steps, store, execution.lease)
+        self._summary = first_summary(prepared, execution)
+        self._measures = RunMeasures(prepared, store, execution, plan.partitions[0].executions, clock)
+        self._steps = step_plan(store, plan, bound, prepared.config)
+        self._delivery = Delivery(sink, resume_of_sink(plan, execution, store), recoverable=prepared.temporary is None)
+        self._loads = FlowLoads(None if prepared.temporary else prepared.config.path, clock)
+        self._status = RunStatus(store, execution.lease)
+
+    def launch(self, trigger: str | Interval | None) -> RecoveryQuery:
+        """Perform the steps, and launch Spark's query."""
+        prepared, plan, clock = self._prepared, self._plan, self._clock
+        with contextlib.ExitStack() as failed:
+            failed.callback(self._delivery.release)
+            checkpoint, position = self._begin_execution()
+            faults.reach("start.3")
+            reports = self._reports(checkpoint)
+            closer = self._closer(checkpoint, position, reports)
+            failed.callback(closer.finish)
+            starts = SourceStarts(self._store, self._execution.lease, checkpoint, self._bound.sources, closer, position)
+            closer.begin(self._steps, position.new_rows, laid_out=position.laid_out)
+            faults.reach("start.4")
+            # Before the stream starts: after that, the partitions belong to the thread that closes epochs.
+            self._measures.started(prepared.planned_s + clock.elapsed_s() - self._began_s)
+            reports.notify(
+                Resumed(self._execution.number, plan.resume_epoch, plan, self._measures.url, prepared.discarded)
+            )
+            failed.callback(self._mailboxes.remove)
+            self._mailboxes.open()
+            query = RecoveryQuery(self._begun(reports, closer, starts), clock)
+            failed.callback(query._abort)
+            query._launch(checkpoint, trigger)
+            failed.pop_all()
+            return query
+
+    def _begin_execution(self) -> tuple[Path, Position]:
+        """Begin the execution; return the scratch checkpoint, and the position that Spark continues from."""
+        prepared, bound, plan, store = self._prepared, self._bound, self._plan, self._store
+        config = prepared.config
+        checkpoint = store.prepare(self._execution) / "checkpoint"
+        position = restore_position(
+            store, plan, bound.sources, checkpoint, config.path, config.rename_steps, self._steps.edits,
+            partial(setting_of, bound.frame.sparkSession),
+        )  # fmt: skip
+        store.start(self._execution, [s.definition.step_id for s in bound.steps], plan.partitions)
+        prepared.record_run(self._execution, self._clock)
+        self._delivery.rollback()
+        return checkpoint, position
+
+    def _reports(self, checkpoint: Path) -> Reports:
+        return Reports(
+            self._prepared,
+            self._summary,
+            self._measures,
+            self._status,
+            self._observer,
+            native_state=checkpoint / "state",
+            batch=self._plan.snapshot.batch_id if self._plan.snapshot else NO_BATCH,
+        )
+
+    def _closer(self, checkpoint: Path, position: Position, reports: Reports) -> EpochCloser:
+        prepared, bound = self._prepared, self._bound
+        assert prepared.check is not None
+        return EpochCloser(
+            self._store,
+            self._execution.lease,
+            self._plan,
+            Capture(checkpoint, position.restored.held, position.restored.stale, sources=bound.sources.numbers),
+            # The loads come last: a mark that somebody sets while the sink prepares does not replace the epoch's.
+            (self._delivery, self._loads),
+            ClosingSettings(
+                snapshot_interval_s=NEVER if prepared.temporary else prepared.config.snapshot_interval_s,
+                backup_interval_s=prepared.backup_interval_s,
+                may_log=not bound.keeps_native_state,
+            ),
+            ClosingHooks(may_close=prepared.check.wait, on_closed=reports.closed, around=self._status.own_thread),
+            self._clock,
+        )
+
+    def _begun(self, reports: Reports, closer: EpochCloser, starts: SourceStarts) -> Begun:
+        prepared = self._prepared
+        assert prepared.check is not None
+        return Begun(
+            prepared=prepared,
+            store=self._store,
+            check=prepared.check,
+            bound=self._bound,
+            lease=self._execution.lease,
+            status=self._status,
+            reports=reports,
+            mailboxes=self._mailboxes,
+            delivery=self._delivery,
+            loads=self._loads,
+            closer=closer,
+            starts=starts,
+            began_s=self._began_s,
+        )
 
 
 def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:
@@ -101,7 +244,7 @@ def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:
         raise FlowFailedError(
             f"building flow {flow.name!r} failed: {headline(error)}",
             cause="",
-            remedy="Mend the flow.",
+            remedy="Fix the flow.",
         ) from error
     if not isinstance(frame, DataFrame):
         raise FlowFailedError(

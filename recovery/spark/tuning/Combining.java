@@ -40,9 +40,9 @@ public class Combining extends SparkStrategy {
         this.aggregation = aggregation;
     }
 
-    /** Makes the function of this name stand for an aggregate, which has the function's columns. */
-    public void declare(String name, LogicalPlan aggregate) {
-        places.put(name, new Place((Aggregate) aggregate, aggregation));
+    /** Makes the function of this name stand for an aggregate, which has the function's columns. combines: whether to combine rows. */
+    public void declare(String name, LogicalPlan aggregate, boolean combines) {
+        places.put(name, new Place((Aggregate) aggregate, aggregation, combines));
     }
 
     /** Learns how far rows were combined in a micro-batch that this plan executed. */
@@ -72,18 +72,23 @@ public class Combining extends SparkStrategy {
 
 /** One place of a plan, across its micro-batches. */
 class Place {
-    /** Number of micro-batches that are not combined after one that kept three quarters of its rows or more. */
+    /**
+     * Number of micro-batches that are not combined after one that kept three quarters of its rows or more. Each place
+     * pauses by itself, and the planner asks for it while it plans, so this is not the Python class of back_off.py.
+     */
     private static final int PAUSE = 20;
     /** Micro-batches with fewer rows are ignored. */
     private static final long TELLING = 1000L;
 
     private final Aggregate aggregate;
     private final SparkStrategy aggregation;
+    private final boolean combines;
     private int pause;
 
-    Place(Aggregate aggregate, SparkStrategy aggregation) {
+    Place(Aggregate aggregate, SparkStrategy aggregation, boolean combines) {
         this.aggregate = aggregate;
         this.aggregation = aggregation;
+        this.combines = combines;
     }
 
     SparkPlan plan(MapInArrow place, PythonUDF function) {
@@ -92,7 +97,7 @@ class Place {
         List child = new ArrayList();
         child.add(rows);
         SparkPlan whole = (SparkPlan) aggregation.apply((LogicalPlan) aggregate.withNewChildren(seq(child))).head();
-        if (whole instanceof HashAggregateExec && worthwhile()) {
+        if (whole instanceof HashAggregateExec && combines && worthwhile()) {
             return new ProjectExec(renamed(aggregate.output(), place.output()), combined((HashAggregateExec) whole));
         }
         return new ProjectExec(renamed(rows.output(), place.output()), leaf(whole));

@@ -3,6 +3,9 @@
 Spark plans every aggregate of a stream with a state store of its own, so the plan holds a place instead: a function
 that the planner, with this package's strategy, replaces by an aggregate over each partition alone. The strategy is Java
 for the driver only (Combining.java), compiled by the compiler that Spark has for its own generated code.
+
+What it buys: with a thousand keys, the JVM's tasks take 7 to 8 s of processor time for ten million lines instead of 13
+to 14. With a million keys it would cost 3 s more, so it pauses there.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from recovery.spark.jvm.java_sources import planner_strategy
 from recovery.spark.steps.combine import _declared
+from recovery.spark.tuning.outcome import Outcome
 
 
 class Combiner:
@@ -22,19 +26,21 @@ class Combiner:
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
 
-    def learn(self, query: Any) -> None:
-        """Show the planner how far the last micro-batch of the JVM's query was combined. If that was of little use, the
-        next ones are not combined for a while."""
-        self._strategy.learn(query.streamingQuery().lastExecution().executedPlan())
+    def learn(self, outcome: Outcome) -> None:
+        """Show the planner how far the last micro-batch was combined. If that was of little use, the next ones are not
+        combined for a while."""
+        if outcome.query is not None:
+            self._strategy.learn(outcome.query.streamingQuery().lastExecution().executedPlan())
 
 
-def install(spark: SparkSession, names: Sequence[str]) -> Combiner | None:
-    """Make the session's planner combine at the places of these functions; return None if there are none."""
+def install(spark: SparkSession, names: Sequence[str], *, combines: bool) -> Combiner | None:
+    """Make the session's planner plan the places of these functions, and combine rows there if it `combines`; return
+    None if there are none."""
     if not names:
         return None
     strategy = planner_strategy(
         spark, "Combining", lambda _: (spark._jsparkSession.sessionState().planner().Aggregation(),)
     )
     for name in names:
-        strategy.declare(name, _declared[name])
+        strategy.declare(name, _declared[name], combines)
     return Combiner(strategy)

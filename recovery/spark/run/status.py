@@ -1,0 +1,90 @@
+"""What all threads of one run share: Spark's handle of the query, how far the run has ended, and its first error."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from recovery.base.ids import Lease
+from recovery.base.tracebacks import essence_of
+from recovery.errors import FileReplacedError, FlowFailedError, RecoveryError
+from recovery.spark.jvm.errors import JVM_GONE, as_recovery_error
+from recovery.spark.run.launch import is_alive, is_stopped
+from recovery.storage.seam import PartitionStore
+
+
+class RunStatus:
+    """The status of one run. Any of its threads may read and change it."""
+
+    def __init__(self, store: PartitionStore, lease: Lease) -> None:
+        self.query: Any = None
+        """Spark's handle; None until Spark has started the query."""
+        self.parked = threading.Event()
+        """Set when the run begins to end: a micro-batch that begins later waits for `released` instead of running."""
+        self.released = threading.Event()
+        self.over = threading.Event()
+        """Set when the run has ended, or has to: the idle timer ends, and whoever waits for the run ends it."""
+        self.error: BaseException | None = None
+        """The first error, in the form in which it is raised to the user."""
+        self._store = store
+        self._lease = lease
+        self._own_threads: set[int] = set()
+
+    def is_alive(self) -> bool:
+        """Whether Spark still runs the query."""
+        return is_alive(self.query)
+
+    @contextlib.contextmanager
+    def own_thread(self) -> Iterator[None]:
+        """Within this context, mark this thread as one that the end of the run waits for."""
+        thread = threading.get_ident()
+        if thread in self._own_threads:
+            yield
+            return
+        self._own_threads.add(thread)
+        try:
+            yield
+        finally:
+            self._own_threads.discard(thread)
+
+    def is_own_thread(self) -> bool:
+        """Whether the end of the run waits for this thread."""
+        return threading.get_ident() in self._own_threads
+
+    def note(self, error: BaseException) -> None:
+        """Keep the error if it is the first one."""
+        if self.error is None:
+            is_main = threading.current_thread() is threading.main_thread()
+            if isinstance(error, Exception):
+                self.error = self._file_replaced() or as_recovery_error(error)
+            elif is_main and not isinstance(error, SystemExit):
+                self.error = as_recovery_error(error)
+            else:
+                # The flow's own code called sys.exit(), in a sink, an observer, or whatever closes an epoch.
+                self.error = FlowFailedError(essence_of(error))
+            if self.error is not error:
+                self.error.__cause__ = error
+
+    def note_failure(self, spark: SparkSession) -> None:
+        """Keep the error that ended Spark's query, in case nobody waited for it."""
+        with contextlib.suppress(Py4JError, *JVM_GONE):
+            failure = self.query.exception()
+            # After Spark was stopped, a healthy query fails at whatever it does next.
+            if failure is not None and not is_stopped(spark):
+                self.note(failure)
+
+    def _file_replaced(self) -> FileReplacedError | None:
+        """The error for a replaced file that the run has open, or None. Such a file is the cause of whatever else went
+        wrong."""
+        try:
+            self._store.check(self._lease)
+        except FileReplacedError as error:
+            return error
+        except RecoveryError:
+            pass
+        return None
