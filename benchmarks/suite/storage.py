@@ -279,13 +279,13 @@ def _collect(held: int, touched: int) -> dict[str, Any]:
     store.close()
     store.touch(_keys(touched))
     store.close(floor=1)
-    from recovery.storage.sqlite import partition
+    from recovery.storage.sqlite import fold
     from recovery.storage.sqlite.schema import transaction
 
     [writer] = store.files._writers
     started_s = time.perf_counter()
     with transaction(writer):
-        partition.collect(writer, 2)  # type: ignore[arg-type]
+        fold.collect(writer, 2)  # type: ignore[arg-type]
     seconds = time.perf_counter() - started_s
     return store.answer(seconds, 0, held)
 

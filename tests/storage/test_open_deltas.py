@@ -197,7 +197,7 @@ def test_not_after_an_error(store_dir):
 def test_only_so_many(make_store, monkeypatch):
     """Those used last; a task of more partitions than may be open gives the first ones back meanwhile."""
     monkeypatch.setattr(kept_module, "MOST_KEPT", 2)
-    monkeypatch.setattr("recovery.storage.sqlite.store.MOST_KEPT", 2)
+    monkeypatch.setattr("recovery.storage.sqlite.task_store.MOST_KEPT", 2)
     with Driver(make_store(5)) as run:
         for number in range(3):
             task, count = connect_task(run.store.address(run.lease), keep=True)
