@@ -124,7 +124,8 @@ def test_every_module_has_a_room():
         "recovery",
         "recovery.__main__",
         "recovery.spark",
-        # The places that settings of sessions name; what they do is in spark.jvm.
+        # Documented names; what they do is in values.keys and spark.jvm.
+        "recovery.keys",
         "recovery.spark.daemon",
         "recovery.spark.startup.sitecustomize",
     }
