@@ -46,6 +46,7 @@ interrupt and a termination that were not waited out, 141 that nobody reads stan
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -148,6 +149,14 @@ class StorageError(RecoveryError):
     closes_epoch = False
     default_cause = "The disk is full or failing, or this user may not read or write there."
     default_remedy = "Make room or grant access, then run the same command again: nothing was half-written."
+
+    @classmethod
+    def opening(cls, error: OSError, path: os.PathLike[str]) -> StorageError:
+        """Return the error for a file that could not be opened to write, which may not be a file of this program."""
+        text = error.strerror or str(error)
+        if error.errno in (errno.ELOOP, errno.EINVAL):
+            return cls(text, path=path, cause="Something else has the name of this file.", remedy="Remove it.")
+        return cls(text, path=path)
 
 
 class FileReplacedError(RecoveryError):

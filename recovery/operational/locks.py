@@ -44,7 +44,7 @@ class FileLock:
             make_directories(self.path.parent, modes)
             descriptor = open_own(self.path, modes.file)
         except OSError as error:
-            raise StorageError(error.strerror or str(error), path=self.path) from error
+            raise StorageError.opening(error, self.path) from error
         try:
             self._wait(descriptor)
             text = as_holder(self._purpose, name=self._name)

@@ -91,7 +91,7 @@ class DirectoryLock:
         try:
             descriptor = open_own(path, modes_beside(self.path.with_name(FIRST)).file)
         except OSError as error:
-            raise StorageError(error.strerror or str(error), path=path) from error
+            raise StorageError.opening(error, path) from error
         try:
             _lock(descriptor, shared=shared)
         except BlockingIOError:
