@@ -69,7 +69,9 @@ def archive_options(path: Path | None, given: str) -> str:
     """Java options to start with the archive at `path`. Empty without an archive, or if the user set up class sharing,
     in `given` or in the environment."""
     texts = (given, *(os.environ.get(name, "") for name in _OPTION_VARIABLES))
-    if path is None or not path.is_file() or any(map(_OF_THE_KIND.search, texts)):
+    # Another user's archive may lie where this one may not look: that is no error of a run.
+    usable = path is not None and os.access(path, os.R_OK) and path.is_file()
+    if path is None or not usable or any(map(_OF_THE_KIND.search, texts)):
         return ""
     if path.suffix == CLASSES:
         return f"{_sharing(path)} -Xlog:cds*=off"
