@@ -52,7 +52,7 @@ def make(path: str = "clicks.log", gap_s: float = 2, sink: Callable[[DataFrame, 
         session.clicks += len(clicks)
         session.last_page = clicks[-1].page
         state.update(session)
-        # A call forgets the timeout, so every call sets it anew.
+        # A call forgets the timeout, so every call sets it again.
         state.setTimeoutDuration(int(gap_s * 1000))
 
     def build(spark: SparkSession) -> DataFrame:

@@ -328,7 +328,7 @@ class FlowFailedError(RecoveryError):
 
     exit_code = 35
     default_cause = "An error in the flow's code, its input or its sink; see the message above."
-    default_remedy = "Mend it and run the same command again: it continues from the last closed epoch."
+    default_remedy = "Fix it and run the same command again: it continues from the last closed epoch."
 
 
 class InputRewrittenError(RecoveryError):
@@ -348,7 +348,7 @@ class SinkFailedError(RecoveryError):
     closes_epoch = False
     default_cause = "What the sink writes to is full, failing or not reachable."
     default_remedy = (
-        "Mend it and run the same command again: output of closed epochs is published then, and the rest computed anew."
+        "Fix it and run the same command again: output of closed epochs is published then, and the rest computed again."
     )
 
 
@@ -368,7 +368,7 @@ class StepChangedError(RecoveryError):
     default_cause = "The step's key= or state= was changed in the flow."
     default_remedy = (
         "Change it back, or give the step migrate=FUNCTION to turn the state into the new form, --keep-step STEP "
-        "if it fits as it is, or --drop-step STEP to start anew."
+        "if it fits as it is, or --drop-step STEP to start again."
     )
 
 

@@ -86,7 +86,7 @@ class GroupState(Generic[S]):
                 raise StateValueError(
                     f"its state {shortened(stored)} cannot be read: {error}",
                     cause="The state was edited, or written by another kind of step under the same id.",
-                    remedy="Put it right with `recovery state`, or start anew with --drop-step.",
+                    remedy="Put it right with `recovery state`, or start again with --drop-step.",
                 ) from error
             self._stored = None
         elif not self.exists:

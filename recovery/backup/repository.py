@@ -102,7 +102,7 @@ def check_store(listing: Listing, store_id: str, shown: str) -> None:
             raise ForeignPartitionError(
                 f"it holds backups of store {manifest.store_id}, and this is store {store_id}",
                 path=shown,
-                cause="Another recovery directory is backed up there, or this one was made anew.",
+                cause="Another recovery directory is backed up there, or this one was made again.",
                 remedy="Give each recovery directory a place of its own.",
             )
 

@@ -39,7 +39,7 @@ def match_sources(before: SourcePlaces, places: SourcePlaces, unread: set[int], 
             f"{'is' if len(gone) == 1 else 'are'} not found in the flow",
             cause="A source was left out, has another format, or has another path or options while one was added.",
             remedy="Read the same sources again, also one that gets no new input any more. Change paths and options in "
-            "one run and add sources in another; or begin anew in another recovery directory.",
+            "one run and add sources in another; or begin again in another recovery directory.",
         )
     return matching.came
 
@@ -222,7 +222,7 @@ def _unclear(steps: Iterable[str]) -> FlowMismatchError:
         f"{_listed(steps)} would go on from a position that is not its own",
         cause="What was read separately, or by other options, is read together now. Input came in between, so that the "
         "reads have come to different positions.",
-        remedy="Read it separately, and by the same options, as before; or begin anew in another directory.",
+        remedy="Read it separately, and by the same options, as before; or begin again in another directory.",
     )
 
 

@@ -42,7 +42,7 @@ def check_logs(restored: Restored, directory: Path, places: SourcePlaces) -> Non
         raise SparkCheckpointError(
             f"{missing} is missing in the position after micro-batch {restored.batch}",
             cause="An earlier version of recovery did not keep it where the flow reads one source in two places.",
-            remedy="Go back to an epoch that has it, by --resume-after, or begin anew: input could be passed over.",
+            remedy="Go back to an epoch that has it, by --resume-after, or begin again: input could be passed over.",
         )
 
 
@@ -114,8 +114,8 @@ def _check_labels(before: Iterable[str], places: SourcePlaces) -> None:
     if gone:
         raise FlowMismatchError(
             f"the position is one in sources with names, of which the flow lacks {', '.join(gone)}",
-            cause="A source was left out, or has another name. It would begin anew if it came back.",
-            remedy="Read the same sources again, by the same names; or begin anew in another directory.",
+            cause="A source was left out, or has another name. It would begin again if it came back.",
+            remedy="Read the same sources again, by the same names; or begin again in another directory.",
         )
 
 

@@ -184,7 +184,7 @@ def _import_text(done: Imported, directory: Path) -> str:
         f"a run goes on after micro-batch {done.batch}"
     ]
     if done.begun is not None:
-        lines.append(f"micro-batch {done.begun} was begun but not finished: the flow computes it anew")
+        lines.append(f"micro-batch {done.begun} was begun but not finished: the flow computes it again")
     if done.operators:
         lines.append(operators_text([each.as_json() for each in done.operators]))
     return "\n".join(lines)

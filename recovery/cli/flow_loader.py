@@ -154,7 +154,7 @@ def _failed(where: str, error: BaseException) -> FlowLoadError:
         # Python's own message for such a file says no more.
         remedy = "Name it as a module, package.module, from the directory that holds the package."
         return FlowLoadError(found, cause="A file is loaded by itself, outside of any package.", remedy=remedy)
-    return FlowLoadError(found, cause="", remedy="Mend the flow's code.")
+    return FlowLoadError(found, cause="", remedy="Fix the flow's code.")
 
 
 def _unreadable(target: str, expression: str) -> FlowLoadError:

@@ -15,7 +15,7 @@ from recovery.operational.targets import Entry
 from recovery.operational.values import parse_json
 
 FORMAT = "recovery-state"
-REMEDY = "Make an export anew: python -m recovery state export DIR --output-file FILE"
+REMEDY = "Make an export again: python -m recovery state export DIR --output-file FILE"
 VERSION = 1
 
 

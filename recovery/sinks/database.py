@@ -216,7 +216,7 @@ def _typed() -> Iterator[None]:
 
 def _explained(error: Exception) -> tuple[str, str]:
     """Return the error's probable cause, and the remedy."""
-    again = "run the same command again: output of closed epochs is published then, and the rest computed anew."
+    again = "run the same command again: output of closed epochs is published then, and the rest computed again."
     code, text = _said(error)
     if code == FORBIDDEN or "readonly" in text or "read-only" in text:
         return (
@@ -231,7 +231,7 @@ def _explained(error: Exception) -> tuple[str, str]:
         )
     return (
         "What the database says; or what the sink writes to is full, failing or not reachable.",
-        f"Mend it and {again}",
+        f"Fix it and {again}",
     )
 
 

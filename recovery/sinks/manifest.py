@@ -255,7 +255,7 @@ def _check_owner(owner: Owner, resume: Resume, format: str, path: Path) -> None:
             f"it holds the output of flow {owner.flow!r} on recovery directory {owner.store}, "
             f"not of {resume.flow_id!r} on {resume.store_id}",
             path=path,
-            cause="Two flows were given one directory, or the recovery directory was made anew.",
+            cause="Two flows were given one directory, or the recovery directory was made again.",
             remedy="Give the sink a directory of its own, that is empty or missing.",
         )
     if owner.format != format:

@@ -329,7 +329,7 @@ class UpsertSink:
                     "key has no unique index; or a column's type was changed since the run began; or the database is "
                     "full, failing or not reachable.",
                     remedy="Correct the flow or the table, and run again: the epoch was not closed, and its rows are "
-                    "computed anew.",
+                    "computed again.",
                 ) from error
 
     # ---- their parts, inside a transaction
@@ -401,8 +401,8 @@ class UpsertSink:
                 f"table {self.table} does not take the rows of closed epoch {epoch}: {error.found}",
                 cause="Its constraints, the types of its columns, or the rows that it refers to were changed after it "
                 "was asked; or the database is full, failing or not reachable.",
-                remedy="Mend that and run again: the rows are written then. Or give the epoch up, and have it computed "
-                f"anew with a corrected flow: --resume-epoch {epoch}, from the snapshot after epoch {epoch - 1}, as "
+                remedy="Fix that and run again: the rows are written then. Or give the epoch up, and have it computed "
+                f"again with a corrected flow: --resume-epoch {epoch}, from the snapshot after epoch {epoch - 1}, as "
                 "long as that is held.",
             ) from error
         database.run(
@@ -554,7 +554,7 @@ class UpsertSink:
             raise self._mismatch(
                 "the flow's output so far was written by another kind of sink",
                 "The sink was changed.",
-                "Take the former sink. To begin anew with this one, take a new recovery directory.",
+                "Take the former sink. To begin again with this one, take a new recovery directory.",
             ) from None
 
     def _bad_row(self, batch_id: int, found: str) -> FlowFailedError:
@@ -570,7 +570,7 @@ class UpsertSink:
                 f"the snapshot says that epoch {note.epoch} was written to table {note.table}",
                 "The sink was given another table.",
                 f"Give it {note.table} again; or if that was renamed, rename {self._beside(note.table)} like it. "
-                f"To begin anew in {self.table}, take a new recovery directory.",
+                f"To begin again in {self.table}, take a new recovery directory.",
             )
 
     def _ways_apart(self, same_flow: bool, store_id: str) -> tuple[str, str]:
@@ -578,14 +578,14 @@ class UpsertSink:
         if not same_flow:
             return "Two flows were given one table.", "Give each flow its own table."
         return (
-            "The flow was run on two recovery directories, or its own was made anew.",
+            "The flow was run on two recovery directories, or its own was made again.",
             f"Run it on recovery directory {store_id}, or give it another table. If that directory is given up for "
             f"good, drop the tables {self._beside(self.table)}: what it wrote to {self.table} stays.",
         )
 
     def _anew(self) -> str:
         beside = self._beside(self.table)
-        return f"To begin anew, drop the tables {beside} where they are, and take a new recovery directory."
+        return f"To begin again, drop the tables {beside} where they are, and take a new recovery directory."
 
     @staticmethod
     def _beside(table: str) -> str:

@@ -34,7 +34,7 @@ def converter(step_id: str, migrate: Migrate, state_type: StateType, old: Form) 
             raise StateValueError(
                 f"step {step_id!r}, key {key!r}: its state cannot be migrated: {found}",
                 cause="The migrate function fails for this state, or gives something else than the declared type.",
-                remedy="Mend the function and run again: nothing was changed.",
+                remedy="Fix the function and run again: nothing was changed.",
             ) from error
 
     return convert

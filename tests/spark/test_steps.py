@@ -524,7 +524,7 @@ def test_a_state_that_cannot_be_read(spark, feed, tmp_path):
     feed.add([("a", 1)])
     with pytest.raises(StateValueError, match="step 'totals', key 'a': its state \"many\" cannot be read") as raised:
         run_to_end(frame, directory)
-    assert raised.value.remedy == "Put it right with `recovery state`, or start anew with --drop-step."
+    assert raised.value.remedy == "Put it right with `recovery state`, or start again with --drop-step."
     assert CliRunner().invoke(main, [*edit, "a", "5"]).exit_code == 0
     run_to_end(frame, directory)
     assert states(directory, "totals") == {"a": 6, "b": 1}

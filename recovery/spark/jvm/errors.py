@@ -81,7 +81,7 @@ def as_recovery_error(error: BaseException) -> BaseException:
         return StepChangedError(
             f"Spark's own operators do not fit the state that the partitions hold: {changed[2][:500]} ({changed[1]})",
             cause="One of them was added, removed, moved or given another key or type in the flow.",
-            remedy="Change it back, or start anew in another recovery directory: their state cannot be converted.",
+            remedy="Change it back, or start again in another recovery directory: their state cannot be converted.",
         )
     mode = advice(text) if isinstance(error, PySparkException) else None
     if mode is not None:

@@ -163,7 +163,7 @@ class _PipelineRun:
         told = "; ".join(f"node {name!r}: {error}" for name, error in errors.items())
         return FlowFailedError(
             told, cause="An error in the node's code, its input or its output.",
-            remedy="Mend it and run the same command again with --resume: what succeeded is skipped.",
+            remedy="Fix it and run the same command again with --resume: what succeeded is skipped.",
         )  # fmt: skip
 
     def note_stopped(self, number: int) -> None:

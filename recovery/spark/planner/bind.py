@@ -203,7 +203,7 @@ def _check_streaming(plan: Any) -> None:
         if step is not None and not node.isStreaming():
             raise UnsupportedPlanError(
                 f"step {step.definition.step_id!r} is applied to a table that is no stream",
-                cause="Such a table is read anew in every micro-batch, and its rows would be counted each time.",
+                cause="Such a table is read again in every micro-batch, and its rows would be counted each time.",
                 remedy="Apply the step to the stream, or work out the table before.",
             )
 

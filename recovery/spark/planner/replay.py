@@ -53,7 +53,7 @@ def _check_kept(node: Any) -> None:
     for name, value in options_of(node.dataSource()).items():
         if name.lower() == "cleansource" and value.lower() != "off":
             raise UnsupportedPlanError(
-                f"a file source is told to clean up behind itself: cleanSource={value}",
+                f"a file source is set to clean up behind itself: cleanSource={value}",
                 cause="Spark removes files after each micro-batch, which a run that was killed has to read again.",
                 remedy="Leave it out, and remove files that are older than the epochs you want to go back to.",
             )

@@ -105,7 +105,7 @@ def not_text(what: str) -> StateValueError:
     return StateValueError(
         f"{what} has a string that is not valid UTF-8",
         cause="Bytes in another encoding were read or cast as a string, which Spark does not check.",
-        remedy="Mend the column before the step, with F.make_valid_utf8(column).",
+        remedy="Fix the column before the step, with F.make_valid_utf8(column).",
     )
 
 
