@@ -164,7 +164,7 @@ def test_tables_and_columns_are_documented() -> None:
 
 
 def test_crash_points_are_documented() -> None:
-    """Every crash point in the code is explained in commit-protocol.md or, of a sink, in sinks.md or delta.md, and no other."""
+    """Every crash point in the code is explained in commit-protocol.md or on the page of its sink, and no other."""
     code = "".join(path.read_text() for path in (ROOT / "recovery").rglob("*.py"))
     points = set(re.findall(r'faults\.reach\("([\w.]+)"\)', code))
     text = page("commit-protocol.md") + page("sinks.md") + page("delta.md")
