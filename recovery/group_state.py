@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from difflib import get_close_matches
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic
 
+from recovery.base.intervals import duration_ms
 from recovery.errors import StateValueError, shortened
 from recovery.values.codec import StateCodec, StateType, has_fields
 
@@ -123,14 +126,16 @@ class GroupState(Generic[S]):
         self.changed = True
         self.timeout_at_ms = None
 
-    def setTimeoutDuration(self, durationMs: int) -> None:
-        """Let the key time out once `durationMs` milliseconds of processing time have passed without rows for it."""
-        if isinstance(durationMs, bool) or not isinstance(durationMs, int):
-            raise TypeError(f"durationMs is a number of milliseconds, not {durationMs!r}")
-        if durationMs <= 0:
+    def setTimeoutDuration(self, durationMs: int | str) -> None:
+        """Let the key time out once that much processing time has passed without rows for it: milliseconds, or text
+        such as "5 minutes"."""
+        given_ms = _milliseconds(durationMs) if isinstance(durationMs, str) else durationMs
+        if isinstance(given_ms, bool) or not isinstance(given_ms, int):
+            raise TypeError(f"durationMs is a number of milliseconds, or text such as '5 minutes', not {durationMs!r}")
+        if given_ms <= 0:
             raise ValueError(f"durationMs is positive, not {durationMs}")
         # Without the time, the step itself refuses the timeout.
-        self.timeout_at_ms = self._facts.now_ms + durationMs
+        self.timeout_at_ms = self._facts.now_ms + given_ms
 
     def setTimeoutTimestamp(self, timestampMs: int | datetime) -> None:
         """Raises NotImplementedError: event-time timeouts would need a watermark outside the partitions."""
@@ -153,8 +158,19 @@ class GroupState(Generic[S]):
         """See setTimeoutTimestamp."""
         raise NotImplementedError("there is no event-time watermark in a stateful step")
 
+    def __getattr__(self, name: str) -> Any:
+        meant = get_close_matches(name, [each for each in dir(type(self)) if not each.startswith("_")], 1, 0.7)
+        hint = f": did you mean state.{meant[0]}?" if meant else ""
+        raise AttributeError(f"a GroupState has no {name}{hint}", name=name, obj=self)
+
     def __repr__(self) -> str:
         return f"GroupState({self.get!r})" if self.exists else "GroupState(<undefined>)"
+
+
+@lru_cache(64)
+def _milliseconds(duration: str) -> int:
+    """Return the milliseconds in a duration. Cached: a function gives the same text for every key."""
+    return duration_ms(duration)
 
 
 class _TestedState(GroupState[S]):

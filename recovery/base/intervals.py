@@ -16,6 +16,10 @@ _LETTERS = re.compile(r"[\s_-]+")
 LONGEST_S = 1000 * 366 * 86400.0
 _INTERVAL = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>ms|s|m|h|d)?", re.ASCII)
 _SHOWN = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
+_SPARK_MS = {
+    "microsecond": 0.001, "millisecond": 1, "second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000,
+    "week": 7 * 86_400_000,
+}  # fmt: skip
 _SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -48,6 +52,27 @@ def parse_interval(value: Interval) -> float:
             remedy="Write it like 10, 0.5, 10s, 5m or 1h.",
         )
     return seconds
+
+
+def duration_ms(text: str) -> int:
+    """Return the milliseconds in a duration as Spark writes them, such as "5 minutes" or "1 hour 30 minutes", or as
+    `parse_interval` does.
+
+    Raises ConfigurationError. A month has no fixed length, and is refused.
+    """
+    words = text.strip().lower().removeprefix("interval ").split()
+    pairs = list(zip(words[::2], words[1::2], strict=False))
+    units = [_SPARK_MS.get(unit.removesuffix("s")) for _, unit in pairs]
+    try:
+        if len(words) % 2 or not words or None in units:
+            return round(parse_interval(text) * 1000)
+        return round(sum(float(number) * unit for (number, _), unit in zip(pairs, units, strict=True) if unit))
+    except (ConfigurationError, ValueError, OverflowError) as error:
+        raise ConfigurationError(
+            f"{text!r:.80} is not a duration",
+            cause="A duration has numbers with units of fixed length.",
+            remedy="Write it like '5 minutes', '1 hour 30 minutes' or '10s'.",
+        ) from error
 
 
 def _unreadable(value: object) -> ConfigurationError:

@@ -134,7 +134,10 @@ def _changed(value: Any, back: Any, part: Any, cause: str | None = None) -> Stat
     """Return the error for `value`, whose `part` would come back as `back`."""
     of_what = "" if part is value else f"in {_shown(value)}, "
     remedy = None
-    if type(back) is not type(part) and isinstance(part, type(back)):
+    if type(value) is tuple and cause is None:
+        cause = "A state is kept as JSON, which has lists and no tuples, unless the step declares them."
+        remedy = f"Declare the type: stateful(..., state={_declared(value)})."
+    elif type(back) is not type(part) and isinstance(part, type(back)):
         kind = type(back).__name__
         cause = f"A state is kept as JSON, which has no {type(part).__name__}: the next run would get a {kind}."
         remedy = f"Store a {kind}, as in {kind}(value); or declare a type with stateful(..., state=MyDataclass)."
@@ -254,6 +257,20 @@ def make_portable(state_type: StateType) -> None:
                 own = vars(kind).get("__annotations__", {})
                 own.update({name: types[name] for name in own})
                 waiting.extend([*types.values(), *kind.__bases__])
+
+
+def _declared(value: Any) -> str:
+    """Return the type to declare for a value, as source code."""
+    if value is None:
+        return "None"
+    if isinstance(value, tuple | list):
+        parts = list(dict.fromkeys(map(_declared, value))) if isinstance(value, list) else [*map(_declared, value)]
+        inner = " | ".join(parts or ["Any"]) if isinstance(value, list) else ", ".join(parts or ["()"])
+        return f"{type(value).__name__}[{inner}]"
+    if isinstance(value, dict):
+        keys, values = (" | ".join(dict.fromkeys(map(_declared, each))) or "Any" for each in (value, value.values()))
+        return f"dict[{keys}, {values}]"
+    return type(value).__name__
 
 
 def _pickle(value: Any) -> str:

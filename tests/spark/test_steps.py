@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from recovery import (
     ConfigurationError,
@@ -962,3 +963,31 @@ def test_times_without_a_zone_are_those_of_the_session(spark, feed, tmp_path, zo
         spark.conf.set("spark.sql.session.timeZone", before)
     noon = int(at.replace(tzinfo=UTC).timestamp())
     assert dict(map(tuple, found)) == {"local": noon - hours * 3600, "zoned": noon, "none": None}
+
+
+@pytest.mark.parametrize("columns", ["n long, total long, last string", "struct"])
+def test_a_state_declared_by_columns(spark, feed, tmp_path, columns):
+    """As in applyInPandasWithState: the state is a tuple of these columns, and NULL is None."""
+    if columns == "struct":
+        columns = T.StructType.fromDDL("n long, total long, last string")
+
+    def update(key, rows, state):
+        n, total, _ = state.getOption or (0, 0, None)
+        state.update((n + len(rows), total + sum(row.value for row in rows), None if key == "k1" else key))
+        assert type(state.get) is tuple
+        yield key, n + len(rows), total
+
+    for seed in range(2):
+        feed.add_random(seed)
+        step = stateful("totals", key="key", update=update, state=columns, output="key string, n long, total long")
+        run_to_end(feed.frame(spark).transform(step), tmp_path / "db")
+    wanted = {key: [*totals, None if key == "k1" else key] for key, totals in feed.totals().items()}
+    assert states(tmp_path / "db", "totals") == wanted
+
+
+@pytest.mark.parametrize(("columns", "found"), [("n longer", "not a schema"), ("at interval month", "interval month")])
+def test_columns_that_no_state_can_have(spark, feed, columns, found):
+    feed.add([("a", 1)])
+    step = stateful("totals", key="key", update=lambda *_: None, state=columns, output="key string")
+    with pytest.raises(ConfigurationError, match=found):
+        feed.frame(spark).transform(step)

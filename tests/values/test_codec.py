@@ -526,3 +526,16 @@ def test_a_type_with_a_name_that_nobody_knows():
 
     with pytest.raises(ConfigurationError, match="'Nowhere' is not defined"):
         StateCodec(Unknown)
+
+
+@pytest.mark.parametrize(
+    ("value", "declared"),
+    [((1, 2), "tuple[int, int]"), (("a", [1.5, None], {"x": True}), "tuple[str, list[float | None], dict[str, bool]]")],
+)
+def test_a_tuple_says_how_to_declare_it(value, declared):
+    """And declared so, it is stored."""
+    with pytest.raises(StateValueError) as error:
+        StateCodec().encode(value)
+    assert f"state={declared}" in error.value.remedy
+    codec = StateCodec(eval(declared))
+    assert codec.decode(codec.encode(value)) == value

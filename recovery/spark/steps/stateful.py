@@ -47,6 +47,7 @@ from recovery.spark.steps.definition import (
 )
 from recovery.spark.steps.input_keys import KeyedInput, key_text, locate_key, position_of
 from recovery.spark.steps.picklable import check_sendable
+from recovery.spark.steps.state_columns import are_columns, python_type
 from recovery.values.codec import StateCodec, StateType, make_portable
 from recovery.values.declaration import Declaration, Form, form_of
 from recovery.values.migration import Migrate
@@ -73,7 +74,8 @@ def stateful(
     It yields or returns tuples in the order of `output` (a DDL string or StructType), or returns None for no rows.
 
     state: None keeps plain JSON-like values; a dataclass, NamedTuple or other type keeps values of that type, and
-    fields added later need defaults; "pickle" keeps any object, unreadable and unsafe to open from untrusted files.
+    fields added later need defaults; columns, as a DDL string or StructType, keep tuples with these parts; "pickle"
+    keeps any object, unreadable and unsafe to open from untrusted files.
     order_by: columns that order a key's rows; without it their order may differ when a task runs again.
     timeout: whether `update` sets timeouts or asks for the processing time; None finds out from its code.
     migrate: gets a stored state as plain data and returns the new one, or None to discard the key. Called once for
@@ -82,7 +84,7 @@ def stateful(
     The step id names the state in the recovery partitions: keep it when the code changes. Raises ConfigurationError.
     """
     check_step(step_id, update, migrate)
-    StateCodec(state)
+    _check_state(state)
 
     def transform(frame: DataFrame) -> DataFrame:
         return _apply(frame, step_id, key, update, output, state, order_by, timeout, migrate)
@@ -107,7 +109,7 @@ def stateful_map(
     columns first, then `out`: one value for one column, a tuple for several. Returning None as state discards the key.
     """
     check_step(step_id, mapper, migrate, "mapper")
-    StateCodec(state)
+    _check_state(state)
     single = isinstance(value, str)
     names = (value,) if isinstance(value, str) else tuple(value)
     composite = not isinstance(key, str | Column) and len(key) > 1
@@ -146,6 +148,8 @@ def _apply(
     migrate: Migrate | None,
 ) -> DataFrame:
     timeouts = _names_any(update, _TIMEOUT_MEMBERS) if timeout is None else timeout
+    if are_columns(state):
+        state = python_type(step_id, struct(step_id, state, "state"))
     frame, keyed = locate_key(frame, step_id, key)
     definition = define(
         frame,
@@ -159,6 +163,12 @@ def _apply(
         needs_time=timeouts or _names_any(update, _TIME_MEMBERS),
     )
     return register(frame, definition, order_by, form_of(state), migrate)
+
+
+def _check_state(state: StateType) -> None:
+    """Raise ConfigurationError for a state that cannot be stored. Columns are checked when Spark can parse them."""
+    if not are_columns(state):
+        StateCodec(state)
 
 
 def define(
