@@ -26,8 +26,10 @@ def state_options(function: F) -> F:
 def backend_option(function: F) -> F:
     """Add --state-backend: where operational state is."""
 
-    def remember(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    def remember(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
         ctx.meta["recovery.backend"] = value
+        given = ctx.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
+        ctx.meta["recovery.backend.source"] = "--state-backend" if given else VARIABLE
 
     text = "Where operational state is: file://, s3://, azure:// or gs://; by default in DIR."
     option = click.option("--state-backend", envvar=VARIABLE, metavar="URI", help=text, expose_value=False,

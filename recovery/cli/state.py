@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from recovery.cli.native import (
     timers_option,
     variable_option,
 )
-from recovery.cli.places import directory_and, state_options
+from recovery.cli.places import chosen_backend, directory_and, open_state, state_options
 from recovery.cli.settings import settings_options
 from recovery.cli.state_common import (
     Where,
@@ -71,6 +72,9 @@ def native_options(function: F) -> F:
 @native_options
 @epoch_option
 @pattern_option
+@click.option(
+    "--ids", is_flag=True, help="Print only the ids, or keys, one a line; so it does into a pipe without --step."
+)
 @state_options
 @json_option
 def list_(
@@ -83,6 +87,7 @@ def list_(
     conf: dict[str, str],
     epoch: int | None,
     pattern: str | None,
+    ids: bool,
     environment: str,
     as_json: bool,
 ) -> None:
@@ -107,6 +112,10 @@ def list_(
     if as_json:
         print_json([entry.as_json() for entry in found] if step is not None else
                    {"states": [entry.as_json() for entry in found], "steps": steps})  # fmt: skip
+        return
+    if ids or (step is None and not sys.stdout.isatty()):
+        for entry in found:
+            say(one_line(entry.name if isinstance(entry.name, str) else entry.name[1]))
         return
     if step is not None:
         say(table(("key", "epoch", "state"), ((e.name[1], e.version, short(e.content)) for e in found)))
@@ -194,20 +203,32 @@ def set_(
 @click.argument("words", metavar="[DIR] [ID] [JSON]", nargs=-1, type=click.UNPROCESSED)
 @key_option
 @input_option
+@click.option("--from-state-id", "source", metavar="ID", help="Merge the content of this state, in place of JSON.")
 @writing_options
 def merge_(
     words: tuple[str, ...],
     step: str | None,
     key: str | None,
     input_file: str | None,
+    source: str | None,
     force: bool,
     yes: bool,
     environment: str,
     as_json: bool,
 ) -> None:
     """Merge a JSON object into one state: members of objects are set one by one, everything else is replaced."""
-    directory, name, content = with_content(words, step, key, input_file)
-    target = Where(directory, environment, step, force=force).target()
+    if source is not None:
+        if step is not None or input_file is not None:
+            raise click.UsageError("--from-state-id goes with neither --step nor --input-file.")
+        directory, name = named(words, step, key)
+        target = Where(directory, environment, step, force=force).target()
+        given = target.find(source)
+        if given is None:
+            raise missing(target, source)
+        content = given.content
+    else:
+        directory, name, content = with_content(words, step, key, input_file)
+        target = Where(directory, environment, step, force=force).target()
     before = target.find(name)
     merged = content if before is None else merge(before.content, content)
     if before is not None and json_text(before.content) != json_text(merged) and not (yes or force):
@@ -220,19 +241,23 @@ def merge_(
 @click.argument("words", metavar="[DIR] [ID]", nargs=-1)
 @key_option
 @pattern_option
+@click.option("--all", "every", is_flag=True, help="Remove all states, or all keys of the step.")
 @writing_options
 def clear(
     words: tuple[str, ...],
     step: str | None,
     key: str | None,
     pattern: str | None,
+    every: bool,
     force: bool,
     yes: bool,
     environment: str,
     as_json: bool,
 ) -> None:
     """Remove states: one, or all that a glob selects. A tombstone stays, so that no older export brings them back."""
-    if pattern is None:
+    if every and pattern is not None:
+        raise click.UsageError("Give --all or --pattern.")
+    if pattern is None and not every:
         directory, name = named(words, step, key)
         target = Where(directory, environment, step, force=force).target()
         entry = target.find(name)
@@ -244,7 +269,7 @@ def clear(
         target = Where(directory, environment, step, force=force).target()
         found = target.entries(pattern)
         if not found:
-            raise StateNotFoundError(f"no state matches {pattern!r:.120}")
+            raise StateNotFoundError("there is no state" if every else f"no state matches {pattern!r:.120}")
     names = [entry.name for entry in found]
     listed = ", ".join(map(shown, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     ask(f"Remove {listed}?", yes or force)
@@ -274,6 +299,22 @@ def edit(
         done("nothing to change", as_json)
         return
     done(target.write("edit", {name: parse_json(edited)}, {name: before}), as_json)
+
+
+@state.command()
+@click.argument("words", metavar="[DIR]", nargs=-1)
+@state_options
+@json_option
+def backend(words: tuple[str, ...], environment: str, as_json: bool) -> None:
+    """Say where operational state is, and what decided it."""
+    directory, _ = directory_and(words, ())
+    place = open_state(directory, environment).backend.location
+    option = click.get_current_context().meta.get("recovery.backend.source")
+    source = "DIR" if chosen_backend() is None or (words and is_uri(words[0])) else str(option)
+    if as_json:
+        print_json({"backend": place, "from": source, "environment": environment})
+    else:
+        say(one_line(f"{place} (from {source})"))
 
 
 def _steps(directory: str) -> list[str]:

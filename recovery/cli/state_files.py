@@ -98,11 +98,13 @@ def import_(words: tuple[str, ...], force: bool, yes: bool, environment: str, as
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
 @click.option("--force", is_flag=True, help="Overwrite states of the same id that the target has.")
+@pattern_option
 @json_option
-def migrate_(source: str, target: str, force: bool, as_json: bool) -> None:
-    """Copy all operational state from one place to another, and verify the copy. A place is a DIR or a URI."""
+def migrate_(source: str, target: str, force: bool, pattern: str | None, as_json: bool) -> None:
+    """Copy operational state from one place to another, and verify the copy. A place is a DIR or a URI."""
     clock, retry = SystemClock(), RetryPolicy()
-    count = migrate(open_backend(source, clock, retry), open_backend(target, clock, retry), force=force)
+    origin, place = open_backend(source, clock, retry), open_backend(target, clock, retry)
+    count = migrate(origin, place, force=force, pattern=pattern)
     done(f"{counted(count, 'state')} copied and verified", as_json)
 
 

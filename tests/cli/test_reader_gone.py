@@ -61,7 +61,7 @@ def test_results(store_dir, tmp_path):
     at, copies = str(store_dir), str(tmp_path / "backups")
     lists = [
         *([name, at] for name in ("status", "plan", "verify", "advise", "gc", "runs")),
-        *(["hwm", "list", at], ["state", "list", at], ["state", "list", at, "--step", "count"]),
+        *(["hwm", "list", at], ["state", "backend", at], ["state", "list", at, "--step", "count"]),
         *(["state", "export", at, "--step", "count"], ["checkpoint", "show", at]),
         *(["backup", "--list", copies], ["backup", "--prune", "--keep", "1", copies]),
     ]

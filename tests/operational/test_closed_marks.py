@@ -263,7 +263,7 @@ def test_what_is_printed_is_what_counts(store_dir, state, tmp_path):
         close(store_dir, writer, orders=10)
     printed = call("get", store_dir, "hwm").strip()
     assert json.loads(printed)["marks"]["orders"]["value"] == 10
-    assert "orders" in call("list", store_dir)
+    assert "orders" in call("list", store_dir, "--json")
     call("set", store_dir, "hwm", printed)
     with execution(store_dir, resume_epoch=1):
         assert state.get_hwm("orders") is None

@@ -8,20 +8,27 @@ from recovery.base.wording import counted
 from recovery.errors import ConfigurationError, CorruptStateError, StateLockedError
 from recovery.operational.backends.backend import Backend, Document
 from recovery.operational.closed_marks import above_closed, settled_marks
-from recovery.operational.ids import StateId
+from recovery.operational.ids import StateId, matches
 
 
-def migrate(source: Backend, target: Backend, *, force: bool = False) -> int:
+def migrate(source: Backend, target: Backend, *, force: bool = False, pattern: str | None = None) -> int:
     """Copy every document, tombstones, generations and times included; returns how many were written.
+
+    pattern: a glob; only documents whose ids match are copied, and then the target may hold others.
 
     Documents that the target already holds must be identical, unless forced. The source stays unchanged. Afterwards
     both are read again and compared. Raises ConfigurationError, StateLockedError if the source changed meanwhile,
     CorruptStateError if the target does not hold what was written.
     """
     found = _documents(source)
-    documents = {each: above_closed(target, document) for each, document in found.items()}
+    chosen = {each: one for each, one in found.items() if matches(each, pattern)}
+    documents = {each: above_closed(target, document) for each, document in chosen.items()}
     there = _documents(target)
-    differing = [each for each, document in there.items() if document != documents.get(each)]
+    differing = [
+        each
+        for each, document in there.items()
+        if document != documents.get(each) and (pattern is None or each in documents)
+    ]
     if differing and not force:
         raise ConfigurationError(
             f"{target.location} holds other states already: {', '.join(map(repr, differing[:3]))}",

@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from recovery.base.intervals import parse_interval
 from recovery.errors import ConfigurationError, RecoveryError, StateBackendError
-from recovery.host.durable import PRIVATE, create, files_below, open_own, read_regular, sync
+from recovery.host.durable import PRIVATE, create, files_below, make_directories, open_own, read_regular, sync
 from recovery.storage.lock import free
 
 T = TypeVar("T")
@@ -33,7 +33,8 @@ TIMEOUT = "20s"
 LARGEST = 256 << 20
 """The largest object that is read, in bytes. Documents stay far below it; a larger object came from another program."""
 ATTEMPT_INTERVAL_S = 0.002
-_SETTINGS = {
+_SETTINGS: dict[str, dict[str, str]] = {
+    "file": {"create": "create"},
     "s3": {"endpoint": "endpoint", "region": "region"},
     "azure": {"endpoint": "endpoint", "account": "account_name"},
     "gs": {},
@@ -131,6 +132,10 @@ def parse_address(uri: str) -> Address:
 def open_objects(address: Address) -> Objects:
     """Return the place that an address names. Raises ConfigurationError if its package is not installed."""
     if address.scheme == "file":
+        if address.settings.get("create", "0") not in ("0", "1"):
+            raise _bad("create is 0 or 1")
+        if address.settings.get("create") == "1":
+            make_directories(Path(address.prefix), PRIVATE)
         return FileObjects(Path(address.prefix), address.seconds("timeout", TIMEOUT))
     return BucketObjects(address)
 
@@ -211,7 +216,8 @@ class FileObjects:
                 "there is no such directory",
                 path=self.root,
                 cause="What it lies on is not mounted, the path is wrong, or nothing was ever kept there.",
-                remedy=f"Mount it or correct the URI; to begin there, make it: mkdir -p {shlex.quote(str(self.root))}",
+                remedy="Mount it or correct the URI; to begin there, add ?create=1 to the URI, or make it: "
+                f"mkdir -p {shlex.quote(str(self.root))}",
             ) from None
         raise StateBackendError(
             "it is no directory",

@@ -1,0 +1,96 @@
+"""The loops of Meltano's page on state backends, as shell scripts: only the name of the command differs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from recovery import StateManager
+from recovery.operational.backends.objects import open_objects, parse_address
+from tests.stores import ROOT
+
+IDS = ["dev:tap-github-to-target-jsonl", "dev:tap-gitlab-to-target-jsonl", "prod:tap-github-to-target-jsonl"]
+
+
+@pytest.fixture
+def places(tmp_path):
+    """Two places; the first has a state for each id."""
+    old, new = (f"file://{tmp_path}/{name}?create=1" for name in ("old", "new"))
+    manager = StateManager(backend=old)
+    for number, each in enumerate(IDS):
+        shell(tmp_path, old, f"$RECOVERY state set {each} '{{\"n\":{number}}}' --yes")
+    assert manager is not None
+    return old, new
+
+
+def shell(tmp_path, backend: str, script: str, code: int = 0) -> str:
+    """Run a script in an empty directory; returns what it prints."""
+    work = tmp_path / "work"
+    work.mkdir(exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RECOVERY_STATE_BACKEND": backend,
+                   "RECOVERY": f"{sys.executable} -m recovery"}  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=work, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+GET_ALL = "for job_id in $($RECOVERY state list); do $RECOVERY state get $job_id > $job_id-state.json; done"
+GET_SOME = (
+    "for job_id in $($RECOVERY state list --pattern 'dev:*'); do $RECOVERY state get $job_id > $job_id-state.json; done"
+)
+SET_ALL = "for f in *-state.json; do $RECOVERY state set --force ${f%-state.json} --input-file $f; done"
+
+
+@pytest.mark.parametrize(("loop", "moved"), [(GET_ALL, IDS), (GET_SOME, IDS[:2])], ids=["all", "some"])
+def test_states_move_by_the_loops(tmp_path, places, loop, moved):
+    old, new = places
+    shell(tmp_path, old, loop)
+    shell(tmp_path, new, SET_ALL)
+    listed = json.loads(shell(tmp_path, new, "$RECOVERY state list --json"))["states"]
+    assert {each["id"]: each["content"] for each in listed} == {each: {"n": IDS.index(each)} for each in moved}
+
+
+def test_migrating_a_part(tmp_path, places):
+    """The target may hold others."""
+    old, new = places
+    shell(tmp_path, new, "$RECOVERY state set other 1 --yes")
+    shell(tmp_path, old, f"$RECOVERY state migrate '{old}' '{new}' --pattern 'prod:*'")
+    assert shell(tmp_path, new, "$RECOVERY state list").split() == ["other", IDS[2]]
+
+
+def test_merging_one_state_into_another(tmp_path, places):
+    old, _ = places
+    shell(tmp_path, old, f"$RECOVERY state set {IDS[1]} '{{\"m\":5}}' --force")
+    shell(tmp_path, old, f"$RECOVERY state merge {IDS[0]} --from-state-id {IDS[1]} --force")
+    assert json.loads(shell(tmp_path, old, f"$RECOVERY state get {IDS[0]}")) == {"n": 0, "m": 5}
+    shell(tmp_path, old, f"$RECOVERY state merge {IDS[0]} --from-state-id none --force", code=44)
+
+
+def test_clearing_all(tmp_path, places):
+    old, _ = places
+    shell(tmp_path, old, "$RECOVERY state clear --all --force")
+    assert shell(tmp_path, old, "$RECOVERY state list") == ""
+
+
+def test_the_backend_in_force(tmp_path, places):
+    """The command names it, and what decided it."""
+    old, new = places
+    assert shell(tmp_path, old, "$RECOVERY state backend").endswith("(from RECOVERY_STATE_BACKEND)\n")
+    found = json.loads(shell(tmp_path, old, f"$RECOVERY state backend --state-backend '{new}' --json"))
+    assert found["backend"].endswith("/new")
+    assert found["from"] == "--state-backend"
+    printed = shell(tmp_path, "", f"$RECOVERY init {tmp_path}/db 1 >&2; $RECOVERY state backend {tmp_path}/db")
+    assert printed == f"{tmp_path}/db (from DIR)\n"
+
+
+def test_a_directory_is_made_only_when_told(tmp_path):
+    """A path that is wrong, or a share that is not mounted, is never taken for an empty place."""
+    open_objects(parse_address(f"file://{tmp_path}/a/b?create=1"))
+    assert (tmp_path / "a/b").is_dir()
+    shell(tmp_path, f"file://{tmp_path}/c", "$RECOVERY state list", code=46)
