@@ -18,6 +18,7 @@ import msgspec
 import msgspec.inspect
 
 from recovery.errors import ConfigurationError, StateValueError, shown
+from recovery.values.unchanged import check_of, is_plain, is_readable
 
 StateType = Any
 """None for plain JSON-like values, "pickle", or a type: dataclass, NamedTuple, tuple[int, float], …"""
@@ -25,6 +26,7 @@ StateType = Any
 _NOTE = "__msgspec_cache__"
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 _MARSHAL_WITHOUT_REFERENCES = 2
+_SMALL = 256
 
 
 def _is_numpy_scalar(value: Any) -> bool:
@@ -55,16 +57,17 @@ class StateCodec:
         self.state_type = state_type
         self.encode: Callable[[Any], str]
         self.decode: Callable[[str], Any]
-        self._to_json = msgspec.json.Encoder(enc_hook=_python_scalar).encode
+        to_json = msgspec.json.Encoder(enc_hook=_python_scalar).encode
         if state_type is None:
             self.decode = msgspec.json.Decoder().decode
-            self.encode = _plain_encoder(self._to_json, self.decode)
+            self.encode = _plain_encoder(to_json, self.decode)
         elif state_type == "pickle":
             self.decode = _unpickle
             self.encode = _pickle
         else:
             try:
-                if isinstance(msgspec.inspect.type_info(state_type), msgspec.inspect.CustomType):
+                info = msgspec.inspect.type_info(state_type)
+                if isinstance(info, msgspec.inspect.CustomType):
                     raise TypeError("its instances have no form in JSON")
                 self.decode = msgspec.json.Decoder(state_type).decode
             except TypeError as error:
@@ -78,25 +81,7 @@ class StateCodec:
                     cause="The type of a field is given by a name that its module does not have, or not yet.",
                     remedy="Define or import it at the top of the module, before the step, not for type checkers only.",
                 ) from error
-            self.encode = self._encode_typed
-
-    def _encode_typed(self, value: Any) -> str:
-        try:
-            encoded = self._to_json(value)
-            back = self.decode(encoded.decode())
-            same_type = type(back) is type(value) or not _is_numpy_scalar(value)
-            plain = value if same_type else _python_scalar(value)
-            equal = type(back) is type(plain) and (back == plain or _same(back, plain))
-            retyped = _retyped(back, plain) if equal else (back, value)
-            if retyped is None:
-                return encoded.decode()
-        except Exception as error:
-            raise StateValueError(
-                f"{_shown(value)} cannot be stored as {self.state_type!r}: {error}",
-                cause="The value does not fit the declared type of the state.",
-            ) from error
-        cause = f"The value does not fit the declared type of the state, {self.state_type!r}."
-        raise _changed(value, *retyped, cause=cause)
+            self.encode = _typed_encoder(state_type, info, to_json, self.decode)
 
 
 def _plain_encoder(to_json: Callable[[Any], bytes], decode: Callable[[str], Any]) -> Callable[[Any], str]:
@@ -106,9 +91,8 @@ def _plain_encoder(to_json: Callable[[Any], bytes], decode: Callable[[str], Any]
     def encode(value: Any) -> str:
         try:
             text = to_json(value).decode()
-            # These always come back equal, and a long text makes the check expensive.
-            kind = type(value)
-            if kind is str or kind is int or kind is bool:
+            # A string comes back. In a large value, compiled code finds out faster than is_plain.
+            if type(value) is str or (len(text) <= _SMALL and is_plain(value)):
                 return text
             back = decode(text)
             if back != value:
@@ -126,6 +110,35 @@ def _plain_encoder(to_json: Callable[[Any], bytes], decode: Callable[[str], Any]
         except Exception as error:
             raise StateValueError(f"{_shown(value)} cannot be stored: {error}") from error
         raise _changed(value, *retyped)
+
+    return encode
+
+
+def _typed_encoder(
+    state_type: StateType, info: msgspec.inspect.Type, to_json: Callable[[Any], bytes], decode: Callable[[str], Any]
+) -> Callable[[Any], str]:
+    """Return `StateCodec.encode` for values of a declared type."""
+    check = check_of(info)
+
+    def encode(value: Any) -> str:
+        try:
+            text = to_json(value).decode()
+            if check is not None and check(value) and is_readable(text):
+                return text
+            back = decode(text)
+            same_type = type(back) is type(value) or not _is_numpy_scalar(value)
+            plain = value if same_type else _python_scalar(value)
+            equal = type(back) is type(plain) and (back == plain or _same(back, plain))
+            retyped = _retyped(back, plain) if equal else (back, value)
+            if retyped is None:
+                return text
+        except Exception as error:
+            raise StateValueError(
+                f"{_shown(value)} cannot be stored as {state_type!r}: {error}",
+                cause="The value does not fit the declared type of the state.",
+            ) from error
+        cause = f"The value does not fit the declared type of the state, {state_type!r}."
+        raise _changed(value, *retyped, cause=cause)
 
     return encode
 
