@@ -103,6 +103,10 @@ class OwnerTaskStore:
     def release(self) -> None:
         """See `TaskStore.release`. The process keeps its connection for the next task."""
 
+    def traffic(self) -> tuple[int, int]:
+        """Return the bytes on this process's idle connections to the owner, in both directions, and the calls."""
+        return self._lines.traffic()
+
     @property
     def _lines(self) -> Lines:
         # Looked up for every call: the process may be a fork of the one that made this object.
@@ -117,7 +121,7 @@ class OwnerTaskStore:
 
 def connect(address: OwnerAddress, task_key: bytes | None) -> tuple[OwnerTaskStore, int]:
     """Return the store at an owner's address, and the number of partitions. Connects with the first call."""
-    if task_key is None:
+    if not task_key:
         raise OwnerRefusedError(
             f"the owner at {address.location} asks for the run's task key, and this task has none",
             cause="The step was declared by another version of this package.",
@@ -246,6 +250,12 @@ class Lines:
         self._give(line)
         return result
 
+    def traffic(self) -> tuple[int, int]:
+        """See `OwnerTaskStore.traffic`."""
+        with self._lock:
+            channels = [line.channel for line in self._idle if line.channel is not None]
+        return sum(each.sent_bytes + each.received_bytes for each in channels), sum(line.calls for line in self._idle)
+
     def _take(self) -> Line:
         with self._lock:
             if self._idle:
@@ -263,23 +273,25 @@ class Line:
     def __init__(self, address: OwnerAddress, task_key: bytes) -> None:
         self._address = address
         self._task_key = task_key
+        self.calls = 0
         self._name = secrets.token_hex(16)
-        self._channel: Channel | None = None
+        self.channel: Channel | None = None
 
     def call(self, work: Callable[[Channel], T]) -> T:
         """See `Lines.call`."""
         deadline_s = self._address.deadline_s
         unheard_s = time.monotonic()
         attempts, pause_s = 0, 0.0
+        self.calls += 1
         while True:
             try:
-                if self._channel is None:
-                    self._channel = self._connect(unheard_s + deadline_s)
-                return work(self._channel)
+                if self.channel is None:
+                    self.channel = self._connect(unheard_s + deadline_s)
+                return work(self.channel)
             except (OSError, WireError) as error:
                 reason = _reason(error)
-                if attempts == 0 and self._channel is not None:
-                    unheard_s = max(unheard_s, self._channel.heard_s)
+                if attempts == 0 and self.channel is not None:
+                    unheard_s = max(unheard_s, self.channel.heard_s)
                 self.drop()
             attempts += 1
             now_s = time.monotonic()
@@ -294,9 +306,9 @@ class Line:
 
     def drop(self) -> None:
         """Close the connection, if there is one."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
 
     def _connect(self, until_s: float) -> Channel:
         address = self._address

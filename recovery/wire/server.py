@@ -365,23 +365,22 @@ class Session:
         """Answer in messages of about 8 MiB, so that neither side holds more; no turn is held while one is sent."""
         self._own(call.wanted)
         averages, sent = self._server.average_bytes, 0
-        for partition, keys in call.wanted.items():
-            begin = 0
-            while begin < len(keys) or not begin:
-                average = averages.get(call.step)
-                most = FIRST_KEYS if average is None else max(1, min(MOST_KEYS, int(MESSAGE_BYTES / (average + 1))))
-                some = keys[begin : begin + most]
-                with self._turn() as store:
-                    states = store.read(call.step, call.batch, {partition: some})[partition]
-                    body = messages.encode(states)
-                if some:
-                    averages[call.step] = max(average or 0.0, len(body) / len(some))
-                if len(body) > VALUE_BYTES:
-                    raise messages.too_large(len(body))
-                sent += len(states)
-                begin += len(some) or 1
-                with self._sending:
-                    self.channel.put(Kind.STATES, body)
+        left = [(partition, keys) for partition, keys in call.wanted.items()]
+        while left:
+            average = averages.get(call.step)
+            most = FIRST_KEYS if average is None else max(1, min(MOST_KEYS, int(MESSAGE_BYTES / (average + 1))))
+            some = _first_keys(left, most)
+            with self._turn() as store:
+                found = store.read(call.step, call.batch, some)
+                states = [state for partition in some for state in found[partition]]
+                body = messages.encode(states)
+            if states:
+                averages[call.step] = max(average or 0.0, len(body) / len(states))
+            if len(body) > VALUE_BYTES:
+                raise messages.too_large(len(body))
+            sent += len(states)
+            with self._sending:
+                self.channel.put(Kind.STATES, body)
         self._answer(sent)
 
     def _apply(self, call: messages.Apply) -> None:
@@ -456,6 +455,18 @@ class Session:
     def _refuse(self, error: Exception) -> None:
         with self._sending:
             self.channel.send(Kind.REFUSAL, messages.write_first(messages.as_refusal(error)))
+
+
+def _first_keys(left: list[tuple[PartitionIndex, tuple[str, ...]]], most: int) -> dict[PartitionIndex, tuple[str, ...]]:
+    """Take the first `most` keys, at least one, out of `left`; return them by partition."""
+    found: dict[PartitionIndex, tuple[str, ...]] = {}
+    while left and most > 0:
+        partition, keys = left.pop(0)
+        found[partition] = keys[:most]
+        if len(keys) > most:
+            left.insert(0, (partition, keys[most:]))
+        most -= len(keys)
+    return found
 
 
 def _dotted(version: tuple[int, int]) -> str:
