@@ -104,9 +104,9 @@ def report(chosen: Sequence[Case], measurements: Sequence[Measurement], repeat: 
         rows=rows,
         measurements=measurements,
         notes=[
-            f"Medians over {repeat} interleaved rounds of the processor time of a task, of its process and the owner's; "
-            "in a round the median over its micro-batches. State `[n,total]`, keys of 11 bytes, two partitions; tasks of "
-            "fewer than 1,000 keys are gathered ones, which have the keys of both.",
+            f"Medians over {repeat} interleaved rounds of the processor time of a task, of its process and the "
+            "owner's; in a round the median over its micro-batches. State `[n,total]`, keys of 11 bytes, two "
+            "partitions; tasks of fewer than 1,000 keys are gathered ones, which have the keys of both.",
             "`× least` compares the bytes on the wire with twice the key, twice the state and three bytes.",
         ],
     )

@@ -247,7 +247,7 @@ class TestTls:
 
         files = make_certificates(tmp_path, names=("other",), addresses=("10.0.0.1",))
         made = Serving(run.store.address(run.lease), run.lease, 2, tmp_path, tls=tls_context(*map(str, files[:2])))
-        with pytest.raises(OwnerRefusedError, match="certificate is not accepted.*not valid for '127.0.0.1'"):
+        with pytest.raises(OwnerRefusedError, match=r"certificate is not accepted.*not valid for '127.0.0.1'"):
             made.task(tls_ca_pem=files[2].read_text()).read(STEP, 0, {0: ("a",)})
         made.close()
 
