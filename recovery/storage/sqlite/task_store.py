@@ -7,7 +7,7 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 from recovery.base.clock import Clock
@@ -171,7 +171,9 @@ class FileTaskStore:
         return found
 
 
+@lru_cache(maxsize=1024)
 def delta_path(scratch: Path, step: StepId, index: int) -> Path:
+    """Return where a delta is. Cached, because an owner asks for it with every call."""
     return scratch / f"{file_name(step)}-{index}.delta"
 
 
