@@ -12,7 +12,7 @@ from recovery.storage.seam import TaskStore
 
 
 class TaskService:
-    """Serves tasks from the partitions at an address of this host: a `recovery.wire.server.Service`."""
+    """Serves tasks from the partitions at an address of this host: a `recovery.wire.service.Service`."""
 
     def __init__(self, address: str, scratch: Path) -> None:
         """address: see `PartitionStore.address`. scratch: a directory for what does not fit into memory."""

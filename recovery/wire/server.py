@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from recovery.base.ids import Lease, PartitionIndex
 from recovery.errors import LeaseLostError, OwnerRefusedError, RecoveryError, StorageError
@@ -34,6 +34,7 @@ from recovery.wire.frames import (
     wait_at_most,
 )
 from recovery.wire.proof import is_proof, new_nonce, proof
+from recovery.wire.service import Aside, Service
 
 MOST_CONNECTIONS = 2000
 MOST_UNPROVEN = 256
@@ -45,44 +46,6 @@ MOST_KEYS = 4096
 """Keys that are read at a time."""
 TLS_HANDSHAKE = 0x16
 """First byte of a client that speaks TLS."""
-
-
-class Aside(Protocol):
-    """Where the messages of one apply wait until all have come."""
-
-    def add(self, body: bytes, more: bool) -> None:
-        """Take a frame of a CHANGES message; more: the message goes on in the next one."""
-        ...
-
-    @property
-    def messages(self) -> int:
-        """The number of whole messages."""
-        ...
-
-    @property
-    def size_bytes(self) -> int:
-        """Their size."""
-        ...
-
-    def changes(self, begin: int, end: int) -> Iterable[Changes]:
-        """Return the chunks in messages number `begin` up to `end`; may be iterated again."""
-        ...
-
-    def close(self) -> None:
-        """Give the room back."""
-        ...
-
-
-class Service(Protocol):
-    """What the server serves."""
-
-    def store(self) -> contextlib.AbstractContextManager[TaskStore]:
-        """Return a store for one call."""
-        ...
-
-    def aside(self) -> contextlib.AbstractContextManager[Aside]:
-        """Return room for the messages of one apply."""
-        ...
 
 
 class OwnerServer:
