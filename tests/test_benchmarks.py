@@ -18,7 +18,7 @@ from benchmarks.harness import pictures, processes, table
 from benchmarks.harness.processes import ROOT, ChildFailedError, Usage, parse_stat, run_child
 from benchmarks.harness.report import Report, replace_section
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
-from benchmarks.suite import storage, throughput
+from benchmarks.suite import storage, throughput, wire
 
 CHILD = """
 import pathlib, subprocess, time
@@ -233,6 +233,16 @@ def test_cases_of_the_partitions_alone_check_their_own_result(
     assert answer["seconds"] > 0
     assert answer["live_bytes"] > 0
     assert (answer["written_bytes"] > 0) == (kind != "collect")
+
+
+@pytest.mark.parametrize("kind", ["files", "owner"])
+def test_cases_of_the_wire_check_their_own_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """And count what went over the wire."""
+    monkeypatch.chdir(tmp_path)
+    answer = wire.measure({"kind": kind, "keys": 50, "batches": 5})
+    assert answer["wrong"] == ""
+    assert answer["task_s"] > 0
+    assert (answer["calls"], answer["sent_bytes"] > 0) == ((3, True) if kind == "owner" else (0, False))
 
 
 def test_the_table_of_the_partitions_compares_each_case_with_its_limit() -> None:

@@ -7,7 +7,7 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 from recovery.base.clock import Clock
@@ -73,7 +73,7 @@ class FileTaskStore:
         """See `TaskStore.apply`."""
         for partition in sorted(changes):
             # Lookups count with the next partition that is written to.
-            counted, spent_s = count._replace(looked_up=self._looked_up), self._seam_s
+            counted, spent_s = count._replace(looked_up=count.looked_up + self._looked_up), count.seam_s + self._seam_s
             self._looked_up, self._seam_s = 0, 0.0
             began_s = self._clock.elapsed_s()
             with self._delta_of(step, partition) as delta:
@@ -171,7 +171,9 @@ class FileTaskStore:
         return found
 
 
+@lru_cache(maxsize=1024)
 def delta_path(scratch: Path, step: StepId, index: int) -> Path:
+    """Return where a delta is. Cached, because an owner asks for it with every call."""
     return scratch / f"{file_name(step)}-{index}.delta"
 
 

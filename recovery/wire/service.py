@@ -1,0 +1,47 @@
+"""What the server needs from whoever has the partitions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Protocol
+
+from recovery.storage.seam import Changes, TaskStore
+
+
+class Aside(Protocol):
+    """Where the messages of one apply wait until all have come."""
+
+    def add(self, body: bytes, more: bool) -> None:
+        """Take a frame of a CHANGES message; more: the message goes on in the next one."""
+        ...
+
+    @property
+    def messages(self) -> int:
+        """The number of whole messages."""
+        ...
+
+    @property
+    def size_bytes(self) -> int:
+        """Their size."""
+        ...
+
+    def changes(self, begin: int, end: int) -> Iterable[Changes]:
+        """Return the chunks in messages number `begin` up to `end`; may be iterated again."""
+        ...
+
+    def close(self) -> None:
+        """Give the room back."""
+        ...
+
+
+class Service(Protocol):
+    """What the server serves."""
+
+    def store(self) -> contextlib.AbstractContextManager[TaskStore]:
+        """Return a store for one call."""
+        ...
+
+    def aside(self) -> contextlib.AbstractContextManager[Aside]:
+        """Return room for the messages of one apply."""
+        ...
