@@ -17,6 +17,8 @@ import apsw
 import msgspec
 import pytest
 
+from recovery.spark.jvm.class_archive import CACHE_VARIABLE
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 FILE_FORMAT = (ROOT / "docs" / "file-format.md").read_text()
@@ -35,7 +37,9 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     work = tmp_path / "work"
     work.mkdir()
     (work / "examples").symlink_to(EXAMPLES)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RECOVERY_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("RECOVERY_") or name == CACHE_VARIABLE
+    }
     environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
     # Runs this short end before optimised code pays: it halves their time.
     environment.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

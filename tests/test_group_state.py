@@ -49,7 +49,7 @@ def test_a_new_key_has_no_state():
 
 
 def test_a_stored_state_that_cannot_be_read():
-    """It is told as the state's fault, and not as that of the function that asks for it."""
+    """The error names the state, not the function that reads it."""
     [state] = group_states(['{"n":1}'], CallFacts(StateCodec(int).decode, NOW_MS))
     for _ in range(2):
         with pytest.raises(StateValueError, match=r'its state {"n":1} cannot be read: Expected `int`, got `object`'):

@@ -21,7 +21,7 @@ from recovery.planning.measures import ClosedPartition, Measure, StepSize
 
 
 class Clock:
-    """Stands still until it is told."""
+    """A clock that only a test moves."""
 
     now_s = 100.0
 
@@ -192,7 +192,7 @@ def get(url):
 
 
 def test_the_endpoint():
-    """Any free port, on the loopback; only what is asked for is there; it ends when it is told."""
+    """Any free port, on the loopback; only the metrics path is served; closing it ends it."""
     endpoint = MetricsEndpoint("127.0.0.1", 0)
     try:
         assert endpoint.url.startswith("http://127.0.0.1:")

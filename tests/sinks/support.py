@@ -43,7 +43,7 @@ class Store:
         return self.resume()
 
     def resume(self) -> Resume:
-        """What the sink of a new execution is told."""
+        """The arguments for the sink of a new execution."""
         self.executions += 1
         parts = tuple(TimelinePart(each.execution, n, n) for n, each in enumerate(self.closed, 1))
         note = self.closed[-1].note if self.closed else None

@@ -197,7 +197,7 @@ def test_a_column_whose_name_differs_in_case(tmp_path):
 
 @pytest.mark.parametrize("module", ["sqlite3", "duckdb"])
 def test_only_absence_is_absence(tmp_path, module):
-    """A table that is not there is none; every other error is told as what it is."""
+    """A table that is not there is none; the message of every other error says what happened."""
     database = Real(module, tmp_path / "db")
     database.execute("CREATE TABLE words (n INTEGER)")
     with contextlib.closing(database.connect()) as connection:
@@ -239,7 +239,7 @@ def test_what_postgresql_says_by_number(tmp_path, said, code, cause):
 
 
 def test_a_locked_database(tmp_path):
-    """It is told apart from a table that is missing, and when the lock is gone the run goes on."""
+    """The sink does not take it for a missing table, and when the lock is gone the run goes on."""
     database = Sqlite(tmp_path / "db")
     database.execute("CREATE TABLE words (word TEXT PRIMARY KEY, n INTEGER)")
     store = Store()
@@ -288,7 +288,7 @@ class TestWaysOut:
         database.execute(*(f"DROP TABLE words_recovery_{name}" for name in self.TABLES))
 
     def test_two_flows_on_one_table(self, lived):
-        """The second is not told to destroy what the first one needs."""
+        """The second error does not advise to destroy what the first one needs."""
         store, database = lived
         with pytest.raises(OutputMismatchError, match="it is written by flow 'flow'") as caught:
             Start(Store(store_id="other", flow_id="second"), database, "words", "word")

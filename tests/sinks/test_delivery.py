@@ -20,7 +20,7 @@ def resume(epoch=5, note=None, timeline=()):
 
 
 class Recording:
-    """An EpochSink that notes its calls, and raises what it is told to."""
+    """An EpochSink that notes its calls, and raises the error that a test gave it."""
 
     single_action = True
 

@@ -352,7 +352,7 @@ class TestMismatch:
         assert visible(disk) == sorted(store.closed[-1].records)
 
     def test_a_missing_and_a_changed_file(self):
-        """They are named; old ones may go when the sink is told so."""
+        """The error names them; an option of the sink allows old ones to be missing."""
         store, disk = lived()
         name = min(disk.text(OUT))
         kept = disk.names.pop(OUT / name)

@@ -310,7 +310,7 @@ class TestRefused:
             run.sink.stage(["word", "part", "colour"], [("a", 1, "red")], 0)
 
     def test_no_table_and_no_database(self, tmp_path):
-        """Both are told as what they are."""
+        """Each has an error of its own."""
         database = Database(tmp_path / "db")
         database.execute("DROP TABLE words")
         with pytest.raises(SinkFailedError, match="table words cannot be read"):

@@ -1,0 +1,131 @@
+"""Which tests to look at, and to extend, when a module changes.
+
+A module's mirror is test_<module>.py in the folder of its room, or of a room around that one. A module without one is
+in the table, with the tests that cover it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import recovery
+
+PACKAGE = Path(recovery.__file__).parent
+TESTS = Path(__file__).parent
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    for path in PACKAGE.rglob("*.py")
+    if path.name != "__init__.py"
+}
+
+COVERED_BY = {
+    # One idea in several modules.
+    "appended/test_content.py": "appended.files appended.position",
+    "appended/test_plan.py": "appended.options",
+    "appended/test_rotation.py": "appended.locate appended.planner appended.reach appended.survey",
+    "backup/test_hostile_manifests.py": "backup.manifest",
+    "backup/test_object_stores.py": "backup.places",
+    "backup/test_faults.py": "backup.target",
+    "backup/test_round_trip.py": """backup.make backup.note backup.repository backup.restore backup.sources
+        storage.copies""",
+    "checkpoint/test_beginning.py": "checkpoint.offsets checkpoint.source_places",
+    "checkpoint/test_capture.py": "checkpoint.restore checkpoint.rows",
+    "checkpoint/test_sources.py": "checkpoint.position",
+    "native/test_import_and_export.py": """checkpoint.places checkpoint.relocate checkpoint.state_files native.choose
+        native.exporting native.held native.importing""",
+    "faults/test_clocks.py": "base.clock",
+    "faults/test_hostile_files.py": "base.threads",
+    "metrics/test_meter.py": "metrics.exposition metrics.memory",
+    "operational/test_directory.py": "operational.locks operational.manager",
+    "operational/test_remote.py": """operational.backends.leases operational.backends.migrate
+        operational.backends.open""",
+    "operational/test_rewinds.py": "epochs.execution",
+    "operational/test_scopes.py": "operational.backends.backend",
+    "operational/test_steps.py": "epochs.writer operational.step_edits operational.targets operational.flows",
+    "report/test_page.py": "report.charts report.facts",
+    "sinks/test_output.py": "sinks.disk sinks.files sinks.manifest",
+    "sinks/test_delivery.py": "sinks.plain sinks.protocol",
+    "storage/test_contract.py": "storage.memory storage.memory_contents storage.seam",
+    "storage/test_deltas.py": "storage.connect storage.deltas.delta",
+    "storage/test_partition.py": """storage.sqlite.close storage.sqlite.columns storage.sqlite.describe
+        storage.sqlite.fold storage.sqlite.rewind storage.sqlite.snap_rows""",
+    "storage/test_store.py": "storage.scan",
+    "storage/test_epoch_log.py": "cli.gc storage.history",
+    "storage/test_initialize.py": "storage.sqlite.tables",
+    "storage/test_open_deltas.py": "storage.sqlite.forked storage.sqlite.task_store",
+    "storage/test_watched_files.py": "storage.documents",
+    "values/test_kernels.py": "aggregates spark.steps.aggregate spark.steps.aggregate_functions",
+    "spark/steps/test_arrow_step.py": "spark.tasks.arrow_task",
+    "spark/tasks/test_step_task.py": """spark.steps.definition spark.tasks.chunks spark.tasks.retries
+        spark.tasks.spool""",
+    "spark/tasks/test_output_values.py": "spark.steps.column_types",
+    "spark/tasks/test_input_values.py": "spark.steps.key_columns",
+    # Code around the JVM: only a session shows whether it is right.
+    "spark/test_session.py": """spark.jvm.java spark.jvm.java_sources spark.jvm.launch
+        spark.jvm.startup.sitecustomize spark.startup.sitecustomize""",
+    "spark/test_warmup.py": "cli.warmup spark.jvm.class_archive spark.run.warmup_flows",
+    "native/test_addresses.py": "spark.jvm.hadoop",
+    "spark/test_plan.py": "spark.jvm.plan_nodes",
+    "spark/test_steps.py": """flow spark.planner.replay spark.run.mailboxes spark.run.position spark.run.query
+        spark.run.start spark.steps.input_keys spark.steps.picklable spark.steps.stateful spark.steps.ticks""",
+    "spark/test_refused_plans.py": "spark.planner.bind",
+    "spark/test_arrow.py": "sinks.all_keys",
+    "spark/test_combining.py": "spark.steps.combine",
+    "spark/test_merging.py": "spark.tuning.collecting",
+    "spark/test_row_width.py": "spark.tuning.outcome",
+    "spark/test_tuning.py": "spark.tuning.back_off",
+    "spark/test_metrics.py": """spark.run.events spark.run.listener spark.run.measuring spark.run.reports
+        spark.run.status""",
+    "spark/test_several.py": "spark.run.launch",
+    "spark/test_closing.py": "spark.run.prepare",
+    "spark/test_changed_sources.py": "spark.run.source_starts",
+    "spark/test_native.py": "spark.run.operator_rows",
+    "spark/test_native_state.py": "spark.sources.formats spark.sources.native_source",
+    "spark/test_appended.py": "spark.sources.driver_relay",
+    "spark/test_pipelines.py": "cli.nodes spark.pipelines.run",
+    "spark/test_crashes.py": "base.faults cli.run demo.flights demo.flow",
+    "epochs/test_snapshot.py": "base.reserved",
+    "epochs/test_closer.py": "base.ids",
+    "planning/test_resume.py": "planning.values",
+    # Commands: their tests call them as users do.
+    "backup/test_commands.py": "backup.progress cli.backup cli.backup_progress cli.restore",
+    "backup/test_drill.py": "cli.drill",
+    "native/test_progress.py": "cli.checkpoint cli.checkpoint_progress cli.native",
+    "metrics/test_progress.py": "cli.progress",
+    "operational/test_commands.py": """cli.hwm cli.places cli.state cli.state_common cli.state_files
+        cli.state_transfer operational.exports""",
+    "spark/test_processes.py": "cli.settings",
+    "cli/test_output.py": "cli.common cli.init cli.status",
+    "operational/test_runs.py": "cli.runs host.processes",
+    "report/test_commands.py": "cli.advise cli.plan cli.report cli.verify",
+    "host/test_signals.py": "cli.signals",
+    "host/test_durable.py": "cli.demo demo.story",
+    "cli/test_reader_gone.py": "__main__",
+    # Documented names of what lies in other rooms.
+    "values/test_keys.py": "keys",
+    "spark/jvm/test_daemon.py": "spark.daemon",
+}
+
+
+def mirror(module: str) -> Path | None:
+    """The test of a module that its name leads to."""
+    *rooms, name = module.split(".")
+    folders = (TESTS.joinpath(*rooms[:depth]) for depth in range(len(rooms), -1, -1))
+    return next((path for each in folders if (path := each / f"test_{name}.py").exists()), None)
+
+
+LISTED = [module for modules in COVERED_BY.values() for module in modules.split()]
+
+
+def test_every_module_leads_to_its_tests():
+    """By its name or by the table, and not by both."""
+    assert len(MODULES) > 200
+    assert len(LISTED) == len(set(LISTED))
+    assert {module for module in MODULES if mirror(module) is None} == set(LISTED)
+
+
+@pytest.mark.parametrize("file", COVERED_BY)
+def test_the_table_names_tests(file):
+    assert "def test_" in (TESTS / file).read_text()
