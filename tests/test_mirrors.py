@@ -47,11 +47,16 @@ COVERED_BY = {
     "report/test_page.py": "report.charts report.facts",
     "sinks/test_output.py": "sinks.disk sinks.files sinks.manifest",
     "sinks/test_delivery.py": "sinks.plain sinks.protocol",
+    "sinks/test_delta.py": "sinks.delta_merge sinks.delta_table sinks.delta_takeback",
     "storage/test_contract.py": "storage.memory storage.memory_contents storage.seam",
     "storage/test_deltas.py": "storage.connect storage.deltas.delta",
     "storage/test_partition.py": """storage.sqlite.close storage.sqlite.columns storage.sqlite.describe
         storage.sqlite.fold storage.sqlite.rewind storage.sqlite.snap_rows""",
+    "storage/test_reach.py": "base.task_key",
     "storage/test_store.py": "storage.scan",
+    # A connection has two ends, and an owner several parts: their tests see the whole.
+    "wire/test_connections.py": "wire.address wire.client wire.messages wire.server wire.service",
+    "owner/test_process.py": "owner.__main__ owner.serving owner.spool owner.tasks",
     "storage/test_epoch_log.py": "cli.gc storage.history",
     "storage/test_initialize.py": "storage.sqlite.tables",
     "storage/test_open_deltas.py": "storage.sqlite.forked storage.sqlite.task_store",
@@ -69,7 +74,8 @@ COVERED_BY = {
     "native/test_addresses.py": "spark.jvm.hadoop",
     "spark/test_plan.py": "spark.jvm.plan_nodes",
     "spark/test_steps.py": """flow spark.planner.replay spark.run.mailboxes spark.run.position spark.run.query
-        spark.run.start spark.steps.input_keys spark.steps.picklable spark.steps.stateful spark.steps.ticks""",
+        spark.run.start spark.steps.input_keys spark.steps.picklable spark.steps.state_columns spark.steps.stateful
+        spark.steps.ticks""",
     "spark/test_refused_plans.py": "spark.planner.bind",
     "spark/test_arrow.py": "sinks.all_keys",
     "spark/test_combining.py": "spark.steps.combine",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import random
-
 import pytest
 
+from recovery.spark.tuning.tuning import TACTICS, VARIABLE
 from tests.spark.support import Feed
 
 
@@ -22,15 +20,10 @@ def spark():
     session.stop()
 
 
-@pytest.fixture(autouse=True)
-def exchanged(request, monkeypatch):
-    """In every other test, drawn by lot, no micro-batch counts as small, and in others none as one for the driver."""
-    from recovery.spark.tuning import gathering, merging
-
-    lot = random.Random(f"{request.node.nodeid} {os.environ.get('RECOVERY_TEST_SEED')}")
-    for module in (gathering, merging):
-        if lot.random() < 0.5:
-            monkeypatch.setattr(module, "FEW_ROWS", -1)
+@pytest.fixture(params=["", ",".join(f"-{name}" for name in sorted(TACTICS))], ids=["tuned", "untuned"])
+def tuning(request, monkeypatch):
+    """The test runs twice: with all tactics that make micro-batches faster, and without any. Other tests have them."""
+    monkeypatch.setenv(VARIABLE, request.param)
 
 
 @pytest.fixture

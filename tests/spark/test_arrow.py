@@ -36,6 +36,7 @@ def add_up(rows, states):
     return new, new
 
 
+@pytest.mark.usefixtures("tuning")
 def test_exact_through_failed_tasks_and_a_resume(spark, feed, tmp_path):
     """Tasks that fail after some of their work are run again, and a second run goes on: nothing counts twice."""
     marks = str(tmp_path / "failed")
@@ -149,6 +150,7 @@ def test_wrong_declarations_are_refused_at_once(spark, feed, wrong, message):
         feed.frame(spark).transform(totals_arrow(**{"update": add_up, **wrong}))
 
 
+@pytest.mark.usefixtures("tuning")
 def test_aggregates_equal_those_of_spark(spark, feed, tmp_path):
     """Over two runs, by a computed key, of columns and expressions, the running figures end as Spark's batch ones."""
     v = F.col("value")

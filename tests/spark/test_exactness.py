@@ -71,6 +71,7 @@ def test_hostile_sinks(spark, feed, tmp_path, name):
         assert sink.refused == 2
 
 
+@pytest.mark.usefixtures("tuning")
 def test_output_is_the_running_state(spark, feed, tmp_path):
     """The sink sees each touched key once per micro-batch, with the state after it."""
     for seed in range(3):
@@ -86,6 +87,7 @@ def test_output_is_the_running_state(spark, feed, tmp_path):
     assert seen == feed.totals()
 
 
+@pytest.mark.usefixtures("tuning")
 def test_failed_tasks_are_undone(spark, feed, tmp_path):
     """A task that fails after some of its keys, or after applying them, is repeated without counting twice."""
     for seed in range(3):
@@ -105,6 +107,7 @@ def test_failed_tasks_are_undone(spark, feed, tmp_path):
     assert states(tmp_path / "db", "totals") == feed.totals()
 
 
+@pytest.mark.usefixtures("tuning")
 def test_downstream_failure_repeats_the_step(spark, feed, tmp_path):
     """A stage behind the step that fails makes Spark run the step's task again, after it had applied its changes."""
     for seed in range(3):
@@ -155,6 +158,7 @@ def test_broadcast_of_a_steps_output(spark, feed, tmp_path):
     assert states(tmp_path / "db", "totals") == feed.totals()
 
 
+@pytest.mark.usefixtures("tuning")
 def test_parallel_steps(spark, feed, tmp_path):
     """Two steps side by side, their outputs united, keep to their own partitions."""
     for seed in range(3):
@@ -172,6 +176,7 @@ def test_parallel_steps(spark, feed, tmp_path):
     assert states(tmp_path / "db", "by value") == counted
 
 
+@pytest.mark.usefixtures("tuning")
 def test_chained_steps(spark, feed, tmp_path):
     """A step on the output of a step: the second sees every output of the first once."""
     for seed in range(4):
@@ -186,6 +191,7 @@ def test_chained_steps(spark, feed, tmp_path):
     )
 
 
+@pytest.mark.usefixtures("tuning")
 def test_late_tasks_are_refused(spark, feed, tmp_path):
     """A task that still runs when its query has been stopped leaves nothing in the next run's state."""
     from recovery import LeaseLostError

@@ -60,6 +60,7 @@ class Pair(NamedTuple):
     total: int = 0
 
 
+@pytest.mark.usefixtures("tuning")
 def test_composite_keys_of_any_type(spark, feed, tmp_path):
     """A key of several columns is a JSON array of texts; update gets the typed values as a tuple."""
     feed.add([("a", 1), ("a", 2), ("b", 1), ("a", 1)])
@@ -80,6 +81,7 @@ def test_composite_keys_of_any_type(spark, feed, tmp_path):
     assert all(row.typed for row in keys)
 
 
+@pytest.mark.usefixtures("tuning")
 def test_odd_keys(spark, tmp_path):
     """Empty, NULL, NUL, emoji and long keys are keys of their own, in the partition that Python computes."""
     rows = spark.createDataFrame([(key, number) for number, key in enumerate(ODD_KEYS * 2)], "key string, value long")
@@ -110,6 +112,7 @@ def test_spark_and_python_agree_on_partitions(spark):
                 assert json.loads(row.text) == [row.key, 'é\n"\\']
 
 
+@pytest.mark.usefixtures("tuning")
 def test_number_and_timestamp_keys(spark, tmp_path):
     """-0.0 is 0.0; a timestamp's key does not depend on the session's time zone."""
     data = [(0.0, 1), (-0.0, 1), (1.5, 1)]
@@ -237,6 +240,7 @@ def test_stateful_map(spark, feed, tmp_path):
     assert sorted(seen) == [("a", 1), ("a", 4), ("a", 8), ("b", 0), ("b", 2)]
 
 
+@pytest.mark.usefixtures("tuning")
 def test_order_within_a_key(spark, feed, tmp_path):
     """order_by gives a key's rows in that order, descending too."""
 
@@ -253,6 +257,7 @@ def test_order_within_a_key(spark, feed, tmp_path):
         assert states(directory, "s") == {"a": expected, "b": expected}
 
 
+@pytest.mark.usefixtures("tuning")
 def test_discarded_keys_leave_nothing(spark, feed, tmp_path):
     """state.remove() removes the key's row; a discarded key starts anew."""
     feed.add([("a", 1), ("b", 1)])
@@ -269,6 +274,7 @@ def test_discarded_keys_leave_nothing(spark, feed, tmp_path):
     assert states(tmp_path / "db", "totals") == {"a": 7, "b": 1}
 
 
+@pytest.mark.usefixtures("tuning")
 def test_timeouts_fire_on_an_idle_stream(spark, feed, tmp_path):
     """A key without new rows times out although no input comes, once, and after a resume too."""
     init_partitions(tmp_path / "db", 2)
@@ -331,6 +337,7 @@ def test_unserialisable_state_names_step_and_key(spark, feed, tmp_path):
     assert states(tmp_path / "db", "totals") == {"fine": [1]}
 
 
+@pytest.mark.usefixtures("tuning")
 def test_errors_of_update_name_step_and_key(spark, feed, tmp_path):
     """An exception in update reaches the user with its step, key and place first; the epochs before it are closed."""
     feed.add([("fine", 1)])
@@ -630,6 +637,7 @@ def test_what_a_start_that_fails_leaves(spark, feed, tmp_path, monkeypatch):
     assert states(tmp_path / "db", "totals") == {"a": [1, 1]}
 
 
+@pytest.mark.usefixtures("tuning")
 def test_a_step_gets_timeouts_and_loses_them(spark, feed, tmp_path):
     """The source of ticks comes and goes with them; the other sources keep their places in the input."""
 
