@@ -119,7 +119,7 @@ def collect(value: Input, limit: int, *, by: Input | None = None, keep: str = "f
     keep: which values stay if there are more: the "first" or the "last" in order.
     """
     if keep not in ("first", "last"):
-        raise ConfigurationError(f"collect(keep={keep!r}): it is 'first' or 'last'")
+        raise ConfigurationError(f"collect(keep={keep!r}): it must be 'first' or 'last'")
     return Aggregate(f"collect_{keep}", (value, *_given(by)), _limit("collect", "limit", limit), keep == "last")
 
 
@@ -130,7 +130,7 @@ def approx_distinct(value: Input, *, error: float = 0.05) -> Aggregate:
     values, with a standard error of `error` beyond.
     """
     if not 0.005 <= error <= 0.5:
-        raise ConfigurationError(f"approx_distinct(error={error!r}): it is a number from 0.005 to 0.5")
+        raise ConfigurationError(f"approx_distinct(error={error!r}): it must be a number from 0.005 to 0.5")
     return Aggregate("approx_distinct", (value,), math.ceil(1 / error**2) + 2)
 
 
@@ -140,5 +140,5 @@ def _given(value: Input | None) -> tuple[Input, ...]:
 
 def _limit(function: str, name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100_000:
-        raise ConfigurationError(f"{function}({name}={value!r}): it is a number from 1 to 100000")
+        raise ConfigurationError(f"{function}({name}={value!r}): it must be a number from 1 to 100000")
     return value

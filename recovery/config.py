@@ -73,8 +73,8 @@ class RecoveryConfig:
         if not os.fspath(self.directory):
             raise ConfigurationError(
                 "the recovery directory has no name",
-                cause="An empty setting or environment variable.",
-                remedy="Name the directory that was made by: python -m recovery init DIR N",
+                cause="A setting or environment variable is empty.",
+                remedy="Name the directory created by: python -m recovery init DIR N",
             )
         for setting in ("drop_steps", "keep_steps"):
             given = getattr(self, setting)
@@ -106,7 +106,9 @@ class RecoveryConfig:
         parse_targets(self.thresholds)
         if self.metrics_port is not None and (type(self.metrics_port) is not int or not 0 <= self.metrics_port < 65536):
             raise ConfigurationError(
-                f"{self.metrics_port!r} is no port", cause="", remedy="Give a number up to 65535; 0 takes a free one."
+                f"{self.metrics_port!r} is not a port",
+                cause="",
+                remedy="Give a number up to 65535; 0 takes a free port.",
             )
         if self.scratch_directory is not None:
             set_field(self, "scratch_directory", Path(self.scratch_directory).absolute())
@@ -119,14 +121,14 @@ class RecoveryConfig:
                 raise ConfigurationError(
                     f"{setting.replace('_', ' ')} {given!r:.80} does not exist",
                     cause="Epochs and executions are numbered 1, 2, 3 …; resume_after=0 is the beginning.",
-                    remedy="See which there are: python -m recovery status DIR",
+                    remedy="List them: python -m recovery status DIR",
                 )
         both = None not in (self.resume_epoch, self.resume_after)
         if both and self.resume_epoch != self.rewind_to:
             raise ConfigurationError(
                 f"resume_after={self.resume_after} and resume_epoch={self.resume_epoch} are two snapshots",
-                cause="resume_epoch=3 is resume_after=2: the one names the epoch after the snapshot, the other the one "
-                "before.",
+                cause="resume_epoch=3 is resume_after=2: the first names the epoch after the snapshot, the second "
+                "the epoch before it.",
                 remedy="Give one of them.",
             )
 

@@ -157,7 +157,7 @@ class StorageError(RecoveryError):
         """Return the error for a file that could not be opened to write, which may not be a file of this program."""
         text = error.strerror or str(error)
         if error.errno in (errno.ELOOP, errno.EINVAL):
-            return cls(text, path=path, cause="Something else has the name of this file.", remedy="Remove it.")
+            return cls(text, path=path, cause="The path names something that is not a file.", remedy="Remove it.")
         return cls(text, path=path)
 
 
@@ -177,7 +177,7 @@ class LinkedPartitionError(RecoveryError):
     """A partition's file has other names: a process that uses one of them does not see the log beside another."""
 
     exit_code = 14
-    default_cause = "The directory was copied by hard links (cp -l, rsync --link-dest), or a tool stores copies so."
+    default_cause = "The directory was copied by hard links (cp -l, rsync --link-dest), or a tool copies that way."
     default_remedy = (
         "Give this directory a file of its own while nobody uses either name: "
         "cp part-N.sqlite3 copy && mv copy part-N.sqlite3"
@@ -188,15 +188,15 @@ class HistoryLossError(RecoveryError):
     """A shorter backup interval than the last run's would discard snapshots that runs can still go back to."""
 
     exit_code = 15
-    default_cause = "The backup interval was given, and is shorter than the one of the last run."
-    default_remedy = "Leave it out to keep as much as before, or give --discard-history."
+    default_cause = "The given backup interval is shorter than the last run's."
+    default_remedy = "Leave it out to keep the same interval as before, or give --discard-history."
 
 
 class RewindRepeatedError(RecoveryError):
     """An execution went back to this snapshot before; going back again would discard what was closed since."""
 
     exit_code = 16
-    default_cause = "A command line that is run again and again, as a service's, holds the option of a rewind."
+    default_cause = "A command line that runs repeatedly, such as a service's, contains a rewind option."
     default_remedy = "Remove the option to continue from the latest snapshot."
 
 
@@ -232,9 +232,7 @@ class CorruptPartitionError(RecoveryError):
     exit_code = 23
     closes_epoch = False
     default_cause = "The file was damaged on disk, copied while in use without its -wal, or edited from outside."
-    default_remedy = (
-        "Restore this file from a backup taken within the backup interval. Do not run on it: it was not used."
-    )
+    default_remedy = "Restore this file from a backup taken within the backup interval. The damaged file was not used."
 
 
 class ForeignPartitionError(RecoveryError):
@@ -250,7 +248,7 @@ class DuplicatePartitionError(RecoveryError):
 
     exit_code = 25
     default_cause = "A copy of a partition was left in the directory, or files were renamed."
-    default_remedy = "Move the file that should not be there out of the directory."
+    default_remedy = "Move the extra file out of the directory."
 
 
 class AlreadyInitializedError(RecoveryError):
@@ -312,7 +310,7 @@ class StateValueError(RecoveryError):
     """A state, key or output value cannot be stored without changing it."""
 
     exit_code = 33
-    default_cause = "State is kept as JSON, and this value would not come back equal to itself."
+    default_cause = "State is kept as JSON, and this value would be different when read back."
     default_remedy = (
         "Use None, bool, int, float, str, list and dict with string keys, or declare a type with "
         "stateful(..., state=MyDataclass)."
@@ -329,7 +327,7 @@ class FlowFailedError(RecoveryError):
     """The flow's own code, its input or its sink failed while running."""
 
     exit_code = 35
-    default_cause = "An error in the flow's code, its input or its sink; see the message above."
+    default_cause = "An error in the flow's code, its input or its sink; the message above describes it."
     default_remedy = "Fix it and run the same command again: it continues from the last closed epoch."
 
 
@@ -350,7 +348,7 @@ class SinkFailedError(RecoveryError):
     closes_epoch = False
     default_cause = "What the sink writes to is full, failing or not reachable."
     default_remedy = (
-        "Fix it and run the same command again: output of closed epochs is published then, and the rest computed again."
+        "Fix it and run the same command again: it publishes the output of closed epochs and recomputes the rest."
     )
 
 
@@ -360,7 +358,7 @@ class OutputMismatchError(RecoveryError):
     exit_code = 38
     closes_epoch = False
     default_cause = "The output belongs to another flow, was changed from outside, or was restored from another time."
-    default_remedy = "Put the output of this flow back as the last run left it, or give the sink a place of its own."
+    default_remedy = "Restore this flow's output as the last run left it, or give the sink a destination of its own."
 
 
 class StepChangedError(RecoveryError):
@@ -387,32 +385,32 @@ class LeaseLostError(RecoveryError):
 
     exit_code = 41
     closes_epoch = False
-    default_cause = "This run was stopped or cut off, and a successor took the directory over."
-    default_remedy = "Let the successor run; nothing of this run was accepted after it began."
+    default_cause = "This run was suspended or cut off, and a later run took over the directory."
+    default_remedy = "Let the later run continue: nothing of this run was accepted after the later one began."
 
 
 class HighWaterMarkError(RecoveryError):
     """A high-water mark would move back, or to a value that cannot be compared with the one it has."""
 
     exit_code = 42
-    default_cause = "Marks only move forward: what lies below one counts as loaded."
-    default_remedy = "To load that part again, move the mark back on purpose: --force, or set_hwm(..., force=True)."
+    default_cause = "Marks only move forward: everything up to a mark counts as loaded."
+    default_remedy = "To load that part again, move the mark back with --force, or set_hwm(..., force=True)."
 
 
 class StateLockedError(RecoveryError):
     """Other writers kept operational state locked for longer than the allowed wait."""
 
     exit_code = 43
-    default_cause = "Another process is writing for a long time, or hangs while it holds the lock."
-    default_remedy = "Run the same command again; if it lasts, look at the process named above."
+    default_cause = "Another process is in a long write, or hangs while it holds the lock."
+    default_remedy = "Run the same command again; if the error persists, look at the process named above."
 
 
 class StateNotFoundError(RecoveryError):
     """There is no state under this id, step or key."""
 
     exit_code = 44
-    default_cause = "It was never set, it was removed, or its name is spelt differently."
-    default_remedy = "See what there is: python -m recovery state list DIR"
+    default_cause = "It was never set, it was removed, or the name is misspelt."
+    default_remedy = "List what exists: python -m recovery state list DIR"
 
 
 class CorruptStateError(RecoveryError):
@@ -420,14 +418,14 @@ class CorruptStateError(RecoveryError):
 
     exit_code = 45
     default_cause = "It was damaged, or edited from outside."
-    default_remedy = "Restore it from a copy, or remove it on purpose: python -m recovery state clear --force"
+    default_remedy = "Restore it from a copy, or remove it: python -m recovery state clear --force"
 
 
 class StateBackendError(RecoveryError):
     """The operational state backend outside the recovery directory cannot be reached, or refuses."""
 
     exit_code = 46
-    default_cause = "The address, the network, the credentials or the bucket."
+    default_cause = "The address, the network, the credentials or the bucket is wrong or unavailable."
     default_remedy = "Check them, then run the same command again: nothing was half-written."
 
 
@@ -466,15 +464,15 @@ class BackupTargetError(RecoveryError):
     """The place of the backups cannot be reached, or refused a read or a write."""
 
     exit_code = 60
-    default_cause = "The address is wrong, the service is down, or these credentials may not read or write there."
-    default_remedy = "Put that right and run the same command again; an unfinished backup never counts."
+    default_cause = "The address is wrong, the service is down, or the credentials do not allow reading and writing."
+    default_remedy = "Fix that and run the same command again; an unfinished backup never counts."
 
 
 class NoBackupError(RecoveryError):
     """The given place holds no finished backup and no copy of a partition."""
 
     exit_code = 61
-    default_cause = "No backup was ever finished there, or the path is wrong."
+    default_cause = "No backup has finished there yet, or the path is wrong."
     default_remedy = "Make one: python -m recovery backup DIR DEST"
 
 
@@ -482,9 +480,9 @@ class BackupDamagedError(RecoveryError):
     """Something that a backup lists is missing or was altered."""
 
     exit_code = 62
-    default_cause = "Objects were deleted, damaged or replaced from outside, or the backup was pruned at this moment."
+    default_cause = "Objects were deleted, damaged or replaced from outside, or the backup was pruned meanwhile."
     default_remedy = (
-        "Run the same command again; it takes other copies where there are some. Where the partitions are still there, "
+        "Run the same command again; it uses other copies if there are any. If the partitions are still there, "
         "a new backup replaces it: python -m recovery backup --check DIR DEST"
     )
 
@@ -493,7 +491,7 @@ class BackupTooOldError(RecoveryError):
     """The newest epoch that could be restored is older than allowed."""
 
     exit_code = 63
-    default_cause = "Backups stopped, or do not finish any more; or the run itself closes no epochs."
+    default_cause = "Backups stopped or no longer finish, or the run closes no epochs."
     default_remedy = "See python -m recovery backup --list DEST and python -m recovery status DIR."
 
 

@@ -89,11 +89,11 @@ class GroupState(Generic[S]):
                 raise StateValueError(
                     f"its state {shortened(stored)} cannot be read: {error}",
                     cause="The state was edited, or written by another kind of step under the same id.",
-                    remedy="Put it right with `recovery state`, or start again with --drop-step.",
+                    remedy="Correct it with `recovery state`, or start again with --drop-step.",
                 ) from error
             self._stored = None
         elif not self.exists:
-            raise ValueError("this key has no state: ask state.exists first, or use state.getOption")
+            raise ValueError("this key has no state: check state.exists first, or use state.getOption")
         value: S = self._value
         return value
 
@@ -131,9 +131,11 @@ class GroupState(Generic[S]):
         such as "5 minutes"."""
         given_ms = _milliseconds(durationMs) if isinstance(durationMs, str) else durationMs
         if isinstance(given_ms, bool) or not isinstance(given_ms, int):
-            raise TypeError(f"durationMs is a number of milliseconds, or text such as '5 minutes', not {durationMs!r}")
+            raise TypeError(
+                f"durationMs must be a number of milliseconds, or text such as '5 minutes', not {durationMs!r}"
+            )
         if given_ms <= 0:
-            raise ValueError(f"durationMs is positive, not {durationMs}")
+            raise ValueError(f"durationMs must be positive, not {durationMs}")
         # Without the time, the step itself refuses the timeout.
         self.timeout_at_ms = self._facts.now_ms + given_ms
 
@@ -148,9 +150,9 @@ class GroupState(Generic[S]):
         when it is run again."""
         if not self._facts.now_ms:
             raise StateValueError(
-                "update asks for the processing time, which was not found in its code",
-                cause="The call is hidden behind a helper of another module.",
-                remedy="Say so: stateful(..., timeout=True).",
+                "update asks for the processing time, but the call was not found in its code",
+                cause="The call is inside a helper of another module.",
+                remedy="Declare it: stateful(..., timeout=True).",
             )
         return self._facts.now_ms
 

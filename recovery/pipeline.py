@@ -86,8 +86,8 @@ class Pipeline:
                 raise ConfigurationError(
                     f"pipeline {self.name!r} has {counted(marks.count(key), 'load')} with the high-water mark "
                     f"{key!r:.80}",
-                    cause="What one of them has loaded, the others would pass over.",
-                    remedy="Give each load a key of its own.",
+                    cause="The others would skip what one of them has loaded.",
+                    remedy="Give each load its own key.",
                 )
 
 

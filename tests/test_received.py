@@ -46,7 +46,7 @@ def test_a_checkpoint_with_links_is_not_imported(tmp_path, what):
         os.mkfifo(checkpoint / "sources/0/1.compact")
     else:
         (checkpoint / "sources" / "1").symlink_to(outside / "secret" if what == "file" else outside)
-    with pytest.raises(SparkCheckpointError, match="no file" if what == "pipe" else "link"):
+    with pytest.raises(SparkCheckpointError, match="not a file" if what == "pipe" else "link"):
         place(checkpoint).sizes()
 
 
@@ -82,7 +82,7 @@ def test_a_list_of_output_names_files_of_its_directory_only(tmp_path, name, exec
     """Its digest is right."""
     name = name or "epoch-00000001-ab-00000000-00000.json"
     entry = sealed(Entry(1, execution, 0, (OutputFile(name, 1, "x"),), "sink"))
-    with pytest.raises(OutputMismatchError, match="no name that a run gives"):
+    with pytest.raises(OutputMismatchError, match="not a name that a run uses"):
         decode_entry(encode(entry), tmp_path)
 
 
@@ -96,7 +96,7 @@ def test_texts_of_no_form_are_typed_errors(tmp_path, text):
     if text != "[]":
         with pytest.raises(CorruptPartitionError):
             recorded_places(text)
-    with pytest.raises(ValueError, match="no declaration"):
+    with pytest.raises(ValueError, match="not a declaration"):
         Declaration.from_text(text)
     with pytest.raises((CorruptStateError, StateValueError)):
         read_export(['{"format":"recovery-state","version":1}', text, '{"end":1}'])

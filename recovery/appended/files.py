@@ -135,7 +135,7 @@ class LocalFiles:
                 "The name says that this file is compressed.",
                 path=display(path),
                 cause="Compressed files cannot be appended to line by line.",
-                remedy="Name the file that is being written, or decompress this one first.",
+                remedy="Name the file that is still written to, or decompress this one first.",
             )
         if os.path.exists(path) and not os.path.isfile(path):
             raise ConfigurationError(
@@ -152,7 +152,7 @@ class LocalFiles:
             fixed = os.path.dirname(fixed)
         if not os.path.isdir(fixed):
             raise StorageError(
-                "This directory is not there.",
+                "This directory does not exist.",
                 path=display(fixed),
                 cause="It was moved or deleted, or its file system is not mounted.",
                 remedy="Put it back or mount it, then run again: nothing was skipped.",

@@ -81,7 +81,7 @@ def parse_size(name: str, text: str) -> int:
     size_bytes = int(match[1]) * _UNITS[match[2].lower()] if match else 0
     if size_bytes < 1:
         raise ConfigurationError(
-            f"The option {name} is {text!r}, which is no size.",
+            f"The option {name} is {text!r}, which is not a size.",
             cause="",
             remedy="Give a positive number of bytes, such as 1048576, 512k, 10m or 1g.",
         )
@@ -101,7 +101,7 @@ def _local_path(text: str) -> str:
     """Return the absolute local path of a path or a file: URI."""
     if not text.strip():
         raise ConfigurationError(
-            "The appended format was given no path.",
+            "The appended format needs a path.",
             cause="",
             remedy='Name a file, a directory or a glob: .option("path", "logs/") or .load("logs/").',
         )

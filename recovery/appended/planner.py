@@ -55,7 +55,7 @@ class Planner:
             raise ConfigurationError(
                 "There is no such file or directory.",
                 path=display(self._options.path),
-                cause="The path is wrong, or the file is yet to be created.",
+                cause="The path is wrong, or the file does not exist yet.",
                 remedy="Correct the path, create the file, or give a glob, which may match nothing yet.",
             )
         return InputOffset().to_json()
@@ -79,9 +79,9 @@ class Planner:
                 continue
             return dict(start) if after is None else after.to_json()
         raise StorageError(
-            "Files were renamed or truncated during each of several looks at them.",
+            "The files changed names or were truncated each time that they were listed.",
             path=display(self._options.path),
-            cause="Something rotates or rewrites them all the time.",
+            cause="Another program rotates or rewrites them constantly.",
             remedy="Rotate less often.",
         )
 
@@ -149,7 +149,7 @@ class Planner:
             look = self._look()
             if before.files and not look.listed and not any(map(self._names, before.files.values())):
                 raise StorageError(
-                    "The path names nothing, and what was read before was elsewhere.",
+                    "The path matches no file, and the files read before were elsewhere.",
                     path=display(self._options.path),
                     cause="The directory was moved or deleted, its file system is not mounted, or the path is wrong.",
                     remedy="Put it back, mount it or correct the path, then run again: nothing was skipped.",

@@ -155,12 +155,12 @@ def rewritten(position: FilePosition, here: FileStat) -> InputRewrittenError:
 def vanished(position: FilePosition) -> InputRewrittenError:
     """Return the error for a file that cannot be found anywhere."""
     unread = position.seen - position.offset
-    rest = "whether it had more by then is unknown."
+    rest = "whether more was written to it is unknown."
     if unread:
-        rest = f"{unread:,} more {'was' if unread == 1 else 'were'} seen but not read."
+        rest = f"{unread:,} more {'was' if unread == 1 else 'were'} written but not read."
     return InputRewrittenError(
         f"The file is gone. {were(position.offset, 'byte')} read from it; {rest}",
         path=display(position.path),
         cause="It was deleted, compressed or moved to another directory before its end was read.",
-        remedy='Put it back under this name, or go on without it with .option("onMissing", "ignore").',
+        remedy='Put it back under this name, or skip it with .option("onMissing", "ignore").',
     )

@@ -97,10 +97,10 @@ def make_backup(
                 break
         else:
             raise StorageError(
-                "no copies of one moment could be taken",
+                "no consistent copies could be taken",
                 path=directory,
-                cause="Runs began and ended again and again while the partitions were copied.",
-                remedy="Run it again; or during a run, when all partitions can be held at one moment.",
+                cause="Runs kept starting and ending while the partitions were copied.",
+                remedy="Run the backup again; it also works during a run, which can pause all partitions together.",
             )
         manifest = Manifest(
             id=identity,

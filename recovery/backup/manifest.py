@@ -218,7 +218,7 @@ def decode(chunks: Iterable[bytes], identity: str) -> Manifest:
             raise OtherFormatError(f"format {stored.format}")
         found = _MANIFEST.decode(text)
         if sorted(part.index for part in found.partitions) != list(range(len(found.partitions))):
-            raise ValueError("its partitions are not all there, each once")
+            raise ValueError("it does not list every partition exactly once")
         return Manifest(
             id=found.id,
             store_id=found.store_id,
@@ -253,11 +253,11 @@ def unpacked(chunks: Iterable[bytes], most_bytes: int) -> bytearray:
             allowed = min(most_bytes, (1 << 20) + HIGHEST_RATIO * packed_bytes)
             found += unpacker.decompress(chunk, allowed + 1 - len(found))
             if len(found) > allowed:
-                raise ValueError(f"it unpacks to more than {allowed:,} bytes")
+                raise ValueError(f"it expands to more than {allowed:,} bytes")
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if not unpacker.eof or unpacker.unused_data:
-        raise ValueError("something follows it" if unpacker.eof else "it is cut off")
+        raise ValueError("data follows its end" if unpacker.eof else "it is cut off")
     return found
 
 
@@ -289,7 +289,7 @@ def _encode_copy(copy: StoredCopy) -> dict[str, Any]:
 def _decode_copy(part: _Partition, store_id: str, count: int) -> StoredCopy:
     name = part.object
     if _OBJECT.fullmatch(name) is None or not name.startswith(f"{OBJECTS}part-{part.index}/"):
-        raise ValueError(f"{shown(name)} is no object of partition {part.index}")
+        raise ValueError(f"{shown(name)} is not an object of partition {part.index}")
     numbers = [each.epoch for each in part.epochs]
     if any(later <= earlier for earlier, later in pairwise(numbers)):
         raise ValueError(f"the epochs of partition {part.index} are not in order")

@@ -41,7 +41,7 @@ def open_target(
     modes = UMASK if umask else PRIVATE
     if not place:
         raise ConfigurationError(
-            "no place for backups is given",
+            "no destination for backups is given",
             cause="It is empty; a variable of the shell may not be set.",
             remedy="Give a path, or an address such as s3://BUCKET/PATH.",
         )
@@ -52,7 +52,7 @@ def open_target(
         parts = urlsplit(place)
     except ValueError as error:
         raise ConfigurationError(
-            f"it is no address: {error}",
+            f"it is not an address: {error}",
             path=shown_address(place),
             cause="",
             remedy="See docs/backup.md for the forms.",
@@ -61,13 +61,13 @@ def open_target(
         return DirectoryTarget(_path_of(parts, place), modes)
     if scheme not in SCHEMES:
         raise ConfigurationError(
-            f"{scheme}:// is no place for backups",
+            f"{scheme}:// is not a place for backups",
             cause="Backups go to a directory, s3://, gs:// or abfs://.",
             remedy="Give a path, or an address that begins with one of these.",
         )
     if _has_loose_secret(place):
         raise ConfigurationError(
-            "the credentials in it hold a character that ends them",
+            "its credentials contain a character that ends them",
             path=shown_address(place),
             cause="A /, ? or # in a key ends the first part of an address.",
             remedy="Write it as %2F, %3F or %23; better, leave credentials to the environment: see docs/backup.md.",
@@ -77,8 +77,8 @@ def open_target(
         raise ConfigurationError(
             "it holds a #",
             path=shown_address(place),
-            cause="A # ends an address, and what follows it would be ignored.",
-            remedy="Write it as %23 where it belongs to a name.",
+            cause="A # ends an address; the text after it would be ignored.",
+            remedy="Write it as %23 if it is part of a name.",
         )
     query = _Query(parts)
     secrets = list(_secrets(parts, environ))
@@ -125,9 +125,9 @@ def _has_loose_secret(place: str) -> bool:
 def _path_of(parts: SplitResult, place: str) -> Path:
     if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
         raise ConfigurationError(
-            "it names no directory of this machine",
+            "it does not name a directory of this machine",
             path=shown_address(place),
-            cause="Between file: and the path stand three slashes, and after it nothing.",
+            cause="Three slashes stand between file: and the path, and nothing follows the path.",
             remedy="Write file:///PATH, or the path alone.",
         )
     return Path(unquote(parts.path))
@@ -150,7 +150,7 @@ class _Query:
                 f"unknown parameters in the address: {', '.join(sorted(self._left))}",
                 path=shown,
                 cause="A misspelt parameter would otherwise be ignored.",
-                remedy="See docs/backup.md for those that there are.",
+                remedy="See docs/backup.md for the known ones.",
             )
 
 
@@ -178,7 +178,7 @@ def _gcs(parts: SplitResult, query: _Query, environ: Mapping[str, str], no_answe
     limit_s = float(query.take("retry_limit_seconds") or no_answer_s / 2)
     anonymous = parts.username == "anonymous"
     if parts.password or (parts.username and not anonymous):
-        raise ValueError("gs:// takes no name or password: credentials are Google's application default ones")
+        raise ValueError("gs:// takes no name or password: it uses Google's application default credentials")
     emulator = environ.get("STORAGE_EMULATOR_HOST")
     if endpoint is None and emulator:
         found, separator, host = emulator.rpartition("://")

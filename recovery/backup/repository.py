@@ -102,8 +102,8 @@ def check_store(listing: Listing, store_id: str, shown: str) -> None:
             raise ForeignPartitionError(
                 f"it holds backups of store {manifest.store_id}, and this is store {store_id}",
                 path=shown,
-                cause="Another recovery directory is backed up there, or this one was made again.",
-                remedy="Give each recovery directory a place of its own.",
+                cause="Another recovery directory is backed up there, or this one was created a second time.",
+                remedy="Give each recovery directory a backup destination of its own.",
             )
 
 
@@ -125,10 +125,10 @@ def finish(target: Target, manifest: Manifest) -> None:
     """Steps make.4 and make.5: make the backup count. Raises BackupTargetError if it was given up meanwhile."""
     if not _exists(target, _running_name(manifest.id)):
         raise BackupTargetError(
-            f"backup {manifest.id} was taken for dead",
+            f"backup {manifest.id} was treated as abandoned",
             path=target.shown,
             cause=f"It took longer than {STALE_AFTER_S / 3600:.0f} h, and old backups were pruned meanwhile.",
-            remedy="Run it again; with more bandwidth, or more often so that less has changed.",
+            remedy="Run it again, with more bandwidth, or more often so that each backup has less to copy.",
         )
     target.write(manifest_name(manifest.id), [encode(manifest)])
     give_up(target, manifest.id)

@@ -101,7 +101,7 @@ def restore(
         raise AlreadyInitializedError(
             error.found,
             path=error.path,
-            cause="A recovery directory is there already, or the logs of a lost one.",
+            cause="The directory already holds recovery partitions, or the logs of lost ones.",
             remedy="Move it away, with the -wal and -shm files, or restore to another directory.",
         ) from None
     spent = clock.elapsed_s() - started
@@ -181,7 +181,7 @@ class _Attempt:
             if not self._damaged:
                 raise
             raise BackupDamagedError(
-                f"{'; '.join(self.left_out[:SHOWN])}; and without that: {error.found}", path=self._source.shown
+                f"{'; '.join(self.left_out[:SHOWN])}; the rest does not suffice: {error.found}", path=self._source.shown
             ) from error
         self.plan_s += self._clock.elapsed_s() - started
         self._announce(self.plan, self.left_out)
@@ -242,7 +242,7 @@ def _misdescribed(copy: Copy, path: Path) -> str | None:
     same = (found.store_id, found.index, found.count, found.collected, found.executions) == (
         listed.store_id, listed.index, listed.count, listed.collected, listed.executions
     ) and [e.cut for e in found.epochs] == [e.cut for e in listed.epochs]  # fmt: skip
-    return None if same else "it is not the copy that the backup describes"
+    return None if same else "it differs from the copy that the backup describes"
 
 
 def _each(work: Callable[[Copy], T], copies: Sequence[Copy]) -> list[T]:

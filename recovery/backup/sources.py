@@ -101,7 +101,7 @@ class BackupSource:
                 if size != stored.size_bytes
                 else "its bytes were changed"
             )
-            raise BackupDamagedError(f"{stored.object_name} is not what was stored: {what}", path=self.shown)
+            raise BackupDamagedError(f"{stored.object_name} differs from what was stored: {what}", path=self.shown)
 
     def _read(self, name: str) -> Iterator[bytes]:
         try:
@@ -157,9 +157,9 @@ def _refuse_live(directory: Path) -> None:
     holder = lock_holder(directory)
     if holder is not None:
         raise DirectoryLockedError(
-            f"a run is going on there: {describe_holder(holder)}",
+            f"a run is using it: {describe_holder(holder)}",
             path=directory,
-            cause="This is the recovery directory itself, not a place of copies.",
+            cause="This is the recovery directory itself, not a directory of copies.",
             remedy="Take a backup of it: python -m recovery backup DIR DEST",
         )
 

@@ -155,7 +155,7 @@ class DirectoryTarget:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return os.fdopen(descriptor, "rb")
         os.close(descriptor)
-        raise UnreadableError("it is no file")
+        raise UnreadableError("it is not a file")
 
     @contextlib.contextmanager
     def _made(self) -> Iterator[None]:
@@ -163,7 +163,7 @@ class DirectoryTarget:
             yield
         except FileNotFoundError as error:
             raise BackupTargetError(
-                str(error), path=self.shown, cause="It was removed, or cannot be made there."
+                str(error), path=self.shown, cause="It was removed, or this user may not create it there."
             ) from error
 
     @contextlib.contextmanager
@@ -174,9 +174,9 @@ class DirectoryTarget:
             raise
         except (NotADirectoryError, FileExistsError) as error:
             raise BackupTargetError(
-                f"it is no directory: {error}",
+                f"it is not a directory: {error}",
                 path=self.shown,
-                cause="It, or a part of its path, is a file.",
+                cause="This path, or a part of it, is a file.",
                 remedy="Name a directory.",
             ) from error
         except (OSError, pyarrow.ArrowException) as error:
@@ -329,7 +329,7 @@ def _content(name: str, read: Callable[[], bytes], shown: str) -> Iterator[bytes
     except (OSError, pyarrow.ArrowException) as error:
         if isinstance(error, FileNotFoundError):
             raise
-        raise BackupDamagedError(f"{name} is not what was stored: {error}", path=shown) from error
+        raise BackupDamagedError(f"{name} differs from what was stored: {error}", path=shown) from error
 
 
 class _Chunks:

@@ -33,8 +33,8 @@ def local_path(path: str | os.PathLike[str], what: str = "a directory of this ma
     scheme = match["known"] or match["other"]
     # Show no more of it: it may contain credentials.
     raise ConfigurationError(
-        f"{scheme}:… looks like an address, and is no path",
-        cause=f"Addresses are written {scheme}://…, and {what} is needed here, or an address that is whole.",
+        f"{scheme}:… looks like an address, and is not a path",
+        cause=f"Addresses are written {scheme}://…; this needs {what}, or a complete address.",
         remedy=f"Give a path; where an address can be given, write {scheme}://…. A path of this name is ./{scheme}:…",
     )
 

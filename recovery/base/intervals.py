@@ -48,7 +48,7 @@ def parse_interval(value: Interval) -> float:
     if seconds > LONGEST_S:
         raise ConfigurationError(
             f"{value!r:.80} is not an interval: it is longer than a thousand years",
-            cause="A figure or a unit too many.",
+            cause="It has a digit or a unit too many.",
             remedy="Write it like 10, 0.5, 10s, 5m or 1h.",
         )
     return seconds
@@ -95,7 +95,7 @@ def parse_trigger(value: str | Interval | None) -> str | float | None:
         return None if value is None else parse_interval(value)
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"{value!r:.80} is no trigger: {error.found}",
+            f"{value!r:.80} is not a trigger: {error.found}",
             cause="A trigger is available-now, once, or an interval between micro-batches.",
             remedy="Write available-now, or an interval like 0.5, 10s, 5m or 1h.",
         ) from error

@@ -49,7 +49,7 @@ def decode_json(text: str | bytes, refuse: Refusal, type: Any = Any) -> Any:
     try:
         return msgspec.json.decode(text, type=type)
     except RecursionError:
-        raise refuse("it is JSON nested too deep") from None
+        raise refuse("its JSON is nested too deeply") from None
     except ValueError as error:
         # It is msgspec's own error, or one of text that cannot be encoded.
-        raise refuse(f"it is not the JSON that was written there: {error}") from error
+        raise refuse(f"it is not the JSON that recovery wrote: {error}") from error

@@ -34,7 +34,7 @@ def objection(path: object) -> str | None:
     names, paths and depths beyond the limits of file systems. Pure: `open_beneath` checks the disk.
     """
     if not isinstance(path, str):
-        return "is no text"
+        return "is not text"
     if not path:
         return "is empty"
     if path.startswith("/"):
@@ -46,10 +46,10 @@ def objection(path: object) -> str | None:
     try:
         encoded = os.fsencode(path)
     except UnicodeEncodeError:
-        return "holds characters that no file name can hold"
+        return "holds characters that a file name cannot hold"
     parts = encoded.split(b"/")
     if any(part in (b".", b"..") for part in parts):
-        return "has a part that is . or .."
+        return "has . or .. as a part"
     if b"" in parts:
         return "has an empty part"
     if len(encoded) > LONGEST_PATH_BYTES or len(parts) > MOST_PARTS or max(map(len, parts)) > LONGEST_NAME_BYTES:
@@ -115,7 +115,7 @@ def _opened(root: Path, path: object, refuse: Refusal, flags: int, *, make: bool
         raise _refused(error, path, root.joinpath(*parents, name), refuse) from error
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise refuse(f"the path {shown(path)} leads to something that is no file")
+        raise refuse(f"the path {shown(path)} leads to something that is not a file")
     with os.fdopen(file, "rb" if flags == os.O_RDONLY else "r+b") as handle:
         yield handle
 
@@ -130,9 +130,9 @@ def _directory(opened: contextlib.ExitStack, name: str, below: int | None = None
 
 def _refused(error: OSError, path: object, where: Path, refuse: Refusal) -> RecoveryError:
     if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK):
-        return refuse(f"the path {shown(path)} leads through a link, or through something that is no directory")
+        return refuse(f"the path {shown(path)} leads through a link, or through something that is not a directory")
     if error.errno in (errno.ENXIO, errno.EISDIR):
-        return refuse(f"the path {shown(path)} leads to something that is no file")
+        return refuse(f"the path {shown(path)} leads to something that is not a file")
     if error.errno == errno.EEXIST:
-        return refuse(f"the path {shown(path)} is there already")
+        return refuse(f"the path {shown(path)} already exists")
     return StorageError(error.strerror or str(error), path=where)

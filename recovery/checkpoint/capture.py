@@ -65,7 +65,7 @@ class Captured(Mapping[str, Content | None]):
             source.seek(max(0, chunk - 1) * CHUNK_BYTES)
             data = source.read(CHUNK_BYTES)
         if _mark(file) != self._marks[path]:
-            raise SparkCheckpointError("it was written to after Spark had finished it", path=path)
+            raise SparkCheckpointError("it was changed after Spark had finished it", path=path)
         return as_content(data)
 
 
@@ -156,7 +156,7 @@ class Capture:
                 with contextlib.suppress(FileNotFoundError):
                     if _mark(self.checkpoint / path) != mark:
                         if not is_progress(path):
-                            raise SparkCheckpointError("it changed after it was taken", path=path)
+                            raise SparkCheckpointError("it changed after it was captured", path=path)
                         yield path
 
 

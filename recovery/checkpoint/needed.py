@@ -122,6 +122,6 @@ def _gap(directory: str, known: StoreFiles, version: int) -> SparkCheckpointErro
     }
     kind = "delta" if kinds & {"delta", "snapshot"} else "changelog" if "changelog" in kinds else "zip"
     return SparkCheckpointError(
-        f"the state of version {version} cannot be loaded: {missing}.{kind} is missing, without a newer snapshot",
+        f"the state of version {version} cannot be loaded: {missing}.{kind} is missing, and there is no newer snapshot",
         path=f"{directory}/{missing}.{kind}",
     )

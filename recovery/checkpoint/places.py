@@ -171,17 +171,17 @@ def newest_batch(paths: Collection[str], shown: str) -> BatchId:
     """
     if "metadata" not in paths:
         raise SparkCheckpointError(
-            "it is no checkpoint of Spark: there is no file `metadata` in it" if paths else "there is nothing",
+            "it is not a checkpoint of Spark: it has no file `metadata`" if paths else "there is nothing",
             path=shown,
-            cause="The path is wrong, or is the directory above the checkpoint.",
-            remedy="Name the directory that the query has as its checkpointLocation.",
+            cause="The path is wrong, or names the directory above the checkpoint.",
+            remedy="Name the directory that the query uses as its checkpointLocation.",
         )
     done = [int(path.removeprefix("commits/")) for path in paths if _COMMIT.fullmatch(path)]
     if not done:
         raise SparkCheckpointError(
-            "no micro-batch is logged as done in it",
+            "it records no finished micro-batch",
             path=shown,
-            cause="The query never finished a micro-batch, so it has no state to take over.",
+            cause="The query never finished a micro-batch, so it has no state to import.",
             remedy="Start the flow on the fresh recovery partitions: it begins where its sources start.",
         )
     batch = BatchId(max(done))
@@ -216,7 +216,7 @@ def not_vacant(shown: str) -> ConfigurationError:
     """Return the error for a place that exists and is not empty."""
     return ConfigurationError(
         f"{shown}: it exists and is not empty",
-        cause="A checkpoint is written to a place of its own, all of it or nothing.",
+        cause="A checkpoint is written as a whole, to a directory that does not exist yet.",
         remedy="Name a directory that does not exist yet.",
     )
 
@@ -224,9 +224,9 @@ def not_vacant(shown: str) -> ConfigurationError:
 def vanished(shown: str, path: str) -> SparkCheckpointError:
     """Return the error for a file that was listed and is gone."""
     return SparkCheckpointError(
-        f"{path} is gone",
+        f"{path} has disappeared",
         path=shown,
-        cause="The query is still running on this checkpoint, or something deletes files in it.",
+        cause="The query is still running on this checkpoint, or another program deletes files in it.",
         remedy="Stop the query first, then run the same command again.",
     )
 
@@ -241,12 +241,12 @@ def _check_kind(path: Path, is_right: Callable[[int], bool]) -> int:
     not make and which may lead to any file of this user, and for anything else of the wrong kind."""
     found = path.lstat()
     if not is_right(found.st_mode):
-        what = "a link" if stat.S_ISLNK(found.st_mode) else "no file"
+        what = "a link" if stat.S_ISLNK(found.st_mode) else "not a file"
         raise SparkCheckpointError(
             f"{path.name!r:.120} in it is {what}",
             path=path,
-            cause="Spark makes no such thing: somebody put it there. A link may lead to files that are none of it.",
-            remedy="Take a copy of the checkpoint that has files in the place of links: cp -rL, if you trust them.",
+            cause="Spark does not create such entries: somebody put it there. A link may lead to files outside.",
+            remedy="If you trust the links, copy the checkpoint with the linked files themselves: cp -rL",
         )
     return found.st_size
 

@@ -100,9 +100,9 @@ def _offsets(checkpoint: Path, batch: BatchId) -> list[str]:
     try:
         lines = path.read_text().splitlines()
     except UnicodeDecodeError as error:
-        raise SparkCheckpointError("it is not a text as Spark writes it", path=path) from error
+        raise SparkCheckpointError("it is not in the form that Spark writes", path=path) from error
     if len(lines) < HEADER_LINES:
-        raise SparkCheckpointError(f"it has {len(lines)} lines, and Spark writes more", path=path)
+        raise SparkCheckpointError(f"it has {len(lines)} lines, fewer than Spark writes", path=path)
     return lines
 
 
@@ -144,14 +144,14 @@ def _below(log: Path, last: int) -> Iterator[str]:
                 raise UnsupportedPlanError(
                     f"a source keeps a file whose path {wrong}",
                     path=path,
-                    cause="The partitions keep no such paths: they could lead elsewhere.",
+                    cause="Partitions do not store such paths: they could lead outside the checkpoint.",
                     remedy="Use another connector, or run this query without recovery partitions.",
                 )
             if file_of(path.name)[1]:
                 raise UnsupportedPlanError(
-                    "a source keeps a file whose name ends like that of a part of a file",
+                    "a source keeps a file whose name ends like the name of a file part",
                     path=path,
-                    cause="Long files are kept in parts, with numbers like #00001.",
+                    cause="Long files are stored in parts, numbered like #00001.",
                     remedy="Use another connector, or run this query without recovery partitions.",
                 )
             later = any(part.isdecimal() and int(part) > last for part in parts)

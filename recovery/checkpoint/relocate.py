@@ -33,7 +33,7 @@ def relocated(path: str, content: bytes, location: str) -> bytes:
             if paths is not None:
                 store["stateSchemaFilePaths"] = [_moved(path, each, location) for each in paths]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise SparkCheckpointError(f"it has not the form that Spark writes: {error}", path=path) from error
+        raise SparkCheckpointError(f"it is not in the form that Spark writes: {error}", path=path) from error
     return f"{version}\n{msgspec.json.encode(described).decode()}".encode()
 
 

@@ -49,11 +49,11 @@ def file_of(key: str) -> tuple[str, int]:
 def row_objection(key: object) -> str | None:
     """Return why no run can have left a checkpoint row with this key; None: one can."""
     if not isinstance(key, str):
-        return f"the key {shown(key)} of a file of Spark's checkpoint is no text"
+        return f"the key {shown(key)} of a file of Spark's checkpoint is not text"
     path, chunk = file_of(key)
     wrong = objection(path)
     if wrong is None and _OF_CHECKPOINT.fullmatch(path) is None:
-        wrong = "is none of a checkpoint"
+        wrong = "does not belong to a checkpoint"
     if wrong is None and path != key and (chunk < 1 or key != f"{path}#{chunk:05}"):
         wrong = "has no such part"
     return None if wrong is None else f"the path {shown(key)} of a file of Spark's checkpoint {wrong}"
@@ -64,7 +64,7 @@ def checked_row(key: object, content: object) -> tuple[str, int, bytes]:
     CorruptPartitionError."""
     wrong = row_objection(key)
     if wrong is None and not isinstance(content, str | bytes):
-        wrong = f"the row {shown(key)} of Spark's checkpoint holds no content of a file"
+        wrong = f"the row {shown(key)} of Spark's checkpoint does not hold the content of a file"
     if wrong is not None:
         raise CorruptPartitionError(wrong)
     assert isinstance(key, str)

@@ -36,10 +36,10 @@ def match_sources(before: SourcePlaces, places: SourcePlaces, unread: set[int], 
     if gone:
         old, new = len(before.others()), len(places.others())
         raise FlowMismatchError(
-            f"the flow reads {new} sources, and the position is one in {old}, of which {len(gone)} "
+            f"the flow reads {new} sources, and the saved position has {old}, of which {len(gone)} "
             f"{'is' if len(gone) == 1 else 'are'} not found in the flow",
-            cause="A source was left out, has another format, or has another path or options while one was added.",
-            remedy="Read the same sources again, also one that gets no new input any more. Change paths and options in "
+            cause="A source was removed or changed its format; or its path or options changed while another was added.",
+            remedy="Read the same sources again, even one without new input. Change paths and options in "
             "one run and add sources in another; or begin again in another recovery directory.",
         )
     return matching.came
@@ -220,24 +220,24 @@ class _Matching:
 
 def _unclear(steps: Iterable[str]) -> FlowMismatchError:
     return FlowMismatchError(
-        f"{_listed(steps)} would go on from a position that is not its own",
-        cause="What was read separately, or by other options, is read together now. Input came in between, so that the "
-        "reads have come to different positions.",
-        remedy="Read it separately, and by the same options, as before; or begin again in another directory.",
+        f"{_listed(steps)} would continue from the position of another read",
+        cause="The flow now reads once what it read separately, or with other options, before. Input arrived in "
+        "between, so these reads are at different positions.",
+        remedy="Read it separately and with the same options, as before; or begin again in another directory.",
     )
 
 
 def _begun_anew(steps: Iterable[str]) -> FlowMismatchError:
     return FlowMismatchError(
-        f"{_listed(steps)} would read a source from its start, and not go on with the one that was read before",
-        cause="Its path or options were changed where several read it, which cannot be told from a source that is new.",
-        remedy="In one run read it separately there, with the path and options that it has; change those in the next. "
-        "One that is new is added first, and the old one left out in another run.",
+        f"{_listed(steps)} would read a source from its start instead of continuing",
+        cause="Several steps read it, and its path or options changed: that looks the same as a new source.",
+        remedy="In one run read it separately there, with its old path and options; change those in the next run. "
+        "To replace a source, add the new one in one run and remove the old one in the next.",
     )
 
 
 def _listed(steps: Iterable[str]) -> str:
-    return " and ".join(f"step {each!r}" if each else "what is behind no step" for each in sorted(steps))
+    return " and ".join(f"step {each!r}" if each else "output without a step" for each in sorted(steps))
 
 
 def _alike(

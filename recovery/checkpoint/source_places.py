@@ -110,14 +110,14 @@ def recorded_places(text: str) -> SourcePlaces:
     """Parse the stored form. Raises CorruptPartitionError when it is invalid."""
     found = decode_json(text, _unreadable, list[_Place])
     if any(each.source >= len(found) for each in found):
-        raise _unreadable("a source in it has a number that none can have")
+        raise _unreadable("a source in it has an impossible number")
     return SourcePlaces(
         tuple(each.source for each in found), tuple(each.ticks for each in found), tuple(each.reads for each in found)
     )
 
 
 def _unreadable(why: str) -> CorruptPartitionError:
-    return CorruptPartitionError(f"what the partitions hold does not tell the places of sources: {why}")
+    return CorruptPartitionError(f"the partitions do not say which source is where in the flow: {why}")
 
 
 def reads(name: str) -> str:

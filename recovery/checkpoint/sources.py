@@ -41,8 +41,9 @@ def check_logs(restored: Restored, directory: Path, places: SourcePlaces) -> Non
     if missing is not None:
         raise SparkCheckpointError(
             f"{missing} is missing in the position after micro-batch {restored.batch}",
-            cause="An earlier version of recovery did not keep it where the flow reads one source in two places.",
-            remedy="Go back to an epoch that has it, by --resume-after, or begin again: input could be passed over.",
+            cause="An earlier version of recovery did not save it when a flow reads one source in two places.",
+            remedy="Go back to an epoch that has it, with --resume-after, or begin again in another directory: "
+            "otherwise input could be skipped.",
         )
 
 
@@ -60,7 +61,7 @@ def fit_sources(
     try:
         lines = log.read_text().split("\n")
     except UnicodeDecodeError as error:
-        raise SparkCheckpointError(f"offsets/{restored.batch} is not a text as Spark writes it") from error
+        raise SparkCheckpointError(f"offsets/{restored.batch} is not in the form that Spark writes") from error
     header, offsets = lines[:HEADER_LINES], lines[HEADER_LINES:]
     numbered = lines[0] != ONE_LINE_EACH
     if numbered:
@@ -113,9 +114,9 @@ def _check_labels(before: Iterable[str], places: SourcePlaces) -> None:
     gone = sorted(set(before).difference(places.labels))
     if gone:
         raise FlowMismatchError(
-            f"the position is one in sources with names, of which the flow lacks {', '.join(gone)}",
-            cause="A source was left out, or has another name. It would begin again if it came back.",
-            remedy="Read the same sources again, by the same names; or begin again in another directory.",
+            f"the saved position has named sources that the flow lacks: {', '.join(gone)}",
+            cause="A source was removed or renamed. If it came back, it would be read from its start.",
+            remedy="Read the same sources under the same names; or begin again in another directory.",
         )
 
 

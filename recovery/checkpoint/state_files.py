@@ -81,7 +81,7 @@ class StateFiles:
                 for unversioned in found.unversioned:
                     wanted.update(_unversioned(self.checkpoint, unversioned, batch))
         if held:
-            raise SparkCheckpointError("the directory is missing, with the state in it", path=min(held))
+            raise SparkCheckpointError("the directory that holds the state is missing", path=min(held))
         self._shared = {path: shared for path, shared in self._shared.items() if path in wanted}
         return wanted
 
@@ -174,7 +174,7 @@ def _check_empty(directory: str, names: list[str]) -> None:
     if names:
         raise UnsupportedPlanError(
             f"{directory}/{min(names)} is not a file of one of Spark's own state stores",
-            cause="spark.sql.streaming.stateStore.providerClass names another one.",
+            cause="spark.sql.streaming.stateStore.providerClass names another provider.",
             remedy="Use HDFSBackedStateStoreProvider, the default, or RocksDBStateStoreProvider.",
         )
 
@@ -205,7 +205,7 @@ def _named_in(path: Path, directory: str) -> Iterator[str]:
             # A few kilobytes may decompress to terabytes.
             described = file.read(MOST_METADATA_BYTES + 1)
     except (zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
-        raise SparkCheckpointError(f"it is not a snapshot as Spark writes them: {error}", path=path) from error
+        raise SparkCheckpointError(f"it is not a snapshot in the form that Spark writes: {error}", path=path) from error
     if len(described) > MOST_METADATA_BYTES:
         raise SparkCheckpointError(f"its description is longer than {MOST_METADATA_BYTES >> 20} MiB", path=path)
     for kind, encoded in _SHARED_NAME.findall(described):

@@ -18,7 +18,7 @@ from recovery.report.facts import Facts, gather, known
 @click.command(name="advise")
 @directory_argument
 @click.option("--tolerate", type=INTERVAL, default="30s", show_default=True,
-              help="How long recovery may take after a crash, without Spark's start.")  # fmt: skip
+              help="The longest acceptable recovery time after a crash, without Spark's start.")  # fmt: skip
 @click.option(
     "--cores", type=click.IntRange(min=1), help="Cores that the flow runs on; by default those of this machine."
 )

@@ -60,7 +60,7 @@ class KeepType(click.ParamType[KeepRule]):
 
 @click.command()
 @click.argument("places", metavar="[DIR] DEST", nargs=-1, required=True)
-@click.option("--every", type=INTERVAL, help="Go on, with a backup at this interval, until SIGTERM or Ctrl-C.")
+@click.option("--every", type=INTERVAL, help="Repeat the backup at this interval until SIGTERM or Ctrl-C.")
 @click.option("--keep", type=KeepType(), multiple=True, metavar="N|AGE|AGE/EVERY",
               help="Remove older backups: keep the newest 24, those younger than 7d, or 90d/1d: one a day "
                    "for 90 days. Several may be given.")  # fmt: skip
@@ -89,7 +89,7 @@ def backup(
     if every == 0:
         raise click.UsageError("--every 0 would never stop copying: give the time between two backups.")
     if pruned and not keep:
-        raise click.UsageError("Say with --keep which backups are to stay.")
+        raise click.UsageError("Say with --keep which backups to keep.")
     from recovery.backup.places import open_target
     from recovery.backup.repository import list_backups, prune
 
@@ -184,7 +184,7 @@ def _or_say_why(once: Callable[[], RecoveryError | None], as_json: bool) -> None
             print_json(error.as_json(), line=True)
             return
         failed, found = "failed", one_line(error.found)
-    tell(f"{format_time(SystemClock().wall_ms())} {failed}, will try again: {found}")
+    tell(f"{format_time(SystemClock().wall_ms())} {failed}, it will be retried: {found}")
 
 
 def _made_facts(target: Target, made: Made, removed: Pruned | None, unpruned: RecoveryError | None) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def _show(target: Target, listing: Listing, as_json: bool) -> None:
     else:
         say(one_line(f"no finished backup in {target.shown}"))
     for entry in listing.unreadable:
-        say(one_line(f"{entry.name} cannot be read: it is unfinished or damaged, and is not used"))
+        say(one_line(f"{entry.name} cannot be read: it is unfinished or damaged, so it is not used"))
 
 
 def _check_place(target: Target) -> None:
@@ -267,14 +267,14 @@ def _check_place(target: Target) -> None:
     if not isinstance(target, DirectoryTarget):
         return
     if not target.root.is_dir():
-        found = "it is no directory" if target.root.exists() else "there is no such directory"
+        found = "it is not a directory" if target.root.exists() else "there is no such directory"
         raise NoBackupError(found, path=target.root)
     if any(target.root.glob("part-*.sqlite3")):
         raise NoBackupError(
             "it holds recovery partitions, or copies of them",
             path=target.root,
-            cause="This is a recovery directory, not the place of its backups.",
-            remedy="Name the place that backups were written to.",
+            cause="This is a recovery directory, not a backup destination.",
+            remedy="Name the destination that backups were written to.",
         )
 
 

@@ -90,8 +90,8 @@ def import_(source: str, directory: Path, flow_id: str, conf: dict[str, str], as
 @variable_option
 @timers_option
 @click.option("--changes-since", "since", metavar="EPOCH", type=click.IntRange(min=0),
-              help="With --operator: the keys whose value is another one than at this epoch.")  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most so many rows.")
+              help="With --operator: the keys whose value differs from the value at this epoch.")  # fmt: skip
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="The most rows to show.")
 @settings_options
 @json_option
 def show(
@@ -135,7 +135,7 @@ def show(
         return
     when = f"after micro-batch {at.cut[2]}" if at.epoch else "before the first micro-batch"
     say(f"epoch {at.epoch}, {when}: {counted(len(files), 'file')}, {format_size(sum(files.values()))}")
-    say(operators_text(operators) if operators else "no operator of Spark's own has state")
+    say(operators_text(operators) if operators else "none of Spark's own operators has state")
 
 
 @contextlib.contextmanager
@@ -159,7 +159,7 @@ def _export_text(done: Exported, target: str) -> str:
         lines.append(operators_text([each.as_json() for each in done.operators]))
     if done.steps:
         lines.append(
-            f"not in it, because a Spark checkpoint has no place for it: the state of "
+            f"left out, because a Spark checkpoint cannot hold it: the state of "
             f"{one_line(', '.join(done.steps))} "
             "(python -m recovery state export writes that)"
         )

@@ -113,7 +113,7 @@ def of_output(error: OSError) -> bool:
 def _output_failed(error: OSError) -> StorageError:
     return StorageError(
         f"its output cannot be written: {error}",
-        cause="The disk to which it is redirected is full or failing. What the command did before that is done.",
+        cause="The disk to which it is redirected is full or failing. The command itself did its work up to here.",
         remedy="Make room there, or redirect it elsewhere; recovery status DIR shows how the partitions are.",
     )
 
@@ -174,7 +174,7 @@ def _only_text() -> Iterator[None]:
         if error.reason != "surrogates not allowed":
             raise
         raise ConfigurationError(
-            f"{error.object!r:.120} is no text",
+            f"{error.object!r:.120} is not text",
             cause="It holds bytes that are not UTF-8, or half a character.",
             remedy="Write it in UTF-8.",
         ) from error
@@ -249,14 +249,14 @@ def rewind_options(function: F) -> F:
     )  # fmt: skip
     at = click.option(
         "--resume-epoch", type=click.IntRange(min=1), metavar="E",
-        help="The same, named by the epoch after the snapshot: 3 is --resume-after 2.",
+        help="The same, by the number of the epoch to start with: 3 is --resume-after 2.",
     )  # fmt: skip
     return after(at(function))
 
 
 def umask_option(function: F) -> F:
     """Add --umask: who may read what is made."""
-    text = "Let others read what is made, as far as your umask lets them; by default only you may."
+    text = "Let other users read the new files, as far as your umask allows; by default only you may."
     return click.option("--umask", is_flag=True, help=text)(function)
 
 

@@ -22,8 +22,8 @@ SCRATCH = click.Path(exists=True, file_okay=False, writable=True, path_type=Path
 @click.argument("source", metavar="SRC")
 @click.option("--epoch", type=click.IntRange(min=0), help="Rehearse restoring this epoch.")
 @click.option("--at", "at_ms", type=MomentType(), help="Rehearse restoring the newest epoch closed by this time.")
-@click.option("--max-age", type=INTERVAL, help="Fail when the restored epoch is older than this.")
-@click.option("--scratch", type=SCRATCH, help="Where to restore to; by default where temporary files go.")
+@click.option("--max-age", type=INTERVAL, help="Fail if the restored epoch is older than this.")
+@click.option("--scratch", type=SCRATCH, help="Where to restore to; by default the directory for temporary files.")
 @json_option
 def drill(
     source: str, epoch: int | None, at_ms: int | None, max_age: float | None, scratch: Path | None, as_json: bool

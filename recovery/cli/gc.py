@@ -25,7 +25,7 @@ from recovery.storage.scan import scan
 @click.command()
 @directory_argument
 @click.option("-b", "--backup-interval", type=INTERVAL, envvar="RECOVERY_BACKUP_INTERVAL",
-              help="Keep what is younger than this; by default as much as the last run.")  # fmt: skip
+              help="Keep snapshots younger than this; by default the last run's backup interval.")  # fmt: skip
 @click.option("--discard-history", is_flag=True,
               help="Allow RECOVERY_BACKUP_INTERVAL to be shorter than the last run's backup interval.")  # fmt: skip
 @json_option
@@ -72,7 +72,7 @@ def gc(directory: Path, backup_interval: float | None, discard_history: bool, as
     say(f"collected {counted(rows, 'superseded row')} up to epoch {floor}{also}: {sizes}")
     given_up = [epoch for epoch in plan.window if epoch not in window]
     if given_up:
-        say(f"no run can go back any more to after epoch {listed(given_up)}")
+        say(f"runs can no longer go back to the snapshots after epoch {listed(given_up)}")
 
 
 def _on_command_line(option: str) -> bool:

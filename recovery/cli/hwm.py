@@ -55,7 +55,7 @@ def get(words: tuple[str, ...], environment: str, as_json: bool) -> None:
         raise StateNotFoundError(
             f"there is no mark {key!r:.120}",
             path=directory,
-            remedy="See what there is: python -m recovery hwm list DIR",
+            remedy="List what exists: python -m recovery hwm list DIR",
         )
     if as_json:
         print_json(_facts(found[0]))
@@ -65,7 +65,7 @@ def get(words: tuple[str, ...], environment: str, as_json: bool) -> None:
 
 @hwm.command(name="set", context_settings=VALUES)
 @click.argument("words", metavar="[DIR] KEY VALUE", nargs=-1, type=click.UNPROCESSED)
-@click.option("--force", is_flag=True, help="Also move it back, or to another type.")
+@click.option("--force", is_flag=True, help="Allow a lower value or another type.")
 @state_options
 @json_option
 def set_(words: tuple[str, ...], force: bool, environment: str, as_json: bool) -> None:
@@ -78,7 +78,7 @@ def set_(words: tuple[str, ...], force: bool, environment: str, as_json: bool) -
     value = parse_value(text)
     state.set_hwm(key, value, force=force)
     if is_future(value, datetime.now(tz=UTC)):
-        tell(f"the mark {key} is in the future: until then loads pass over what comes")
+        tell(f"the mark {key} is in the future: until then loads skip new rows")
     if as_json:
         print_json(next(_facts(mark) for mark in state.list_hwms() if mark.key == key))
 
@@ -102,8 +102,8 @@ def parse_value(text: str) -> Any:
     if text.lstrip("+-").lower() in ("nan", "inf", "infinity"):
         raise StateValueError(
             f"{text!r} cannot be a high-water mark",
-            cause="It has no place among numbers.",
-            remedy="Give a number; if the text is meant, write it in quotes: '\"nan\"'.",
+            cause="It has no order among numbers.",
+            remedy="Give a number; to set it as text, write it in quotes: '\"nan\"'.",
         )
     try:
         return loads(text)

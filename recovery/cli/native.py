@@ -26,21 +26,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 def store_option(function: F) -> F:
     """Add --store: which of an operator's stores."""
     return click.option(
-        "--store", metavar="NAME", help="With --operator: which of its stores; of a join also left or right."
+        "--store", metavar="NAME", help="With --operator: which of its stores; for a join also left or right."
     )(function)
 
 
 def variable_option(function: F) -> F:
     """Add --variable: which state variable of transformWithState."""
     return click.option(
-        "--variable", metavar="NAME", help="With --operator, of transformWithState: which state variable."
+        "--variable", metavar="NAME", help="With --operator, for transformWithState: which state variable."
     )(function)
 
 
 def timers_option(function: F) -> F:
     """Add --timers: the timers of transformWithState."""
     return click.option(
-        "--timers", is_flag=True, help="With --operator, of transformWithState: its registered timers."
+        "--timers", is_flag=True, help="With --operator, for transformWithState: its registered timers."
     )(function)
 
 
@@ -51,7 +51,7 @@ def refused_operator_option(function: F) -> F:
         if value is not None:
             raise ConfigurationError(
                 "the state of Spark's own operators cannot be changed",
-                cause="Its files are Spark's: recovery keeps them as they are.",
+                cause="Spark owns these files: recovery stores them unchanged.",
                 remedy="Go back to an epoch before the mistake: python -m recovery run … --resume-after E",
             )
 
@@ -160,7 +160,7 @@ def print_state(
         return
     say(table(columns, ([_cell(row[name]) for name in columns] for row in rows)))
     if more:
-        say(f"there are more; --limit shows more than {limit}")
+        say(f"only the first {limit} are shown; --limit shows more")
 
 
 def _cell(value: Any) -> str | None:

@@ -67,6 +67,6 @@ def _line(name: str, node: NodeRun) -> str:
         )
     future = node.details.get("future_marks")
     if future:
-        text += f"; the mark of {', '.join(future)} is in the future: until then, what comes is passed over"
+        text += f"; the mark of {', '.join(future)} is in the future: until then, loads skip new rows"
     text = one_line(text)
     return f"{text}: {node.error}" if node.error else f"{text} ({one_line(node.why)})"

@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def state_options(function: F) -> F:
     """Add --environment, which separates for example dev from prod, and --state-backend: where operational state is."""
     environment = click.option("--environment", default="", envvar="RECOVERY_ENVIRONMENT", metavar="NAME",
-                               help="Whose state: what belongs to dev and to prod never meets.")  # fmt: skip
+                               help="Namespace of the state, for example dev or prod.")  # fmt: skip
     return environment(backend_option(function))
 
 

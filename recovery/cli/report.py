@@ -30,11 +30,11 @@ from recovery.report.facts import gather, known, largest
 @click.command()
 @directory_argument
 @click.option("-o", "--output", type=DIRECTORY, default="report.html", show_default=True, help="The page to write.")
-@click.option("--force", is_flag=True, help="Replace the page when it is there already.")
+@click.option("--force", is_flag=True, help="Replace the page if it exists.")
 @click.option("--keys", type=click.IntRange(min=0, max=100_000), default=10, show_default=True,
-              help="How many of the biggest keys to show. Finding them reads the whole state; 0: none.")  # fmt: skip
+              help="How many of the largest keys to show; 0: none. Finding them reads the whole state.")  # fmt: skip
 @click.option("--tolerate", type=INTERVAL, default="30s", show_default=True,
-              help="How long recovery may take, for the advice.")  # fmt: skip
+              help="The longest acceptable recovery time, for the advice.")  # fmt: skip
 @threshold_option
 @json_option
 def report(
@@ -52,7 +52,7 @@ def report(
     """
     if os.path.exists(output) and not force:  # noqa: PTH110 - Path.exists raises for a name that is too long
         raise ConfigurationError(
-            f"{output} is there already",
+            f"{output} already exists",
             cause="A report was written there before.",
             remedy="Give --force, or another -o.",
         )

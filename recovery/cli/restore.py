@@ -35,7 +35,7 @@ class MomentType(click.ParamType[int]):
         try:
             return int(datetime.fromisoformat(value).astimezone().timestamp() * 1000)
         except (ValueError, OverflowError, OSError):
-            self.fail(f"{value!r} is not a time. Write it like 2026-11-21T16:30:00, with +01:00 or Z if need be.")
+            self.fail(f"{value!r} is not a time. Write it like 2026-11-21T16:30:00, if needed with +01:00 or Z.")
 
 
 @click.command()
@@ -43,7 +43,7 @@ class MomentType(click.ParamType[int]):
 @click.argument("directory", metavar="DIR", type=DIRECTORY, envvar="RECOVERY_DIRECTORY")
 @click.option("--epoch", type=click.IntRange(min=0), help="Restore the state after this epoch; 0: before the first.")
 @click.option("--at", "at_ms", type=MomentType(), help="Restore the newest epoch closed at or before this time.")
-@click.option("--dry-run", is_flag=True, help="Say what would be restored and what lost, and write nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be restored and what would be lost; write nothing.")
 @umask_option
 @json_option
 def restore(
@@ -121,7 +121,7 @@ def plan_text(plan: RestorePlan, source: Source, now_ms: int) -> str:
     """Return what will be restored and what will be lost, for people."""
     lines = []
     if plan.snapshot is None:
-        lines.append("will restore the beginning: no epoch was closed in what is restored")
+        lines.append("will restore the beginning: the copies hold no closed epoch")
     else:
         lines.append(
             f"will restore the state after epoch {plan.epoch}, closed {format_time(plan.snapshot.closed_ms)}, "
@@ -129,7 +129,7 @@ def plan_text(plan: RestorePlan, source: Source, now_ms: int) -> str:
         )
     lines.append(_loss_text(plan))
     if plan.abandoned:
-        lines.append("This epoch was abandoned: a later execution had gone back to before it.")
+        lines.append("This epoch was abandoned: a later execution went back to an earlier one.")
     rows = [
         (
             f"part-{copy.index}.sqlite3",
@@ -177,11 +177,11 @@ def plan_facts(plan: RestorePlan, source: Source, now_ms: int) -> dict[str, Any]
 
 def _loss_text(plan: RestorePlan) -> str:
     if plan.newest is None or (not plan.lost_epochs and not plan.lost_ms):
-        return "nothing that any copy holds will be lost; what came after the newest copy is computed again"
+        return "nothing in the copies will be lost; input after the newest copy is processed again"
     span = "everything" if plan.lost_ms is None else format_interval(plan.lost_ms / 1000)
     epochs = counted(plan.lost_epochs, "epoch")
     limits = ", ".join(f"part-{index}" for index in plan.limiting)
-    why = f"; no newer copy of {limits} is there" if limits else ""
+    why = f"; there is no newer copy of {limits}" if limits else ""
     return (
         f"will be lost: {epochs}, {span}, up to epoch {plan.newest.epoch} of {format_time(plan.newest.closed_ms)}, "
         f"the newest seen{why}"

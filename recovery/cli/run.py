@@ -52,7 +52,7 @@ WITH_DIRECTORY = (
 @click.command()
 @click.argument("target", metavar="MODULE_OR_FILE[:FLOW]")
 @click.option("-r", "--recovery-directory", "directory", type=DIRECTORY, envvar="RECOVERY_DIRECTORY",
-              help="The recovery directory, made by init. Without it the flow runs without recovery.")  # fmt: skip
+              help="The recovery directory, created by init. Without it the flow runs without recovery.")  # fmt: skip
 @click.option("-s", "--snapshot-interval", type=INTERVAL, default="10s", show_default=True,
               envvar="RECOVERY_SNAPSHOT_INTERVAL",
               help="Close an epoch after this time, at the next micro-batch; 0: after every one.")  # fmt: skip
@@ -63,21 +63,21 @@ WITH_DIRECTORY = (
 @click.option(
     "--discard-history",
     is_flag=True,
-    help="Allow a backup interval that is shorter than the last run's: discard what only that one keeps.",
+    help="Allow a backup interval shorter than the last run's, and discard the snapshots that it no longer covers.",
 )
 @rewind_options
 @click.option("--rewind-again", type=click.IntRange(min=1), metavar="EXECUTION",
-              help="Go back although this execution went back to the same snapshot.")  # fmt: skip
+              help="Go back again, although this execution already went back to the same snapshot.")  # fmt: skip
 @click.option(
     "--drop-step",
     multiple=True,
     metavar="STEP",
-    help="Discard the state of a step that the flow lacks, that no longer fits its key or state type, or that it "
-    "cannot read.",
+    help="Discard the state of a step that is not in the flow, whose key or state type no longer fits, or whose "
+    "state cannot be read.",
 )
 @click.option("--rename-step", multiple=True, metavar="OLD=NEW", help="Keep a step's state under its new id.")
 @click.option("--keep-step", multiple=True, metavar="STEP",
-              help="Keep a step's state as it is although its key or state type was changed.")  # fmt: skip
+              help="Keep a step's state unchanged although its key or state type changed.")  # fmt: skip
 @click.option("--trigger", type=TRIGGER, default=AVAILABLE_NOW, show_default=True,
               metavar="available-now|once|INTERVAL",
               help="Run to the end of the input, or for ever with this time between micro-batches. once is "
@@ -86,10 +86,10 @@ WITH_DIRECTORY = (
 @settings_options
 @threshold_option
 @click.option("--metrics-port", type=click.IntRange(0, 65535), envvar="RECOVERY_METRICS_PORT",
-              help="Serve metrics for Prometheus at this port while the run goes on; 0: a free one.")  # fmt: skip
+              help="Serve metrics for Prometheus at this port during the run; 0: a free port.")  # fmt: skip
 @click.option("--metrics-host", default="127.0.0.1", show_default=True, envvar="RECOVERY_METRICS_HOST",
-              help="The address that metrics are served at.")  # fmt: skip
-@click.option("--resume", is_flag=True, help="Of a pipeline: skip nodes that succeeded and need not run again.")
+              help="The address at which to serve metrics.")  # fmt: skip
+@click.option("--resume", is_flag=True, help="For a pipeline: skip nodes that succeeded in the last run.")
 @state_options
 @json_option
 def run(

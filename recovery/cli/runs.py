@@ -29,10 +29,10 @@ def runs() -> None:
 @click.argument("words", metavar="[DIR]", nargs=-1)
 @click.option("--pipeline", metavar="NAME", help="Only runs of this flow or pipeline.")
 @click.option("--node", metavar="NAME", help="Only runs with this node.")
-@click.option("--status", type=click.Choice(NODE_STATUSES), help="Only runs that stand so; with --node, of the node.")
-@click.option("--days", type=click.FloatRange(min=0), help="Only runs that began in the last so many days.")
+@click.option("--status", type=click.Choice(NODE_STATUSES), help="Only runs (with --node, nodes) with this status.")
+@click.option("--days", type=click.FloatRange(min=0), help="Only runs that began in this many last days.")
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most so many, newest first."
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="The most runs to show, newest first."
 )
 @state_options
 @json_option
@@ -81,7 +81,7 @@ def _took(run: Run) -> str:
 @runs.command()
 @click.argument("words", metavar="[DIR]", nargs=-1)
 @click.option("--older-than", type=INTERVAL, required=True, help="Forget runs that ended longer ago, like 30d.")
-@click.option("--dry-run", is_flag=True, help="Only say which.")
+@click.option("--dry-run", is_flag=True, help="Only show which.")
 @state_options
 @json_option
 def clean(words: tuple[str, ...], older_than: float, dry_run: bool, environment: str, as_json: bool) -> None:

@@ -27,7 +27,7 @@ def settings_options(function: F) -> F:
     file = click.option("--properties-file", type=DIRECTORY, metavar="FILE", envvar=FILE_VARIABLE, callback=_remember,
                         expose_value=False, is_eager=True,
                         help="A file of settings of Spark, as spark-submit takes one: `spark.name value` on each "
-                             "line. The place for secrets, as is the variable RECOVERY_CONF.")  # fmt: skip
+                             "line. Put secrets here, or in the variable RECOVERY_CONF.")  # fmt: skip
     return conf(file(function))
 
 

@@ -62,7 +62,7 @@ def state() -> None:
 def native_options(function: F) -> F:
     """Add --operator and the options that select a part of its state."""
     option = click.option("--operator", type=click.IntRange(min=0), metavar="N",
-                          help="Read the state of this operator of Spark's own; starts Spark.")  # fmt: skip
+                          help="Read the state of this one of Spark's own operators; starts Spark.")  # fmt: skip
     return option(store_option(variable_option(timers_option(settings_options(function)))))
 
 
@@ -96,7 +96,7 @@ def list_(
     directory, _ = directory_and(words, ())
     if operator is not None:
         if step is not None or pattern is not None:
-            raise click.UsageError("--operator goes with neither --step nor --pattern.")
+            raise click.UsageError("--operator cannot be combined with --step or --pattern.")
         print_state(
             Path(directory), operator, epoch=epoch, store=store, variable=variable, timers=timers, conf=conf,
             as_json=as_json,
@@ -153,7 +153,7 @@ def get(
     """
     if operator is not None:
         if step is not None or key is None:
-            raise click.UsageError("--operator needs --key, and goes without --step.")
+            raise click.UsageError("--operator needs --key, and cannot be combined with --step.")
         directory, _ = directory_and(words, ())
         print_state(
             Path(directory), operator, epoch=epoch, store=store, variable=variable, timers=timers, conf=conf,

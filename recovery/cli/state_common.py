@@ -69,7 +69,7 @@ def epoch_option(function: F) -> F:
     return click.option(
         "--epoch",
         type=click.IntRange(min=0),
-        help="As of this epoch, of a step or operator; by default the newest.",
+        help="For a step or operator: the state as of this epoch; by default the newest.",
     )(function)
 
 
@@ -82,7 +82,7 @@ def pattern_option(function: F) -> F:
 
 def force_option(function: F) -> F:
     """Add --force and --yes."""
-    option = click.option("--force", is_flag=True, help="Ask nothing; and fence a run that holds the directory's lock.")
+    option = click.option("--force", is_flag=True, help="Do not ask, and fence a run that holds the directory's lock.")
     return click.option("--yes", "-y", is_flag=True, help="Ask nothing.")(option(function))
 
 
@@ -101,7 +101,7 @@ def writing_options(function: F) -> F:
 def named(words: tuple[str, ...], step: str | None, key: str | None) -> tuple[str, Name]:
     """Return the directory, and the id or the step and key, from a command's words."""
     if (step is None) != (key is None):
-        raise click.UsageError("--step and --key belong together here.")
+        raise click.UsageError("Give both --step and --key, or neither.")
     if step is None or key is None:
         directory, [name] = directory_and(words, ("ID",))
         return directory, name
@@ -135,7 +135,7 @@ def lines_of(file: str) -> list[str]:
         )
     except UnicodeDecodeError as error:
         raise ConfigurationError(
-            f"{file}: byte {error.start} and what follows is not UTF-8", cause="", remedy="Write the file in UTF-8."
+            f"{file}: it is not UTF-8 from byte {error.start} on", cause="", remedy="Write the file in UTF-8."
         ) from error
     except OSError as error:
         raise ConfigurationError(f"{file}: it cannot be read: {error}", cause="", remedy="Check the path.") from error

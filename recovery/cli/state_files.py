@@ -41,7 +41,7 @@ from recovery.operational.targets import Documents, Name, Steps, Target, Timed, 
 @click.option("--step", "steps", multiple=True, metavar="STEP", help="Only this step; may be given several times.")
 @epoch_option
 @pattern_option
-@click.option("--output-file", metavar="FILE|-", default="-", help="Where to; by default standard output.")
+@click.option("--output-file", metavar="FILE|-", default="-", help="The file to write; by default standard output.")
 @state_options
 def export(
     words: tuple[str, ...],
@@ -97,7 +97,7 @@ def import_(words: tuple[str, ...], force: bool, yes: bool, environment: str, as
 @click.command(name="migrate")
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
-@click.option("--force", is_flag=True, help="Overwrite states of the same id that the target has.")
+@click.option("--force", is_flag=True, help="Overwrite states of the target that have the same id.")
 @pattern_option
 @json_option
 def migrate_(source: str, target: str, force: bool, pattern: str | None, as_json: bool) -> None:
@@ -115,7 +115,7 @@ def _import_documents(target: Documents, found: list[Exported], yes: bool, force
         raise CorruptStateError(
             f"{', '.join(stale[:3])} was removed after this export was made",
             cause="The export is older than the removal.",
-            remedy="To bring it back on purpose, give --force.",
+            remedy="To restore it anyway, give --force.",
         )
     seen = target.find_all(str(e.id) for e in found)
     held = {entry.name: entry.content for entry in target.entries()}

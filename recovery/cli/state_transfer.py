@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def transfer_options(function: F) -> F:
     """Add the options of both commands."""
     whole = click.option("--to-step", metavar="STEP",
-                         help="With --step: to keys of this step; without FROM and TO, all keys.")  # fmt: skip
+                         help="With --step: write to this step; without FROM and TO, copy all keys.")  # fmt: skip
     return click.argument("words", metavar="[DIR] FROM TO", nargs=-1)(whole(writing_options(function)))
 
 
@@ -68,7 +68,7 @@ def _transfer(
     for entry, destination in pairs:
         if entry.name == destination:
             raise ConfigurationError(
-                f"{shown(destination)} is both where from and where to", cause="", remedy="Name another one."
+                f"{shown(destination)} is both source and destination", cause="", remedy="Name another one."
             )
     seen = target.find_all(destination for _, destination in pairs)
     replaced = [name for name, before in seen.items() if before is not None]

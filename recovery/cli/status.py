@@ -81,11 +81,11 @@ def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
         if facts["executions"]:
             kept_s = facts["executions"][-1]["backup_interval_s"]
             kept = f"for {format_interval(kept_s)}" if kept_s else "no longer than needed"
-            say(f"superseded snapshots are kept {kept}, unless a run is given another -b")
+            say(f"superseded snapshots are kept {kept}, unless a run sets another -b")
     behind = [p for p in facts["partitions"] if p["error"] is None and p["folded_epoch"] < p["newest_epoch"]]
     if behind:
         oldest = min(p["folded_epoch"] for p in behind)
-        say(f"epochs after {oldest} are logged, and keys and sizes are those of epoch {oldest}")
+        say(f"epochs after {oldest} are only logged; keys and sizes are as of epoch {oldest}")
     say(one_line(f"steps: {', '.join(facts['steps']) or 'none yet'}"))
     say(health_text(gathered.health))
     if facts["operators"]:

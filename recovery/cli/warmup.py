@@ -12,7 +12,7 @@ from recovery.cli.common import format_size, json_option, print_json, say
 
 
 @click.command()
-@click.option("--remove", is_flag=True, help="Remove what earlier calls made, for all versions of Java and Spark.")
+@click.option("--remove", is_flag=True, help="Remove the archives of all versions of Java and Spark.")
 @json_option
 def warmup(remove: bool, as_json: bool) -> None:
     """Make Spark start in half the time: once after installing, or in a container's image.
@@ -41,7 +41,7 @@ def warmup(remove: bool, as_json: bool) -> None:
     if as_json:
         print_json({"path": str(path), "size_bytes": size_bytes})
     else:
-        say(f"Made {one_line(path)}, {format_size(size_bytes)}. Runs start with it from now on.")
+        say(f"Made {one_line(path)}, {format_size(size_bytes)}. Runs use it from now on.")
 
 
 def _telling() -> Callable[[str], None]:

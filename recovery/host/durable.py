@@ -98,14 +98,16 @@ def open_own(path: Path, mode: int = PRIVATE.file, *, append: bool = False) -> i
         descriptor = os.open(path, flags, mode)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK):
-            raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed; remove it", str(path)) from None
+            raise OSError(
+                errno.ELOOP, "it is a symbolic link, which recovery does not follow; remove it", str(path)
+            ) from None
         raise
     found = os.fstat(descriptor)
     if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
         return descriptor
     os.close(descriptor)
-    what = "it has a second name elsewhere (a hard link)" if stat.S_ISREG(found.st_mode) else "it is no file"
-    raise OSError(errno.EINVAL, f"{what}, and is not written to; remove it", str(path))
+    what = "it has a second name elsewhere (a hard link)" if stat.S_ISREG(found.st_mode) else "it is not a file"
+    raise OSError(errno.EINVAL, f"{what}, so nothing was written to it; remove it", str(path))
 
 
 def replace(path: Path, content: bytes, *, mode: int = PRIVATE.file) -> None:
@@ -132,7 +134,7 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no file", str(path))
+            raise OSError(errno.EINVAL, "it is not a file", str(path))
         if os.fstat(descriptor).st_size > most_bytes:
             raise OSError(errno.EFBIG, f"it is larger than {most_bytes:,} bytes", str(path))
         return file.read()

@@ -48,26 +48,26 @@ def families(
         return Family(f"recovery_{name}_total", "counter", help_text, [({}, value)])
 
     info = {"flow": about.flow, "execution": str(about.execution), "version": about.version}
-    yield Family("recovery_info", "gauge", "The run that these metrics are of.", [(info, 1)])
+    yield Family("recovery_info", "gauge", "The run that these metrics describe.", [(info, 1)])
     yield gauge("resume_epoch", "The epoch that this execution started with.", about.resume_epoch)
-    yield gauge("resume_seconds", "Reading, planning and putting back the position, without Spark's start.", resume_s)
+    yield gauge("resume_seconds", "Time to read, plan and restore the position, without Spark's start.", resume_s)
     yield counter("batches", "Micro-batches processed.", t.batches)
     yield counter("batch_seconds", "Time of the micro-batches.", t.batch_s)
     yield counter("input_rows", "Rows read from the sources.", t.input_rows)
     yield counter("step_rows", "Rows that reached a stateful step.", t.rows)
     yield counter("keys_looked_up", "Keys whose state was read, per micro-batch and step.", t.looked_up)
     yield counter("keys_touched", "Keys whose state was written, per micro-batch and step.", t.touched)
-    yield counter("state_access_seconds", "Time of the tasks in storage, added up over tasks.", t.seam_s)
+    yield counter("state_access_seconds", "Time that tasks spent in storage, summed over tasks.", t.seam_s)
     yield gauge("last_batch_seconds", "Time of the newest micro-batch.", t.last_batch_s)
     yield counter("epochs_closed", "Epochs closed.", t.epochs)
-    yield counter("snapshot_seconds", "Time of writing snapshots, beside the stream.", t.snapshot_s)
+    yield counter("snapshot_seconds", "Time spent writing snapshots while the stream went on.", t.snapshot_s)
     yield counter("snapshot_rows", "Rows written to snapshots.", t.written)
     yield counter("snapshot_bytes", "Keys and values written to snapshots.", t.written_bytes)
-    yield counter("pause_seconds", "Time that the stream stood still for ends of epochs.", t.pause_s)
-    yield counter("collected_rows", "Superseded rows that were given up.", t.collected)
-    yield counter("collection_seconds", "Time of collecting, of the slowest partition each.", t.collect_s)
+    yield counter("pause_seconds", "Time that the stream waited for epochs to close.", t.pause_s)
+    yield counter("collected_rows", "Superseded rows deleted by collection.", t.collected)
+    yield counter("collection_seconds", "Time of collections, each in its slowest partition.", t.collect_s)
     yield gauge("epoch", "The newest closed epoch.", last.epoch if last else None)
-    yield gauge("epoch_age_seconds", "Time since an epoch was closed by this execution.", epoch_age_s)
+    yield gauge("epoch_age_seconds", "Time since this execution closed an epoch.", epoch_age_s)
     yield gauge("last_snapshot_seconds", "Time of writing the newest snapshot.", last.snapshot_s if last else None)
     yield gauge("last_snapshot_bytes", "Keys and values in the newest snapshot.", last.written_bytes if last else None)
     yield gauge("last_collection_seconds", "Time of the newest collection.", last.collect_s if last else None)
@@ -81,16 +81,16 @@ def families(
     memory = {name.removesuffix("_bytes"): size for name, size in asdict(t.memory).items()}
     resident = [({"process": name}, float(size)) for name, size in memory.items() if size is not None]
     yield Family("recovery_memory_bytes", "gauge", "Resident memory of the run's processes.", resident)
-    yield gauge(
-        "backup_age_seconds", "Time since `recovery backup` finished; other copies are not known.", backup_age_s
-    )
+    yield gauge("backup_age_seconds", "Time since `recovery backup` finished; other copies do not count.", backup_age_s)
     limits = [
         ({"target": target.name, "level": level}, value)
         for target in about.targets
         for level, value in (("warning", target.warning), ("critical", target.critical))
         if value is not None
     ]
-    yield Family("recovery_threshold", "gauge", "Levels of the targets, in seconds or bytes.", limits)
+    yield Family(
+        "recovery_threshold", "gauge", "Warning and critical levels of the targets, in seconds or bytes.", limits
+    )
     levels = [({"target": each.target.name}, _level(each.level)) for each in t.findings]
     yield Family("recovery_health", "gauge", "0 ok, 1 warning, 2 critical, -1 not known; newest epoch.", levels)
 

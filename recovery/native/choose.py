@@ -33,8 +33,8 @@ def choose_operator(found: tuple[NativeOperator, ...], wanted: Wanted, epoch: in
         listed = ", ".join(f"{each.number} ({each.name})" for each in found)
         raise StateNotFoundError(
             f"Spark's operator {wanted.operator} has no state at epoch {epoch}",
-            cause=f"Operators with state are {listed}." if found else "No operator of Spark's own has state there.",
-            remedy="See which there are: python -m recovery checkpoint show DIR",
+            cause=f"The operators with state are {listed}." if found else "No operator of Spark's own has state there.",
+            remedy="List them: python -m recovery checkpoint show DIR",
         )
     if wanted.timers:
         _check_timers(chosen, wanted)
@@ -52,11 +52,11 @@ def _check_timers(operator: NativeOperator, wanted: Wanted) -> None:
             cause="It is a transformWithState with the time mode None."
             if operator.variables
             else "Timers are registered by transformWithState, with the time mode EventTime or ProcessingTime.",
-            remedy="See which there are: python -m recovery checkpoint show DIR",
+            remedy="List them: python -m recovery checkpoint show DIR",
         )
     if wanted.store is not None or wanted.variable is not None:
         raise ConfigurationError(
-            "timers are of no store and no variable", cause="", remedy="Ask for timers, or for a variable."
+            "timers cannot be combined with a store or variable", cause="", remedy="Ask for timers, or for a variable."
         )
 
 
@@ -65,7 +65,7 @@ def _check(operator: NativeOperator, what: str, given: str | None, names: tuple[
         raise StateNotFoundError(
             f"operator {operator.number} ({operator.name}) has no {what} {given!r:.80}",
             cause=f"It has {', '.join(names)}." if names else f"Operators of its kind have no {what}s.",
-            remedy="See which there are: python -m recovery checkpoint show DIR",
+            remedy="List them: python -m recovery checkpoint show DIR",
         )
     if given is None and needed and names:
         raise ConfigurationError(

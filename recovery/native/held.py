@@ -92,7 +92,7 @@ def _nothing(directory: Path, at: Moment) -> EpochNotHeldError | SparkCheckpoint
             remedy="Name a later epoch; see python -m recovery status DIR",
         )
     return SparkCheckpointError(
-        f"epoch {at.epoch} holds no checkpoint of Spark",
+        f"epoch {at.epoch} has no checkpoint of Spark",
         path=directory,
         cause="No flow ran on this directory: it is used for a pipeline, or for operational state.",
         remedy="Name the recovery directory of a flow.",

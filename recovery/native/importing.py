@@ -122,7 +122,7 @@ class _Observed(Mapping[str, Content]):
             raise vanished(self._place.shown, key) from error
         except OSError as error:
             raise StorageError(str(error), path=error.filename or self._place.shown) from error
-        assert content is not None, "an import discards nothing"
+        assert content is not None, "an import cannot discard anything"
         self._done_bytes = min(self._total_bytes, self._done_bytes + len(content))
         self._observe(Progressed("writing", self._done_bytes, self._total_bytes))
         return content
@@ -147,14 +147,16 @@ def _rows(place: CheckpointPlace, checkpoint: Path, batch: BatchId) -> tuple[Cap
         except FileNotFoundError as error:
             raise vanished(place.shown, str(Path(error.filename).relative_to(checkpoint))) from error
         except UnicodeDecodeError as error:
-            raise SparkCheckpointError(f"offsets/{batch} is not a text as Spark writes it", path=place.shown) from error
+            raise SparkCheckpointError(
+                f"offsets/{batch} is not in the form that Spark writes", path=place.shown
+            ) from error
     if missing is not None:
         raise SparkCheckpointError(
             f"{missing} is missing, which the position after micro-batch {batch} names",
             path=place.shown,
-            cause="Only a part of the checkpoint was copied; or the query reads one source in two places, and nothing "
-            "says which log is whose.",
-            remedy="Copy the whole checkpoint; a query with a source in two places cannot be taken over.",
+            cause="Only a part of the checkpoint was copied; or the query reads one source in two places, and the "
+            "logs do not say which read they belong to.",
+            remedy="Copy the whole checkpoint; a query that reads a source in two places cannot be imported.",
         )
     return rows, {path: file.size_bytes for path, file in held.items()}
 
@@ -167,8 +169,8 @@ def _check_paths(place: CheckpointPlace, paths: Collection[str]) -> None:
             raise SparkCheckpointError(
                 wrong,
                 path=place.shown,
-                cause="The checkpoint was made or changed by something else than Spark.",
-                remedy="Take the checkpoint as the job left it.",
+                cause="Something other than Spark created or changed the checkpoint.",
+                remedy="Use the checkpoint as the job left it.",
             )
 
 
@@ -176,7 +178,7 @@ def _check_stores(place: CheckpointPlace, sizes: Mapping[str, int], operators: S
     missing = missing_store(sizes, operators)
     if missing is not None:
         raise SparkCheckpointError(
-            f"{missing} is missing, or has no version of its state",
+            f"{missing} is missing, or holds no version of its state",
             path=place.shown,
             cause="Only a part of the checkpoint was copied, or something deleted files in it.",
             remedy="Copy the whole checkpoint.",
@@ -199,5 +201,5 @@ def _check_fresh(directory: Path, plan: ResumePlan) -> None:
             f"it holds epochs of flow {plan.flow_id!r}, up to {newest}",
             path=directory,
             cause="The flow ran on it, or a checkpoint was imported before.",
-            remedy="Import into partitions that were just made: python -m recovery init DIR N",
+            remedy="Import into new partitions: python -m recovery init DIR N",
         )

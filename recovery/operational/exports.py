@@ -47,9 +47,9 @@ def read_export(lines: Sequence[str]) -> list[Exported]:
     try:
         first = parse_json(lines[0])
     except StateValueError as error:
-        raise StateValueError(f"this is no export of states: {error.found}", cause="", remedy=REMEDY) from error
+        raise StateValueError(f"this is not an export of states: {error.found}", cause="", remedy=REMEDY) from error
     if not isinstance(first, dict) or first.get("format") != FORMAT:
-        raise StateValueError("this is no export of states", cause="", remedy=REMEDY)
+        raise StateValueError("this is not an export of states", cause="", remedy=REMEDY)
     if first.get("version") != VERSION:
         raise StateValueError(
             f"an export of version {first.get('version')}; this version of recovery reads {VERSION}",
@@ -80,4 +80,4 @@ def _read(line: Any) -> Exported:
         keyed = isinstance(line.get("step"), str) and isinstance(line.get("key"), str)
         if keyed and (timeout_ms is None or _is_number(timeout_ms)):
             return Exported(None, line["step"], line["key"], line["content"], 0, timeout_ms)
-    raise StateValueError(f"{line!r:.120} is no state")
+    raise StateValueError(f"{line!r:.120} is not a state")

@@ -216,7 +216,7 @@ class StateManager:
 
     def _last_run(self, pipeline: str, node: str | None) -> Run | None:
         if not isinstance(pipeline, str):
-            raise ConfigurationError(f"{shown(pipeline)} is not a pipeline's name", remedy="Use a text.")
+            raise ConfigurationError(f"{shown(pipeline)} is not a pipeline's name", remedy="Use text.")
         runs = (run for run in self._history.runs(pipeline) if run.kind != EDIT)
         return next((run for run in runs if node is None or node in run.nodes), None)
 

@@ -47,7 +47,7 @@ def parse_batch(batch: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for entry in batch:
         if not isinstance(entry, Mapping) or set(entry) != {"key", "value"}:
             raise ConfigurationError(
-                f"{shown(entry)} is no entry of a batch", remedy='Write {"key": "orders", "value": 5}.'
+                f"{shown(entry)} is not an entry of a batch", remedy='Write {"key": "orders", "value": 5}.'
             )
         key = check(entry["key"], "key of a mark")
         if key in wanted:
@@ -77,7 +77,7 @@ def advance(
         if isinstance(value, float) and math.isinf(value):
             raise StateValueError(
                 f"{value!r} cannot be a high-water mark",
-                cause="Nothing lies above it, or everything does.",
+                cause="No value is above it, or every value is.",
                 remedy="Give a number. To take a mark away, remove it.",
             )
         marks[key] = {"value": encoded, "changed_ms": now_ms, "version": _version(marks, key) + 1}
@@ -121,8 +121,8 @@ def _mark(key: str, entry: Mapping[str, Any]) -> Mark:
     changed_ms, version = entry.get("changed_ms"), entry.get("version")
     if not is_moment(changed_ms) or type(version) is not int:
         raise StateValueError(
-            f"the mark {key!r:.120} has not the form of one",
-            cause="Somebody wrote it from outside.",
+            f"the mark {key!r:.120} is not in the form of one",
+            cause="It was written by something other than recovery.",
             remedy="Set it again: python -m recovery hwm set --force DIR KEY VALUE",
         )
     return Mark(key, from_json(entry["value"]), changed_ms, version)
@@ -131,7 +131,7 @@ def _mark(key: str, entry: Mapping[str, Any]) -> Mark:
 def checked_row(row: Any) -> dict[str, Any]:
     """Return an epoch's row if it has the form of one. Raises ValueError otherwise."""
     if not isinstance(row, dict) or "value" not in row or not is_moment(row.get("changed_ms")):
-        raise ValueError("it is no mark")
+        raise ValueError("it is not a mark")
     if type(row.get("version")) is not int:
         raise ValueError("it has no version")
     return row
@@ -147,7 +147,7 @@ def check_document(content: Any) -> None:
     for key, entry in content["marks"].items():
         for name in ("version", "changed_ms"):
             if type(entry[name]) is not int:
-                raise TypeError(f"{name} of the mark {key!r:.80} is no whole number")
+                raise TypeError(f"{name} of the mark {key!r:.80} is not a whole number")
         if "value" in entry:
             check_value(from_json(entry["value"]))
 
@@ -216,8 +216,8 @@ def check_comparable(key: str, before: Any, after: Any, what: str) -> None:
     if not _comparable(before, after):
         raise HighWaterMarkError(
             f"the mark {key!r:.120} is the {type(before).__name__} {before!r:.80}, and cannot be compared with {what}",
-            cause="The column changed its type, or the key is used for two columns.",
-            remedy="Use another key, or set it on purpose: --force, or set_hwm(..., force=True).",
+            cause="The type of the column changed, or two columns use this key.",
+            remedy="Use another key, or set it anyway: --force, or set_hwm(..., force=True).",
         )
 
 
@@ -237,10 +237,10 @@ def check_order(key: str, after: str, before: str | None = None) -> None:
     if is_unordered(after) or (before is not None and disagreement(before, after)):
         beside = "" if before is None else f" beside {before!r:.80}"
         raise HighWaterMarkError(
-            f"the mark {key!r:.120} cannot be the text {after!r:.80}{beside}: the order of such texts is not that of "
-            "what they say",
-            cause="Dates that do not begin with the year, or numbers of different lengths, are not in order as text.",
-            remedy='Give a date or a number: {"$date": "2024-04-20"}, 20; or set the text on purpose: --force, '
+            f"the mark {key!r:.120} cannot be the text {after!r:.80}{beside}: such texts sort in another order than "
+            "the values that they stand for",
+            cause="Dates that do not begin with the year, and numbers of different lengths, sort wrongly as text.",
+            remedy='Give a date or a number: {"$date": "2024-04-20"}, 20; or set the text anyway: --force, '
             "or set_hwm(..., force=True).",
         )
 

@@ -258,8 +258,8 @@ def _parsed(document: Document) -> tuple[Run, float]:
         return read_run(document.state_id.rpartition("/")[2], document.content)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         raise CorruptStateError(
-            f"the run {document.state_id!r:.120} has not the form of one: {error}",
-            cause="Somebody wrote it from outside.",
+            f"the run {document.state_id!r:.120} is not in the form of one: {error}",
+            cause="It was written by something other than recovery.",
             remedy="Remove it: python -m recovery state clear DIR ID",
         ) from None
 
@@ -270,7 +270,7 @@ def _checked_run(run: Run) -> Run:
     moments = run.started_ms, run.heartbeat_ms, run.started_ms if run.ended_ms is None else run.ended_ms
     whole = type(run.pid) is int and isinstance(run.details, Mapping)
     if not (whole and all(isinstance(each, str) for each in texts) and all(map(is_moment, moments))):
-        raise TypeError("a value of another type, or a time beyond any date")
+        raise TypeError("a field has the wrong type, or a time is outside all dates")
     return run
 
 
@@ -280,7 +280,7 @@ def _checked_node(node: NodeRun) -> NodeRun:
     numbers = node.duration_s, node.rows
     right = all(each is None or (type(each) in (int, float) and abs(each) <= MOST) for each in numbers)
     if not (right and isinstance(node.details, Mapping) and all(isinstance(each, str) for each in texts)):
-        raise TypeError("a value of another type in a node")
+        raise TypeError("a field of a node has the wrong type")
     return node
 
 

@@ -106,8 +106,8 @@ class ScopedState:
                 raise StateLockedError(
                     f"{self.state_id!r:.120} was changed while it was moved",
                     path=self._backend.location,
-                    cause="Somebody else set or removed it meanwhile.",
-                    remedy="Look at both, and move it again.",
+                    cause="Another process set or removed it meanwhile.",
+                    remedy="Check both, then move it again.",
                 )
 
         if same and isinstance(self._backend, DirectoryBackend):
@@ -137,8 +137,8 @@ class ScopedState:
         expires_ms = content.get("expires_ms") if isinstance(content, dict) else False
         if expires_ms is False or "value" not in content or not isinstance(expires_ms, int | None):
             raise StateValueError(
-                f"{document.state_id!r:.120} has not the form of a value",
-                cause="Somebody wrote it from outside.",
+                f"{document.state_id!r:.120} is not in the form of a value",
+                cause="It was written by something other than recovery.",
                 remedy="Remove it: python -m recovery state clear DIR ID",
             )
         return None if expires_ms is not None and expires_ms <= now_ms else content
@@ -189,5 +189,5 @@ def task_id(dag_id: str, task_id: str) -> StateId:
 def task_instance_id(dag_id: str, task_id: str, run: str | date | datetime, map_index: int | None) -> StateId:
     """Return the id of a task instance's state; all its tries share it."""
     if map_index is not None and (type(map_index) is not int or map_index < -1):
-        raise ConfigurationError(f"map_index={shown(map_index)} is no index", remedy="Use 0, 1, 2 …, or None.")
+        raise ConfigurationError(f"map_index={shown(map_index)} is not an index", remedy="Use 0, 1, 2 …, or None.")
     return join(TASK_INSTANCE, dag_id, task_id, run_name(run), str(-1 if map_index is None else map_index))

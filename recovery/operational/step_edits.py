@@ -132,9 +132,9 @@ def edit_states(
         plan = plan_resume(scan(directory))
         if plan.flow_id is None:
             raise FlowMismatchError(
-                "it belongs to no flow yet, so there is no state to edit",
+                "no flow has used it yet, so there is no state to edit",
                 path=directory,
-                cause="No flow ever ran on it.",
+                cause="No flow has run on it.",
                 remedy="Run the flow once.",
             )
         check_whole(plan)

@@ -149,8 +149,8 @@ class Documents:
         if check(str(name)).startswith("@"):
             raise ConfigurationError(
                 f"{name!r:.120} cannot be a state id here",
-                cause="Ids that begin with @ are those of environments.",
-                remedy="Name the environment by --environment.",
+                cause="Ids that begin with @ belong to environments.",
+                remedy="Name the environment with --environment.",
             )
         return f"{self._prefix}{name}"
 
@@ -266,7 +266,9 @@ def check_content(state_id: str, content: Any) -> None:
     """Raises StateValueError if the content would break the form of one of the package's own documents."""
     if content is None:
         raise StateValueError(
-            f"{state_id!r:.120} cannot be set to null", cause="Null stands for nothing.", remedy="Remove it by clear."
+            f"{state_id!r:.120} cannot be set to null",
+            cause="Null means that there is no value.",
+            remedy="Remove it with clear.",
         )
     kind = state_id.partition("/")[0]
     try:
@@ -277,10 +279,10 @@ def check_content(state_id: str, content: Any) -> None:
         elif kind in scopes.KINDS:
             from_json(content["value"])
             if content.get("expires_ms") is not None and type(content["expires_ms"]) is not int:
-                raise TypeError("expires_ms is no number")
+                raise TypeError("expires_ms is not a number")
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise StateValueError(
-            f"this has not the form of {state_id!r:.120}: {error}",
+            f"this is not in the form of {state_id!r:.120}: {error}",
             cause="",
             remedy="Take what `get` prints and change the values in it.",
         ) from error
@@ -295,7 +297,7 @@ def missing(target: Target, name: Name) -> StateNotFoundError:
     return unknown_step(target, step) or StateNotFoundError(
         f"step {step!r:.80} has no state of key {key!r:.200}",
         path=target.location,
-        remedy=f"See what there is: python -m recovery state list DIR --step {shlex.quote(step)}",
+        remedy=f"List what exists: python -m recovery state list DIR --step {shlex.quote(step)}",
     )
 
 
@@ -308,12 +310,12 @@ def unknown_step(target: Steps, step: str) -> StateNotFoundError | None:
     return StateNotFoundError(
         f"there is no step {step!r:.80}",
         path=target.location,
-        remedy=f"Steps with state: {', '.join(shown)}" if shown else "No step has any.",
+        remedy=f"Steps with state: {', '.join(shown)}" if shown else "No step has state.",
     )
 
 
 def _step_key(name: Name) -> StepKey:
-    assert not isinstance(name, str), "a document's id where step and key are meant"
+    assert not isinstance(name, str), "a document's id where a step and key are needed"
     return name
 
 
@@ -327,7 +329,7 @@ def _held(at: Moment, names: Iterable[StepKey]) -> dict[StepKey, KeyState]:
 
 def _step_entry(step: str, state: KeyState) -> Entry:
     if isinstance(state.value, bytes):
-        raise StateValueError(f"the value of step {step!r} key {state.key!r:.80} is no text", cause="", remedy="")
+        raise StateValueError(f"the value of step {step!r} key {state.key!r:.80} is not text", cause="", remedy="")
     try:
         return Entry((step, state.key), json.loads(state.value), state.epoch, state.timeout_ms)
     except (ValueError, RecursionError):
@@ -339,6 +341,6 @@ def _check_unchanged(name: Name, seen: Mapping[Name, Entry | None], found: Entry
     if name in seen and seen[name] != found:
         raise StateLockedError(
             f"{name!r:.200} was changed by another process meanwhile",
-            cause="Somebody else wrote it after it was read here.",
-            remedy="Look at it again, and run the same command again.",
+            cause="Another process wrote it after this command read it.",
+            remedy="Check its new value, then run the same command again.",
         )

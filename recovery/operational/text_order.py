@@ -29,7 +29,7 @@ OFFSET = r"[0-9]([+-][0-9]{2}:?[0-9]{2})$"
 
 DATE_REMEDY = (
     "Give the load date_format= if it is a date, such as date_format='dd-MMM-yy'; cast numbers in the reader, such as "
-    "by col(…).cast('bigint'); or use a column whose order is that of time."
+    "by col(…).cast('bigint'); or use a column that sorts by time."
 )
 
 

@@ -42,7 +42,7 @@ def from_json(value: Any) -> Any:
     except StateValueError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise StateValueError(f"{_shown(value)} is no stored value: {error}", cause="", remedy=_REMEDY) from error
+        raise StateValueError(f"{_shown(value)} is not a stored value: {error}", cause="", remedy=_REMEDY) from error
 
 
 def dumps(value: Any) -> str:
@@ -68,7 +68,7 @@ def parse_json(text: str | bytes) -> Any:
         raise
     except (ValueError, RecursionError) as error:
         raise StateValueError(
-            f"this is no JSON: {error}", cause="", remedy='Write text in quotes ("abc"), numbers bare (5).'
+            f"this is not JSON: {error}", cause="", remedy='Write text in quotes ("abc"), numbers bare (5).'
         ) from error
 
 
@@ -108,7 +108,7 @@ def _encode(value: Any, depth: int) -> Any:
         python = scalar()
         if type(python) is not kind:
             return _encode(python, depth)
-    raise _refused(value, f"values of type {kind.__name__} have no form here")
+    raise _refused(value, f"values of type {kind.__name__} cannot be stored")
 
 
 def _encode_dict(value: dict[Any, Any], depth: int) -> Any:
@@ -179,7 +179,7 @@ def _in_zone(moment: datetime, zone: Any) -> datetime:
         raise StateValueError(
             f"there is no time zone {shown(zone)}",
             cause="It is misspelt, or this machine does not have it.",
-            remedy='Write its name like "Europe/Berlin"; a machine without zones gets them by: pip install tzdata',
+            remedy='Write its name like "Europe/Berlin"; to install time zones: pip install tzdata',
         ) from error
     # Where clocks were put back an hour, the offset decides between the two readings.
     return local if local.utcoffset() == moment.utcoffset() else local.replace(fold=1)
@@ -218,7 +218,7 @@ def _too_large(text: str) -> StateValueError:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class PartitionAdvice:
 
 @dataclass(frozen=True, slots=True)
 class SizeEstimate:
-    """The estimate keys × (key + value) × versions held, now and at the proposed interval."""
+    """The estimate keys × (key + value) × versions kept, now and at the proposed interval."""
 
     keys: int
     row_bytes: float
@@ -128,7 +128,7 @@ def advise(known: Known, tolerate_s: float) -> Advice:
     else:
         interval = _interval(known, usable, tolerate_s)
     if known.live_bytes is None:
-        missing.append("the size of the state is not known yet: no run of this version has written to the files")
+        missing.append("the size of the state is unknown: no run of this version has written to the files yet")
     elif not known.live_rows:
         missing.append("there is no state yet, so its size cannot be estimated")
     size = _size(known, usable, interval) if known.live_rows and known.live_bytes is not None else None
@@ -188,8 +188,8 @@ def _why_interval(
 ) -> str:
     beside_s = max(0.0, min(snapshot_s, (tolerate_s - resume_s) / 2))
     fits = (
-        f"{format_seconds(tolerate_s)} − {format_seconds(resume_s)} to resume − {format_seconds(beside_s)} in which "
-        f"the snapshot is written, ÷ {format_seconds(batch_s)} a micro-batch: {tolerated} may come again"
+        f"{format_seconds(tolerate_s)} − {format_seconds(resume_s)} to resume − {format_seconds(beside_s)} to "
+        f"write the snapshot, ÷ {format_seconds(batch_s)} per micro-batch: at most {tolerated} may be repeated"
     )
     cost = (
         f"{format_seconds(snapshot_s)} ÷ ({format_seconds(batch_s)} × {tolerated}) = "
@@ -198,17 +198,17 @@ def _why_interval(
     if resume_s + batch_s + min(snapshot_s, batch_s) > tolerate_s:
         end = (
             "Resuming, one micro-batch and writing its snapshot alone take longer than that: shorten the "
-            "micro-batches, with a limit on what a source gives at once, or tolerate more."
+            "micro-batches, with a limit on what a source reads per micro-batch, or tolerate more."
         )
     elif cheap < tolerated:
         end = (
             f"At {format_seconds(proposed.interval_s)} a snapshot already costs no more than about "
-            f"{format_share(CHEAP)}, so less is to come again at no price."
+            f"{format_share(CHEAP)}, so a shorter interval would hardly save any work after a crash."
         )
     elif proposed.overhead > DEAR:
-        end = "That is much: snapshots take a good part of the processors. Tolerate more, or touch fewer keys."
+        end = "That is high: snapshots take much of the processor time. Tolerate more, or touch fewer keys."
     else:
-        end = "A shorter interval would cost more, a longer one would recover too late."
+        end = "A shorter interval would cost more, a longer one would take too long to recover."
     return f"{fits}. At the longest interval a snapshot costs {cost}. {end}"
 
 
@@ -254,9 +254,9 @@ def _size(known: Known, usable: Sequence[Measure], interval: IntervalAdvice | No
         proposed = 1 + written * held / known.live_rows
     estimate = known.live_rows * row_bytes * versions
     why = (
-        f"{counted(known.live_rows, 'row')}, the run's own too, × {counted(round(row_bytes), 'byte')} of key and "
+        f"{counted(known.live_rows, 'row')} (with the run's own) × {counted(round(row_bytes), 'byte')} of key and "
         f"value × "
-        f"{_versions(versions)} held = "
+        f"{_versions(versions)} kept = "
         f"{format_bytes(estimate)}; the files take {format_bytes(known.file_bytes)}, with digests and free space"
     )
     if proposed is not None:

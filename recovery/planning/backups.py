@@ -182,16 +182,16 @@ def _choose(shared: set[Cut], history: _History, epoch: int | None, at_ms: int |
     if at_ms is not None:
         known = [cut for cut in shared if history.closed_ms(cut) <= at_ms and not history.abandoned(cut, at_ms)]
         if not known:
-            raise _not_held(shared, history, "no epoch that copies of every partition hold is that old")
+            raise _not_held(shared, history, "no epoch shared by copies of every partition is that old")
         chosen = max(known, key=history.age)
         return chosen, history.abandoned(chosen)
     standing = [cut for cut in shared if not history.abandoned(cut)]
     if not standing:
         newest = max(shared, key=history.age)
         raise InconsistentPartitionsError(
-            f"copies of every partition are there of epoch {newest[0]} only, which a later execution abandoned",
+            f"copies of every partition share only epoch {newest[0]}, which a later execution abandoned",
             cause="Some partitions were copied before, others after somebody went back to an older epoch.",
-            remedy=f"Add copies taken after that, or restore the abandoned one on purpose: --epoch {newest[0]}",
+            remedy=f"Add copies taken after that, or restore the abandoned one: --epoch {newest[0]}",
         )
     return max(standing, key=history.age), False
 
@@ -285,7 +285,7 @@ def _no_common(groups: Sequence[Sequence[Copy]]) -> InconsistentPartitionsError:
             cause=error.cause,
             remedy="Add copies that lie closer together, and choose a longer backup interval (-b) from now on.",
         )
-    raise AssertionError("the newest copies share an epoch, but the copies do not")
+    raise AssertionError("the newest copies share an epoch, but all copies do not")
 
 
 def _not_held(shared: Iterable[Cut], history: _History, found: str) -> EpochNotHeldError:
@@ -317,12 +317,12 @@ def parse_keep(text: str) -> KeepRule:
     if not slash and age.strip().isdecimal():
         count = int(age) if len(age) < MOST_DIGITS else 10**MOST_DIGITS
         if count < 1:
-            raise ConfigurationError("0 backups cannot be kept", cause="The newest always stays.", remedy="Give 1.")
+            raise ConfigurationError("0 backups cannot be kept", cause="The newest is always kept.", remedy="Give 1.")
         return KeepRule(count=count)
     rule = KeepRule(age_s=parse_interval(age), every_s=parse_interval(every) if slash else None)
     if slash and not rule.every_s:
         raise ConfigurationError(
-            f"{text!r} does not say how many to keep", cause="The part after the slash is no time.", remedy="30d/1d"
+            f"{text!r} does not say how many to keep", cause="The part after the slash is not a time.", remedy="30d/1d"
         )
     return rule
 

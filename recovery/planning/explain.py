@@ -78,7 +78,7 @@ def explain(found: Sequence[FoundFile], show_time: ShowTime) -> tuple[Explanatio
         path = proper[0].path.with_name(f"part-{index}.sqlite3")
         if path.name not in names:
             fix = directory.needed_copy(path.name)
-            explained.append(Explanation(path, Role.MISSING, None, None, None, "it is not there", fix))
+            explained.append(Explanation(path, Role.MISSING, None, None, None, "it is missing", fix))
     explained.sort(key=lambda e: (len(e.path.name), e.path.name))
     explained += [_stray(d, directory.store_id, directory.count) for d in described if d.path not in in_place]
     explained += [_unreadable(file, directory.needed_copy(file.path.name)) for file in broken]
@@ -148,7 +148,7 @@ class _Directory:
             return Role.HOLDS_BACK, *self._holds_back(d)
         if self._shared and d.newest_epoch > shared:
             ahead = d.newest_epoch - shared
-            return Role.AHEAD, f"{counted(ahead, 'epoch')} beyond what all share will be abandoned", ""
+            return Role.AHEAD, f"{counted(ahead, 'epoch')} after the newest shared one will be abandoned", ""
         return Role.CURRENT, "current", ""
 
     def _too_old(self, d: PartitionDescription) -> tuple[str, str]:

@@ -109,8 +109,8 @@ def parse_targets(given: Mapping[str, Any]) -> tuple[Target, ...]:
     for name in given:
         if name not in known:
             raise ConfigurationError(
-                f"{name!r:.80} is no target that a threshold can be set for",
-                cause="It is spelt differently.",
+                f"{name!r:.80} is not a target that a threshold can apply to",
+                cause="It is misspelt.",
                 remedy=f"Use one of {', '.join(known)}.",
             )
     return tuple(_parsed(t, given[t.name]) if t.name in given else t for t in DEFAULTS)
@@ -169,7 +169,7 @@ def parse_size(value: Any) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
         return float(value)
     raise ConfigurationError(
-        f"{value!r:.80} is no size", cause="", remedy="Write it as a number of bytes, or like 500MB, 1GB, 2GiB."
+        f"{value!r:.80} is not a size", cause="", remedy="Write it as a number of bytes, or like 500MB, 1GB, 2GiB."
     )
 
 
@@ -198,7 +198,7 @@ def _parsed(target: Target, given: Any) -> Target:
     try:
         warning, critical = map(parse, parts)
     except (TypeError, ValueError) as error:
-        found = error.found if isinstance(error, ConfigurationError) else f"{given!r:.80} is no pair of levels"
+        found = error.found if isinstance(error, ConfigurationError) else f"{given!r:.80} is not a pair of levels"
         raise ConfigurationError(
             f"threshold {target.name}: {found}",
             cause="A threshold is two levels, for a warning and for critical.",

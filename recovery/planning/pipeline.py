@@ -35,7 +35,7 @@ def order(needs: Mapping[str, Sequence[str]]) -> list[str]:
         for each in wanted:
             if each not in needs:
                 raise ConfigurationError(
-                    f"node {name!r} needs {each!r}, which is not there", cause="", remedy="Correct the name, or add it."
+                    f"node {name!r} needs {each!r}, which does not exist", cause="", remedy="Correct or add it."
                 )
     done: list[str] = []
     left = dict(needs)
@@ -43,7 +43,7 @@ def order(needs: Mapping[str, Sequence[str]]) -> list[str]:
         ready = [name for name, wanted in left.items() if all(each in done for each in wanted)]
         if not ready:
             raise ConfigurationError(
-                f"the nodes {', '.join(map(repr, left))} need each other in a circle", cause="", remedy="Break it."
+                f"the nodes {', '.join(map(repr, left))} depend on each other in a circle", cause="", remedy="Break it."
             )
         done.append(ready[0])
         del left[ready[0]]

@@ -240,7 +240,7 @@ def _verdict(description: PartitionDescription, chosen: Epoch, shared: Epoch, ne
     if limits:
         note = "holds back the others: its newest epoch is the newest that all share"
     elif ahead > 0:
-        why = "beyond what all share" if chosen == shared else "from there on"
+        why = "after the newest shared one" if chosen == shared else "from there on"
         note = f"{counted(ahead, 'epoch')} {why} will be abandoned"
     else:
         note = "current"

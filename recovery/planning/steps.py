@@ -95,7 +95,7 @@ def _renames(
         # When the same command runs again, the step is already renamed.
         both = new in held and old in held
         if new not in steps or both:
-            what = "already has state" if both else "is no step of the flow"
+            what = "already has state" if both else "is not a step of the flow"
             raise UnknownStepError(
                 f"step {old!r} cannot be renamed to {new!r}, which {what}", cause="", remedy="Check the names."
             )

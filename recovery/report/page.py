@@ -129,7 +129,7 @@ def _tiles(facts: Facts, drawn: Sequence[Lane]) -> str:
         age = f"{after_text(snapshot.epoch)}, closed {_ago(facts.now_ms - snapshot.closed_ms)}"
     held = plan.window if plan else ()
     window = f"after epoch {held[0]:,} – {held[-1]:,}" if len(held) > 1 else "–"
-    back = f"{counted(len(held), 'snapshot')} held by all" if len(held) > 1 else "no more than one is held"
+    back = f"{counted(len(held), 'snapshot')} shared by all" if len(held) > 1 else "only one snapshot is kept"
     size = facts.state_bytes
     recent = [measure.snapshot_s for measure in epochs[-10:]]
     rewinds = sum(lane.rewound > 0 for lane in drawn)
@@ -148,7 +148,7 @@ def _tiles(facts: Facts, drawn: Sequence[Lane]) -> str:
         (
             "Last backup",
             _ago(facts.now_ms - backup.finished_ms) if backup else "none",
-            f"of epoch {backup.epoch:,}" if backup else "that left a note here",
+            f"of epoch {backup.epoch:,}" if backup else "recorded here",
         ),
     ]
     cards = "".join(
@@ -160,8 +160,8 @@ def _tiles(facts: Facts, drawn: Sequence[Lane]) -> str:
 
 def _timeline(facts: Facts, drawn: Sequence[Lane]) -> str:
     lead = (
-        "Each row is an execution with the epochs that it closed, the newest first. A run that goes back abandons what "
-        "came after; those epochs are in no file any more, only in this history."
+        "Each row is an execution with the epochs that it closed, the newest first. A run that goes back abandons the "
+        "later epochs; no file holds them any more, only this history."
     )
     if not drawn:
         return _section("Timeline", lead, '<p class="note">No run has begun yet.</p>')
@@ -240,8 +240,8 @@ def _executions_table(drawn: Sequence[Lane]) -> str:
 
 def _frontiers(facts: Facts) -> str:
     lead = (
-        "A run resumes from the newest epoch that every partition holds. A bar is what one file can go back to; the "
-        "shaded part is what all share."
+        "A run resumes from the newest epoch that every partition holds. A bar shows the epochs that one file can go "
+        "back to; the shaded part shows those that all share."
     )
     verdicts = explain(list(facts.found), lambda ms: moment_text(ms) if ms is not None else "-")
     held = [each for each in verdicts if each.oldest is not None]
@@ -295,10 +295,10 @@ def _frontiers(facts: Facts) -> str:
 
 
 def _trends(facts: Facts) -> str:
-    lead = "What each closed epoch measured, in the order in which they were closed; dotted lines are new executions."
+    lead = "Measures of each closed epoch, in the order of closing; dotted lines mark new executions."
     epochs = facts.epochs
     if not epochs:
-        note = "Nothing is measured yet: runs note it with every epoch that they close."
+        note = "Nothing is measured yet: runs record measures with every epoch that they close."
         return _section("State and snapshots over time", lead, f'<p class="note">{note}</p>')
     targets = {finding.target.name: finding.target for finding in facts.health}
     breaks = [
@@ -356,7 +356,7 @@ def _trends(facts: Facts) -> str:
 
 
 def _health(found: Sequence[Finding]) -> str:
-    lead = "The highest of the newest ten epochs of the last execution, against the levels that were set."
+    lead = "The highest value in the newest ten epochs of the last execution, against the configured levels."
     cards = []
     for each in found:
         t = each.target
@@ -399,7 +399,7 @@ def _steps(facts: Facts) -> str:
 def _largest(largest: Sequence[tuple[str, str, int]]) -> str:
     if not largest:
         return ""
-    lead = "The keys whose state takes most bytes in the newest snapshot."
+    lead = "The keys with the largest state in the newest snapshot."
     most = max(1, largest[0][2])
     rows = "".join(
         f'<tr><td class="name key"><code><bdi>{escaped(shortened(key, 80))}</bdi></code></td>'
@@ -423,7 +423,7 @@ def _advice(advice: Advice) -> str:
         said.append((f"Size of the state: {format_bytes(advice.size.estimate_bytes)}", advice.size.why))
     said += [("Not known yet", f"{each[0].upper()}{each[1:]}.") for each in advice.missing]
     body = "".join(f"<div><b>{escaped(head)}</b><p>{escaped(why)}</p></div>" for head, why in said)
-    return _section("Advice", "From the medians of what was measured.", f'<div class="advice">{body}</div>')
+    return _section("Advice", "Computed from the medians of the measures.", f'<div class="advice">{body}</div>')
 
 
 def _section(title: str, lead: str, *parts: str) -> str:

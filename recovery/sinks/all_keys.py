@@ -38,7 +38,7 @@ class AllKeysSink(DiscardSink):
     def __init__(self, step: HoldsKeys, directory: str | Path, write: Callable[[DataFrame, int], Any]) -> None:
         if not callable(getattr(step, "all_keys", None)):
             raise ConfigurationError(
-                "AllKeysSink needs a step that recovery.aggregate made", remedy="Give it the one of the flow."
+                "AllKeysSink needs a step of recovery.aggregate", remedy="Give it the flow's step."
             )
         self._step = step
         self._directory = local_path(directory)
@@ -51,7 +51,7 @@ class AllKeysSink(DiscardSink):
             raise ConfigurationError(
                 f"AllKeysSink reads {self._directory}, which is not the recovery directory of this run",
                 cause="It would show the state of another run.",
-                remedy="Give the sink the directory that the run is given.",
+                remedy="Give the sink the same directory as the run.",
             )
 
     def rollback(self, resume: Resume) -> None:

@@ -172,8 +172,8 @@ def _placeholder(connection: Any, given: str | None) -> str:
     style = given or getattr(sys.modules.get(_module(connection)), "paramstyle", None)
     if style not in PLACEHOLDERS:
         raise ConfigurationError(
-            f"how values are passed to {type(connection).__module__} is not known",
-            remedy="Say it: paramstyle='qmark', 'format' or 'pyformat'; the documentation of that module knows.",
+            f"it is not known how to pass values to {type(connection).__module__}",
+            remedy="Set paramstyle='qmark', 'format' or 'pyformat'; see the documentation of that module.",
         )
     return PLACEHOLDERS[style]
 
@@ -216,21 +216,21 @@ def _typed() -> Iterator[None]:
 
 def _explained(error: Exception) -> tuple[str, str]:
     """Return the error's probable cause, and the remedy."""
-    again = "run the same command again: output of closed epochs is published then, and the rest computed again."
+    again = "run the same command again: it publishes the output of closed epochs and recomputes the rest."
     code, text = _said(error)
     if code == FORBIDDEN or "readonly" in text or "read-only" in text:
         return (
-            "This connection's user lacks a right, or it may only read. It has to create tables beside the one that is "
-            "written, and to read and write all of them.",
+            "This connection's user lacks a right, or it may only read. It must be able to create tables, and to read "
+            "and write them and the target table.",
             f"Grant it, or connect as the user who made those tables; then {again}",
         )
     if _is_lock(code, text):
         return (
-            "Another connection holds a lock, for longer than this one waits.",
+            "Another connection holds a lock for longer than this one waits.",
             f"Let that one end its transaction, or let `connect` give connections that wait longer; then {again}",
         )
     return (
-        "What the database says; or what the sink writes to is full, failing or not reachable.",
+        "The database reports this error; or it is full, failing or not reachable.",
         f"Fix it and {again}",
     )
 

@@ -42,9 +42,9 @@ class Delivery:
         self._failed: BaseException | None = None
         if self._sink is not None and not recoverable:
             raise ConfigurationError(
-                f"{type(sink).__name__} shows output when an epoch is closed, and without recovery none ever is",
+                f"{type(sink).__name__} shows output when an epoch is closed, and without recovery no epoch is closed",
                 cause="The flow is run without a recovery directory.",
-                remedy="Give one (-r DIR), or use a sink that writes at once.",
+                remedy="Give one (-r DIR), or use a sink that writes immediately.",
             )
         check = getattr(self._sink, "check", None)
         if check is not None:
@@ -142,8 +142,8 @@ def _takes_part(sink: Any) -> bool:
     if len(missing) < len(_PHASES):
         raise ConfigurationError(
             f"{type(sink).__name__} has no method {' and no '.join(missing)}",
-            cause="A sink whose output appears with closed epochs has rollback, prepare and publish.",
-            remedy="Write the missing methods, or rename those it has if they mean something else.",
+            cause="A sink whose output appears with closed epochs needs rollback, prepare and publish.",
+            remedy="Write the missing methods, or rename the existing ones if they have another purpose.",
         )
     return False
 

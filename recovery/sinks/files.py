@@ -59,7 +59,7 @@ class FileSink:
         if not text or "://" in text or looks_like_address(text):
             raise ConfigurationError(
                 f"FileSink: {text!r} is not a directory of this machine",
-                remedy="Give the path of a local directory, ./ before one with a colon, and copy from there.",
+                remedy="Give a local directory (with ./ before a name with a colon), and copy the output from there.",
             )
         if format not in FORMATS:
             raise ConfigurationError(f"FileSink: no format {format!r}", remedy=f"Use one of {', '.join(FORMATS)}.")

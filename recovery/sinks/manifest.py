@@ -161,10 +161,10 @@ def decode_entry(line: bytes, path: Path) -> Entry | None:
     odd = [name for name in (file.name for file in entry.files) if not VISIBLE_NAME.fullmatch(name)]
     if odd or name_objection(entry.execution) is not None:
         raise OutputMismatchError(
-            f"an entry names {shown(odd[0] if odd else entry.execution)}, which is no name that a run gives",
+            f"an entry names {shown(odd[0] if odd else entry.execution)}, which is not a name that a run uses",
             path=path,
-            cause="The entry was made by somebody else: its digest is right.",
-            remedy="Do not use this output directory; put back the one that the flow wrote.",
+            cause="Something other than recovery wrote the entry, with a valid digest.",
+            remedy="Do not use this output directory; restore the one that the flow wrote.",
         )
     return entry if entry.epoch >= 0 else None
 
@@ -235,10 +235,10 @@ def _check_unused(found: Found, note: Note | None, path: Path, fresh: bool) -> N
     if found.visible or found.entries or found.prepared:
         names = ", ".join(sorted(found.visible)[:3]) or "a manifest"
         raise OutputMismatchError(
-            f"it holds {names}, and is no output directory of a flow",
+            f"it holds {names}, and is not an output directory of a flow",
             path=path,
-            cause="The directory is used by something else.",
-            remedy="Give the sink a directory of its own, that is empty or missing.",
+            cause="Another program uses the directory.",
+            remedy="Give the sink a directory of its own that is empty or does not exist.",
         )
     if note is not None and not fresh:
         raise OutputMismatchError(
@@ -255,8 +255,8 @@ def _check_owner(owner: Owner, resume: Resume, format: str, path: Path) -> None:
             f"it holds the output of flow {owner.flow!r} on recovery directory {owner.store}, "
             f"not of {resume.flow_id!r} on {resume.store_id}",
             path=path,
-            cause="Two flows were given one directory, or the recovery directory was made again.",
-            remedy="Give the sink a directory of its own, that is empty or missing.",
+            cause="Two flows use one directory, or the recovery directory was created a second time.",
+            remedy="Give the sink a directory of its own that is empty or does not exist.",
         )
     if owner.format != format:
         raise OutputMismatchError(
@@ -273,10 +273,10 @@ def _closed(found: Found, owner: Owner, note: Note | None, resume: Resume, path:
         older = next((entry for entry in found.entries if entry.epoch < resume.epoch), None)
         if older is not None:
             raise OutputMismatchError(
-                f"it holds output of epoch {older.epoch}, and the snapshot before epoch {resume.epoch} knows of none",
+                f"it holds output of epoch {older.epoch}; the snapshot before epoch {resume.epoch} has no record of it",
                 path=path,
-                cause="The recovery partitions are of a time before this output, or of another timeline.",
-                remedy="Give the sink an empty directory, or put back partitions and output of the same time.",
+                cause="The recovery partitions are older than this output, or belong to another timeline.",
+                remedy="Give the sink an empty directory, or restore partitions and output from the same backup.",
             )
         return ()
     closed = chain((*found.entries, *found.prepared), owner.sink, note.digest)
@@ -286,9 +286,8 @@ def _closed(found: Found, owner: Owner, note: Note | None, resume: Resume, path:
             f"it does not hold all output up to epoch {note.epoch}, to which the snapshot belongs; its last is of "
             f"epoch {last}",
             path=path,
-            cause="The output directory was restored from an older copy, or the partitions from one that is not of "
-            "its past.",
-            remedy="Put back partitions and output of the same time.",
+            cause="The output directory was restored from an older copy, or the partitions from another timeline.",
+            remedy="Restore partitions and output from the same backup.",
         )
     return closed
 
@@ -305,7 +304,7 @@ def _check_files(kept: Sequence[Entry], publish: Sequence[Entry], found: Found, 
         if (size := sizes.get(file.name)) != file.bytes
     ]
     if wrong:
-        more = f", and {len(wrong) - 1} more are not as they were" if len(wrong) > 1 else ""
+        more = f", and {len(wrong) - 1} more have changed" if len(wrong) > 1 else ""
         raise OutputMismatchError(
             f"{wrong[0]}{more}",
             path=path,

@@ -208,7 +208,7 @@ class OutputDirectory:
                     "it is a symbolic link",
                     path=each,
                     cause="Somebody else can write to the output directory, or parts of it were moved.",
-                    remedy="Put the directory itself back in its place.",
+                    remedy="Put the real directory back in its place.",
                 )
 
     def damaged(self) -> list[Path]:

@@ -70,7 +70,7 @@ def current_batch() -> BatchContext:
         return BATCH_BEING_WRITTEN.get()
     except LookupError:
         raise ConfigurationError(
-            "no micro-batch is being written here",
+            "no micro-batch is being written on this thread",
             cause="current_batch() was called outside a sink, or on a thread that the sink started.",
             remedy="Call it in the sink itself, and hand the values on.",
         ) from None

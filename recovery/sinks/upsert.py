@@ -255,7 +255,7 @@ class UpsertSink:
                     named = self._not_taken(database, columns, chunk, types) if says_unfit(error) else None
                     raise named or error from error.__cause__
             for twice in database.run(TWICE, mark):
-                raise self._bad_row(batch_id, f"the key {twice!r} comes more than once, and no row of it is the last")
+                raise self._bad_row(batch_id, f"the key {twice!r} comes more than once, and no row counts as the last")
             database.commit()
         faults.reach("upsert.1")
 
@@ -342,10 +342,10 @@ class UpsertSink:
             if note is not None:
                 self._check_same_table(note)
                 raise self._mismatch(
-                    f"the snapshot says that epoch {note.epoch} was written to it, and it knows of none",
-                    "Another database was connected to, or its tables were dropped.",
-                    "Connect to the database that the run before wrote to, or put back partitions and database of the "
-                    f"same time. {self._anew()}",
+                    f"the snapshot says that epoch {note.epoch} was written to it, and it has no record of it",
+                    "The connection leads to another database, or its tables were dropped.",
+                    "Connect to the database that the run before wrote to, or restore partitions and database from "
+                    f"the same backup. {self._anew()}",
                 )
             return _Plan(False, last, False)
         [[sink, store_id, flow_id, history_from]] = database.run(
@@ -467,7 +467,7 @@ class UpsertSink:
         except SinkFailedError as error:
             cause, remedy = error.cause, error.remedy
             if says_absent(error):
-                cause = "It does not exist, or the database is not the one that was meant."
+                cause = "It does not exist, or this is another database."
                 remedy = "Create it first, with a primary key on the key's columns."
             raise SinkFailedError(
                 f"table {self.table} cannot be read: {error.found}", cause=cause, remedy=remedy
@@ -482,7 +482,7 @@ class UpsertSink:
         if own:
             raise ConfigurationError(
                 f"table {self.table}: a column cannot be called {', '.join(own)}",
-                cause="UpsertSink calls columns of its own so.",
+                cause="UpsertSink uses these names for its own columns.",
                 remedy="Rename it, in the table and in the flow.",
             )
 
@@ -517,7 +517,7 @@ class UpsertSink:
             if name in self.key:
                 raise ConfigurationError(
                     f"table {self.table}: the key's column {name} has the collation {collation}",
-                    cause="Keys that differ are one to the table, and which of them counts is not known.",
+                    cause="The table treats different keys as equal, so which of them counts is undefined.",
                     remedy="Take a column with the collation BINARY, and let the flow write lower case into it.",
                 )
 
@@ -576,9 +576,9 @@ class UpsertSink:
     def _ways_apart(self, same_flow: bool, store_id: str) -> tuple[str, str]:
         """Return cause and remedy for a table that belongs to another flow or store."""
         if not same_flow:
-            return "Two flows were given one table.", "Give each flow its own table."
+            return "Two flows use one table.", "Give each flow its own table."
         return (
-            "The flow was run on two recovery directories, or its own was made again.",
+            "The flow was run on two recovery directories, or its own was created a second time.",
             f"Run it on recovery directory {store_id}, or give it another table. If that directory is given up for "
             f"good, drop the tables {self._beside(self.table)}: what it wrote to {self.table} stays.",
         )
@@ -594,7 +594,7 @@ class UpsertSink:
         return f"{', '.join([first, *others])} and {last}"
 
     def _mismatch(self, found: str, cause: str, remedy: str = "") -> OutputMismatchError:
-        restored = f"Put back partitions and database of the same time. {self._anew()}"
+        restored = f"Restore partitions and database from the same backup. {self._anew()}"
         return OutputMismatchError(f"table {self.table}: {found}", cause=cause, remedy=remedy or restored)
 
 

@@ -44,7 +44,7 @@ def rows_of(batch: Any) -> Iterator[tuple[Any, ...]]:
         yield from map(tuple, batch.toLocalIterator(prefetchPartitions=True))
     except (ValueError, OverflowError) as error:
         raise StateValueError(
-            f"the sink was to write a value that Python cannot have: {_far_value(batch) or error}",
+            f"the sink was given a value that Python cannot represent: {_far_value(batch) or error}",
             cause="Python's dates have the years 1 to 9999, and the rows go through Python to the database.",
             remedy="Replace or filter it in the flow, as in F.when(F.year(column).between(2, 9998), column), or cast "
             "the column to string.",

@@ -151,7 +151,7 @@ def steps_in(path: Path) -> list[str]:
         with translated(path), snapshot(connection), overlaid(connection, path):
             found = [step for (step,) in rows(connection, sql)]
         if not all(isinstance(step, str) for step in found):
-            raise CorruptPartitionError("a step id in it is no text", path=path)
+            raise CorruptPartitionError("a step id in it is not text", path=path)
         return found
 
     return read_partition(path, read)

@@ -52,7 +52,7 @@ class Declaration:
             found = msgspec.json.decode(text)
             return Declaration(tuple((name, kind) for name, kind in found["key"]), found["state"])
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise ValueError(f"{errors.shown(text)} is no declaration of a step: {error}") from error
+            raise ValueError(f"{errors.shown(text)} is not a declaration of a step: {error}") from error
 
     def key_text(self) -> str:
         """Return the key for display: word string, n bigint."""

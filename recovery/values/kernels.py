@@ -335,7 +335,7 @@ def _check_halves(upper: Any, lower: Any, before: Any) -> None:
 def _check_exact(totals: Any) -> None:
     for place, total in enumerate(totals):
         if not -INT64_END <= total < INT64_END:
-            raise OverflowAt(place, f"{total} is no bigint")
+            raise OverflowAt(place, f"{total} is not a bigint")
 
 
 def _decimal_sums(groups: Groups, values: pa.Array, held: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -363,7 +363,7 @@ def _exact_decimal_sums(group: Any, values: pa.Array, count: int, kind: pa.DataT
                 sums[place] = value if sums[place] is None else sums[place] + value
         for place, total in enumerate(sums):
             if total is not None and abs(total) >= decimal.Decimal(10) ** (kind.precision - kind.scale):
-                raise OverflowAt(place, f"{total} is no decimal({kind.precision},{kind.scale})")
+                raise OverflowAt(place, f"{total} is not a decimal({kind.precision},{kind.scale})")
     return pa.array(sums, kind)
 
 

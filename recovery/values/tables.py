@@ -27,8 +27,8 @@ def as_table(given: Any) -> pa.Table:
             table = pa.table(given)
             return table.drop_columns(list(filter(_UNNAMED_INDEX.fullmatch, table.column_names)))
         except (pa.ArrowException, TypeError, ValueError) as error:
-            raise ValueError(f"a {type(given).__name__} that is no table: {error}") from error
-    raise ValueError(f"a {type(given).__name__}, which is no table")
+            raise ValueError(f"a {type(given).__name__} that is not a table: {error}") from error
+    raise ValueError(f"a {type(given).__name__}, which is not a table")
 
 
 def columns_of(table: pa.Table, schema: pa.Schema, ignored: Collection[str] = ()) -> list[pa.Array]:

@@ -200,7 +200,7 @@ def test_a_line_that_no_row_can_hold_is_an_error(monkeypatch: pytest.MonkeyPatch
     content = b"ok\n" + b"x" * 2000 + b"\n"
     with pytest.raises(FlowFailedError, match=r"/logs/a\.log.*line at byte 3 has 2001 bytes"):
         list(batches(content, Shape(VALUE, window_bytes=100)))
-    # Each byte that is no text takes three.
+    # Each byte that is not text takes three.
     with pytest.raises(FlowFailedError, match="longest possible is 1000"):
         list(batches(b"\xff" * 400 + b"\n", Shape(VALUE)))
 

@@ -88,8 +88,8 @@ def test_a_size_that_is_none_is_refused_by_name(text: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "no path"),
-        ({"path": "  "}, "no path"),
+        ({}, "needs a path"),
+        ({"path": "  "}, "needs a path"),
         ({"path": "s3://bucket/x"}, "not local"),
         ({"path": "/x", "maxBytePerTrigger": "1"}, "Did you mean maxBytesPerTrigger"),
         ({"path": "/x", "lastLine": "maybe"}, "lastLine is 'maybe'.*hold, take"),

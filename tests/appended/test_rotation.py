@@ -612,10 +612,10 @@ def test_a_missing_directory_is_an_error_whatever_is_ignored(log: Path) -> None:
     query = Query(log.parent, onMissing="ignore")
     query.batch()
     log.parent.rename(log.parent.with_name("elsewhere"))
-    with pytest.raises(StorageError, match="directory is not there"):
+    with pytest.raises(StorageError, match="directory does not exist"):
         query.batch()
     query.restart()
-    with pytest.raises(StorageError, match="The path names nothing"):
+    with pytest.raises(StorageError, match="The path matches no file"):
         query.batch()
 
 

@@ -79,12 +79,12 @@ def test_errors_have_their_codes(store, tmp_path):
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         told = CliRunner().invoke(main, ["backup", str(store), str(place)]).output
-        assert f"Error: {place}: it is no directory" in told
+        assert f"Error: {place}: it is not a directory" in told
         assert "disk" not in told
         call("backup", store, place, code=60)
     call("backup", "--list", tmp_path / "nowhere", code=61)
     listed = CliRunner().invoke(main, ["backup", "--list", str(tmp_path / "file")])
-    assert (listed.exit_code, "it is no directory" in listed.output) == (61, True)
+    assert (listed.exit_code, "it is not a directory" in listed.output) == (61, True)
     call("backup", "--list", store, code=61)
     (tmp_path / "empty").mkdir()
     assert "no finished backup" in call("backup", "--list", tmp_path / "empty")

@@ -309,7 +309,7 @@ class TestAtTheSameTime:
             original(target, manifest)
 
         monkeypatch.setattr("recovery.backup.make.finish", late)
-        with pytest.raises(BackupTargetError, match="taken for dead"):
+        with pytest.raises(BackupTargetError, match="treated as abandoned"):
             back_up(store, plain)
         assert [m.id for m in list_backups(plain).manifests] == ids
 

@@ -163,7 +163,7 @@ class TestBackup:
 
         work(store, 1)
         monkeypatch.setattr(PinnedPartition, "copy_to", copy_and_work)
-        with pytest.raises(StorageError, match="no copies of one moment"):
+        with pytest.raises(StorageError, match="no consistent copies"):
             back_up(store, tmp_path / "dest")
         assert len(list_backups(DirectoryTarget(tmp_path / "dest")).manifests) == 1
 

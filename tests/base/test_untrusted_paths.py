@@ -87,7 +87,7 @@ def test_any_other_path_is_written_where_it_says(path, tmp_path):
     assert (tmp_path / path).read_bytes() == b"x"
     with read_beneath(tmp_path, path, refuse) as file:
         assert file.read() == b"x"
-    with pytest.raises(CorruptPartitionError, match="there already"), open_beneath(tmp_path, path, refuse, new=True):
+    with pytest.raises(CorruptPartitionError, match="already exists"), open_beneath(tmp_path, path, refuse, new=True):
         pass
 
 

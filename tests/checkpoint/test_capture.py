@@ -125,7 +125,7 @@ def test_what_a_connector_wrote_is_taken_by_the_look_that_succeeds(query, monkey
 def test_a_name_that_would_be_taken_for_a_part_of_a_file(query):
     log(query.checkpoint, 0)
     write(query.checkpoint, "sources/0/shards/shard#00012", "at 17")
-    with pytest.raises(UnsupportedPlanError, match="ends like that of a part"):
+    with pytest.raises(UnsupportedPlanError, match="ends like the name of a file part"):
         query.close(0)
 
 
@@ -296,7 +296,7 @@ def test_state_that_disappears_is_an_error(query):
     shutil.rmtree(query.checkpoint / "state/0/1")
     log(query.checkpoint, 1)
     delta(query, 2)
-    with pytest.raises(SparkCheckpointError, match=r"state/0/1: the directory is missing"):
+    with pytest.raises(SparkCheckpointError, match=r"state/0/1: the directory that holds the state is missing"):
         query.close(1)
 
 

@@ -53,7 +53,7 @@ def test_offsets_follow_their_sources(tmp_path):
     for number, layout in enumerate((["a", "b"], ["tick", "a", "b", "tick"], ["a", "tick", "b"])):
         found = saved(rows, layout, tmp_path / str(number), 10)["offsets/10"].split("\n")[2:]
         assert ["tick" if "tick_ms" in line else line["of"] for line in map(json.loads, found)] == layout
-    with pytest.raises(FlowMismatchError, match=r"reads 3 sources, and the position is one in 2"):
+    with pytest.raises(FlowMismatchError, match=r"reads 3 sources, and the saved position has 2"):
         saved(rows, ["a", "b", "c"], tmp_path / "more", 10)
 
 
@@ -265,7 +265,7 @@ def fitted(layout, positions, after, home):
         (["x one two"], [5], ["x two", "y one"], "step 'one' would read"),
         (["x one"], [5], ["y one", "x two"], "step 'one' would read"),
         (["x one", "x two"], [5, 5], ["y one", "x two", "x three"], "step 'one' would read"),
-        (["x  "], [5], ["x", "y"], "what is behind no step would read"),
+        (["x  "], [5], ["x", "y"], "output without a step would read"),
         # It is read for both, or for steps that had not read it.
         (["x one two"], [5], ["x one two", "y one"], [5, None]),
         (["x one two"], [5], ["x one", "y three"], [5, None]),
@@ -275,9 +275,9 @@ def fitted(layout, positions, after, home):
         (["x", "x"], [5, 5], ["x", "x", "y"], [5, 5, None]),
         # Reads apart come together in other ways: each step goes on from where it was.
         (["x one", "x two"], [5, 7], ["x two four", "x one three"], [7, 5]),
-        (["x one", "x two"], [5, 7], ["x one two", "x three"], "step 'one' and step 'two' would go on"),
+        (["x one", "x two"], [5, 7], ["x one two", "x three"], "step 'one' and step 'two' would continue"),
         (["x one two", "x three"], [5, 7], ["x one", "x two"], [5, 5]),
-        (["x one two", "x three"], [5, 7], ["x one", "x two three"], "would go on from a position"),
+        (["x one two", "x three"], [5, 7], ["x one", "x two three"], "would continue from the position"),
         (["x one two", "x three"], [5, 7], ["x one", "x two", "x three"], [5, 5, 7]),
         (["x one", "x two"], [5, 7], ["x one", "x two", "x two"], [5, 7, 7]),
         (["x three", "x four one"], [5, 7], ["x four"], [7]),
@@ -286,19 +286,19 @@ def fitted(layout, positions, after, home):
         (["x one", "x two"], [5, 5], ["x one two", "x:o three"], [5, None]),
         (["x one", "x two"], [5, 5], ["x one two", "y three"], [5, None]),
         # The same path by options that another step read already.
-        (["x one two", "x:o three"], [5, 9], ["x one", "x:o two", "x:o three"], "step 'two' would go on"),
-        (["x one", "x:o two"], [5, 9], ["x two", "x:o one"], "step 'one' would go on"),
-        (["x one", "x:o two"], [5, 9], ["x three", "x:o one", "x:o two"], "step 'one' would go on"),
+        (["x one two", "x:o three"], [5, 9], ["x one", "x:o two", "x:o three"], "step 'two' would continue"),
+        (["x one", "x:o two"], [5, 9], ["x two", "x:o one"], "step 'one' would continue"),
+        (["x one", "x:o two"], [5, 9], ["x three", "x:o one", "x:o two"], "step 'one' would continue"),
         (["x one", "x:o two"], [5, 5], ["x two", "x:o one"], [5, 5]),
         # One of several places in which it is read.
         (["x one one"], [5], ["x one", "x:o one"], "step 'one' would read"),
-        (["x one "], [5], ["x:o", "x one two"], "what is behind no step would read"),
+        (["x one "], [5], ["x:o", "x one two"], "output without a step would read"),
         # By another format, from the same path.
         (["x one two"], [5], ["x! one", "x two"], "step 'one' would read"),
         (["x one"], [5], ["x! one", "x two"], "step 'one' would read"),
         # A step before another one, and one that is not there any more.
         (["x one", "x two"], [5, 7], ["x +pre2+two", "x +pre1+one"], [7, 5]),
-        (["x +pre+one", "x two"], [5, 7], ["x one two"], "would go on from a position"),
+        (["x +pre+one", "x two"], [5, 7], ["x one two"], "would continue from the position"),
         (["x one two"], [5], ["x:o +pre+one", "x two"], "step 'one' would read"),
         (["x +pre1+one", "x +pre2+one"], [5, 7], ["x +pre2+one", "x one"], [7, 5]),
         # What has no position yet may be left out again, and does not become another one.
@@ -306,26 +306,26 @@ def fitted(layout, positions, after, home):
         (["x one", "x:o one"], [5, None], ["x one two"], [5]),
         (["x one", "y one"], [5, None], ["z one", "x one"], [None, 5]),
         (["x one", "x two"], [5, None], ["x two", "x one"], [None, 5]),
-        (["x one", "x two"], [5, None], ["x one two"], "would go on from a position"),
+        (["x one", "x two"], [5, None], ["x one two"], "would continue from the position"),
         (["x one", "x two"], [5, None], ["x one"], [5]),
         # Other paths, in another order; and a source that is left out beside one that is new.
         (["x one", "y two"], [5, 7], ["z two", "w one"], [7, 5]),
         (["x one", "y two"], [5, 7], ["x one two", "z three"], "1 are not found|1 is not found"),
         (["x one", "y two"], [5, 7], ["x one", "z three"], [5, 7]),
-        # A source that is left out is not what another step would go on with.
-        (["x one two", "y one two"], [5, 7], ["x one", "x:o two"], "step 'two' would go on"),
-        (["x one", "y one"], [5, 7], ["x two", "x:o one"], "step 'one' would go on"),
-        (["x one two", "y three"], [5, 7], ["x two", "z one"], "step 'one' would go on"),
-        # What is behind no step is protected, too.
-        (["x", "x one two"], [5, 7], ["x one", "y two"], "would go on"),
-        (["x", "x:o one"], [5, 7], ["x:o", "y one"], "what is behind no step would go on"),
-        (["x one", "x"], [5, None], ["x one "], "would go on"),
-        (["x one", "x"], [5, 7], ["x one ", "x:o"], "would go on"),
-        (["x", "x one"], [5, 7], ["x two", "x:o"], "what is behind no step would go on"),
+        # A source that is left out is not what another step would continue with.
+        (["x one two", "y one two"], [5, 7], ["x one", "x:o two"], "step 'two' would continue"),
+        (["x one", "y one"], [5, 7], ["x two", "x:o one"], "step 'one' would continue"),
+        (["x one two", "y three"], [5, 7], ["x two", "z one"], "step 'one' would continue"),
+        # Output without a step is protected, too.
+        (["x", "x one two"], [5, 7], ["x one", "y two"], "would continue"),
+        (["x", "x:o one"], [5, 7], ["x:o", "y one"], "output without a step would continue"),
+        (["x one", "x"], [5, None], ["x one "], "would continue"),
+        (["x one", "x"], [5, 7], ["x one ", "x:o"], "would continue"),
+        (["x", "x one"], [5, 7], ["x two", "x:o"], "output without a step would continue"),
         # How often each step reads it.
         (["x one one"], [5], ["x one three", "x:o one"], "step 'one' would read"),
         (["x one one"], [5], ["x one three", "y one"], "step 'one' would read"),
-        (["x  "], [5], ["x one ", "x:o"], "what is behind no step would read"),
+        (["x  "], [5], ["x one ", "x:o"], "output without a step would read"),
         (["x one two"], [5], ["x one", "y one"], [5, None]),
         (["x one", "x two"], [5, 5], ["x one two", "y two"], [5, None]),
         (["x one", "x one one"], [5, 5], ["x one one", "x one", "z one"], [5, 5, None]),
@@ -403,11 +403,11 @@ def test_names_of_digits(tmp_path):
     assert after.numbers is None
     for number, names in enumerate(({"0": "a"}, {"y": "a", "z": "b"})):
         home = tmp_path / str(number)
-        with pytest.raises(FlowMismatchError, match="sources with names, of which the flow lacks"):
+        with pytest.raises(FlowMismatchError, match="named sources that the flow lacks"):
             fit_sources(restore(rows.items(), home), home, places(names), before)
     rows["offsets/9"] = rows["offsets/9"].replace("0:", "2024:").replace("1:", "2025:")
     home = tmp_path / "unnamed"
-    with pytest.raises(FlowMismatchError, match="the flow lacks 2024, 2025"):
+    with pytest.raises(FlowMismatchError, match="the flow lacks: 2024, 2025"):
         fit_sources(restore(rows.items(), home), home, with_steps(["a", "b"]), before)
 
 
@@ -438,7 +438,7 @@ def test_a_source_with_a_name_that_is_left_out(tmp_path):
         if "clicks" in labels:
             assert fit_sources(restored, home, places) == restored
             continue
-        with pytest.raises(FlowMismatchError, match="lacks clicks"):
+        with pytest.raises(FlowMismatchError, match="lacks: clicks"):
             fit_sources(restored, home, places)
 
 
@@ -449,7 +449,7 @@ def test_one_source_in_more_places_than_an_earlier_version_recorded(tmp_path):
 
 
 def test_places_that_are_none():
-    with pytest.raises(CorruptPartitionError, match="does not tell the places"):
+    with pytest.raises(CorruptPartitionError, match="do not say which source is where"):
         recorded_places('{"source": 1}')
 
 

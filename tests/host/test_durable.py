@@ -70,7 +70,7 @@ def trap(request, precious):
 def test_a_file_that_is_written_in_place(trap, tmp_path):
     """It is refused, with a word on why."""
     trap(tmp_path / "file")
-    with pytest.raises(OSError, match=r"link|no file") as refused:
+    with pytest.raises(OSError, match=r"link|not a file") as refused:
         durable.open_own(tmp_path / "file")
     assert refused.value.errno in (errno.ELOOP, errno.EINVAL, errno.ENXIO)
 
@@ -121,7 +121,7 @@ def test_locks_of_operational_state(trap, tmp_path):
     with lock:
         pass
     trap(lock.path)
-    with pytest.raises(StorageError, match=r"link|no file"), lock:
+    with pytest.raises(StorageError, match=r"link|not a file"), lock:
         pass
 
 
@@ -159,7 +159,7 @@ def test_documents_of_a_file_backend(trap, tmp_path):
         objects.put("a/state.json", b"{}", objects.get("a/state.json").token)
     (tmp_path / "a" / "state.json").unlink()
     os.mkfifo(tmp_path / "a" / "state.json")
-    with pytest.raises(StateBackendError, match="no file"):
+    with pytest.raises(StateBackendError, match="not a file"):
         objects.get("a/state.json")
 
 
@@ -190,11 +190,11 @@ def test_directories_of_a_sink(tmp_path, name):
 
 
 def test_the_demo(trap, tmp_path):
-    """Its input is no file of others."""
+    """Its input is not a file of others."""
     directory = tmp_path / "demo"
     directory.mkdir()
     trap(directory / "flights.csv")
-    with pytest.raises(OSError, match=r"link|no file"):
+    with pytest.raises(OSError, match=r"link|not a file"):
         Story(directory, lambda _: None)._append([("a", "b", "1")])
 
 

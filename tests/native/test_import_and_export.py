@@ -357,7 +357,7 @@ def test_commands(source, store_dir, tmp_path):
         (("checkpoint", "show", "DIR", "--operator", 0, "--changes-since", 9), 28, "epoch 9 is not held"),
         (("checkpoint", "show", "DIR", "--store", "left"), 2, "need --operator"),
         (("state", "list", "DIR", "--operator", 3), 44, "operator 3 has no state"),
-        (("state", "list", "DIR", "--operator", 0, "--step", "x"), 2, "neither --step"),
+        (("state", "list", "DIR", "--operator", 0, "--step", "x"), 2, "cannot be combined with --step"),
         (("state", "get", "DIR", "--operator", 0), 2, "needs --key"),
         (("state", "set", "DIR", "--operator", 0, "--key", "a", "1"), 11, "cannot be changed"),
         (("state", "clear", "DIR", "--operator", 0, "--key", "a"), 11, "cannot be changed"),

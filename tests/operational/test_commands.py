@@ -267,8 +267,8 @@ def test_what_is_no_text_and_no_number(recovery, store_dir, tmp_path):
         assert "the number 1e999 is too large" in recovery(*words, code=33)
     half = ("state", "set", store_dir, "--step", "count", "--key", "a", '"\\ud800"', "-y")
     assert "JSON" in recovery(*half, code=33)
-    assert "no text" in recovery("state", "get", store_dir, "--step", "count", "--key", broken, code=11)
-    assert "no text" in recovery("state", "list", store_dir, "--step", broken, code=11)
+    assert "not text" in recovery("state", "get", store_dir, "--step", "count", "--key", broken, code=11)
+    assert "not text" in recovery("state", "list", store_dir, "--step", broken, code=11)
     assert "File name too long" in recovery("hwm", "list", tmp_path / ("x" * 300), code=12)
     file = tmp_path / "states.jsonl"
     for wrong in (
@@ -277,7 +277,7 @@ def test_what_is_no_text_and_no_number(recovery, store_dir, tmp_path):
         '{"step":"count","key":"a","content":2,"timeout_ms":100000000000000000000}',
     ):
         file.write_text(f'{{"format":"recovery-state","version":1}}\n{wrong}\n{{"end":1}}\n')
-        assert "is no state" in recovery("state", "import", store_dir, file, "-y", code=45)
+        assert "is not a state" in recovery("state", "import", store_dir, file, "-y", code=45)
     assert json.loads(recovery("state", "get", store_dir, "--step", "count", "--key", "a")) == 1
     assert recovery("hwm", "list", store_dir, "--json") == "[]\n"
 
@@ -330,7 +330,7 @@ def test_an_import_is_all_or_nothing(recovery, ran, tmp_path):
 
 
 def test_a_torn_export_is_an_error(recovery, store_dir):
-    """Cut off anywhere, it is refused whole; so is what is no export."""
+    """Cut off anywhere, it is refused whole; so is what is not an export."""
     for name in "ab":
         recovery("state", "set", store_dir, name, f'"{name * 20}"')
     exported = recovery("state", "export", store_dir)
@@ -398,7 +398,7 @@ def test_environments_on_the_command_line(recovery, store_dir):
     ids=" ".join,
 )  # fmt: skip
 def test_mistakes_with_states(recovery, ran, words):
-    """Exit code 2, or 33 for what is no JSON."""
+    """Exit code 2, or 33 for what is not JSON."""
     code = 33 if "{" in words else 2
     recovery("state", *(ran if word == "DIR" else word for word in words), code=code)
 

@@ -168,7 +168,7 @@ def test_a_busy_file_is_waited_for_and_its_writer_named(store_dir):
     """
     writer = background(code, part_0(store_dir))
     assert writer.stdout.readline() == "busy\n"
-    with pytest.raises(StateLockedError, match=f"process {writer.pid} kept the operational state locked"):
+    with pytest.raises(StateLockedError, match=f"process {writer.pid} held the lock of the operational state"):
         StateManager(store_dir, retry=IMPATIENT).set_hwm("k", 1)
     assert StateManager(store_dir).get_hwm("k") is None
     writer.communicate("go\n", timeout=30)

@@ -40,7 +40,7 @@ VERBS = [
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(
     ("name", "found"),
-    [("file", "it is no directory"), ("file/below", "it is no directory"), ("missing", "there is no such directory"),
+    [("file", "is not a directory"), ("file/below", "is not a directory"), ("missing", "there is no such directory"),
      ("missing/below", "there is no such directory"), ("link", "there is no such directory")],
 )  # fmt: skip
 def test_a_root_that_is_no_directory_is_never_taken_for_empty(tmp_path, name, found, verb):

@@ -43,7 +43,7 @@ def test_texts_beside_each_other(one, other, apart):
 
 
 def test_marks_are_not_set_to_such_texts(store_dir):
-    """By hand neither, unless that is forced; nor to what is no number."""
+    """By hand neither, unless that is forced; nor to what is not a number."""
     state = StateManager(store_dir)
     for value in ("20-APR-24", "4/20/2024"):
         with pytest.raises(HighWaterMarkError, match="not that of what they say"):

@@ -47,7 +47,7 @@ def test_the_hour_that_comes_twice():
 
 
 def test_not_a_number():
-    """It is no JSON, and comes back all the same."""
+    """It is not JSON, and comes back all the same."""
     assert math.isnan(loads(dumps(math.nan)))
     assert loads(dumps([math.inf, -math.inf])) == [math.inf, -math.inf]
     assert "NaN" not in dumps(math.nan)
@@ -56,7 +56,7 @@ def test_not_a_number():
 @pytest.mark.parametrize("text", ['{"a": NaN}', '"\\ud800"', '{"\\udfff": 1}', '{"a": 1, "a": 2}'])
 def test_json_that_could_not_be_written_again(text):
     """Python reads it, and no other program would read what Python writes for it."""
-    with pytest.raises(StateValueError, match="no JSON"):
+    with pytest.raises(StateValueError, match="not JSON"):
         parse_json(text)
 
 

@@ -123,7 +123,7 @@ def test_sizes(text, size):
 
 def test_a_size_that_is_no_number():
     """Too great for one."""
-    with pytest.raises(ConfigurationError, match="no size"):
+    with pytest.raises(ConfigurationError, match="not a size"):
         parse_size("9" * 400)
 
 

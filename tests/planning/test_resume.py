@@ -348,8 +348,8 @@ def test_verdicts_say_who_holds_the_others_back():
     """One older file limits; the newer ones lose what is beyond it; in a set of one age all are current."""
     plan = outcome(found_files(["current", "older, in the window", "newer"]))
     assert [verdict.limits for verdict in plan.verdicts] == [False, True, False]
-    assert plan.verdicts[0].note == "2 epochs beyond what all share will be abandoned"
-    assert plan.verdicts[2].note == "3 epochs beyond what all share will be abandoned"
+    assert plan.verdicts[0].note == "2 epochs after the newest shared one will be abandoned"
+    assert plan.verdicts[2].note == "3 epochs after the newest shared one will be abandoned"
     assert {v.note for v in outcome(found_files(["current"] * N)).verdicts} == {"current"}
 
 

@@ -159,7 +159,7 @@ def test_steps_that_the_flow_lacks():
 
 def test_renames_that_cannot_be():
     """To a step that is not there, or that has state while the other has it too."""
-    with pytest.raises(UnknownStepError, match="cannot be renamed to 'nowhere', which is no step"):
+    with pytest.raises(UnknownStepError, match="cannot be renamed to 'nowhere', which is not a step"):
         plan(rename={"s": "nowhere"})
     steps, both = {"s": FlowStep(PLAIN)}, {"s": PLAIN.to_text(), "other": PLAIN.to_text()}
     with pytest.raises(UnknownStepError, match="cannot be renamed to 's', which already has state"):
@@ -173,5 +173,5 @@ def test_a_rename_that_was_done_already():
 
 def test_a_damaged_declaration_is_damage():
     """Not a change of the flow."""
-    with pytest.raises(CorruptPartitionError, match="no declaration"):
+    with pytest.raises(CorruptPartitionError, match="not a declaration"):
         plan_steps({"s"}, {"s": "{"}, {"s": FlowStep(PLAIN)}, StepChoices(), HERE, not_asked)

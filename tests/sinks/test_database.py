@@ -332,7 +332,7 @@ class TestWaysOut:
             Start(store, database, "words", "word")
         assert "drop the tables words_recovery_owner" in caught.value.remedy
         self.drop(database)
-        with pytest.raises(OutputMismatchError, match="it knows of none") as caught:
+        with pytest.raises(OutputMismatchError, match="it has no record of it") as caught:
             Start(before, database, "words", "word")
         assert "drop the tables words_recovery_owner" in caught.value.remedy
         Start(Store(store_id="new"), database, "words", "word")

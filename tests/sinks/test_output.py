@@ -321,7 +321,7 @@ class TestMismatch:
         """Files of others are not mixed with ours."""
         disk = MemoryDisk()
         disk.put(OUT / "notes.txt", b"")
-        self.refused(Store(), disk, "it holds notes.txt, and is no output directory")
+        self.refused(Store(), disk, "it holds notes.txt, and is not an output directory")
 
     def test_another_format(self):
         """One directory, one format: tools read it as a whole."""
@@ -406,7 +406,7 @@ class TestMismatch:
         """Output below the resume epoch without a note is of another history."""
         store, disk = lived()
         store.closed[-1].note = None
-        self.refused(store, disk, "it holds output of epoch 1, and the snapshot before epoch 5 knows of none")
+        self.refused(store, disk, "it holds output of epoch 1; the snapshot before epoch 5 has no record")
 
     @pytest.mark.parametrize("line", [b"{}", b"nonsense", b'{"epoch":1}'])
     def test_a_damaged_manifest(self, line):

@@ -345,7 +345,7 @@ class TestRefused:
     def test_another_database(self, lived, tmp_path):
         """One that knows nothing of what the snapshot says was written to it."""
         store, _ = lived()
-        self.refused(OutputMismatchError, "it knows of none", store, Database(tmp_path / "new"))
+        self.refused(OutputMismatchError, "it has no record of it", store, Database(tmp_path / "new"))
 
     def test_an_older_database(self, lived, tmp_path):
         """A copy from before the newest snapshot."""

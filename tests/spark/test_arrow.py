@@ -294,13 +294,13 @@ def test_all_keys_of_another_directory(spark, feed, tmp_path):
     with pytest.raises(ConfigurationError, match="is not the recovery directory of this run"):
         run("two")
     assert shown == [0, 1]
-    with pytest.raises(ConfigurationError, match=r"a step that recovery\.aggregate made"):
+    with pytest.raises(ConfigurationError, match=r"a step of recovery\.aggregate"):
         AllKeysSink(totals_arrow(add_up), tmp_path / "one", print)
 
 
 BAD_AGGREGATES = [
     ({}, "aggregates nothing"),
-    ({"n": 5}, "n=5 is no aggregate"),
+    ({"n": 5}, "n=5 is not an aggregate"),
     ({"n": sum_("nothing")}, "which its input does not have"),
     ({"n": sum_("key")}, "of a column of type string"),
     ({"key": "value", "value": count()}, "'value' names a key and an aggregate"),

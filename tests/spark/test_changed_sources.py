@@ -71,7 +71,7 @@ def test_a_source_that_is_gone(spark, tmp_path):
         return [file.description.newest_epoch for file in scan(tmp_path / "db")]
 
     before = held()
-    with pytest.raises(FlowMismatchError, match=r"reads 1 sources.*position is one in 2"):
+    with pytest.raises(FlowMismatchError, match=r"reads 1 sources.*saved position has 2"):
         run_to_end(feeds[1].frame(spark).transform(totals_step()), tmp_path / "db", resume_epoch=2)
     with pytest.raises(FlowMismatchError):
         run_to_end(feeds[1].frame(spark).transform(totals_step("other")), tmp_path / "db", drop_steps=["totals"])

@@ -112,7 +112,7 @@ def test_dates_that_are_parsed(loads, form, texts, marks):
     load()
     assert load.loaded == [[0], [1], []]
     load.rows.append("tomorrow")
-    with pytest.raises(FlowFailedError, match="'tomorrow' in column 'value' is no date by"):
+    with pytest.raises(FlowFailedError, match="'tomorrow' in column 'value' is not a date by"):
         load()
 
 

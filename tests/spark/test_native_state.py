@@ -134,7 +134,7 @@ def test_timers_and_variables(spark, ran):
     same(spark, directory, variable="values")
     variables = [recovery.native_state(spark, directory, variable=name) for name in operator["variables"]]
     assert rows(directory) == {0: sum(variable.select("key").distinct().count() for variable in variables)}
-    with pytest.raises(recovery.ConfigurationError, match="no store and no variable"):
+    with pytest.raises(recovery.ConfigurationError, match="cannot be combined with a store"):
         recovery.native_state(spark, directory, timers=True, variable="total")
     with pytest.raises(recovery.StateNotFoundError, match="has no timers"):
         recovery.native_state(spark, ran(tumbling, UNTRACKED), timers=True)

@@ -532,7 +532,7 @@ def test_a_state_that_cannot_be_read(spark, feed, tmp_path):
     feed.add([("a", 1)])
     with pytest.raises(StateValueError, match="step 'totals', key 'a': its state \"many\" cannot be read") as raised:
         run_to_end(frame, directory)
-    assert raised.value.remedy == "Put it right with `recovery state`, or start again with --drop-step."
+    assert raised.value.remedy == "Correct it with `recovery state`, or start again with --drop-step."
     assert CliRunner().invoke(main, [*edit, "a", "5"]).exit_code == 0
     run_to_end(frame, directory)
     assert states(directory, "totals") == {"a": 6, "b": 1}
@@ -700,7 +700,7 @@ def test_a_source_in_two_places(spark, feed, tmp_path):
 
 
 def test_a_query_with_a_name_for_a_part_of_it(spark, feed, tmp_path):
-    """What refers to that part is no place where a source is read."""
+    """What refers to that part is not a place where a source is read."""
     feed.frame(spark).createOrReplaceTempView("read")
     low = "SELECT * FROM read WHERE value < 3"
     both = f"WITH low AS ({low}) SELECT * FROM low UNION ALL SELECT * FROM read WHERE value > 3"
@@ -786,7 +786,7 @@ def test_a_step_on_a_table_is_refused(spark, feed, tmp_path):
     feed.add([("a", 1)])
     table = spark.createDataFrame([("a", 1)], "key string, value long").transform(totals_step("table"))
     frame = feed.frame(spark).join(table.select("key", F.col("total").alias("of_table")), "key")
-    with pytest.raises(UnsupportedPlanError, match="no stream"):
+    with pytest.raises(UnsupportedPlanError, match="not a stream"):
         run_to_end(frame, tmp_path / "db")
 
 

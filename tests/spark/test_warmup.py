@@ -45,7 +45,7 @@ def made_java(root: Path, content: str, version: str = "17.0.15") -> Path:
 
 
 def test_each_java_has_its_own(cache, tmp_path):
-    """Another build, or the same in another place, has another name; what is no Java has none."""
+    """Another build, or the same in another place, has another name; what is not a Java installation has none."""
     one, other = made_java(tmp_path / "one", "a build"), made_java(tmp_path / "other", "another build")
     assert archive_path(one) == archive_path(one)
     assert archive_path(one) != archive_path(other)

@@ -439,6 +439,6 @@ def test_status_says_of_which_epoch_the_snapshots_are(store_dir):
         assert "logged" not in CliRunner().invoke(main, ["status", str(store_dir)]).output
         logged(run, 1, {"a": "2"})
         shown = CliRunner().invoke(main, ["status", str(store_dir)]).output
-        assert "epochs after 1 are logged, and keys and sizes are those of epoch 1" in shown
+        assert "epochs after 1 are only logged; keys and sizes are as of epoch 1" in shown
         told = json.loads(CliRunner().invoke(main, ["status", str(store_dir), "--json"]).output)
         assert {(each["folded_epoch"], each["newest_epoch"]) for each in told["partitions"]} == {(1, 2)}

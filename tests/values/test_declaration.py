@@ -183,7 +183,7 @@ def test_what_passes_is_what_the_codec_reads():
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"key":1,"state":0}', '{"state":"plain"}', b"\xff"])
 def test_a_text_that_is_no_declaration(text):
     """It is a ValueError, whatever is wrong with it."""
-    with pytest.raises(ValueError, match="no declaration of a step"):
+    with pytest.raises(ValueError, match="not a declaration of a step"):
         Declaration.from_text(text)
 
 

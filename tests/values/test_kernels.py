@@ -240,7 +240,7 @@ def test_a_decimal_sum_that_overflows_names_a_larger_decimal(driver):
     made, prepare = step({"total": sum_("d")}, schema)
     driver.apply(0, {"a": '{"total":"9999999999999999999999999999.99"}'})
     rows = pa.Table.from_pylist([{"key": "a", "d": decimal.Decimal(1)}], schema)
-    with pytest.raises(StateValueError, match=r"is no decimal\(30,2\)") as raised:
+    with pytest.raises(StateValueError, match=r"is not a decimal\(30,2\)") as raised:
         run_batch(driver, made, 1, prepare(rows))
     assert r"in sum_(...) to decimal(38,2), with aggregate(..., migrate=lambda old: old)" in raised.value.remedy
 
@@ -362,5 +362,5 @@ def test_the_table_has_every_function_and_no_other():
 
 def test_unknown_functions_are_refused():
     """An Aggregate that no function of the module made has no entry in the table."""
-    with pytest.raises(ConfigurationError, match="is no aggregate"):
+    with pytest.raises(ConfigurationError, match="is not an aggregate"):
         aggregate("s", key="key", n=aggregates.Aggregate("median", ("v",)))

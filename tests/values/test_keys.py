@@ -1,4 +1,4 @@
-"""State keys as text, the partition that holds them, and what of rows and keys is no text."""
+"""State keys as text, the partition that holds them, and what of rows and keys is not text."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def nothing(rows, states):
     ids=str,
 )
 def test_a_key_that_is_no_text_is_refused(tmp_path, update, columns, place):
-    """By the name of its column: several of them would be one key to Spark, which has one sign for what is no text."""
+    """By the name of its column: several of them would be one key to Spark, which has one sign for what is not text."""
     rows = pa.table({"place": strings(b"x", b"x", b"x"), "word": strings(b"a\xff", b"a\xfe", b"a\xef\xbf\xbd")})
     with pytest.raises(StateValueError, match="step 'count': column 'word' has a string that is not valid") as caught:
         run(tmp_path, rows, columns, update, place)

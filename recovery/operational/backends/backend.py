@@ -165,7 +165,7 @@ class DirectoryBackend:
         except Busy as error:
             waited = format_interval(self._clock.elapsed_s() - began_s)
             raise StateLockedError(
-                f"{self._holder()} kept the operational state locked for {waited}", path=home(self.directory)
+                f"{self._holder()} held the lock of the operational state for {waited}", path=home(self.directory)
             ) from error
 
     def _holder(self) -> str:

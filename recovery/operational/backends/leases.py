@@ -42,7 +42,7 @@ class LeaseTerms:
 
     def __post_init__(self) -> None:
         if self.lock_timeout_s <= 0 or self.lock_retry_s <= 0:
-            raise ConfigurationError("a lease and its pauses are longer than nothing", remedy="Give positive seconds.")
+            raise ConfigurationError("the times of a lease must be positive", remedy="Give positive seconds.")
 
 
 class HeldLease:
@@ -93,7 +93,7 @@ class HeldLease:
             self._check()
             found = self._read()
             if found["holder"] != self._holder or found["fence"] != self.fence:
-                self._lost = "a successor took it over"
+                self._lost = "another process took it over"
                 self._check()
 
     # ---- the protocol
@@ -179,7 +179,7 @@ class HeldLease:
             if (found["holder"], found["fence"]) == (self._holder, self.fence):
                 self._token = found["token"]
             else:
-                self._lost = "a successor took it over"
+                self._lost = "another process took it over"
 
     def _check(self) -> None:
         silent_s = self._clock.elapsed_s() - self._renewed_s
@@ -187,10 +187,10 @@ class HeldLease:
             self._lost = f"it could not be renewed for {format_interval(silent_s)}"
         if self._lost:
             raise LeaseLostError(
-                f"the lock {self.name!r:.120} with fencing number {self.fence} was lost: {self._lost}",
+                f"the lock {self.name!r:.120} with fencing number {self.fence} is lost: {self._lost}",
                 path=self._objects.location,
-                cause="This process was stopped, or cut off from the store, for longer than the lease.",
-                remedy="Begin again from what the successor left; nothing was written since the lock was lost.",
+                cause="This process was suspended, or cut off from the store, for longer than the lease.",
+                remedy="Start again from what the new holder left; nothing was written since the lock was lost.",
             )
 
     def _write(self, holder: dict[str, Any] | None, token: Token) -> None:

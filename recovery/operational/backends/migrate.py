@@ -31,9 +31,9 @@ def migrate(source: Backend, target: Backend, *, force: bool = False, pattern: s
     ]
     if differing and not force:
         raise ConfigurationError(
-            f"{target.location} holds other states already: {', '.join(map(repr, differing[:3]))}",
-            cause="It was used before.",
-            remedy="Take an empty place; or give --force: states of the same id are overwritten, others stay.",
+            f"{target.location} already holds other states: {', '.join(map(repr, differing[:3]))}",
+            cause="It is already in use.",
+            remedy="Use an empty target; or give --force, which overwrites states of the same id and keeps others.",
         )
     wanted = [document for each, document in documents.items() if there.get(each) != document]
     target.place(wanted)
@@ -41,7 +41,7 @@ def migrate(source: Backend, target: Backend, *, force: bool = False, pattern: s
     if _documents(source) != found:
         raise StateLockedError(
             f"{source.location} was changed while it was copied",
-            cause="Something still writes there.",
+            cause="Another process still writes there.",
             remedy="Stop it, then run the same command again.",
         )
     return len(wanted)
@@ -62,6 +62,6 @@ def _verify(target: Backend, documents: dict[str, Document]) -> None:
         raise CorruptStateError(
             f"{target.location} does not hold {len(lost)} of {counted(len(documents), 'state')} as written: "
             f"{lost[0]!r:.80}",
-            cause="Somebody else writes there, or the store does not keep its promises.",
-            remedy="Run the same command again; do not use the copy before it succeeded.",
+            cause="Another process writes there, or the store does not return what was written.",
+            remedy="Run the same command again; do not use the copy before the command succeeds.",
         )

@@ -109,7 +109,7 @@ def parse_address(uri: str) -> Address:
         parts = urlsplit(uri)
         pairs = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
     except ValueError:
-        raise _bad("it is no URI") from None
+        raise _bad("it is not a URI") from None
     if parts.scheme not in SCHEMES:
         raise _bad(f"there is no backend {parts.scheme!r}")
     if "@" in parts.netloc or any(_SECRETS.search(name) for name in pairs):
@@ -215,12 +215,12 @@ class FileObjects:
             raise StateBackendError(
                 "there is no such directory",
                 path=self.root,
-                cause="What it lies on is not mounted, the path is wrong, or nothing was ever kept there.",
+                cause="The disk is not mounted, the path is wrong, or nothing was ever stored there.",
                 remedy="Mount it or correct the URI; to begin there, add ?create=1 to the URI, or make it: "
                 f"mkdir -p {shlex.quote(str(self.root))}",
             ) from None
         raise StateBackendError(
-            "it is no directory",
+            "it is not a directory",
             path=self.root,
             cause="The URI names a file, or a path that leads through one.",
             remedy="Name a directory.",
@@ -247,8 +247,8 @@ class FileObjects:
                 raise StateBackendError(
                     f"another process has been writing for {self._timeout_s:g} s",
                     path=path,
-                    cause="It was stopped in the middle of a write, or the disk does not answer.",
-                    remedy=f"Find it with `fuser {path}`, and let it go on or end it.",
+                    cause="It was suspended in the middle of a write, or the disk does not answer.",
+                    remedy=f"Find it with `fuser {path}`, and let it continue, or end it.",
                 )
             yield
         finally:
@@ -284,7 +284,7 @@ class BucketObjects:
         except ImportError:
             raise ConfigurationError(
                 f"{address.shown} needs the package obstore",
-                cause="It is an extra.",
+                cause="This package is optional and not installed.",
                 remedy="pip install obstore",
             ) from None
         self._api: Any = obstore
@@ -305,7 +305,7 @@ class BucketObjects:
         except Exception as error:
             raise ConfigurationError(
                 f"{address.shown} cannot be used: {scrubbed(str(error))}",
-                cause="A setting or an environment variable has a value that the store does not take.",
+                cause="The store rejects the value of a setting or an environment variable.",
                 remedy="Correct it.",
             ) from None
 
@@ -366,10 +366,10 @@ class BucketObjects:
         pid = os.getpid()
         if self._asking_pids - {pid}:
             raise StateBackendError(
-                f"process {pid} was forked from one that had used a state backend by then",
+                f"process {pid} was forked from a process that had already used a state backend",
                 path=self.location,
-                cause="obstore, which speaks to the store, does not work in such a process.",
-                remedy='Start processes by multiprocessing.get_context("spawn") or "forkserver", or fork them before '
+                cause="obstore, the client of the store, does not work in such a process.",
+                remedy='Start processes with multiprocessing.get_context("spawn") or "forkserver", or fork them before '
                 "the state is used for the first time.",
             )
         self._asking_pids.add(pid)
@@ -397,6 +397,6 @@ def _token(meta: Any) -> Token:
 def _bad(what: str) -> ConfigurationError:
     return ConfigurationError(
         f"the state backend cannot be used: {what}",
-        cause="The URI given by --state-backend or RECOVERY_STATE_BACKEND.",
+        cause="The URI in --state-backend or RECOVERY_STATE_BACKEND is wrong.",
         remedy="Write it like file:///srv/state, s3://bucket/prefix, azure://container/prefix or gs://bucket/prefix.",
     )

@@ -30,8 +30,8 @@ def choose(directory: Location | None, backend: str | None) -> Location:
     if chosen and chosen != DIRECTORY:
         if not is_uri(chosen):
             raise ConfigurationError(
-                f"{chosen!r:.120} is no state backend",
-                cause="A state backend is named by a URI; a recovery directory is given as such.",
+                f"{chosen!r:.120} is not a state backend",
+                cause="A state backend is named by a URI; give a recovery directory as DIR instead.",
                 remedy="Write it like file:///srv/state, s3://bucket/prefix, azure://container/prefix, gs://bucket/prefix.",
             )
         return chosen
@@ -39,7 +39,7 @@ def choose(directory: Location | None, backend: str | None) -> Location:
         raise ConfigurationError(
             "no recovery directory was named",
             cause="Neither a directory nor a state backend is given.",
-            remedy="Name the directory that was made by: python -m recovery init DIR N",
+            remedy="Name the directory created by: python -m recovery init DIR N",
         )
     if not is_uri(directory):
         local_path(directory)

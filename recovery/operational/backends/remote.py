@@ -149,7 +149,7 @@ class RemoteBackend:
                     stored = self._get(state_id)
                     writer = stored.writer if stored else "another process"
                     raise StateLockedError(
-                        f"{writer} and others went on changing {state_id!r:.120} for {format_interval(waited_s)}",
+                        f"{writer} and others kept changing {state_id!r:.120} for {format_interval(waited_s)}",
                         path=self.location,
                     ) from None
             time.sleep(pause_s * random.random())
@@ -161,7 +161,7 @@ class RemoteBackend:
             lease.check()
             if fences.get(lease.name, 0) > lease.fence:
                 raise LeaseLostError(
-                    f"a successor with fencing number {fences[lease.name]} wrote {document.state_id!r:.80}",
+                    f"a later holder with fencing number {fences[lease.name]} wrote {document.state_id!r:.80}",
                     path=self.location,
                 )
             fences[lease.name] = lease.fence
@@ -223,7 +223,9 @@ def deserialize(content: bytes, path: str) -> Stored:
         if fields["format"] != FORMAT or found != digest(fields):
             raise ValueError("it does not match its digest")
         if number_of(fields["version"]) > VERSION:
-            raise UnsupportedVersionError(f"version {fields['version']}; this one reads {VERSION}", path=path)
+            raise UnsupportedVersionError(
+                f"version {fields['version']}; this version of recovery reads {VERSION}", path=path
+            )
         # A valid digest does not prove that a program of this package wrote the fields.
         document = Document(
             text_of(fields["state_id"]), number_of(fields["generation"]), fields["content"],
@@ -231,7 +233,7 @@ def deserialize(content: bytes, path: str) -> Stored:
         )  # fmt: skip
         fences = {text_of(name): number_of(fence) for name, fence in fields["fences"].items()}
         if not is_moment(document.changed_ms) or not 0 <= document.generation <= MOST:
-            raise ValueError("its generation or its time is none that a program writes")
+            raise ValueError("its generation or time is one that recovery never writes")
         # Objects of earlier versions lack it.
         recent = tuple(text_of(each) for each in fields.get("recent", ()))
         return Stored(document, fences, text_of(fields["writer"]), text_of(fields["nonce"]), recent)
@@ -243,14 +245,14 @@ def deserialize(content: bytes, path: str) -> Stored:
 def text_of(value: Any) -> str:
     """Return the value of a text field. Raises ValueError for another type."""
     if not isinstance(value, str):
-        raise ValueError(f"{shown(value)} is no text")
+        raise ValueError(f"{shown(value)} is not text")
     return value
 
 
 def number_of(value: Any, most: int = (1 << 63) - 1) -> int:
     """Return the value of a number field, from 0 to `most`. Raises ValueError otherwise."""
     if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"{shown(value)} is no number from 0 to {most}")
+        raise ValueError(f"{shown(value)} is not a number from 0 to {most}")
     return value
 
 

@@ -38,7 +38,7 @@ class RetryPolicy:
         set_field(self, "busy", parse_interval(self.busy))
         set_field(self, "jitter", parse_interval(self.jitter))
         if isinstance(self.delays, str | bytes):
-            raise ConfigurationError(f"delays={self.delays!r} is no sequence of seconds", remedy="Write (1, 2, 4).")
+            raise ConfigurationError(f"delays={self.delays!r} is not a sequence of seconds", remedy="Write (1, 2, 4).")
         set_field(self, "delays", tuple(parse_interval(delay) for delay in self.delays))
 
     @property

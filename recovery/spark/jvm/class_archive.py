@@ -88,7 +88,7 @@ def make_archive(java_home: Path, observe: Callable[[str], None] = lambda _: Non
     if path is None:
         raise SparkUnavailableError(
             "there is no place for an archive of classes",
-            cause=f"This user has no home directory, its name holds a colon, or {java_home} is no Java.",
+            cause=f"This user has no home directory, its name holds a colon, or {java_home} is not Java.",
             remedy=f"Name a directory in the variable {CACHE_VARIABLE}.",
         )
     with _storage_errors(path.parent):

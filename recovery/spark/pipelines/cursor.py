@@ -136,7 +136,7 @@ def _check_parsed(source: DataFrame, found: Cursor, columns: list[str], date_for
     wrong = [F.max(F.when(_parsed(text, date_format).isNull(), text)) for text in texts]
     [row] = source.agg(F.coalesce(*wrong).alias("wrong")).collect()
     if row.wrong is not None:
-        raise bad(found.key, f"{row.wrong!r:.80} in column {found.name!r} is no date by {date_format!r:.80}",
+        raise bad(found.key, f"{row.wrong!r:.80} in column {found.name!r} is not a date by {date_format!r:.80}",
                   "Correct date_format, or make such values NULL in the reader.")  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def _check_kind(key: str, column: str, kind: T.DataType) -> None:
 def _unordered(found: Cursor, what: str) -> ConfigurationError:
     error = bad(found.key, f"the order of the texts in column {found.name!r} is not that of what they say: {what}",
                 text_order.DATE_REMEDY)  # fmt: skip
-    error.cause = "Dates that do not begin with the year, or numbers of different lengths, are not in order as text."
+    error.cause = "Dates that do not begin with the year, and numbers of different lengths, sort wrongly as text."
     return error
 
 

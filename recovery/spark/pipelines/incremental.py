@@ -84,7 +84,7 @@ class FlowLoads:
         finally:
             _current.reset(token)
         for key in (load.key for load in loading.loads if load.future):
-            warnings.warn(f"the mark of {key} is in the future: until then, what comes is passed over", stacklevel=1)
+            warnings.warn(f"the mark of {key} is in the future: until then, loads skip new rows", stacklevel=1)
         with self._lock:
             self._moved[batch] = moved(loading.loads)
 
@@ -210,9 +210,7 @@ class Incremental:
                 # With a lag, all reloaded rows may lie below the mark, which then stays.
                 mark = top if not self._behind(before, top) else before
         if any(load.key == self.key and load.mark != mark for load in loading.loads):
-            raise bad(
-                self.key, "it was loaded here already, and up to another mark", "Give each load a key of its own."
-            )
+            raise bad(self.key, "it was loaded here already, and up to another mark", "Give each load its own key.")
         loading.loads.append(Load(self.key, before, mark, row.nulls, self._future(mark, before, loading)))
         if top is None:
             # Leave rows that arrive during this load to the next one, even if there were none before.
@@ -236,7 +234,7 @@ class Incremental:
         value, kind = found.value, found.kind
         assert self.lookback is not None
         if not isinstance(kind, T.TimestampType | T.TimestampNTZType | T.DateType):
-            raise bad(self.key, f"column {self.column!r} is no time", "A rolling window needs a timestamp or a date.")
+            raise bad(self.key, f"column {self.column!r} is not a time", "A rolling window needs a timestamp or date.")
         now = datetime.fromtimestamp(loading.clock.wall_ms() / 1000, tz=UTC)
         since: Any = now - timedelta(seconds=parse_interval(self.lookback))
         if isinstance(kind, T.TimestampNTZType):

@@ -205,7 +205,7 @@ def _check_streaming(plan: Any) -> None:
         step = _step_of(node)
         if step is not None and not node.isStreaming():
             raise UnsupportedPlanError(
-                f"step {step.definition.step_id!r} is applied to a table that is no stream",
+                f"step {step.definition.step_id!r} is applied to a table that is not a stream",
                 cause="Such a table is read again in every micro-batch, and its rows would be counted each time.",
                 remedy="Apply the step to the stream, or work out the table before.",
             )

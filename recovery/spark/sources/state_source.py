@@ -123,7 +123,7 @@ class StateReader(DataSourceReader):
         if state is None:
             return None
         if isinstance(state.value, bytes):
-            raise StateValueError(f"the value of step {self._step!r} key {state.key!r:.80} is no text", remedy="")
+            raise StateValueError(f"the value of step {self._step!r} key {state.key!r:.80} is not text", remedy="")
         return state.value
 
 

@@ -179,7 +179,7 @@ def aggregate(step_id: str, *, key: Keys, migrate: Migrate | None = None, **colu
     for name, each in columns.items():
         if not isinstance(each, Aggregate) or each.function not in FUNCTIONS:
             raise ConfigurationError(
-                f"step {step_id!r}: {name}={each!r} is no aggregate",
+                f"step {step_id!r}: {name}={each!r} is not an aggregate",
                 remedy="Use the functions of recovery.aggregates, as in n=count(), total=sum_('price').",
             )
 

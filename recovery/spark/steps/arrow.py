@@ -114,7 +114,7 @@ def _checked(migrate: Migrate, table: StateTable) -> Migrate:
             return None
         unknown = set(new) - set(table.schema.names) if isinstance(new, dict) else True
         if unknown:
-            raise StateValueError(f"{new!r} is no dict of the columns {', '.join(table.schema.names)}")
+            raise StateValueError(f"{new!r} is not a dict of the columns {', '.join(table.schema.names)}")
         return json_value(table, _row(table, new))
 
     return migrated

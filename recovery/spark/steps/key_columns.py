@@ -22,7 +22,7 @@ def parse_keys(texts: list[str], kinds: Sequence[T.DataType], time_zone: str) ->
         raise StateValueError(
             f"a state key does not fit the key's columns: {error}",
             cause="The state was edited, or written by another kind of step under the same id.",
-            remedy="Put it right with `recovery state`, or start again with --drop-step.",
+            remedy="Correct it with `recovery state`, or start again with --drop-step.",
         ) from error
 
 

@@ -100,7 +100,7 @@ class ArrowStepTask(StepTask):
                     f"step {self._definition.step_id!r}, key {key!r}: its state {text!r} does not fit the columns "
                     f"{', '.join(self._states.names)}: {error}",
                     cause="The state was edited, or written by another kind of step under the same id.",
-                    remedy="Put it right with `recovery state`, or start again with --drop-step.",
+                    remedy="Correct it with `recovery state`, or start again with --drop-step.",
                 ) from error
         raise StateValueError(f"step {self._definition.step_id!r}: its states cannot be read together")
 

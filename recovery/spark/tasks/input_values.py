@@ -24,7 +24,7 @@ class Unfit:
     __slots__ = ("_found",)
 
     def __init__(self, name: str, column: pa.Array, place: int) -> None:
-        self._found = f"column {name!r} has a value that Python cannot have, of type {column.type}: " + text_of(
+        self._found = f"column {name!r} has a value that Python cannot represent, of type {column.type}: " + text_of(
             column, place
         )
 

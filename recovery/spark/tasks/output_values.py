@@ -135,7 +135,7 @@ def _whole(value: Any) -> Any:
     except (ValueError, OverflowError, TypeError):
         return value
     if whole != value:
-        raise pa.ArrowInvalid(f"{value!r} is no whole number")
+        raise pa.ArrowInvalid(f"{value!r} is not a whole number")
     return whole
 
 

@@ -319,9 +319,9 @@ class StepTask:
                         add(change)
                 elif state.timeout_at_ms is not None:
                     raise StateValueError(
-                        "update sets a timeout, which was not found in its code",
-                        cause="The call is hidden behind a helper of another module.",
-                        remedy="Say so: stateful(..., timeout=True).",
+                        "update sets a timeout, but the call was not found in its code",
+                        cause="The call is inside a helper of another module.",
+                        remedy="Declare it: stateful(..., timeout=True).",
                     )
                 elif state.changed:
                     value = encode(state._value) if state.exists else ""

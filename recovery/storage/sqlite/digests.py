@@ -56,7 +56,7 @@ def combine(high: int, low: int) -> int:
     """Combine the two sums of SUM_SQL into the digest sum, modulo 2^60. Raises CorruptPartitionError if a sum is not an
     integer, because a digest is not."""
     if type(high) is not int or type(low) is not int:
-        raise CorruptPartitionError("a digest in it is no whole number")
+        raise CorruptPartitionError("a digest in it is not a whole number")
     return ((high << _HALF_BITS) + low) % MODULUS
 
 

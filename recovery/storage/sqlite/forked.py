@@ -45,7 +45,7 @@ def check_process(path: Path) -> None:
                 path=path,
                 cause="A run, or another thread, used the recovery directory at that moment. SQLite's locks do not "
                 "come along: what is written here would be lost.",
-                remedy='Start such processes by multiprocessing.get_context("spawn") or "forkserver".',
+                remedy='Start such processes with multiprocessing.get_context("spawn") or "forkserver".',
             )
 
 

@@ -215,8 +215,8 @@ BAD_STATES = {
     "discard not a flag": (change(_discard=lambda t: pa.array([1] * len(t))), "'_discard' as int64, where bool"),
     "not a pair": (lambda r, s: s, "update gave a Table"),
     "three": (lambda r, s: (None, None, None), "update gave a tuple"),
-    "a list": (lambda r, s: ([1], None), "as states, a list, which is no table"),
-    "ragged": (lambda r, s: ({"key": ["a"], "n": [1, 2], "total": [1]}, None), "as states, a dict that is no table"),
+    "a list": (lambda r, s: ([1], None), "as states, a list, which is not a table"),
+    "ragged": (lambda r, s: ({"key": ["a"], "n": [1, 2], "total": [1]}, None), "as states, a dict that is not a table"),
     "output column missing": (lambda r, s: (None, add_up(r, s)[0].select(["n"])), "as output.*lacks.*'key', 'total'"),
     "output of another type": (lambda r, s: (None, change(n=lambda t: t["key"].combine_chunks())(r, s)[0]), "'n' as"),
 }

@@ -22,7 +22,7 @@ from tests.tasks import definition
 YEAR_10000 = 253_402_300_800_000_000
 YEAR_1 = -62_135_596_800_000_000
 MOMENTS = pa.timestamp("us", "UTC")
-BEFORE = "step 'count', key 'b': column 'at' has a value that Python cannot have, of type timestamp"
+BEFORE = "step 'count', key 'b': column 'at' has a value that Python cannot represent, of type timestamp"
 
 
 @pytest.fixture
