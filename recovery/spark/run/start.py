@@ -23,8 +23,8 @@ from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.flow import Flow, check_output_mode
 from recovery.sinks import DiscardSink
 from recovery.sinks.delivery import Delivery
+from recovery.spark.clusters import Planned, check_master, check_plan
 from recovery.spark.jvm.errors import as_recovery_error
-from recovery.spark.jvm.session import check_master
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan, bind
 from recovery.spark.run.events import Observer, Resumed
@@ -95,9 +95,11 @@ def start_prepared(
     flow_id = prepared.flow_id
     try:
         frame = build_flow(flow, spark or _active_session(flow_id)) if isinstance(flow, Flow) else flow
-        check_master(frame.sparkSession.sparkContext.master)
+        context = frame.sparkSession.sparkContext
+        check_master(context.master, dict(context.getConf().getAll()))
         parse_trigger(trigger)
         bound = bind(frame, prepared.plan.partitions[0].count, output_mode, keeps_position=not prepared.temporary)
+        check_plan(context.master, Planned(sink, bound.inputs, bound.keeps_native_state, str(prepared.scratch)))
         prepared.open_store()
         return Beginning(prepared, bound, sink or DiscardSink(), observer, clock).launch(trigger)
     except BaseException as error:
