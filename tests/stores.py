@@ -15,8 +15,8 @@ import apsw
 
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import Execution, FoundFile
-from recovery.storage.connect import connect_task
 from recovery.storage.memory import MemoryDirectory, MemoryPartitions
+from recovery.storage.reach import reach
 from recovery.storage.scan import scan
 from recovery.storage.seam import BatchCount, Changes, CloseRequest, TaskStore
 from recovery.storage.sqlite.store import FilePartitions
@@ -69,7 +69,7 @@ class Driver:
 
     def task(self) -> TaskStore:
         """A task's way to the partitions; release it. Every other one keeps its deltas for the next."""
-        return connect_task(self.store.address(self.lease), keep=next(_tasks) % 2 == 1)[0]
+        return reach(self.store.address(self.lease), keep=next(_tasks) % 2 == 1)[0]
 
     def apply(
         self,
@@ -85,7 +85,7 @@ class Driver:
         for index, part in by_partition.items():
             task = self.task()
             try:
-                task.apply(step, index, batch, [pack(part)] if part else [], BatchCount(len(part), len(part)))
+                task.apply(step, batch, {index: [pack(part)] if part else []}, BatchCount(len(part), len(part)))
             finally:
                 task.release()
 
@@ -98,7 +98,7 @@ class Driver:
         for index, part in by_partition.items():
             task = self.task()
             try:
-                found.update(zip(part, task.read(step, index, batch, tuple(part)), strict=True))
+                found.update(zip(part, task.read(step, batch, {index: tuple(part)})[index], strict=True))
             finally:
                 task.release()
         return found
@@ -109,7 +109,7 @@ class Driver:
         for index in range(self.count):
             task = self.task()
             try:
-                found += task.due(step, index, batch, up_to_ms)
+                found += task.due(step, batch, [index], up_to_ms)[index]
             finally:
                 task.release()
         return sorted(found)

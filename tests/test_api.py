@@ -11,8 +11,9 @@ from tests.stores import run_python
 PUBLIC = [
     "AllKeysSink", "AlreadyInitializedError", "BackupDamagedError", "BackupTargetError", "BackupTooOldError",
     "BatchContext", "ConfigurationError", "ConsoleSink", "CorruptPartitionError", "CorruptStateError",
-    "DirectoryLockedError", "DiscardSink", "DuplicatePartitionError", "EpochNotHeldError", "EpochOutput", "EpochSink",
-    "FileReplacedError", "FileSink", "Flow", "FlowFailedError", "FlowLoadError", "FlowMismatchError",
+    "DeltaSink", "DirectoryLockedError", "DiscardSink", "DuplicatePartitionError", "EpochNotHeldError", "EpochOutput",
+    "EpochSink", "ExecutorPackageError", "FileReplacedError", "FileSink", "Flow", "FlowFailedError", "FlowLoadError",
+    "FlowMismatchError",
     "ForeignPartitionError", "GroupState", "HighWaterMarkError", "HistoryLossError", "InconsistentPartitionsError",
     "InputRewrittenError", "LeaseLostError", "LinkedPartitionError", "MetricsListener", "MissingPartitionsError",
     "NoBackupError", "NoPartitionsError", "Node", "OutputMismatchError", "Pipeline", "PipelineSummary",

@@ -172,15 +172,15 @@ class Store:
     def touch(self, keys: Iterable[str]) -> None:
         """Apply one micro-batch that changes these keys."""
         from recovery.base.ids import BatchId, PartitionIndex, StepId
-        from recovery.storage.connect import connect_task
+        from recovery.storage.reach import reach
         from recovery.storage.seam import BatchCount, Changes
 
         self.batch += 1
         self.files.open(self.lease, BatchId(self.batch))
-        task, _ = connect_task(self.files.address(self.lease))
+        task, _ = reach(self.files.address(self.lease))
         packed = (f"[{self.batch + 1},{number % 99_991}]\x1f{key}" for number, key in enumerate(keys))
         changes = (Changes(tuple(chunk), False) for chunk in _chunks(packed))
-        task.apply(StepId(STEP), PartitionIndex(0), BatchId(self.batch), changes, BatchCount(0, 0))
+        task.apply(StepId(STEP), BatchId(self.batch), {PartitionIndex(0): changes}, BatchCount(0, 0))
         task.release()
 
     def close(self, floor: int = 0, logged: bool = False) -> float:

@@ -7,12 +7,13 @@ from functools import partial
 
 from recovery.checkpoint.source_places import (
     SourcePlaces,
+    format_and_options,
     format_and_path,
     kind_of,
     named_steps,
     path_of,
-    reads,
     steps_of,
+    with_steps,
 )
 from recovery.errors import FlowMismatchError
 
@@ -72,14 +73,14 @@ class _Matching:
 
     def by_name(self) -> None:
         """Match the same reads for the same steps."""
-        for then, now in _alike(self._old, self._new, str):
+        for then, now in _alike(self._old, self._new, with_steps):
             if len(then) == len(now):
                 self._found(then, now)
 
     def by_read(self) -> None:
         """Match the same reads, for any steps."""
         same = set(self.came.values())
-        for then, now in _alike(self._old, self._new, reads):
+        for then, now in _alike(self._old, self._new, format_and_options):
             for each in now:
                 if each not in self.came:
                     # A read for a step that it had before resumes where that step is. A read for no step is matched

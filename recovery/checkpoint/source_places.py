@@ -12,6 +12,8 @@ from recovery.errors import CorruptPartitionError
 
 FILE_FORMATS = {"text", "csv", "json", "parquet", "orc", "xml", "avro", "binaryfile"}
 """Formats of Spark's file source, in lower case, as in the names of sources."""
+PATH_OPTIONS = ("path", "subscribe", "subscribepattern", "assign", "table")
+"""Options, in lower case, that say what a source reads: a directory, topics of Kafka, a table. The others say how."""
 _AND = "\x1f"
 """Separates the steps in a source's name."""
 
@@ -132,6 +134,29 @@ def steps_of(name: str | None) -> set[str]:
 def named_steps(name: str | None) -> set[str]:
     """Return the same steps without the one that has no name."""
     return steps_of(name) - {""}
+
+
+def path_in(options: Mapping[str, str]) -> str:
+    """Return what a source with these options reads; "" if no option is known to say so. options: names in lower case.
+
+    The order of Kafka's topics does not matter.
+    """
+    for option in PATH_OPTIONS:
+        if option in options:
+            found = options[option]
+            return ",".join(sorted(map(str.strip, found.split(",")))) if option == "subscribe" else found
+    return ""
+
+
+def format_and_options(name: str) -> str:
+    """Return format and options. Equal options have equal paths, but earlier versions wrote other words for paths."""
+    words = name.split(" ")
+    return f"{words[0]} {words[2]}"
+
+
+def with_steps(name: str) -> str:
+    """Return format, options and steps."""
+    return f"{format_and_options(name)} {read_for(steps_of(name))}"
 
 
 def format_and_path(name: str) -> str:

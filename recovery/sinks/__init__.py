@@ -4,11 +4,13 @@ protocol.py   what a sink may be, and the values that it gets
 delivery.py   passes micro-batches and epochs from the driver to a flow's sink
 plain.py      sinks without memory: discard, console
 files.py      FileSink; output.py: its directory; manifest.py: the directory's content and the plan for it; disk.py
+delta.py      DeltaSink; delta_table.py: its commits; delta_takeback.py: going back; delta_merge.py: rows by key
 all_keys.py   AllKeysSink
 upsert.py     UpsertSink; database.py: a transaction of any DB-API connection
 """
 
 from recovery.sinks.all_keys import AllKeysSink
+from recovery.sinks.delta import DeltaSink
 from recovery.sinks.files import FileSink
 from recovery.sinks.plain import ConsoleSink, DiscardSink
 from recovery.sinks.protocol import BatchContext, EpochOutput, EpochSink, Resume, Sink, current_batch
@@ -18,6 +20,7 @@ __all__ = [
     "AllKeysSink",
     "BatchContext",
     "ConsoleSink",
+    "DeltaSink",
     "DiscardSink",
     "EpochOutput",
     "EpochSink",

@@ -13,6 +13,7 @@ from recovery.base.ids import BatchId, Epoch, StepId
 from recovery.base.reserved import SINK_STEP
 from recovery.base.tracebacks import essence_of
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, SinkFailedError, StorageError
+from recovery.sinks.delta import DeltaSink
 from recovery.sinks.files import FileSink
 from recovery.sinks.plain import DiscardSink
 from recovery.sinks.protocol import BATCH_BEING_WRITTEN, BatchContext, EpochOutput, Resume
@@ -33,7 +34,7 @@ class Delivery:
         self._resume = resume
         self._write: Callable[[DataFrame, int], Any] = getattr(sink, "write", sink)
         self.single_action = bool(getattr(sink, "single_action", False))
-        self.as_it_is = type(sink) in (DiscardSink, FileSink)
+        self.as_it_is = type(sink) in (DiscardSink, FileSink) or (type(sink) is DeltaSink and not sink.partition_by)
         """Whether the sink's one action runs the micro-batch's plan unchanged."""
         self.discards = type(sink) is DiscardSink
         """Whether the sink has no use for rows that are already computed."""

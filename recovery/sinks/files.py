@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Format = Literal["parquet", "json", "csv"]
 FORMATS = ("parquet", "json", "csv")
 _LONGEST_HEADER = 1 << 16
-_WRITER_OPTIONS = {
+WRITER_OPTIONS = {
     # Version 2 shows a task's files before the job is done; nothing here reads the marker file.
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
@@ -87,7 +87,7 @@ class FileSink:
         """Write the micro-batch's files without making them visible; see `EpochSink`."""
         directory = self._output.staging(self._execution, batch_id)
         frame = batch if self._files_per_batch is None else batch.coalesce(self._files_per_batch)
-        writer = frame.write.format(self.format).options(**self._options, **_WRITER_OPTIONS)
+        writer = frame.write.format(self.format).options(**self._options, **WRITER_OPTIONS)
         # Hadoop takes the path literally: escaped, it would write to a directory of another name.
         writer.mode("overwrite").save(f"file:{directory}")
         self._output.stage(batch_id, directory, self._is_empty)

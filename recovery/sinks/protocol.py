@@ -96,8 +96,8 @@ class EpochOutput:
     def app_id(self) -> str:
         """Together with `version`, identifies this epoch of this execution, and never another content.
 
-        The output of a prepared epoch is fixed, so a sink that publishes under this name can skip what it has seen, and
-        be exact: Delta's txnAppId, with `version` as txnVersion.
+        The output of a prepared epoch is fixed. So a sink that records this name with what it publishes can see that it
+        has published an epoch, and is exact.
         """
         return f"recovery-{self.store_id}-{self.execution.id}-epoch"
 

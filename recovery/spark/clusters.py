@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from recovery.base.addresses import looks_like_address
 from recovery.errors import ConfigurationError, RecoveryError, UnsupportedPlanError
-from recovery.sinks import AllKeysSink, FileSink
+from recovery.sinks import AllKeysSink, DeltaSink, FileSink
 
 _ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
 _CLUSTER = re.compile(r"spark://[\w.:,\[\]-]+|yarn|k8s://[^\s]+")
@@ -110,6 +111,13 @@ def _file_sink(planned: Planned) -> str | None:
     return f"FileSink({str(sink.path)!r}) names a directory of the driver's host"
 
 
+def _delta_sink(planned: Planned) -> str | None:
+    sink = planned.sink
+    if not isinstance(sink, DeltaSink) or looks_like_address(sink.uri):
+        return None
+    return f"DeltaSink({sink.uri!r}) names a directory of the driver's host"
+
+
 def _all_keys_sink(planned: Planned) -> str | None:
     return "AllKeysSink reads all recovery partitions in tasks" if isinstance(planned.sink, AllKeysSink) else None
 
@@ -139,6 +147,12 @@ REFUSALS = (
         "Tasks write the files, and every executor would write them to a disk of its own.",
         "Write with UpsertSink, or a sink of your own, to what all hosts reach, such as a database or Kafka; or run on "
         "one host: --master 'local[*]'.",
+    ),
+    Refusal(
+        _delta_sink,
+        "Tasks write the table's files, and every executor would write them to a disk of its own.",
+        "Give it an address that all hosts reach, such as s3://bucket/table, or file:///mnt/table for a mount that all "
+        "hosts have; or run on one host: --master 'local[*]'.",
     ),
     Refusal(
         _all_keys_sink,

@@ -25,7 +25,7 @@ from recovery.errors import LeaseLostError, StorageError
 from recovery.planning.measures import ClosedPartition, Measure, StepSize, outdated
 from recovery.planning.values import Execution, PartitionDescription
 from recovery.storage.memory_contents import Delta, Partition, Scratch, State, states_of, unpacked
-from recovery.storage.seam import BatchCount, Changes, CloseRequest, Collected
+from recovery.storage.seam import BatchCount, Changes, CloseRequest, Collected, Keys, States
 
 _names = itertools.count(1)
 _directories: WeakValueDictionary[str, MemoryDirectory] = WeakValueDictionary()
@@ -258,31 +258,34 @@ class MemoryTaskStore:
         self._lease = lease
         self._looked_up = 0
 
-    def read(self, step: StepId, partition: PartitionIndex, batch: BatchId, keys: tuple[str, ...]) -> list[str | None]:
+    def read(self, step: StepId, batch: BatchId, wanted: Mapping[PartitionIndex, Keys]) -> States:
         """See `TaskStore.read`."""
+        found: States = {}
         with self._directory.lock:
-            states = self._before(step, partition, batch)
-            self._looked_up += len(keys)
-            found: list[str | None] = [states[key][0] if key in states else None for key in keys]  # type: ignore[misc]
-            return found
+            for partition, keys in wanted.items():
+                states = self._before(step, partition, batch)
+                self._looked_up += len(keys)
+                found[partition] = [states[key][0] if key in states else None for key in keys]  # type: ignore[misc]
+        return found
 
     def apply(
         self,
         step: StepId,
-        partition: PartitionIndex,
         batch: BatchId,
-        changes: Iterable[Changes],
+        changes: Mapping[PartitionIndex, Iterable[Changes]],
         count: BatchCount,
     ) -> None:
         """See `TaskStore.apply`."""
         with self._directory.lock:
-            looked_up, self._looked_up = self._looked_up, 0
-            delta = self._delta(step, partition, batch)
-            # Complete before anything is replaced: reading `changes` may fail.
-            touched = {key: state for chunk in changes for key, state in unpacked(chunk)}
-            delta.changes[batch] = touched
-            delta.counts[batch] = count._replace(looked_up=looked_up, seam_s=0.0)
-            delta.applied_batch = batch
+            for partition in sorted(changes):
+                looked_up, self._looked_up = self._looked_up, 0
+                delta = self._delta(step, partition, batch)
+                # Complete before anything is replaced: reading the changes may fail.
+                touched = {key: state for chunk in changes[partition] for key, state in unpacked(chunk)}
+                delta.changes[batch] = touched
+                delta.counts[batch] = count._replace(looked_up=looked_up, seam_s=0.0)
+                delta.applied_batch = batch
+                count = BatchCount(0, 0)
 
     def gathered(self, step: StepId, batch: BatchId, *, note: bool) -> bool:
         """See `TaskStore.gathered`."""
@@ -293,20 +296,24 @@ class MemoryTaskStore:
                 begun.add((step, batch))
             return before
 
-    def withdraw(self, step: StepId, partition: PartitionIndex, batch: BatchId) -> None:
+    def withdraw(self, step: StepId, batch: BatchId, partitions: Collection[PartitionIndex]) -> None:
         """See `TaskStore.withdraw`."""
         with self._directory.lock:
-            delta = self._delta(step, partition, batch)
-            delta.changes.pop(batch, None)
-            delta.counts.pop(batch, None)
+            for partition in partitions:
+                delta = self._delta(step, partition, batch)
+                delta.changes.pop(batch, None)
+                delta.counts.pop(batch, None)
 
-    def due(self, step: StepId, partition: PartitionIndex, batch: BatchId, up_to_ms: int) -> list[str]:
+    def due(
+        self, step: StepId, batch: BatchId, partitions: Collection[PartitionIndex], up_to_ms: int
+    ) -> dict[PartitionIndex, list[str]]:
         """See `TaskStore.due`."""
         with self._directory.lock:
-            states = self._before(step, partition, batch)
-        return sorted(
-            key for key, (_, timeout_ms) in states.items() if timeout_ms is not None and timeout_ms <= up_to_ms
-        )
+            states = {partition: self._before(step, partition, batch) for partition in partitions}
+        return {
+            partition: sorted(key for key, (_, at_ms) in found.items() if at_ms is not None and at_ms <= up_to_ms)
+            for partition, found in states.items()
+        }
 
     def release(self) -> None:
         """See `TaskStore.release`. Nothing is held open."""

@@ -22,6 +22,10 @@ FIELD_SEPARATOR = "\x1f"
 DriverRows = Mapping[StepId, Mapping[str, str | bytes | None]]
 """Rows of reserved steps, by step and key; None discards a row."""
 
+Keys = tuple[str, ...]
+States = dict[PartitionIndex, list[str | None]]
+"""States by partition, in the order of the keys that were asked for. None for a key without one."""
+
 Edited = tuple[str | None, int | None]
 """A value as it is stored, and its timeout in milliseconds since 1970. A value of None discards the key."""
 
@@ -85,22 +89,28 @@ class BatchCount(NamedTuple):
 
 
 class TaskStore(Protocol):
-    """The operations of a task. One object serves one task, and is released at the task's end at the latest."""
+    """The operations of a task. One object serves one task, and is released at the task's end at the latest.
 
-    def read(self, step: StepId, partition: PartitionIndex, batch: BatchId, keys: tuple[str, ...]) -> list[str | None]:
-        """Return the stored states of `keys` before `batch`, in the order of `keys`, even if `batch` was already
-        applied."""
+    A call covers all partitions that a task needs it for: on a cluster it crosses the network once.
+    """
+
+    def read(self, step: StepId, batch: BatchId, wanted: Mapping[PartitionIndex, Keys]) -> States:
+        """Return the stored states of the keys of each partition before `batch`, in the order of the keys, even if
+        `batch` was already applied."""
         ...
 
     def apply(
         self,
         step: StepId,
-        partition: PartitionIndex,
         batch: BatchId,
-        changes: Iterable[Changes],
+        changes: Mapping[PartitionIndex, Iterable[Changes]],
         count: BatchCount,
     ) -> None:
-        """Record what `batch` changed, in one transaction. Replaces an earlier apply of the same batch completely."""
+        """Record what `batch` changed, in one transaction for each partition, in the order of their numbers. Replaces
+        an earlier apply of the same batch in these partitions completely, also where there are no changes.
+
+        count: of the task. It is recorded with the first partition, because counts are added up.
+        """
         ...
 
     def gathered(self, step: StepId, batch: BatchId, *, note: bool) -> bool:
@@ -108,12 +118,14 @@ class TaskStore(Protocol):
         a task begins now."""
         ...
 
-    def withdraw(self, step: StepId, partition: PartitionIndex, batch: BatchId) -> None:
-        """Undo everything applied for `batch`, in one transaction."""
+    def withdraw(self, step: StepId, batch: BatchId, partitions: Collection[PartitionIndex]) -> None:
+        """Undo everything applied for `batch`, in one transaction for each partition."""
         ...
 
-    def due(self, step: StepId, partition: PartitionIndex, batch: BatchId, up_to_ms: int) -> list[str]:
-        """Return the keys whose timeout, before `batch`, is at or before `up_to_ms`; sorted."""
+    def due(
+        self, step: StepId, batch: BatchId, partitions: Collection[PartitionIndex], up_to_ms: int
+    ) -> dict[PartitionIndex, list[str]]:
+        """Return the keys of each partition whose timeout, before `batch`, is at or before `up_to_ms`; sorted."""
         ...
 
     def release(self) -> None:

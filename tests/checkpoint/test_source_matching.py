@@ -8,7 +8,7 @@ import os
 import pytest
 
 from recovery.checkpoint.source_matching import match_sources
-from recovery.checkpoint.source_places import read_for
+from recovery.checkpoint.source_places import path_in, places_of, read_for
 from recovery.errors import FlowMismatchError
 from tests.checkpoint.layouts import with_steps
 
@@ -107,3 +107,30 @@ def check(share: int) -> None:
 def test_steps_in_a_name():
     """In any order, each once."""
     assert read_for(["two", "one", "two"]) == read_for(["one", "two"])
+
+
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [
+        ({"path": "in/", "maxfilespertrigger": "1"}, "in/"),
+        ({"subscribe": "b, a", "kafka.bootstrap.servers": "one:9092"}, "a,b"),
+        ({"subscribepattern": "a.*", "groupidprefix": "x"}, "a.*"),
+        ({"assign": '{"a":[0,1]}'}, '{"a":[0,1]}'),
+        ({"table": "lake.orders"}, "lake.orders"),
+        ({"rowspersecond": "1"}, ""),
+    ],
+)
+def test_the_option_that_says_what_a_source_reads(options, path):
+    """Servers, passwords and sizes say how a source reads, not what."""
+    assert path_in(options) == path
+
+
+def test_a_record_of_an_earlier_version_names_the_path_by_all_options():
+    """The options still match, also in another order, and one source at a time may change them."""
+
+    def places(*names):
+        return places_of(names, [False] * len(names), names)
+
+    before = places("kafka x1 x1", "kafka y1 y1")
+    assert match_sources(before, places("kafka y y1", "kafka x x1"), set(), lambda then: False) == {0: 1, 1: 0}
+    assert match_sources(before, places("kafka y y1", "kafka x x2"), set(), lambda then: False) == {0: 1, 1: 0}

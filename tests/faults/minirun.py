@@ -32,7 +32,7 @@ from recovery.sinks.delivery import Delivery
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.run.position import resume_of_sink
 from recovery.spark.run.prepare import Prepared
-from recovery.storage.connect import connect_task
+from recovery.storage.reach import reach
 from recovery.storage.seam import BatchCount, Changes
 from recovery.values.keys import partition_of
 
@@ -166,14 +166,14 @@ class MiniRun:
         """What the step's function does in one partition: multiply, add, discard."""
         changes = input_of(self.number, batch)
         keys = tuple(sorted(key for key in changes if partition_of(key, self.store.partition_count) == index))
-        task, _ = connect_task(self.store.address(self.lease), keep=batch % 2 == 1)
+        task, _ = reach(self.store.address(self.lease), keep=batch % 2 == 1)
         try:
-            before = task.read(STEP, index, batch, keys)
+            before = task.read(STEP, batch, {index: keys})[index]
             packed = []
             for key, text in zip(keys, before, strict=True):
                 value = "" if not changes[key] else str(int(text or 0) * 3 % 1_000_003 + changes[key])
                 packed.append(f"{value}\x1f{key}")
-            task.apply(STEP, index, batch, [Changes(tuple(packed), False)], BatchCount(len(keys), len(keys)))
+            task.apply(STEP, batch, {index: [Changes(tuple(packed), False)]}, BatchCount(len(keys), len(keys)))
         finally:
             task.release()
 

@@ -196,7 +196,7 @@ def test_nothing_of_a_schema_runs_in_workers(template, tmp_path):
     directory = shutil.copytree(template, tmp_path / "db")
     with Driver(directory) as run:
         task = run.task()
-        task.read(STEP, 0, run.plan.snapshot.batch_id + 1, ("a",))
+        task.read(STEP, run.plan.snapshot.batch_id + 1, {0: ("a",)})[0]
         connections = [*run.store._writers, *(delta._connection for delta in task._deltas.values())]
         for option in DISTRUST:
             assert {connection.config(option, -1) for connection in connections} == {False}

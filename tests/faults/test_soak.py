@@ -14,7 +14,7 @@ from statistics import median
 import pytest
 
 from recovery.base.ids import BatchId
-from recovery.storage.connect import connect_task
+from recovery.storage.reach import reach
 from recovery.storage.scan import scan
 from recovery.storage.seam import BatchCount, Changes
 from recovery.values.keys import partition_of
@@ -49,13 +49,13 @@ class Soak(MiniRun):
 
     def task(self, index: int, batch: BatchId) -> None:
         keys = keys_of(index, batch)
-        task, _ = connect_task(self.store.address(self.lease), keep=batch % 2 == 1)
+        task, _ = reach(self.store.address(self.lease), keep=batch % 2 == 1)
         try:
-            before = task.read(STEP, index, batch, keys)
+            before = task.read(STEP, batch, {index: keys})[index]
             packed = (
                 f"{(int(old or 0) * 3 + batch) % 1_000_003}\x1f{key}" for key, old in zip(keys, before, strict=True)
             )
-            task.apply(STEP, index, batch, [Changes(tuple(packed), False)], BatchCount(len(keys), len(keys)))
+            task.apply(STEP, batch, {index: [Changes(tuple(packed), False)]}, BatchCount(len(keys), len(keys)))
         finally:
             task.release()
 

@@ -312,3 +312,51 @@ def test_what_a_run_without_input_took_for_what(spark, tmp_path):
     assert epochs() == first + 6
     feed.add_random(2)
     run(uno=3, two=1)
+
+
+class Topic(DataSource):
+    """A source that reads, like Kafka's, what an option says: ten rows of each topic in each run."""
+
+    @classmethod
+    def name(cls):
+        return "topic"
+
+    def schema(self):
+        return "key string, value long"
+
+    def streamReader(self, schema):  # noqa: N802 - Spark's name
+        return TopicReader(self.options)
+
+
+class TopicReader(DataSourceStreamReader):
+    def __init__(self, options):
+        self.topic, self.end = options["subscribe"], 10 * int(options["runs"])
+
+    def initialOffset(self):  # noqa: N802 - Spark's name
+        return {self.topic: 0}
+
+    def latestOffset(self):  # noqa: N802 - Spark's name
+        return {self.topic: self.end}
+
+    def partitions(self, start, end):
+        assert start.keys() == end.keys(), f"the offset {start} is not of {self.topic}"
+        return [InputPartition((start[self.topic], end[self.topic]))]
+
+    def read(self, partition):
+        yield from ((self.topic, 1) for _ in range(*partition.value))
+
+
+def test_topics_with_other_passwords_in_another_order(spark, tmp_path):
+    """The topic says which source it is: each resumes at its own offset, whatever its other options are."""
+    spark.dataSource.register(Topic)
+
+    def run(number, topics):
+        frames = [
+            spark.readStream.format("topic").option("subscribe", each).options(runs=number, password=f"{number}").load()
+            for each in topics
+        ]
+        run_to_end(frames[0].union(frames[1]).transform(totals_step()), tmp_path / "db")
+        assert states(tmp_path / "db", "totals") == {each: [10 * number, 10 * number] for each in "ab"}
+
+    for number, topics in enumerate(["ab", "ba", "ab"], start=1):
+        run(number, topics)

@@ -190,7 +190,7 @@ def test_late_tasks_are_refused(spark, feed, tmp_path):
     """A task that still runs when its query has been stopped leaves nothing in the next run's state."""
     from recovery import LeaseLostError
     from recovery.base.ids import BatchId, PartitionIndex, StepId
-    from recovery.storage.connect import connect_task
+    from recovery.storage.reach import reach
     from recovery.storage.seam import BatchCount, Changes
     from recovery.storage.sqlite import store as files_module
 
@@ -202,20 +202,20 @@ def test_late_tasks_are_refused(spark, feed, tmp_path):
         running = []
 
         def sink(batch, batch_id):
-            store, _ = connect_task(addresses[0])
+            store, _ = reach(addresses[0])
             running.append(store)
-            store.read(StepId("totals"), PartitionIndex(0), BatchId(batch_id), ("k1",))
+            store.read(StepId("totals"), BatchId(batch_id), {PartitionIndex(0): ("k1",)})[PartitionIndex(0)]
 
         run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", sink)
     finally:
         files_module.FilePartitions.address = original
     with pytest.raises(LeaseLostError):
         running[0].apply(
-            StepId("totals"), PartitionIndex(0), BatchId(0), [Changes(("[9,9]\x1fk1",), False)], BatchCount(1, 1)
+            StepId("totals"), BatchId(0), {PartitionIndex(0): [Changes(("[9,9]\x1fk1",), False)]}, BatchCount(1, 1)
         )
-    fresh, _ = connect_task(addresses[0])
+    fresh, _ = reach(addresses[0])
     with pytest.raises(LeaseLostError, match="gone"):
-        fresh.read(StepId("totals"), PartitionIndex(0), BatchId(0), ("k1",))
+        fresh.read(StepId("totals"), BatchId(0), {PartitionIndex(0): ("k1",)})[PartitionIndex(0)]
     assert states(tmp_path / "db", "totals") == feed.totals()
 
 

@@ -57,9 +57,9 @@ class TestTasks:
         """Repeated and unknown keys included."""
         run.apply(0, dict.fromkeys(FIRST, "1"))
         task = run.task()
-        assert task.read(STEP, 0, 1, (FIRST[1], "unknown", FIRST[0], FIRST[1])) == ["1", None, "1", "1"]
-        assert task.read(STEP, 0, 1, (FIRST[0],)) == ["1"]
-        assert task.read(STEP, 0, 1, ()) == []
+        assert task.read(STEP, 1, {0: (FIRST[1], "unknown", FIRST[0], FIRST[1])})[0] == ["1", None, "1", "1"]
+        assert task.read(STEP, 1, {0: (FIRST[0],)})[0] == ["1"]
+        assert task.read(STEP, 1, {0: ()})[0] == []
         task.release()
 
     @pytest.mark.parametrize("closed", [False, True], ids=["in the delta", "in the snapshot"])
@@ -90,7 +90,7 @@ class TestTasks:
         run.apply(0, {FIRST[0]: "1"})
         task = run.task()
         with pytest.raises(RuntimeError, match="broken"):
-            task.apply(STEP, 0, 1, broken(), BatchCount(1, 1))
+            task.apply(STEP, 1, {0: broken()}, BatchCount(1, 1))
         task.release()
         assert run.read(2, FIRST[:1]) == {FIRST[0]: "1"}
         assert run.store.counts(run.lease, 1) == BatchCount(0, 0)
@@ -104,9 +104,9 @@ class TestTasks:
         )}  # fmt: skip
         run.apply(0, {FIRST[1]: ("1", 7)})
         task = run.task()
-        task.apply(STEP, 0, 1, [Changes(tuple(packed.values()), False, key_chars)], BatchCount(2, 2))
-        assert task.read(STEP, 0, 2, tuple(FIRST[:2])) == ["[1]", None]
-        assert task.due(STEP, 0, 2, 100) == []
+        task.apply(STEP, 1, {0: [Changes(tuple(packed.values()), False, key_chars)]}, BatchCount(2, 2))
+        assert task.read(STEP, 2, {0: tuple(FIRST[:2])})[0] == ["[1]", None]
+        assert task.due(STEP, 2, [0], 100)[0] == []
         task.release()
 
     def test_withdraw_undoes_everything_of_a_batch(self, run):
@@ -115,8 +115,8 @@ class TestTasks:
         run.apply(1, {FIRST[0]: ("2", 20), FIRST[1]: ("3", 1)})
         task = run.task()
         for _ in range(2):
-            task.withdraw(STEP, 0, 1)
-        task.withdraw(STEP, 1, 1)
+            task.withdraw(STEP, 1, [0])
+        task.withdraw(STEP, 1, [1])
         task.release()
         assert run.read(2, FIRST[:2]) == {FIRST[0]: "1", FIRST[1]: None}
         assert run.due(2, 15) == [FIRST[0]]
@@ -162,10 +162,10 @@ class TestTasks:
         run.store.seal(run.lease, 3)
         task = run.task()
         for late in (
-            lambda: task.apply(STEP, 0, 3, [], BatchCount(0, 0)),
-            lambda: task.withdraw(STEP, 0, 3),
-            lambda: task.due(STEP, 0, 3, 1),
-            lambda: task.read(STEP, 0, 3, ("a",)),
+            lambda: task.apply(STEP, 3, {0: []}, BatchCount(0, 0)),
+            lambda: task.withdraw(STEP, 3, [0]),
+            lambda: task.due(STEP, 3, [0], 1)[0],
+            lambda: task.read(STEP, 3, {0: ("a",)})[0],
         ):
             with pytest.raises(LeaseLostError, match="micro-batch 3 is over"):
                 late()
@@ -176,7 +176,7 @@ class TestTasks:
             task = late.task()
             with Driver(directory) as run:
                 with pytest.raises(LeaseLostError):
-                    task.apply(STEP, 0, 0, [pack({FIRST[0]: "late"})], BatchCount(1, 1))
+                    task.apply(STEP, 0, {0: [pack({FIRST[0]: "late"})]}, BatchCount(1, 1))
                 with pytest.raises(LeaseLostError):
                     late.read(0, "a")
                 assert run.read(0, KEYS) == dict.fromkeys(KEYS)
@@ -370,8 +370,8 @@ class TestFacts:
             for step, rows in ((STEP, 3), (OTHER, 4)):
                 for index in range(COUNT):
                     task = run.task()
-                    task.read(step, index, 0, ("x", "y"))
-                    task.apply(step, index, 0, [], BatchCount(rows, 1, 10 * rows))
+                    task.read(step, 0, {index: ("x", "y")})[index]
+                    task.apply(step, 0, {index: []}, BatchCount(rows, 1, 10 * rows))
                     task.release()
             assert run.store.counts(run.lease, 0)[:4] == (8, 4, 40, 8)
             assert run.store.counts(run.lease, 1) == BatchCount(0, 0)
@@ -440,7 +440,7 @@ class History:
 
     def withdraw(self, index: int) -> None:
         task = self.run.task()
-        task.withdraw(STEP, index, self.batch)
+        task.withdraw(STEP, self.batch, [index])
         task.release()
 
     def close(self, floor: int, logged: bool, fold: bool, lag: int) -> None:

@@ -11,8 +11,8 @@ import apsw
 import pytest
 
 from recovery.errors import CorruptPartitionError, LeaseLostError, StorageError
-from recovery.storage.connect import connect_task
 from recovery.storage.deltas import delta as deltas
+from recovery.storage.reach import reach
 from recovery.storage.seam import BatchCount, Changes
 from recovery.values.keys import encode_key, partition_of
 from tests.stores import STEP, Driver, alter, pack, problems, query, state_at
@@ -25,9 +25,9 @@ def test_reads_of_an_empty_store_give_none_in_the_order_of_the_keys(store_dir):
         run.apply(0, {key: key for key in keys[::2]})
         task = run.task()
         asked = (*reversed(keys), keys[0], keys[0])
-        assert task.read(STEP, 0, 0, asked) == [None] * len(asked)
-        assert task.read(STEP, 0, 1, asked) == [key if key in keys[::2] else None for key in asked]
-        assert task.read(STEP, 0, 1, ()) == []
+        assert task.read(STEP, 0, {0: asked})[0] == [None] * len(asked)
+        assert task.read(STEP, 1, {0: asked})[0] == [key if key in keys[::2] else None for key in asked]
+        assert task.read(STEP, 1, {0: ()})[0] == []
         task.release()
 
 
@@ -85,10 +85,10 @@ def test_an_apply_that_fails_halfway_leaves_nothing(store_dir):
         index = partition_of("a", 2)
         task = run.task()
         with pytest.raises(RuntimeError, match="the spool is gone"):
-            task.apply(STEP, index, 0, broken(), BatchCount(1, 1))
-        assert task.read(STEP, index, 1, ("a",)) == [None]
-        task.apply(STEP, index, 0, [pack({"a": "2"})], BatchCount(1, 1))
-        assert task.read(STEP, index, 1, ("a",)) == ["2"]
+            task.apply(STEP, 0, {index: broken()}, BatchCount(1, 1))
+        assert task.read(STEP, 1, {index: ("a",)})[index] == [None]
+        task.apply(STEP, 0, {index: [pack({"a": "2"})]}, BatchCount(1, 1))
+        assert task.read(STEP, 1, {index: ("a",)})[index] == ["2"]
         task.release()
 
 
@@ -100,11 +100,11 @@ def test_a_key_that_comes_twice_in_one_apply_keeps_its_state_before(store_dir):
         run.close(0)
         task = run.task()
         for batch, closed in ((1, "1"), (2, "3")):
-            task.apply(STEP, index, batch, [pack({"a": ("2", 20)}), pack({"a": ("3", 30)})], BatchCount(2, 1))
-            assert task.read(STEP, index, batch, ("a",)) == [closed]
-            assert task.due(STEP, index, batch, 25) == []
-            assert task.read(STEP, index, batch + 1, ("a",)) == ["3"]
-            assert task.due(STEP, index, batch + 1, 30) == ["a"]
+            task.apply(STEP, batch, {index: [pack({"a": ("2", 20)}), pack({"a": ("3", 30)})]}, BatchCount(2, 1))
+            assert task.read(STEP, batch, {index: ("a",)})[index] == [closed]
+            assert task.due(STEP, batch, [index], 25)[index] == []
+            assert task.read(STEP, batch + 1, {index: ("a",)})[index] == ["3"]
+            assert task.due(STEP, batch + 1, [index], 30)[index] == ["a"]
         task.release()
         run.close(1)
         assert state_at(store_dir, 2) == {(STEP, "a"): ("3", 30)}
@@ -130,13 +130,13 @@ def test_keys_of_one_length_need_nothing_between_them_and_their_values(make_stor
         task = run.task()
         for batch, form in enumerate((pack, in_one) * 2):
             first = dict.fromkeys(keys, f'"ü{batch}"') | {keys[1]: None}
-            task.apply(STEP, 0, batch, [in_one(dict.fromkeys(keys, "0"))], BatchCount(3, 3))
-            task.apply(STEP, 0, batch, [form(first)], BatchCount(3, 3))
-            assert task.read(STEP, 0, batch + 1, tuple(keys)) == list(first.values())
-            task.apply(STEP, 0, batch, [form({keys[0]: "1"})], BatchCount(1, 1))
+            task.apply(STEP, batch, {0: [in_one(dict.fromkeys(keys, "0"))]}, BatchCount(3, 3))
+            task.apply(STEP, batch, {0: [form(first)]}, BatchCount(3, 3))
+            assert task.read(STEP, batch + 1, {0: tuple(keys)})[0] == list(first.values())
+            task.apply(STEP, batch, {0: [form({keys[0]: "1"})]}, BatchCount(1, 1))
             later = [None, None] if batch == 0 else [None, f'"é{batch - 1}"']
-            assert task.read(STEP, 0, batch + 1, tuple(keys)) == ["1", *later]
-            task.apply(STEP, 0, batch, [form({keys[2]: f'"é{batch}"', keys[0]: "1"})], BatchCount(2, 2))
+            assert task.read(STEP, batch + 1, {0: tuple(keys)})[0] == ["1", *later]
+            task.apply(STEP, batch, {0: [form({keys[2]: f'"é{batch}"', keys[0]: "1"})]}, BatchCount(2, 2))
         task.release()
         run.close(3)
         assert state_at(run.directory, 1) == {(STEP, keys[0]): ("1", None), (STEP, keys[2]): ('"é3"', None)}
@@ -202,9 +202,9 @@ def test_late_tasks_are_refused_inside_their_transaction(store_dir):
         run.apply(3, {"a": "5"})  # a stage of a later micro-batch may run early
         with pytest.raises(LeaseLostError, match="micro-batch 2 is over"):
             run.apply(2, {"a": "6"})
-        zombie, _ = connect_task(json.dumps(json.loads(run.store.address(run.lease)) | {"id": "another"}))
+        zombie, _ = reach(json.dumps(json.loads(run.store.address(run.lease)) | {"id": "another"}))
         with pytest.raises(LeaseLostError, match="may not write any more"):
-            zombie.apply(STEP, partition_of("a", 2), 4, [pack({"a": "7"})], BatchCount(1, 1))
+            zombie.apply(STEP, 4, {partition_of("a", 2): [pack({"a": "7"})]}, BatchCount(1, 1))
         zombie.release()
         assert run.read(4, ["a"]) == {"a": "5"}
 
@@ -216,14 +216,14 @@ def test_the_fence_holds_for_a_task_that_waits_for_its_lock(store_dir):
         run.apply(0, {"a": "1"})
         # Two attempts hold their connections open already, as tasks do between their reads and their apply.
         late = run.task()
-        late.read(STEP, index, 0, ("a",))
+        late.read(STEP, 0, {index: ("a",)})[index]
         blocker = apsw.Connection(str(run.store._deltas[STEP][index].path))
         blocker.execute("BEGIN IMMEDIATE")
         outcome: list[BaseException | None] = []
 
         def apply_late():
             try:
-                late.apply(STEP, index, 0, [pack({"a": "2"})], BatchCount(1, 1))
+                late.apply(STEP, 0, {index: [pack({"a": "2"})]}, BatchCount(1, 1))
                 outcome.append(None)
             except LeaseLostError as error:
                 outcome.append(error)
@@ -243,10 +243,10 @@ def test_a_task_of_a_removed_execution_is_told_so(store_dir):
     run = Driver(store_dir)
     address = run.store.address(run.lease)
     run.store.release()
-    task, count = connect_task(address)
+    task, count = reach(address)
     assert count == 2
     with pytest.raises(LeaseLostError, match="is gone"):
-        task.read(STEP, 0, 0, ("a",))
+        task.read(STEP, 0, {0: ("a",)})[0]
     task.release()
 
 
@@ -379,7 +379,7 @@ def test_readers_do_not_see_a_gap_while_an_epoch_is_closed(store_dir):
         def read():
             task = run.task()
             while not stop.is_set():
-                [found] = task.read(STEP, index, 1_000_000, ("a",))
+                [found] = task.read(STEP, 1_000_000, {index: ("a",)})[index]
                 # The key is there from the first batch on, and its number never goes down.
                 if found is None or int(found) < read.seen:
                     failures.append((read.seen, found))
@@ -413,10 +413,10 @@ def test_a_later_micro_batch_can_be_applied_while_an_epoch_is_being_closed(store
         writer.execute("BEGIN IMMEDIATE -- anew")
         writer.execute("SELECT * FROM delta_0.touched_0").fetchall()
         task = run.task()
-        task.read(STEP, index, 1, ("a",))
+        task.read(STEP, 1, {index: ("a",)})[index]
         [delta] = task._deltas.values()
         delta._connection.set_busy_timeout(0)
-        task.apply(STEP, index, 1, [pack({"a": "2"})], BatchCount(1, 1))
+        task.apply(STEP, 1, {index: [pack({"a": "2"})]}, BatchCount(1, 1))
         task.release()
         writer.execute("ROLLBACK")
         assert run.read(2, "a") == {"a": "2"}
@@ -463,7 +463,7 @@ def test_a_task_whose_delta_vanishes_while_it_is_opened_has_lost_its_lease(store
         task = run.task()
         monkeypatch.setattr(deltas, "connect", too_late)
         with pytest.raises(LeaseLostError, match="is gone"):
-            task.read(STEP, 0, 0, ("a",))
+            task.read(STEP, 0, {0: ("a",)})[0]
         task.release()
 
 

@@ -19,28 +19,29 @@ import pytest
 
 from recovery.base.clock import SystemClock
 from recovery.errors import LeaseLostError
-from recovery.storage.connect import connect_task
 from recovery.storage.deltas import open_deltas as kept_module
 from recovery.storage.deltas.delta import Delta
 from recovery.storage.deltas.lifeline import Lifeline, hold
 from recovery.storage.deltas.open_deltas import KeptDeltas, kept
+from recovery.storage.reach import reach
 from recovery.storage.seam import BatchCount
 from tests.stores import ROOT, STEP, Driver, pack, paths_of, state_at
 
 WORKER = """
 import sys
 from recovery.base.ids import BatchId, PartitionIndex, StepId
-from recovery.storage.connect import connect_task
+from recovery.storage.reach import reach
 from tests.stores import STEP, pack
 from recovery.storage.seam import BatchCount
 address = sys.stdin.readline().strip()
 for line in sys.stdin:
     batch = int(line)
-    task, count = connect_task(address, keep=True)
+    task, count = reach(address, keep=True)
     try:
         for index in range(count):
-            before = task.read(STEP, index, batch, ("a",))
-            task.apply(STEP, index, batch, [pack({"a": str(int(before[0] or 0) + 1)})], BatchCount(1, 1))
+            before = task.read(STEP, batch, {index: ("a",)})[index]
+            changes = [pack({"a": str(int(before[0] or 0) + 1)})]
+            task.apply(STEP, batch, {index: changes}, BatchCount(1, 1))
         said = "done"
     except Exception as error:
         said = type(error).__name__
@@ -137,14 +138,14 @@ def test_a_kept_one_is_taken_again(store_dir):
     """The same connection, as long as nobody else has it."""
     with Driver(store_dir) as run:
         address = run.store.address(run.lease)
-        first, _ = connect_task(address, keep=True)
-        first.apply(STEP, 0, 0, [pack({"a": "1"})], BatchCount(1, 1))
+        first, _ = reach(address, keep=True)
+        first.apply(STEP, 0, {0: [pack({"a": "1"})]}, BatchCount(1, 1))
         [delta] = first._deltas.values()
         first.release()
-        second, _ = connect_task(address, keep=True)
-        assert second.read(STEP, 0, 1, ("a",)) == ["1"]
-        third, _ = connect_task(address, keep=True)
-        assert third.read(STEP, 0, 1, ("a",)) == ["1"]
+        second, _ = reach(address, keep=True)
+        assert second.read(STEP, 1, {0: ("a",)})[0] == ["1"]
+        third, _ = reach(address, keep=True)
+        assert third.read(STEP, 1, {0: ("a",)})[0] == ["1"]
         assert list(second._deltas.values()) == [delta]
         assert list(third._deltas.values()) != [delta]
         second.release()
@@ -155,14 +156,14 @@ def test_not_after_its_files_are_gone(store_dir):
     """SQLite would go on with a file that has no name any more."""
     with Driver(store_dir) as run:
         address = run.store.address(run.lease)
-        task, _ = connect_task(address, keep=True)
-        task.apply(STEP, 0, 0, [pack({"a": "1"})], BatchCount(1, 1))
+        task, _ = reach(address, keep=True)
+        task.apply(STEP, 0, {0: [pack({"a": "1"})]}, BatchCount(1, 1))
         [path] = [delta.path for delta in task._deltas.values()]
         task.release()
         path.unlink()
-        late, _ = connect_task(address, keep=True)
+        late, _ = reach(address, keep=True)
         with pytest.raises(LeaseLostError, match="is gone"):
-            late.read(STEP, 0, 1, ("a",))
+            late.read(STEP, 1, {0: ("a",)})[0]
         late.release()
 
 
@@ -170,8 +171,8 @@ def test_not_when_the_partition_was_put_in_place_anew(store_dir):
     """What lies below a delta is another file then."""
     with Driver(store_dir) as run:
         address = run.store.address(run.lease)
-        task, _ = connect_task(address, keep=True)
-        assert task.read(STEP, 0, 0, ("a",)) == [None]
+        task, _ = reach(address, keep=True)
+        assert task.read(STEP, 0, {0: ("a",)})[0] == [None]
         [delta] = task._deltas.values()
         task.release()
         path = paths_of(store_dir)[0]
@@ -186,9 +187,9 @@ def test_not_after_an_error(store_dir):
     """Whatever state it was left in."""
     with Driver(store_dir) as run:
         run.store.open(run.lease, 5)
-        task, _ = connect_task(run.store.address(run.lease), keep=True)
+        task, _ = reach(run.store.address(run.lease), keep=True)
         with pytest.raises(LeaseLostError, match="is over"):
-            task.read(STEP, 0, 4, ("a",))
+            task.read(STEP, 4, {0: ("a",)})[0]
         [path] = [delta.path for delta in task._deltas.values()]
         task.release()
         assert kept.take(path) is None
@@ -200,12 +201,12 @@ def test_only_so_many(make_store, monkeypatch):
     monkeypatch.setattr("recovery.storage.sqlite.task_store.MOST_KEPT", 2)
     with Driver(make_store(5)) as run:
         for number in range(3):
-            task, count = connect_task(run.store.address(run.lease), keep=True)
+            task, count = reach(run.store.address(run.lease), keep=True)
             for index in range(count):
-                assert task.read(STEP, index, number, ("a",)) == [str(number - 1) if number else None]
+                assert task.read(STEP, number, {index: ("a",)})[index] == [str(number - 1) if number else None]
                 assert len(task._deltas) <= 2
             for index in range(count):
-                task.apply(STEP, index, number, [pack({"a": str(number)})], BatchCount(1, 1))
+                task.apply(STEP, number, {index: [pack({"a": str(number)})]}, BatchCount(1, 1))
             task.release()
             assert len(kept._deltas) == 2
 
@@ -217,8 +218,8 @@ def line_of(run: Driver) -> str:
 
 def given(deltas: KeptDeltas, run: Driver, index: int = 0) -> Delta:
     """The delta of a partition, which a task used and gave to `deltas`."""
-    task, _ = connect_task(run.store.address(run.lease))
-    assert task.read(STEP, index, 0, ("a",)) == [None]
+    task, _ = reach(run.store.address(run.lease))
+    assert task.read(STEP, 0, {index: ("a",)})[index] == [None]
     [delta] = task._deltas.values()
     deltas.give(delta, line_of(run))
     return delta
@@ -244,8 +245,8 @@ def test_tasks_of_two_executions_take_turns(make_store, monkeypatch):
         used = []
         for number in range(4):
             for run in (one, two):
-                task, _ = connect_task(run.store.address(run.lease), keep=True)
-                task.apply(STEP, 0, number, [pack({"a": str(number)})], BatchCount(1, 1))
+                task, _ = reach(run.store.address(run.lease), keep=True)
+                task.apply(STEP, number, {0: [pack({"a": str(number)})]}, BatchCount(1, 1))
                 used += task._deltas.values()
                 task.release()
         assert used == used[:2] * 4
@@ -314,8 +315,8 @@ def test_nothing_is_kept_for_a_run_that_cannot_be_reached(store_dir):
     """As on another machine: what nobody would close is closed."""
     deltas = KeptDeltas()
     with Driver(store_dir) as run:
-        task, _ = connect_task(run.store.address(run.lease), keep=True)
-        assert task.read(STEP, 0, 0, ("a",)) == [None]
+        task, _ = reach(run.store.address(run.lease), keep=True)
+        assert task.read(STEP, 0, {0: ("a",)})[0] == [None]
         [delta] = task._deltas.values()
         task._deltas.clear()
         deltas.give(delta, str(store_dir / "no-such-line"))

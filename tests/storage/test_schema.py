@@ -61,7 +61,7 @@ def test_those_of_a_run_wait(store_dir):
         deltas = [delta for of_step in run.store._deltas.values() for delta in of_step]
         task = run.task()
         try:
-            task.read(STEP, 0, 1, ("a",))
+            task.read(STEP, 1, {0: ("a",)})[0]
             connections = [*run.store._writers, *(delta._connection for delta in [*deltas, *task._deltas.values()])]
             assert [timeout_ms(each) for each in connections] == [BUSY_TIMEOUT_MS] * 5
         finally:

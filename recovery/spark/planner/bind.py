@@ -19,7 +19,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from recovery.checkpoint.source_places import SourcePlaces, places_of, read_for
+from recovery.checkpoint.source_places import SourcePlaces, path_in, places_of, read_for
 from recovery.errors import UnsupportedPlanError
 from recovery.spark.clusters import Input, task_limit
 from recovery.spark.jvm.output_modes import Advice, advice
@@ -143,11 +143,14 @@ def _name(node: Any) -> str:
     and a digest of all its options. Options may be secret, hence the digests."""
     if node.nodeName() == "StreamingRelationV2":
         kind, options = node.sourceName(), dict(node.extraOptions().asCaseSensitiveMap())
+        if node.identifier().isDefined():
+            # A table of a catalog is not among the options.
+            options["table"] = str(node.identifier().get())
     else:
         kind, options = node.dataSource().className(), options_of(node.dataSource())
     options = {name.lower(): value for name, value in options.items()}
     every = json.dumps(options, sort_keys=True)
-    return f"{kind} {_digest(options.get('path') or every)} {_digest(every)}"
+    return f"{kind} {_digest(path_in(options) or every)} {_digest(every)}"
 
 
 def _inputs(plan: Any) -> Iterator[Input]:

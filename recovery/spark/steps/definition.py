@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -51,7 +51,8 @@ class StepDefinition:
     key_in_place: the key is one string column, which holds the key's text. sorted_by_spark: Spark sorts the rows,
     because a key's rows have an order; otherwise the tasks sort them. state_schema: the state's columns, if `update`
     gets tables; None if it is called per key. time_zone: the session's, which Arrow's timestamps carry. weight: the
-    column with the number of input rows that a row represents; None if each row represents one.
+    column with the number of input rows that a row represents; None if each row represents one. task_key: proves a task
+    to the process that has its partitions, where that is another host's.
     """
 
     step_id: StepId
@@ -70,6 +71,7 @@ class StepDefinition:
     output: T.StructType
     time_zone: str
     weight: str | None = None
+    task_key: bytes = field(default=b"", repr=False)
 
     @property
     def key_text(self) -> str:

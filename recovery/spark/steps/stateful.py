@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from recovery.base.ids import StepId
+from recovery.base.task_key import task_key
 from recovery.errors import ConfigurationError
 from recovery.group_state import GroupState
 from recovery.spark.steps.column_types import arrow_zone, check_declared, check_input, check_known
@@ -193,6 +194,7 @@ def define(
         output=struct(step_id, output),
         time_zone=time_zone(frame),
         weight=weight,
+        task_key=task_key(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ SPOOL_BYTES = 64 << 20
 
 
 class Spool:
-    """Changed states of a task, kept in memory up to a limit and in a temporary file past it."""
+    """Changed states of a task, kept in memory up to a limit and in a temporary file past it. Can be read again."""
 
     def __init__(self, among: int) -> None:
         """among: the number of spools that share the limit."""
@@ -34,7 +35,8 @@ class Spool:
 
     def __iter__(self) -> Iterator[Changes]:
         if self._file is not None:
-            end = self._file.tell()
+            # Not the position: an iteration that was given up may have left it anywhere.
+            end = self._file.seek(0, os.SEEK_END)
             self._file.seek(0)
             while self._file.tell() < end:
                 yield Changes(*pickle.load(self._file))

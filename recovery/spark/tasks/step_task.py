@@ -43,8 +43,8 @@ from recovery.spark.tasks.output_values import in_known_zones, to_array
 from recovery.spark.tasks.retries import raised_once
 from recovery.spark.tasks.sorting import sorted_by
 from recovery.spark.tasks.spool import Spool
-from recovery.storage.connect import connect_task
-from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, TaskStore
+from recovery.storage.reach import reach
+from recovery.storage.seam import FIELD_SEPARATOR, BatchCount, Changes, Keys, States, TaskStore
 from recovery.values.codec import StateCodec
 from recovery.values.keys import encode_key, is_escaped, partition_of
 from recovery.values.tables import refuse_null
@@ -78,7 +78,7 @@ def run_step(
             cause="The streaming frame was started with writeStream, or its job was started from elsewhere.",
             remedy="Start it with recovery.start(frame, RecoveryConfig(...), sink=...) or recovery.run.",
         )
-    connect = partial(connect_task, address)
+    connect = partial(reach, address, task_key=definition.task_key)
     with raised_once(context):
         yield from run_tasks(definition, batches, connect, BatchId(int(batch_id)), kind or StepTask, int(tasks))
 
@@ -124,8 +124,7 @@ def run_tasks(
                     yield from kind(definition, store, partition, count, batch, place).run(share, width)
                     store.release()  # keep the files of only one partition open
         if ran_before:
-            for partition in set(map(PartitionIndex, range(count))).difference(touched):
-                store.withdraw(step, partition, batch)
+            store.withdraw(step, batch, set(map(PartitionIndex, range(count))).difference(touched))
     finally:
         store.release()
 
@@ -224,15 +223,13 @@ class StepTask:
                     yield output
                 del chunk, output
                 gc.collect(0)
-        late = [row for partition, texts in _by_value(self._due) for row in self._time_out(partition, texts)]
+        late = list(self._time_out(_by_value(self._due)))
         if late:
             yield self._to_arrow(late)
-        # Only one partition gets the task's counts, because counts are added up over the partitions.
         count = BatchCount(self._rows, self._keys, width.row_bytes)
-        for partition, spool in sorted(self._spools.items()):
-            self._store.apply(self._definition.step_id, partition, self._batch, spool, count)
+        self._store.apply(self._definition.step_id, self._batch, self._spools, count)
+        for spool in self._spools.values():
             spool.close()
-            count = BatchCount(0, 0)
 
     def _process(self, chunk: pa.RecordBatch) -> pa.RecordBatch | None:
         """Call update for every key of a chunk of whole keys, sorted."""
@@ -248,13 +245,17 @@ class StepTask:
         self._rows += len(rows)
         starts = [0, *ends[:-1]]
         if self._partition is not None:
-            output = self._call(self._partition, keys, texts, rows, starts, ends)
+            stored = self._stored({self._partition: tuple(texts)})[self._partition]
+            output = self._call(self._partition, keys, texts, stored, rows, starts, ends)
         else:
             output = []
-            for partition, places in self._divided(texts):
+            shares = dict(self._divided(texts))
+            states = self._stored({one: tuple(map(texts.__getitem__, places)) for one, places in shares.items()})
+            for partition, places in shares.items():
                 of_them = (list(map(each.__getitem__, places)) for each in (keys, texts, starts, ends))
                 own_keys, own_texts, own_starts, own_ends = of_them
-                output += self._call(partition, own_keys, own_texts, rows, own_starts, own_ends)
+                stored = states[partition]
+                output += self._call(partition, own_keys, own_texts, stored, rows, own_starts, own_ends)
         return self._to_arrow(output) if output else None
 
     def _runs(self, chunk: pa.RecordBatch) -> Runs | None:
@@ -291,6 +292,7 @@ class StepTask:
         partition: PartitionIndex,
         keys: Sequence[Any],
         texts: list[str],
+        stored: list[str | None],
         rows: list[Any],
         starts: list[int],
         ends: list[int],
@@ -298,7 +300,6 @@ class StepTask:
     ) -> list[tuple[Any, ...]]:
         """Call update for keys of one recovery partition: key number i has the rows from starts[i] up to ends[i]."""
         definition = self._definition
-        stored = self._store.read(definition.step_id, partition, self._batch, tuple(texts))
         output: list[tuple[Any, ...]] = []
         packed: list[str] = []
         update, timeouts = cast(Update, definition.update), definition.timeouts
@@ -348,12 +349,18 @@ class StepTask:
         timeout = "" if state.timeout_at_ms is None else state.timeout_at_ms
         return f"{value}{FIELD_SEPARATOR}{timeout}{FIELD_SEPARATOR}{text}"
 
-    def _time_out(self, partition: PartitionIndex, texts: list[str]) -> Iterator[tuple[Any, ...]]:
+    def _time_out(self, due: Sequence[tuple[PartitionIndex, list[str]]]) -> Iterator[tuple[Any, ...]]:
         """Call update without rows for keys whose timeout has passed and that had no rows in this micro-batch."""
-        for start in range(0, len(texts), CHUNK_ROWS):
-            chunk = texts[start : start + CHUNK_ROWS]
-            none = [0] * len(chunk)
-            yield from self._call(partition, self._parse_keys(chunk), chunk, [], none, none, timed_out=True)
+        for wanted in _in_chunks(due):
+            states = self._stored(wanted)
+            for partition, keys in wanted.items():
+                texts, none = list(keys), [0] * len(keys)
+                stored = states[partition]
+                yield from self._call(partition, self._parse_keys(texts), texts, stored, [], none, none, timed_out=True)
+
+    def _stored(self, wanted: Mapping[PartitionIndex, Keys]) -> States:
+        """Return the states of keys before the micro-batch, in one call."""
+        return self._store.read(self._definition.step_id, self._batch, wanted)
 
     def _spool(self, partition: PartitionIndex) -> Spool:
         """Return the spool of changes to a recovery partition, which counts as touched from now on."""
@@ -372,13 +379,13 @@ class StepTask:
 
     def _read(self, texts: Sequence[str]) -> list[str | None]:
         """Return the states of keys; None for a key without one."""
-        step, batch = self._definition.step_id, self._batch
         if self._partition is not None:
-            return self._store.read(step, self._partition, batch, tuple(texts))
+            return self._stored({self._partition: tuple(texts)})[self._partition]
         found: list[str | None] = [None] * len(texts)
-        for partition, places in self._divided(texts):
-            of_them = self._store.read(step, partition, batch, tuple(map(texts.__getitem__, places)))
-            for place, state in zip(places, of_them, strict=True):
+        shares = dict(self._divided(texts))
+        states = self._stored({one: tuple(map(texts.__getitem__, places)) for one, places in shares.items()})
+        for partition, places in shares.items():
+            for place, state in zip(places, states[partition], strict=True):
                 found[place] = state
         return found
 
@@ -396,12 +403,14 @@ class StepTask:
 
     def _wake(self, partitions: Iterable[int]) -> None:
         """Read the due timeouts of recovery partitions that have rows or ticks."""
-        for partition in map(PartitionIndex, partitions):
-            if partition not in self._awake:
-                self._awake.add(partition)
-                self._spool(partition)
-                due = self._store.due(self._definition.step_id, partition, self._batch, self._now_ms)
-                self._due.update(dict.fromkeys(due, partition))
+        woken = set(map(PartitionIndex, partitions)) - self._awake
+        if not woken:
+            return
+        self._awake |= woken
+        due = self._store.due(self._definition.step_id, self._batch, sorted(woken), self._now_ms)
+        for partition, texts in due.items():
+            self._spool(partition)
+            self._due.update(dict.fromkeys(texts, partition))
 
     def _check_partition(self, text: str) -> None:
         if partition_of(text, self._partition_count) != self._partition:
@@ -486,6 +495,22 @@ def _of_several(definition: StepDefinition) -> UnsupportedPlanError:
 def common_length(texts: list[str]) -> int:
     """Return the number of characters that all texts have; 0 if their lengths differ."""
     return len(texts[0]) if len(set(map(len, texts))) == 1 else 0
+
+
+def _in_chunks(due: Sequence[tuple[PartitionIndex, list[str]]]) -> Iterator[dict[PartitionIndex, Keys]]:
+    """Yield keys by partition, of as many partitions together as make up a chunk."""
+    chunk: dict[PartitionIndex, Keys] = {}
+    size = 0
+    for partition, texts in due:
+        for start in range(0, len(texts), CHUNK_ROWS):
+            piece = tuple(texts[start : start + CHUNK_ROWS])
+            if chunk and (size + len(piece) > CHUNK_ROWS or partition in chunk):
+                yield chunk
+                chunk, size = {}, 0
+            chunk[partition] = piece
+            size += len(piece)
+    if chunk:
+        yield chunk
 
 
 def _by_value(values: Mapping[K, V]) -> list[tuple[V, list[K]]]:

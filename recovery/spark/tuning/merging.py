@@ -35,7 +35,7 @@ from recovery.spark.tuning.back_off import BackOff
 from recovery.spark.tuning.collecting import Collector, local_frame
 from recovery.spark.tuning.outcome import Outcome
 from recovery.spark.tuning.row_width import RowWidth, bytes_to_read
-from recovery.storage.connect import connect_task
+from recovery.storage.reach import reach
 
 FEW_ROWS = 10_000
 MOST_BYTES = 64 << 20
@@ -159,7 +159,7 @@ class Merging:
 
     def _merge(self, step: StepDefinition, rows: Sequence[pa.RecordBatch], address: str, batch: BatchId) -> pa.Table:
         """Run the step over the rows of all recovery partitions, and return its output."""
-        connect = partial(connect_task, address)
+        connect = partial(reach, address)
         output = run_tasks(step, (_placed(step, each) for each in rows), connect, batch, ArrowStepTask, self._tasks)
         return pa.Table.from_batches(list(output), to_arrow_schema(step.output, timezone=step.time_zone))
 

@@ -6,7 +6,8 @@ import contextlib
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from recovery.base.clock import Clock
@@ -19,7 +20,7 @@ from recovery.host.durable import open_own
 from recovery.storage.deltas.delta import CACHE_BYTES as CACHE_BYTES_OF_DELTA
 from recovery.storage.deltas.delta import Delta
 from recovery.storage.deltas.open_deltas import MOST_KEPT, cache_bytes, kept
-from recovery.storage.seam import BatchCount, Changes
+from recovery.storage.seam import BatchCount, Changes, Keys, States
 from recovery.storage.sqlite.watched_files import Identity, not_the_same
 
 _NOTE_BYTES = 20
@@ -52,27 +53,36 @@ class FileTaskStore:
         self._looked_up = 0
         self._seam_s = 0.0
 
-    def read(self, step: StepId, partition: PartitionIndex, batch: BatchId, keys: tuple[str, ...]) -> list[str | None]:
+    def read(self, step: StepId, batch: BatchId, wanted: Mapping[PartitionIndex, Keys]) -> States:
         """See `TaskStore.read`."""
-        with self._timed(), self._delta_of(step, partition) as delta:
-            self._looked_up += len(keys)
-            return delta.read(batch, keys)
+        found: States = {}
+        with self._timed():
+            for partition, keys in wanted.items():
+                with self._delta_of(step, partition) as delta:
+                    self._looked_up += len(keys)
+                    found[partition] = delta.read(batch, keys)
+        return found
 
     def apply(
         self,
         step: StepId,
-        partition: PartitionIndex,
         batch: BatchId,
-        changes: Iterable[Changes],
+        changes: Mapping[PartitionIndex, Iterable[Changes]],
         count: BatchCount,
     ) -> None:
         """See `TaskStore.apply`."""
-        # Lookups count with the next partition that is written to.
-        counted, spent_s = count._replace(looked_up=self._looked_up), self._seam_s
-        self._looked_up, self._seam_s = 0, 0.0
-        began_s = self._clock.elapsed_s()
-        with self._delta_of(step, partition) as delta:
-            delta.apply(batch, changes, counted, lambda: spent_s + self._clock.elapsed_s() - began_s)
+        for partition in sorted(changes):
+            # Lookups count with the next partition that is written to.
+            counted, spent_s = count._replace(looked_up=self._looked_up), self._seam_s
+            self._looked_up, self._seam_s = 0, 0.0
+            began_s = self._clock.elapsed_s()
+            with self._delta_of(step, partition) as delta:
+                spent = partial(self._spent_s, spent_s, began_s)
+                delta.apply(batch, changes[partition], counted, spent)
+            count = BatchCount(0, 0)
+
+    def _spent_s(self, before_s: float, began_s: float) -> float:
+        return before_s + self._clock.elapsed_s() - began_s
 
     def gathered(self, step: StepId, batch: BatchId, *, note: bool) -> bool:
         """See `TaskStore.gathered`."""
@@ -93,15 +103,22 @@ class FileTaskStore:
             raise LeaseLostError(f"the scratch file of execution {self._lease.number} is gone", path=path) from error
         return noted == batch
 
-    def withdraw(self, step: StepId, partition: PartitionIndex, batch: BatchId) -> None:
+    def withdraw(self, step: StepId, batch: BatchId, partitions: Collection[PartitionIndex]) -> None:
         """See `TaskStore.withdraw`."""
-        with self._delta_of(step, partition) as delta:
-            delta.withdraw(batch)
+        for partition in partitions:
+            with self._delta_of(step, partition) as delta:
+                delta.withdraw(batch)
 
-    def due(self, step: StepId, partition: PartitionIndex, batch: BatchId, up_to_ms: int) -> list[str]:
+    def due(
+        self, step: StepId, batch: BatchId, partitions: Collection[PartitionIndex], up_to_ms: int
+    ) -> dict[PartitionIndex, list[str]]:
         """See `TaskStore.due`."""
-        with self._timed(), self._delta_of(step, partition) as delta:
-            return delta.due(batch, up_to_ms)
+        found = {}
+        with self._timed():
+            for partition in partitions:
+                with self._delta_of(step, partition) as delta:
+                    found[partition] = delta.due(batch, up_to_ms)
+        return found
 
     def release(self) -> None:
         """See `TaskStore.release`."""
