@@ -34,6 +34,8 @@ RecoveryError                     10
 ├── StateNotFoundError            44
 ├── CorruptStateError             45
 ├── StateBackendError             46
+├── OwnerUnreachableError         47
+├── OwnerRefusedError             48
 ├── SparkUnavailableError         50
 ├── ExecutorPackageError          51  an executor without this package, or with another version
 ├── BackupTargetError             60  unreachable, refused, or not a place for backups
@@ -428,6 +430,29 @@ class StateBackendError(RecoveryError):
     exit_code = 46
     default_cause = "The address, the network, the credentials or the bucket."
     default_remedy = "Check them, then run the same command again: nothing was half-written."
+
+
+class OwnerUnreachableError(RecoveryError):
+    """A task cannot reach the process that has the partitions open."""
+
+    exit_code = 47
+    closes_epoch = False
+    default_cause = (
+        "The network between this executor and the driver's host, a firewall, or an address that is not the driver's "
+        "there."
+    )
+    default_remedy = (
+        "Open the port in the firewall, or name an address and a port that executors reach: --serve HOST:PORT, or "
+        "spark.driver.host. Then run the same command again: it continues from the last closed epoch."
+    )
+
+
+class OwnerRefusedError(RecoveryError):
+    """The process that has the partitions open and a task do not accept each other: key, certificate or version."""
+
+    exit_code = 48
+    default_cause = "Executors have another version of this package, or something else listens at this address."
+    default_remedy = "Install the driver's version on all executors, and check the address given by --serve."
 
 
 class SparkUnavailableError(RecoveryError):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import apsw
 
+from recovery.owner.process import OwnerProcess
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import Execution, FoundFile
 from recovery.storage.memory import MemoryDirectory, MemoryPartitions
@@ -24,11 +25,17 @@ from recovery.storage.verify import PartitionCheck
 from recovery.values.keys import partition_of
 
 ROOT = Path(__file__).resolve().parents[1]
+KEY = bytes(range(32))
+"""The task key of these tests."""
 STEP = "count"
 Value = tuple[str, int | None]
 State = dict[tuple[str, str], Value]
 _ids = itertools.count()
 _tasks = itertools.count()
+
+
+class OwnedDirectory(type(Path())):
+    """A recovery directory whose tasks reach it through an owner's process."""
 
 
 class Driver:
@@ -47,6 +54,7 @@ class Driver:
         started_ms: int = 0,
     ) -> None:
         self.directory = directory
+        self._owner: OwnerProcess | None = None
         memory = MemoryPartitions(directory) if isinstance(directory, MemoryDirectory) else None
         found = scan(directory) if memory is None else [FoundFile(each.path, each) for each in memory.describe()]
         self.plan: ResumePlan = plan_resume(found, resume_epoch=resume_epoch)
@@ -65,11 +73,23 @@ class Driver:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._owner is not None:
+            self._owner.stop()
         self.store.release()
 
     def task(self) -> TaskStore:
         """A task's way to the partitions; release it. Every other one keeps its deltas for the next."""
+        if isinstance(self.directory, OwnedDirectory):
+            return reach(self.owner.address("127.0.0.1"), task_key=KEY)[0]
         return reach(self.store.address(self.lease), keep=next(_tasks) % 2 == 1)[0]
+
+    @property
+    def owner(self) -> OwnerProcess:
+        """The owner's process, started when it is first needed."""
+        if self._owner is None:
+            store = self.store.address(self.lease)
+            self._owner = OwnerProcess(store, self.store.scratch, KEY, self.lease, self.count)
+        return self._owner
 
     def apply(
         self,

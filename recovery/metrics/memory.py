@@ -52,6 +52,11 @@ def measure_memory(pid: int, proc: Path = PROC) -> Memory:
     return Memory(driver, jvm, workers)
 
 
+def resident_bytes(pid: int) -> int | None:
+    """Return the resident memory of one process; None if it has ended, or the system does not tell."""
+    return _resident(PROC / str(pid))
+
+
 def _parent(process: Path) -> tuple[int, str] | None:
     """Return the number of a process's parent, and the process's name. None: it has ended meanwhile."""
     try:

@@ -283,7 +283,7 @@ class MemoryTaskStore:
                 # Complete before anything is replaced: reading the changes may fail.
                 touched = {key: state for chunk in changes[partition] for key, state in unpacked(chunk)}
                 delta.changes[batch] = touched
-                delta.counts[batch] = count._replace(looked_up=looked_up, seam_s=0.0)
+                delta.counts[batch] = count._replace(looked_up=count.looked_up + looked_up, seam_s=0.0)
                 delta.applied_batch = batch
                 count = BatchCount(0, 0)
 

@@ -12,6 +12,7 @@ from typing import Any
 from recovery.base.clock import SystemClock
 from recovery.base.ids import ExecutionNumber, Lease
 from recovery.storage.seam import TaskStore
+from recovery.wire.address import OwnerAddress
 
 
 def reach(address: str, keep: bool = False, task_key: bytes | None = None) -> tuple[TaskStore, int]:
@@ -28,10 +29,8 @@ def reach(address: str, keep: bool = False, task_key: bytes | None = None) -> tu
 def _files(parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes | None) -> tuple[TaskStore, int]:
     from recovery.storage.sqlite.task_store import FileTaskStore
 
-    partitions = [Path(path) for path in parsed["partitions"]]
-    files = [(device, inode) for device, inode in parsed["files"]]
-    line = parsed["line"] if keep else None
-    return FileTaskStore(partitions, files, Path(parsed["scratch"]), lease, SystemClock(), line), len(partitions)
+    partitions, line = parsed["partitions"], parsed["line"] if keep else None
+    return FileTaskStore(partitions, parsed["files"], parsed["scratch"], lease, SystemClock(), line), len(partitions)
 
 
 def _memory(parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes | None) -> tuple[TaskStore, int]:
@@ -40,14 +39,27 @@ def _memory(parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes
     return task_store(parsed["name"], lease)
 
 
+def _owner(parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes | None) -> tuple[TaskStore, int]:
+    from recovery.wire.client import connect
+
+    return connect(parsed["owner"], task_key)
+
+
 _KINDS: dict[str, Callable[[Mapping[str, Any], Lease, bool, bytes | None], tuple[TaskStore, int]]] = {
     "files": _files,
     "memory": _memory,
+    "owner": _owner,
 }
 
 
 @lru_cache(maxsize=4)
 def _parsed(address: str) -> Mapping[str, Any]:
     """Parse an address. Cached, because all tasks of a run get the same one."""
-    found: Mapping[str, Any] = json.loads(address)
+    found: dict[str, Any] = json.loads(address)
+    if found["kind"] == "files":
+        found["partitions"] = [Path(path) for path in found["partitions"]]
+        found["files"] = [(device, inode) for device, inode in found["files"]]
+        found["scratch"] = Path(found["scratch"])
+    elif found["kind"] == "owner":
+        found["owner"] = OwnerAddress.parsed(found)
     return found

@@ -15,7 +15,7 @@ from recovery.storage.memory import MemoryDirectory
 from recovery.storage.scan import read_measures
 from recovery.storage.seam import BatchCount, Changes
 from recovery.values.keys import partition_of
-from tests.stores import STEP, Driver, new_execution, pack
+from tests.stores import STEP, Driver, OwnedDirectory, new_execution, pack
 
 COUNT = 2
 KEYS = tuple("abcdef")
@@ -25,10 +25,12 @@ FIRST = [key for key in KEYS if partition_of(key, COUNT) == 0]
 POSITION = "$position"
 
 
-@pytest.fixture(params=["files", "memory"])
+@pytest.fixture(params=["files", "memory", "owner"])
 def directory(request, make_store):
-    """An empty store of two partitions, of each kind."""
-    return make_store(COUNT) if request.param == "files" else MemoryDirectory(COUNT)
+    """An empty store of two partitions, of each kind; and files whose tasks reach them through an owner's process."""
+    if request.param == "memory":
+        return MemoryDirectory(COUNT)
+    return make_store(COUNT) if request.param == "files" else OwnedDirectory(make_store(COUNT))
 
 
 @pytest.fixture

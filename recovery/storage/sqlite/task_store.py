@@ -73,7 +73,7 @@ class FileTaskStore:
         """See `TaskStore.apply`."""
         for partition in sorted(changes):
             # Lookups count with the next partition that is written to.
-            counted, spent_s = count._replace(looked_up=self._looked_up), self._seam_s
+            counted, spent_s = count._replace(looked_up=count.looked_up + self._looked_up), count.seam_s + self._seam_s
             self._looked_up, self._seam_s = 0, 0.0
             began_s = self._clock.elapsed_s()
             with self._delta_of(step, partition) as delta:

@@ -1,0 +1,141 @@
+"""The owner's process: `python -m recovery.owner`, as `recovery.owner.process` starts it.
+
+It gets everything as one line on its standard input, secrets included, so that neither its arguments nor its
+environment show any. It prints a line when it serves, and ends when its standard input ends: when the driver does.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import ssl
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+
+from recovery.base.ids import ExecutionNumber, Lease
+from recovery.errors import ConfigurationError, RecoveryError
+from recovery.owner.tasks import TaskService
+from recovery.storage.connect import allow_open_files
+from recovery.wire import server
+
+STACK_BYTES = 1 << 20
+"""Of a thread: the default would reserve 8 MiB for each connection."""
+FILES_OF_DELTAS = 1024
+LOOK_S = 1.0
+"""How often the process looks whether its driver still runs, should something else hold its standard input open."""
+
+
+class Task(msgspec.Struct, frozen=True):
+    """What the owner gets on its standard input.
+
+    listener: file descriptor of the listening socket. store: the address of the partitions on this host.
+    """
+
+    task_key: str
+    listener: int
+    store: str
+    scratch: str
+    number: int
+    id: str
+    count: int
+    driver: int
+    tls_cert: str | None = None
+    tls_key: str | None = None
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """What it prints when it serves."""
+
+    port: int
+    incarnation: str
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """What it prints when it cannot serve."""
+
+    error: str
+    found: str
+
+
+def main() -> int:
+    """Serve until the standard input ends."""
+    # Ctrl-C and a service's stop reach all processes. The driver then finishes its micro-batch, for which it needs the
+    # owner, and ends its standard input.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    threading.stack_size(STACK_BYTES)
+    given = sys.stdin.buffer.readline()
+    if not given:
+        return 0
+    task = msgspec.json.decode(given, type=Task)
+    try:
+        serving = _server(task)
+        serving.start()
+    except RecoveryError as error:
+        _print(Failed(type(error).__name__, error.found))
+        return error.exit_code
+    _print(Ready(port_of(task.listener), serving.incarnation))
+    _wait(task.driver)
+    # Not stopped one by one: clients see the connection end, and transactions that run are rolled back.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _server(task: Task) -> server.OwnerServer:
+    allow_open_files(server.MOST_CONNECTIONS + FILES_OF_DELTAS)
+    listener = socket.socket(fileno=os.dup(task.listener))
+    listener.settimeout(None)
+    return server.OwnerServer(
+        listener,
+        TaskService(task.store, Path(task.scratch)),
+        bytes.fromhex(task.task_key),
+        Lease(ExecutionNumber(task.number), task.id),
+        task.count,
+        tls=tls_context(task.tls_cert, task.tls_key),
+        log=_log,
+    )
+
+
+def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
+    """Return what serves TLS with these files; None without a certificate. Raises ConfigurationError."""
+    if certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the certificate and its key cannot be used: {error}",
+            path=certificate,
+            remedy="Give PEM files that belong together: --tls-cert and --tls-key.",
+        ) from error
+    return context
+
+
+def port_of(listener: int) -> int:
+    """Return the port of a listening socket."""
+    with socket.socket(fileno=os.dup(listener)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
+def _wait(driver: int) -> None:
+    """Return when the driver has ended or closed our standard input."""
+    reading = sys.stdin.fileno()
+    while os.getppid() == driver:
+        if select.select([reading], [], [], LOOK_S)[0] and not os.read(reading, 4096):
+            return
+
+
+def _print(message: Ready | Failed) -> None:
+    print(msgspec.json.encode(message).decode(), flush=True)
+
+
+def _log(text: str) -> None:
+    print(f"recovery owner: {text}", file=sys.stderr, flush=True)

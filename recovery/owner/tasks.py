@@ -1,0 +1,39 @@
+"""What an owner does for tasks: each call gets a store of its own, and the deltas stay open between calls."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from recovery.owner.spool import Memory, MessageSpool
+from recovery.storage.reach import reach
+from recovery.storage.seam import TaskStore
+
+
+class TaskService:
+    """Serves tasks from the partitions at an address of this host: a `recovery.wire.server.Service`."""
+
+    def __init__(self, address: str, scratch: Path) -> None:
+        """address: see `PartitionStore.address`. scratch: a directory for what does not fit into memory."""
+        self._address = address
+        self._scratch = scratch
+        self._memory = Memory()
+
+    @contextlib.contextmanager
+    def store(self) -> Iterator[TaskStore]:
+        """Yield a store for one call. Its deltas are kept for the next one, until the execution ends."""
+        store, _ = reach(self._address, keep=True)
+        try:
+            yield store
+        finally:
+            store.release()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[MessageSpool]:
+        """Yield room for the messages of one apply."""
+        spool = MessageSpool(self._scratch, self._memory)
+        try:
+            yield spool
+        finally:
+            spool.close()

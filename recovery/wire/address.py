@@ -1,0 +1,71 @@
+"""The address of an owner, as tasks get it. It has no secret: the task key comes with the pickled step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from recovery.base.ids import ExecutionNumber, Lease
+
+DEADLINE_S = 60.0
+
+
+class OwnerAddress(NamedTuple):
+    """Where an owner is, for which execution, and how many partitions it has.
+
+    deadline_s: how long a task tries to reach it. tls_ca_pem: the certificates that the owner's one has to be signed
+    by; None for a connection without TLS.
+    """
+
+    host: str
+    port: int
+    lease: Lease
+    partition_count: int
+    deadline_s: float = DEADLINE_S
+    tls_ca_pem: str | None = None
+
+    @property
+    def location(self) -> str:
+        """Host and port, as people write them."""
+        return location(self.host, self.port)
+
+    @classmethod
+    def parsed(cls, found: Mapping[str, Any]) -> OwnerAddress:
+        """Return what `owner_address` wrote, as it is after parsing the JSON."""
+        host, _, port = found["at"].rpartition(":")
+        return cls(
+            host.removeprefix("[").removesuffix("]"),
+            int(port),
+            Lease(ExecutionNumber(found["number"]), found["id"]),
+            found["count"],
+            found["deadline_s"],
+            found["tls_ca_pem"],
+        )
+
+
+def location(host: str, port: int) -> str:
+    """Return "host:port"; an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def owner_address(
+    at: str,
+    lease: Lease,
+    partition_count: int,
+    *,
+    deadline_s: float = DEADLINE_S,
+    tls_ca_pem: str | None = None,
+) -> str:
+    """Return the text for `recovery.storage.reach.reach`. at: "host:port", where tasks reach the owner."""
+    return json.dumps(
+        {
+            "kind": "owner",
+            "at": at,
+            "number": lease.number,
+            "id": lease.id,
+            "count": partition_count,
+            "deadline_s": deadline_s,
+            "tls_ca_pem": tls_ca_pem,
+        }
+    )
