@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recovery.base.addresses import local_path
+from recovery.base.addresses import host_and_port, local_path
 from recovery.base.intervals import Interval, parse_interval
 from recovery.base.wording import counted
 from recovery.errors import ConfigurationError
@@ -45,6 +45,9 @@ class RecoveryConfig:
     thresholds: levels of targets that replace the defaults: {"snapshot-duration": "5s/20s", "state-size": "off"}.
     metrics_port: serve metrics for Prometheus at this port during the run; 0: at any free port.
     metrics_host: the address to serve them at.
+    serve_at: on a cluster, where tasks reach the partitions: "HOST:PORT" or ":PORT"; None: at spark.driver.host and a
+        free port.
+    owner_deadline: on a cluster, how long a task tries to reach the partitions before it fails.
     state_backend: where the run history is kept, a URI; None: as the environment variable RECOVERY_STATE_BACKEND
         says, by default the recovery directory.
 
@@ -67,6 +70,8 @@ class RecoveryConfig:
     discard_history: bool = False
     resume_after: int | None = None
     rewind_again: int | None = None
+    serve_at: str | None = None
+    owner_deadline: Interval = "60s"
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -92,6 +97,9 @@ class RecoveryConfig:
         # The flow may change the working directory while it runs.
         set_field(self, "directory", Path(self.directory).absolute())
         set_field(self, "snapshot_interval", parse_interval(self.snapshot_interval))
+        set_field(self, "owner_deadline", parse_interval(self.owner_deadline))
+        if self.serve_at is not None:
+            host_and_port(self.serve_at)
         if self.backup_interval is not None:
             set_field(self, "backup_interval", parse_interval(self.backup_interval))
         set_field(self, "rename_steps", dict(self.rename_steps))
@@ -146,6 +154,11 @@ class RecoveryConfig:
     def snapshot_interval_s(self) -> float:
         """The snapshot interval in seconds."""
         return parse_interval(self.snapshot_interval)
+
+    @property
+    def owner_deadline_s(self) -> float:
+        """How long a task tries to reach the partitions, in seconds."""
+        return parse_interval(self.owner_deadline)
 
     @property
     def backup_interval_s(self) -> float:

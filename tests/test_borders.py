@@ -32,6 +32,7 @@ LAYERS = (
     "operational",
     "backup native pipeline",
     "report",
+    "spark.clusters",
     "spark.jvm",
     "spark.steps",
     "spark.tasks",
@@ -46,8 +47,8 @@ LAYERS = (
 docs/architecture.md shows the same table."""
 
 EXCEPTIONS = {
-    "recovery.spark.steps.stateful -> recovery.spark.tasks.step_task": "the closure that Spark sends to its workers",
-    "recovery.spark.steps.stateful -> recovery.spark.tasks.arrow_task": "the closure that Spark sends to its workers",
+    "recovery.spark.steps.sent -> recovery.spark.tasks.step_task": "the closure that Spark sends to its workers",
+    "recovery.spark.steps.sent -> recovery.spark.tasks.arrow_task": "the closure that Spark sends to its workers",
 }
 
 LIBRARIES = {

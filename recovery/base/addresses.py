@@ -17,6 +17,8 @@ _KNOWN = (
 # At least two letters, so that Windows drives do not match. An unknown scheme needs a slash or nothing after it.
 _ADDRESS = re.compile(rf"(?:(?P<known>{_KNOWN})(?::|//).*|(?P<other>[a-z][a-z0-9+.-]+):(?:[/\\].*)?)", re.DOTALL | re.I)
 
+_HOST_AND_PORT = re.compile(r"(?P<host>[\w.-]*|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})", re.ASCII)
+
 
 def looks_like_address(path: str | os.PathLike[str]) -> bool:
     """Whether a text begins like an address: `s3:/x`, `s3://x`, `file:/x`, `s3//x`, `host:/x`."""
@@ -44,3 +46,16 @@ def is_cut_off(text: str) -> bool:
     host."""
     scheme, _, rest = text.partition(":")
     return not rest.startswith("//") and scheme.lower() not in ("file", "hdfs", "webhdfs", "viewfs")
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """Return host and port of "HOST:PORT" or ":PORT", where the host is empty. An IPv6 address is in brackets. Raises
+    ConfigurationError."""
+    match = _HOST_AND_PORT.fullmatch(text)
+    if match is None or int(match["port"]) > 65535:
+        raise ConfigurationError(
+            f"{text!r:.80} is no address to listen at",
+            cause="The port is missing, or no number up to 65535; or an IPv6 address lacks its brackets.",
+            remedy="Write HOST:PORT, or :PORT. Port 0 takes a free one.",
+        )
+    return match["host"], int(match["port"])

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from recovery.spark.run.events import RunSummary
 
 T = TypeVar("T")
+PY_FILES = "spark.submit.pyFiles"
 WITH_DIRECTORY = (
     "resume_epoch",
     "resume_after",
@@ -45,6 +46,7 @@ WITH_DIRECTORY = (
     "keep_step",
     "metrics_port",
     "metrics_host",
+    "serve_at",
 )
 """Options that need a recovery directory: without their effect the run would not be the intended one."""
 
@@ -82,7 +84,14 @@ WITH_DIRECTORY = (
               metavar="available-now|once|INTERVAL",
               help="Run to the end of the input, or for ever with this time between micro-batches. once is "
                    "available-now.")  # fmt: skip
-@click.option("--master", default=DEFAULT_MASTER, show_default=True, help="Spark's master.")
+@click.option("--master", default=DEFAULT_MASTER, show_default=True,
+              help="Spark's master: local[*], spark://HOST:PORT, yarn or k8s://HOST:PORT. On a cluster, tasks reach "
+                   "the partitions through this host.")  # fmt: skip
+@click.option("--serve", "serve_at", metavar="[HOST]:PORT", envvar="RECOVERY_SERVE",
+              help="On a cluster: where tasks reach the partitions. By default spark.driver.host and a free "
+                   "port.")  # fmt: skip
+@click.option("--py-files", metavar="A.zip,B.py",
+              help="On a cluster: modules of the flow to send to the executors.")  # fmt: skip
 @settings_options
 @threshold_option
 @click.option("--metrics-port", type=click.IntRange(0, 65535), envvar="RECOVERY_METRICS_PORT",
@@ -106,6 +115,8 @@ def run(
     keep_step: tuple[str, ...],
     trigger: str | float,
     master: str,
+    serve_at: str | None,
+    py_files: str | None,
     conf: dict[str, str],
     thresholds: dict[str, str],
     metrics_port: int | None,
@@ -140,6 +151,7 @@ def run(
             thresholds=thresholds,
             metrics_port=metrics_port,
             metrics_host=metrics_host,
+            serve_at=serve_at,
             state_backend=chosen_backend(),
         )
     else:
@@ -149,7 +161,9 @@ def run(
     from recovery.spark.jvm.session import prepare_environment
     from recovery.spark.run.blocking import run as run_flow
 
-    prepare_environment(*import_paths(target))
+    if py_files:
+        conf = {**conf, PY_FILES: ",".join(filter(None, [conf.get(PY_FILES), py_files]))}
+    prepare_environment(*import_paths(target), master=master)
     flow = load(target)
     if isinstance(flow, Pipeline):
         if metrics_port is not None:

@@ -17,12 +17,11 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StringType, StructField, StructType
 
 import recovery
-from recovery import ConfigurationError
 from recovery.cli.flow_loader import import_paths
 from recovery.errors import SparkUnavailableError
 from recovery.spark.jvm.java import _bundled_java, java_home
 from recovery.spark.jvm.launch import ErrorOutput, reason_in
-from recovery.spark.jvm.session import _daemon, check_master, prepare_environment
+from recovery.spark.jvm.session import _daemon, _of_master, prepare_environment
 
 ROOT = str(Path(recovery.__file__).resolve().parents[1])
 
@@ -54,26 +53,12 @@ def write_java(path: Path, script: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.mark.parametrize(
-    "master",
-    ["local", "local[2]", "local[*]", "local[2,4]", "local[*,4]", "local-cluster[2,1,1024]", "spark://127.0.0.1:7077",
-     "spark://127.0.0.2", "spark://localhost:7077"],
-)  # fmt: skip
-def test_masters_of_this_host(master):
-    """Their executors see this host's files."""
-    check_master(master)
-
-
-@pytest.mark.parametrize(
-    "master",
-    ["yarn", "k8s://x", "k8s://https://127.0.0.1:6443", "mesos://127.0.0.1:5050", "spark://10.0.0.5:7077",
-     "spark://localhost.evil:7077", "spark://127.0.0.1.evil:7077", "spark://127.0.0.1:7077,10.0.0.5:7077",
-     "spark://evil/localhost:7077", "spark://0.0.0.0:7077", "locally", "local[2] or so", "", "yarn\nlocal"],
-)  # fmt: skip
-def test_masters_of_other_hosts(master):
-    """Refused before anything is written: a task elsewhere would find no partition, or another one of the same name."""
-    with pytest.raises(ConfigurationError, match="is not supported"):
-        check_master(master)
+def test_on_a_cluster_the_environment_is_left_to_its_hosts(environment):
+    """They have a Python and packages of their own, and no directories of this host."""
+    prepare_environment("/home/me/flows", master="spark://h:7077")
+    assert "PYSPARK_PYTHON" not in environment
+    assert "PYTHONPATH" not in environment
+    assert _of_master("spark://h:7077").keys() <= {"spark.python.unix.domain.socket.enabled"}
 
 
 def test_workers_run_this_python(environment):

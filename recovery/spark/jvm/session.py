@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recovery.config import DEFAULT_MASTER
-from recovery.errors import ConfigurationError, SparkUnavailableError
+from recovery.errors import SparkUnavailableError
 from recovery.host import private
+from recovery.spark.clusters import check_master, is_cluster
 from recovery.spark.jvm import local_files
 from recovery.spark.jvm.class_archive import archive_options, archive_path
 from recovery.spark.jvm.java import choose_java, java_home
@@ -27,16 +28,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOCAL = re.compile(r"local(\[[^\]]*\])?")
-_ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
 FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
     "spark.sql.session.timeZone": "UTC",
     "spark.driver.memory": "2g",
-    "spark.driver.host": "localhost",
-    "spark.driver.bindAddress": "127.0.0.1",
     # Two tasks should share a file of some hundred KiB, not only one of 4 MiB: the micro-batch waits for the slower.
     "spark.sql.files.openCostInBytes": str(256 << 10),
     # If Spark sorts, a step's loop takes one record batch of its input as a chunk.
@@ -47,6 +44,12 @@ DEFAULTS = {
     # when it is complete, and neither syncs it; the checkpoint of a run need not outlive the run.
     FILE_MANAGER: "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
 }
+DEFAULTS_OF_ONE_HOST = {
+    "spark.driver.host": "localhost",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
+}
+"""Of masters whose executors run on this host."""
 
 
 def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str, str] | None = None) -> Any:
@@ -58,12 +61,13 @@ def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
-    prepare_environment()
+    check_master(master, conf)
+    prepare_environment(master=master)
     _quieten()
     settings = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
     gateway = None
     try:
-        for key, value in {**DEFAULTS, **_daemon(), **_private(master), **(conf or {})}.items():
+        for key, value in {**DEFAULTS, **_of_master(master), **(conf or {})}.items():
             settings.set(key, value)
         given = settings.get("spark.driver.extraJavaOptions", "")
         shared = archive_options(archive_path(java_home()), given)
@@ -71,7 +75,7 @@ def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str
         settings.set("spark.driver.extraJavaOptions", " ".join(filter(None, [*ours, given])))
         if SparkContext._gateway is None:
             # A process has one JVM: later contexts are made in it.
-            gateway = launch(settings, _for_python(os.environ.get("PYTHONPATH")))
+            gateway = launch(settings, _for_cluster() if is_cluster(master) else _for_python())
         with _signal_kept():
             context = SparkContext(conf=settings, gateway=gateway)
         context.setLogLevel("ERROR")
@@ -99,6 +103,15 @@ def _cause(text: str) -> str:
     if "Too many open files" in text or "java.security file" in text:
         return "This process may open too few files: ulimit -n says how many."
     return "Java, the master or a setting of Spark (--conf, --properties-file)."
+
+
+def _of_master(master: str) -> dict[str, str]:
+    """Settings that depend on where executors run. On other hosts there are neither this process's directories nor,
+    perhaps, this Python."""
+    if not is_cluster(master):
+        return {**DEFAULTS_OF_ONE_HOST, **_daemon(), **_private(master)}
+    # Spark puts sockets into the JVM's directory for temporary files, on the driver's host too.
+    return {} if private.sockets() == private.home() else {"spark.python.unix.domain.socket.enabled": "false"}
 
 
 def _private(master: str) -> dict[str, str]:
@@ -140,10 +153,17 @@ def _daemon() -> dict[str, str]:
     return {"spark.python.daemon.module": "recovery.spark.jvm.daemon"} if _runs_this_python() else {}
 
 
-def _for_python(path: str | None) -> dict[str, str]:
+def _for_cluster() -> dict[str, str]:
+    """The `PATH` by which the driver's JVM finds this Python for `python3`, what executors run unless the user names
+    another. Spark starts processes of that name beside the driver too, for sources written in Python."""
+    path = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    return {} if "PYSPARK_PYTHON" in os.environ else {"PATH": os.pathsep.join(path)}
+
+
+def _for_python() -> dict[str, str]:
     """The `PYTHONPATH` that makes the JVM's Python processes run `startup` first, if they run this Python. Spark starts
     some of them for each source written in Python, with modules of its own."""
-    first = str(Path(__file__).resolve().with_name("startup"))
+    first, path = str(Path(__file__).resolve().with_name("startup")), os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join(filter(None, [first, path]))} if _runs_this_python() else {}
 
 
@@ -159,32 +179,23 @@ def is_on(spark: SparkSession, setting: str) -> bool:
     return str(spark.conf.get(setting)).strip().lower() == "true"
 
 
-def check_master(master: str) -> None:
-    """Raise ConfigurationError for masters whose executors may run on other hosts: tasks reach the recovery partitions
-    as files of this host."""
-    if not _ONE_HOST.fullmatch(master):
-        raise ConfigurationError(
-            f"master {master!r} is not supported",
-            cause="Its executors may run on hosts that do not share this host's files.",
-            remedy="Use local[*], local-cluster[...] or a standalone master on the loopback interface.",
-        )
-
-
-def prepare_environment(*paths: str) -> None:
+def prepare_environment(*paths: str, master: str = DEFAULT_MASTER) -> None:
     """Set the environment that the JVM and its Python workers inherit: Java, this Python, and where to import from.
 
-    Must come before the JVM starts. Raises SparkUnavailableError if no Java is available.
+    On a cluster Java alone: hosts have a Python and packages of their own, and --py-files brings modules to them. Must
+    come before the JVM starts. Raises SparkUnavailableError if no Java is available.
     """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # Arrow's own allocator keeps some 40 MiB more in each worker, and is not faster for tasks.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    package_root = str(Path(__file__).resolve().parents[3])
-    given = os.environ.get("PYTHONPATH", "")
-    wanted = [*paths, *([] if "site-packages" in package_root else [package_root])]
-    known = given.split(os.pathsep) if given else []
-    added = [path for path in dict.fromkeys(wanted) if path not in known]
-    if added:
-        os.environ["PYTHONPATH"] = os.pathsep.join([*added, *known])
+    if not is_cluster(master):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        package_root = str(Path(__file__).resolve().parents[3])
+        given = os.environ.get("PYTHONPATH", "")
+        wanted = [*paths, *([] if "site-packages" in package_root else [package_root])]
+        known = given.split(os.pathsep) if given else []
+        added = [path for path in dict.fromkeys(wanted) if path not in known]
+        if added:
+            os.environ["PYTHONPATH"] = os.pathsep.join([*added, *known])
     choose_java()
 
 

@@ -29,9 +29,10 @@ from recovery.pipeline import Node, Pipeline
 from recovery.planning.going_back import kept_interval_s
 from recovery.planning.pipeline import LastNode, NodePlan, plan_nodes
 from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.spark.clusters import check_master
 from recovery.spark.jvm.errors import in_short
 from recovery.spark.jvm.launch import abandon_launch
-from recovery.spark.jvm.session import check_master, create_session
+from recovery.spark.jvm.session import create_session
 from recovery.spark.pipelines.incremental import Load, Loading, _current, moved
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
@@ -78,7 +79,7 @@ def run_pipeline(
     Raises FlowFailedError at the end if a node failed, and the RecoveryErrors of the directory before any node runs.
     """
     clock = clock or SystemClock()
-    check_master(master)
+    check_master(master, conf)
     if resume and config.rewind_to is not None:
         raise ConfigurationError(
             "resume would skip nodes whose marks resume_after or resume_epoch puts back",

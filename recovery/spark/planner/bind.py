@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 
 from recovery.checkpoint.source_places import SourcePlaces, path_in, places_of, read_for
 from recovery.errors import UnsupportedPlanError
+from recovery.spark.clusters import Input, task_limit
 from recovery.spark.jvm.output_modes import Advice, advice
 from recovery.spark.jvm.plan_nodes import children, walk, with_children
 from recovery.spark.planner.replay import check_sources, options_of
@@ -51,11 +52,12 @@ SOURCE_NODES = {"StreamingRelation", "StreamingRelationV2"}
 class BoundPlan:
     """A frame ready to start, with its steps, the places where it reads sources, the number of tasks that rows are
     exchanged over, and the tactics for its micro-batches. keeps_native_state: whether Spark keeps state of its own for
-    it."""
+    it. inputs: everything that the plan reads, also tables that do not stream."""
 
     frame: DataFrame
     steps: tuple[RegisteredStep, ...]
     sources: SourcePlaces
+    inputs: tuple[Input, ...]
     output_mode: str
     tasks: int
     tuning: Tuning
@@ -88,8 +90,10 @@ def bind(
     if native:
         _check_native_state(spark)
     check_sources(spark, plan, keeps_position)
-    sources = _sources(plan)
-    tasks = min(partition_count, max(1, spark.sparkContext.defaultParallelism))
+    sources, inputs = _sources(plan), tuple(_inputs(plan))
+    context = spark.sparkContext
+    limit = task_limit(context.master, dict(context.getConf().getAll()), context.defaultParallelism)
+    tasks = min(partition_count, limit or partition_count)
     if steps:
         _check_supported(spark, plan, output_mode)
     tuning = Tuning(
@@ -101,7 +105,7 @@ def bind(
     )
     if steps:
         frame = _frame(spark, _rebuild(spark, plan, partition_count, tasks))
-    return BoundPlan(frame, steps, sources, output_mode, tasks, tuning, native)
+    return BoundPlan(frame, steps, sources, inputs, output_mode, tasks, tuning, native)
 
 
 def _sources(plan: Any) -> SourcePlaces:
@@ -147,6 +151,22 @@ def _name(node: Any) -> str:
     options = {name.lower(): value for name, value in options.items()}
     every = json.dumps(options, sort_keys=True)
     return f"{kind} {_digest(path_in(options) or every)} {_digest(every)}"
+
+
+def _inputs(plan: Any) -> Iterator[Input]:
+    """Everything that the plan reads in a format with options."""
+    for node in walk(plan):
+        name = node.nodeName()
+        if name == "StreamingRelationV2":
+            yield _input(node.sourceName(), node.extraOptions())
+        elif name == "StreamingRelation":
+            yield Input(node.dataSource().className(), {k.lower(): v for k, v in options_of(node.dataSource()).items()})
+        elif name == "DataSourceV2Relation":
+            yield _input(node.table().name(), node.options())
+
+
+def _input(kind: str, options: Any) -> Input:
+    return Input(kind, {name.lower(): value for name, value in options.asCaseSensitiveMap().items()})
 
 
 def _digest(text: str) -> str:

@@ -15,8 +15,9 @@ from recovery.base.intervals import AVAILABLE_NOW, Interval
 from recovery.config import DEFAULT_MASTER, RecoveryConfig
 from recovery.flow import Flow
 from recovery.host.signals import acting, end_now, handled
+from recovery.spark.clusters import check_master
 from recovery.spark.jvm.launch import abandon_launch
-from recovery.spark.jvm.session import check_master, create_session
+from recovery.spark.jvm.session import create_session
 from recovery.spark.run.events import Observer, RunSummary
 from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.query import RecoveryQuery
@@ -45,7 +46,7 @@ def run(
     and stop it at the end. Raises RecoveryErrors.
     """
     clock = clock or SystemClock()
-    check_master(master)
+    check_master(master, conf)
     # Report errors of the directory before Spark starts, and check the files while it starts.
     prepared = Prepared(config, flow.name, clock)
     own = spark is None

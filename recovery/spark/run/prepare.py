@@ -80,10 +80,14 @@ class Prepared:
             self.release()
             raise
 
+    @property
+    def scratch(self) -> Path:
+        """The directory for what need not survive the execution, Spark's checkpoint among it."""
+        return Path(self.config.scratch_directory or self.config.path / SCRATCH_NAME)
+
     def open_store(self) -> PartitionStore:
         """Open the partitions for writing."""
-        scratch = self.config.scratch_directory or self.config.path / SCRATCH_NAME
-        self.store = connect_driver(self.plan.partitions, Path(scratch), self.clock)
+        self.store = connect_driver(self.plan.partitions, self.scratch, self.clock)
         return self.store
 
     def record_run(self, execution: Execution, clock: Clock) -> None:

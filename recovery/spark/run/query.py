@@ -29,6 +29,7 @@ from recovery.spark.run.listener import announce
 from recovery.spark.run.mailboxes import Mailboxes
 from recovery.spark.run.prepare import BackgroundCheck, Prepared
 from recovery.spark.run.reports import Reports
+from recovery.spark.run.serving import TaskAccess
 from recovery.spark.run.source_starts import SourceStarts
 from recovery.spark.run.status import RunStatus
 from recovery.spark.tuning.outcome import Outcome
@@ -41,6 +42,7 @@ class Begun:
 
     prepared: Prepared
     store: PartitionStore
+    access: TaskAccess
     check: BackgroundCheck
     bound: BoundPlan
     lease: Lease
@@ -63,6 +65,7 @@ class RecoveryQuery:
     def __init__(self, begun: Begun, clock: Clock) -> None:
         self._prepared = begun.prepared
         self._store = begun.store
+        self._access = begun.access
         self._check = begun.check
         self._bound = begun.bound
         self._status = begun.status
@@ -145,7 +148,7 @@ class RecoveryQuery:
             self._process,
             name=self._prepared.flow_id,
             checkpoint=checkpoint,
-            address=self._store.address(self.lease),
+            address=self._access.address,
             trigger=trigger,
             started=self._launched,
         )
@@ -274,6 +277,7 @@ class RecoveryQuery:
                 self._timer.join()
             self._closer.finish()
             self._delivery.release()
+            self._access.stop()
             self._reports.record_progress()
             self._prepared.release(self._status.error)
             self._mailboxes.remove()

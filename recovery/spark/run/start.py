@@ -23,8 +23,8 @@ from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.flow import Flow, check_output_mode
 from recovery.sinks import DiscardSink
 from recovery.sinks.delivery import Delivery
+from recovery.spark.clusters import Planned, check_master, check_plan
 from recovery.spark.jvm.errors import as_recovery_error
-from recovery.spark.jvm.session import check_master
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan, bind
 from recovery.spark.run.events import Observer, Resumed
@@ -35,6 +35,7 @@ from recovery.spark.run.position import Position, restore_position, resume_of_si
 from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.query import Begun, RecoveryQuery
 from recovery.spark.run.reports import Reports
+from recovery.spark.run.serving import TaskAccess
 from recovery.spark.run.source_starts import SourceStarts
 from recovery.spark.run.status import RunStatus
 
@@ -95,9 +96,11 @@ def start_prepared(
     flow_id = prepared.flow_id
     try:
         frame = build_flow(flow, spark or _active_session(flow_id)) if isinstance(flow, Flow) else flow
-        check_master(frame.sparkSession.sparkContext.master)
+        context = frame.sparkSession.sparkContext
+        check_master(context.master, dict(context.getConf().getAll()))
         parse_trigger(trigger)
         bound = bind(frame, prepared.plan.partitions[0].count, output_mode, keeps_position=not prepared.temporary)
+        check_plan(context.master, Planned(sink, bound.inputs, bound.keeps_native_state, str(prepared.scratch)))
         prepared.open_store()
         return Beginning(prepared, bound, sink or DiscardSink(), observer, clock).launch(trigger)
     except BaseException as error:
@@ -140,12 +143,14 @@ class Beginning:
         self._delivery = Delivery(sink, resume_of_sink(plan, execution, store), recoverable=prepared.temporary is None)
         self._loads = FlowLoads(None if prepared.temporary else prepared.config.path, clock)
         self._status = RunStatus(store, execution.lease)
+        self._access: TaskAccess | None = None
 
     def launch(self, trigger: str | Interval | None) -> RecoveryQuery:
         """Perform the steps, and launch Spark's query."""
         prepared, plan, clock = self._prepared, self._plan, self._clock
         with contextlib.ExitStack() as failed:
             failed.callback(self._delivery.release)
+            failed.callback(self._end_access)
             checkpoint, position = self._begin_execution()
             faults.reach("start.3")
             reports = self._reports(checkpoint)
@@ -171,15 +176,21 @@ class Beginning:
         """Begin the execution; return the scratch checkpoint, and the position that Spark continues from."""
         prepared, bound, plan, store = self._prepared, self._bound, self._plan, self._store
         config = prepared.config
-        checkpoint = store.prepare(self._execution) / "checkpoint"
+        scratch = store.prepare(self._execution)
+        checkpoint = scratch / "checkpoint"
         position = restore_position(
             store, plan, bound.sources, checkpoint, config.path, config.rename_steps, self._steps.edits,
             partial(setting_of, bound.frame.sparkSession),
         )  # fmt: skip
         store.start(self._execution, [s.definition.step_id for s in bound.steps], plan.partitions)
+        self._access = TaskAccess(bound.frame.sparkSession.sparkContext, store, self._execution, scratch, config)
         prepared.record_run(self._execution, self._clock)
         self._delivery.rollback()
         return checkpoint, position
+
+    def _end_access(self) -> None:
+        if self._access is not None:
+            self._access.stop()
 
     def _reports(self, checkpoint: Path) -> Reports:
         return Reports(
@@ -214,9 +225,11 @@ class Beginning:
     def _begun(self, reports: Reports, closer: EpochCloser, starts: SourceStarts) -> Begun:
         prepared = self._prepared
         assert prepared.check is not None
+        assert self._access is not None
         return Begun(
             prepared=prepared,
             store=self._store,
+            access=self._access,
             check=prepared.check,
             bound=self._bound,
             lease=self._execution.lease,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
 
@@ -14,8 +14,8 @@ from recovery.base.tracebacks import headline
 from recovery.errors import ConfigurationError
 
 
-def check_sendable(step_id: StepId, sent: Callable[..., Any], function: Any) -> None:
-    """Check that `sent`, the function that Spark sends for a step, can be pickled. PySpark would print a traceback.
+def check_sendable(step_id: StepId, sent: object, function: Any) -> None:
+    """Check that `sent`, what is sent to the workers for a step, can be pickled. PySpark would print a traceback.
 
     Raises ConfigurationError. It lists the globals and closure variables of the user's `function` that cannot be
     pickled."""

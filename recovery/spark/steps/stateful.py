@@ -18,7 +18,6 @@ from types import CodeType
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -47,6 +46,7 @@ from recovery.spark.steps.definition import (
 )
 from recovery.spark.steps.input_keys import KeyedInput, key_text, locate_key, position_of
 from recovery.spark.steps.picklable import check_sendable
+from recovery.spark.steps.sent import sent
 from recovery.spark.steps.state_columns import are_columns, python_type
 from recovery.values.codec import StateCodec, StateType, make_portable
 from recovery.values.declaration import Declaration, Form, form_of
@@ -260,20 +260,9 @@ def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFra
     partition = F.shiftleft(F.spark_partition_id().cast("long"), HASH_BITS)
     placed = exchanged.select(*passed, partition.bitwiseOR(F.col(definition.hash_column)).alias(PLACE))
 
-    def step(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if definition.state_schema is not None:
-            from recovery.spark.tasks.arrow_task import ArrowStepTask
-            from recovery.spark.tasks.step_task import run_step
-
-            return run_step(definition, batches, ArrowStepTask)
-        from recovery.spark.tasks.step_task import run_step
-
-        return run_step(definition, batches)
-
-    step.__name__ = f"{UDF_NAME}{definition.token}"
     make_portable(definition.state_type)
-    check_sendable(definition.step_id, step, definition.update)
-    return placed.mapInArrow(step, definition.output)
+    check_sendable(definition.step_id, definition, definition.update)
+    return placed.mapInArrow(sent(definition, f"{UDF_NAME}{definition.token}"), definition.output)
 
 
 _UNCHANGING = (str, bytes, bool, int, float, Decimal, date, np.generic)

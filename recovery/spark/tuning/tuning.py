@@ -12,11 +12,13 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from recovery.base.ids import BatchId
 from recovery.errors import ConfigurationError
 from recovery.sinks.delivery import Delivery
+from recovery.spark.clusters import is_cluster
 from recovery.spark.steps.definition import StepDefinition
 from recovery.spark.tuning.combining import install
 from recovery.spark.tuning.gathering import Gathering
@@ -55,6 +57,8 @@ class Tuning:
     ) -> None:
         """tasks: the number that rows are exchanged over. combined: the names of the plan's placeholder functions at
         which rows can be combined. steps_only: nothing else in the plan gives rows to Python."""
+        # On a cluster the host of an executor may be lost while the sink reads.
+        self._storage_level = StorageLevel.MEMORY_AND_DISK_2 if is_cluster(spark.sparkContext.master) else None
         on = switched_on(os.environ.get(VARIABLE, ""))
         self._row_width = RowWidth(spark, steps_only=steps_only and "row-width" in on)
         self._combiner = install(spark, combined, combines="combining" in on)
@@ -85,7 +89,7 @@ class Tuning:
                 yield batch
             return
         with as_expected:
-            copy = batch.localCheckpoint(eager=True)
+            copy = batch.localCheckpoint(True, self._storage_level)
         try:
             yield copy
         finally:

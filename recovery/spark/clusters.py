@@ -1,0 +1,182 @@
+"""What a Spark master means: one host, or a cluster whose hosts share no files.
+
+On a cluster tasks reach the recovery partitions over the network. What else they would write or read as files of the
+driver's host is refused before anything starts: `REFUSALS` lists all of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from recovery.base.addresses import looks_like_address
+from recovery.errors import ConfigurationError, RecoveryError, UnsupportedPlanError
+from recovery.sinks import AllKeysSink, DeltaSink, FileSink
+
+_ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
+_CLUSTER = re.compile(r"spark://[\w.:,\[\]-]+|yarn|k8s://[^\s]+")
+DEPLOY_MODE = "spark.submit.deployMode"
+PARALLELISM = "spark.default.parallelism"
+INSTANCES, CORES = "spark.executor.instances", "spark.executor.cores"
+
+
+def is_cluster(master: str) -> bool:
+    """Whether executors of this master may run on other hosts, which have disks of their own."""
+    return _ONE_HOST.fullmatch(master) is None
+
+
+def check_master(master: str, settings: Mapping[str, str] | None = None) -> None:
+    """Raise ConfigurationError for a master that runs no flows. settings: of the session, or those for it."""
+    if is_cluster(master) and not _CLUSTER.fullmatch(master):
+        raise ConfigurationError(
+            f"master {master!r} is not supported",
+            cause="A name that is misspelt, or a kind of cluster that Spark no longer runs on.",
+            remedy="Use local[*], spark://HOST:PORT, yarn or k8s://https://HOST:PORT.",
+        )
+    if is_cluster(master) and (settings or {}).get(DEPLOY_MODE, "client").lower() == "cluster":
+        raise ConfigurationError(
+            f"{DEPLOY_MODE}=cluster is not supported",
+            cause="The cluster then chooses a host for the driver, and that host does not have the recovery directory.",
+            remedy="Leave it out, and run the command on the host with the directory: --deploy-mode client. On "
+            "Kubernetes that is a pod with the volume.",
+        )
+
+
+def check_one_host(master: str, what: str) -> None:
+    """Raise ConfigurationError if a session's executors may run on hosts without this one's files. what: needs them."""
+    if is_cluster(master):
+        raise ConfigurationError(
+            f"{what} does not run on master {master}",
+            cause="Its executors read files of this host, and may run on hosts that do not have them.",
+            remedy="Use a session of one host: --master 'local[*]'.",
+        )
+
+
+def task_limit(master: str, settings: Mapping[str, str], parallelism: int) -> int | None:
+    """The number of tasks that can run at the same time; None if it is not known yet. settings: of the session.
+
+    parallelism: Spark's own number, which on a cluster counts the executors that have come so far."""
+    if not is_cluster(master) or PARALLELISM in settings:
+        return max(1, parallelism)
+    given = [settings.get(INSTANCES, ""), settings.get(CORES, "")]
+    if not all(text.isdecimal() and int(text) for text in given):
+        return None
+    return int(given[0]) * int(given[1])
+
+
+class Input(NamedTuple):
+    """A source that a plan reads: its format, and its options by their names in lower case."""
+
+    format: str
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What is about to start.
+
+    keeps_native_state: whether Spark's own operators keep state. checkpoint: where they would, a path or a URI.
+    """
+
+    sink: object
+    inputs: Sequence[Input] = ()
+    keeps_native_state: bool = False
+    checkpoint: str = ""
+
+
+class Refusal(NamedTuple):
+    """What does not run on a cluster. found: what there is of it in a plan; None if there is nothing."""
+
+    found: Callable[[Planned], str | None]
+    cause: str
+    remedy: str
+    kind: type[RecoveryError] = ConfigurationError
+
+
+def check_plan(master: str, planned: Planned) -> None:
+    """Raise the error of the first refusal that a plan meets on this master."""
+    if is_cluster(master):
+        for refusal in REFUSALS:
+            found = refusal.found(planned)
+            if found is not None:
+                raise refusal.kind(f"{found}, on master {master}", cause=refusal.cause, remedy=refusal.remedy)
+
+
+def _file_sink(planned: Planned) -> str | None:
+    sink = planned.sink
+    if not isinstance(sink, FileSink):
+        return None
+    return f"FileSink({str(sink.path)!r}) names a directory of the driver's host"
+
+
+def _delta_sink(planned: Planned) -> str | None:
+    sink = planned.sink
+    if not isinstance(sink, DeltaSink) or looks_like_address(sink.uri):
+        return None
+    return f"DeltaSink({sink.uri!r}) names a directory of the driver's host"
+
+
+def _all_keys_sink(planned: Planned) -> str | None:
+    return "AllKeysSink reads all recovery partitions in tasks" if isinstance(planned.sink, AllKeysSink) else None
+
+
+def _native_state(planned: Planned) -> str | None:
+    if not planned.keeps_native_state:
+        return None
+    return f"Spark's own operators would keep their state in {planned.checkpoint}, a directory of the driver's host"
+
+
+def _appended(planned: Planned) -> str | None:
+    for each in planned.inputs:
+        shared = each.options.get("sharedfiles", "false").strip().lower() == "true"
+        if each.format == "appended" and not shared:
+            return f"the source 'appended' reads {each.options.get('path', '')!r}, files of the driver's host"
+    return None
+
+
+def _own_format(planned: Planned) -> str | None:
+    found = any(each.format == "recovery" for each in planned.inputs)
+    return 'the flow reads format("recovery"), recovery partitions of the driver\'s host' if found else None
+
+
+REFUSALS = (
+    Refusal(
+        _file_sink,
+        "Tasks write the files, and every executor would write them to a disk of its own.",
+        "Write with UpsertSink, or a sink of your own, to what all hosts reach, such as a database or Kafka; or run on "
+        "one host: --master 'local[*]'.",
+    ),
+    Refusal(
+        _delta_sink,
+        "Tasks write the table's files, and every executor would write them to a disk of its own.",
+        "Give it an address that all hosts reach, such as s3://bucket/table, or file:///mnt/table for a mount that all "
+        "hosts have; or run on one host: --master 'local[*]'.",
+    ),
+    Refusal(
+        _all_keys_sink,
+        "Executors do not have the files of the partitions.",
+        "Write the output of the step, with UpsertSink for example; or run on one host: --master 'local[*]'.",
+    ),
+    Refusal(
+        _native_state,
+        "Executors write that state, each to a disk of its own, and it would be lost.",
+        "Keep the state in a step: recovery.stateful, stateful_arrow or aggregate; or run on one host: "
+        "--master 'local[*]'.",
+        UnsupportedPlanError,
+    ),
+    Refusal(
+        _appended,
+        "Executors read the files that the driver plans, and have disks of their own.",
+        'Put the files on a mount that all hosts have under the same path, and say so: .option("sharedFiles", "true"); '
+        "or send the lines through Kafka.",
+    ),
+    Refusal(
+        _own_format,
+        "Executors do not have the files of the partitions.",
+        "Write the states out first, with recovery state export or a run on one host, and read that.",
+        UnsupportedPlanError,
+    ),
+)
+"""All that is refused on a cluster."""

@@ -1,0 +1,79 @@
+"""The function that Spark sends to its workers for a step.
+
+It is pickled by value and imports nothing of this package before it has checked which version the worker has.
+Otherwise a worker without the package, or with another version, would fail somewhere in the unpickling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark import cloudpickle
+
+from recovery.base.version import VERSION
+from recovery.spark.steps.definition import StepDefinition
+
+Sent = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def sent(definition: StepDefinition, name: str) -> Sent:
+    """Return the function for the tasks of a step. name: its name in the plan. Raises what pickling raises.
+
+    In a worker it raises ExecutorPackageError if the worker cannot run the step.
+    """
+    # By value: the worker unpickles these only after the check.
+    pickled, wanted = cloudpickle.dumps(definition), VERSION
+
+    def step(batches: Iterator[Any]) -> Iterator[Any]:
+        import pickle
+        import socket
+
+        def refuse(found: str, cause: str, error: BaseException | None = None) -> BaseException:
+            # The driver reads the error out of the text of the traceback, so any class of this name will do.
+            kind = type("ExecutorPackageError", (Exception,), {"__module__": "recovery.errors"})
+            refused = kind(
+                f"host {socket.gethostname()} {found}\n"
+                f"Probable cause: {cause}\n"
+                f"What to do: Install recovery=={wanted} with what it needs for the Python of every executor; or send "
+                "an environment with spark.archives and PYSPARK_PYTHON. Modules of the flow are sent with --py-files."
+            )
+            refused.__cause__ = error
+            return refused
+
+        try:
+            import recovery
+
+            try:
+                from recovery.base import version
+
+                here = version.VERSION
+            except ImportError:
+                here = "an older one"
+            if here != wanted:
+                where = getattr(recovery, "__file__", None) or "no file"
+                raise refuse(
+                    f"has another version of the package recovery: {here} ({where}), where {wanted} is wanted",
+                    "The driver was upgraded and this executor was not, or the reverse.",
+                )
+            from recovery.spark.tasks.step_task import run_step
+
+            definition: Any = pickle.loads(pickled)
+            if definition.state_schema is None:
+                return run_step(definition, batches)
+            from recovery.spark.tasks.arrow_task import ArrowStepTask
+
+            return run_step(definition, batches, ArrowStepTask)
+        except ImportError as error:
+            missing = error.name or str(error)
+            if missing.partition(".")[0] == "recovery":
+                missing = "recovery"
+            raise refuse(
+                f"lacks the Python module {missing}, where recovery {wanted} is wanted",
+                "Executors have packages of their own, and this one was not installed there.",
+                error,
+            ) from error
+
+    step.__name__ = name
+    return step

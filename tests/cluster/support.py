@@ -1,0 +1,141 @@
+"""A lab: pretend hosts with Spark's standalone cluster on them, and runs from the driver's host."""
+
+from __future__ import annotations
+
+import os
+import re
+import site
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.flows.cluster import truth
+from tests.namespaces import family
+from tests.stores import paths_of, problems, query, state_at, window
+
+if TYPE_CHECKING:
+    from hosts import WorkerHost
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples" / "cluster"
+FLOWS = ROOT / "tests" / "flows"
+PATIENCE_S = 180.0
+SMALL = ("spark.executor.memory=512m", "spark.driver.memory=1g")
+
+
+def installed() -> list[Path]:
+    """Where this Python finds the package without being told, besides this checkout."""
+    return [path for each in site.getsitepackages() if (path := Path(each, "recovery")).is_dir()]
+
+
+class Lab:
+    """Hosts, a cluster on them, and a directory of the driver's."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        from hosts import Network
+        from standalone import Cluster
+
+        self.path = path
+        self.log = path / "spark.log"
+        self.network = Network(hidden=[ROOT, *installed()], **options)
+        self.cluster = Cluster(self.network, self.log)
+
+    def add_host(self, package: Path | None = ROOT / "recovery", **options: Any) -> WorkerHost:
+        """Add a host with a worker; package None: one without this package."""
+        host = self.network.add(package=package)
+        self.cluster.add_worker(host, **options)
+        return host
+
+    def run(self, target: str, db: Path, *options: object, **environment: str) -> Run:
+        """Start `recovery run` on the driver's host. target: file of tests/flows and flow."""
+        command = [sys.executable, "-m", "recovery", "run", f"{FLOWS}/{target}", "-r", db, "--trigger", "0", *options]
+        command += ["--master", self.cluster.master]
+        for each in (*SMALL, f"spark.driver.host={self.network.driver.address}"):
+            command += ["--conf", each]
+        kept = ("PATH", "JAVA_HOME", "JAVA_TOOL_OPTIONS", "TMPDIR")
+        given = {name: os.environ[name] for name in kept if name in os.environ}
+        given |= {"PYTHONPATH": str(ROOT), **environment}
+        # Executors run `python3`: their own.
+        given["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{given['PATH']}"
+        return Run(self.network.driver.command(command, given), db.with_suffix(".out"))
+
+    def close(self) -> None:
+        self.cluster.stop()
+        self.network.close()
+
+
+class Run:
+    """A run under way on the driver's host."""
+
+    def __init__(self, command: list[str], output: Path) -> None:
+        self.output = output
+        with output.open("ab") as file:
+            self._begin = file.tell()
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+
+    def text(self) -> str:
+        """What it has printed."""
+        return self.output.read_bytes()[self._begin :].decode(errors="replace")
+
+    def await_text(self, pattern: str) -> None:
+        """Wait until it has printed this."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while re.search(pattern, self.text()) is None:
+            assert self.process.poll() is None, self.text()
+            assert time.monotonic() < deadline_s, f"{pattern!r} never came:\n{self.text()}"
+            time.sleep(0.05)
+
+    def wait(self) -> int:
+        """Wait until it has ended; return its exit code."""
+        try:
+            return self.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the run does not end:\n{self.text()}") from None
+
+    def succeed(self) -> str:
+        """Wait until it has ended without an error; return what it printed."""
+        code = self.wait()
+        assert code == 0, f"exit code {code}\n{self.text()}"
+        return self.text()
+
+    def processes(self, name: str) -> list[int]:
+        """The processes of the run whose command line has this text."""
+        found = []
+        for pid in family(self.process.pid):
+            line = Path(f"/proc/{pid}/cmdline")
+            if line.exists() and name in line.read_bytes().replace(b"\0", b" ").decode():
+                found.append(pid)
+        return found
+
+    def kill(self) -> None:
+        """End the driver and what belongs to it immediately."""
+        for pid in family(self.process.pid):
+            try:
+                os.kill(pid, 9)
+            except ProcessLookupError:
+                continue
+        self.process.wait()
+
+
+def counts_in(db: Path, step: str = "counts") -> dict[str, int]:
+    """The newest state of a step whose states are numbers."""
+    held = state_at(db, window(db)[-1])
+    return {key: int(text) for (each, key), (text, _) in held.items() if each == step}
+
+
+def batches_in(db: Path) -> int:
+    """The number of micro-batches that the newest epoch holds."""
+    [(batch,)] = query(paths_of(db)[0], "SELECT max(batch_id) FROM epochs")
+    return batch + 1
+
+
+def assert_exact(db: Path, rows_per_batch: int, step: str = "counts") -> int:
+    """Check that the state is that of a plain loop over the rows of the micro-batches so far; return how many those
+    are."""
+    batches = batches_in(db)
+    assert counts_in(db, step) == truth(rows_per_batch * batches)
+    assert problems(db) == []
+    return batches
