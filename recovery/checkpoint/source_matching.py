@@ -151,7 +151,7 @@ class _Matching:
         both = steps_of(self._old[one]) & steps_of(self._new[source])
         lost = {step for step in both if self._places.count(read_on, step) < self._before.count(same, step)}
         if lost:
-            raise _begun_anew(lost)
+            raise _would_start_again(lost)
 
     def _check_position(self, one: int, source: int, same: Sequence[int], read_on: Sequence[int]) -> None:
         """Raise FlowMismatchError if a step no longer reads `one`, but resumes one that may be the same elsewhere."""
@@ -227,7 +227,7 @@ def _unclear(steps: Iterable[str]) -> FlowMismatchError:
     )
 
 
-def _begun_anew(steps: Iterable[str]) -> FlowMismatchError:
+def _would_start_again(steps: Iterable[str]) -> FlowMismatchError:
     return FlowMismatchError(
         f"{_listed(steps)} would read a source from its start instead of continuing",
         cause="Several steps read it, and its path or options changed: that looks the same as a new source.",

@@ -98,7 +98,7 @@ def acting(act: Callable[[int], None]) -> Iterator[None]:
         yield
         return
     reading, writing = os.pipe()
-    threading.Thread(target=_act_when_told, args=(act, reading), name="stop", daemon=True).start()
+    threading.Thread(target=_act_on_signals, args=(act, reading), name="stop", daemon=True).start()
     came: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
@@ -114,7 +114,7 @@ def acting(act: Callable[[int], None]) -> Iterator[None]:
         os.close(writing)
 
 
-def _act_when_told(act: Callable[[int], None], reading: int) -> None:
+def _act_on_signals(act: Callable[[int], None], reading: int) -> None:
     """Act on the number that comes out of the pipe; do nothing if it is closed."""
     came = os.read(reading, 1)
     os.close(reading)

@@ -345,7 +345,7 @@ class UpsertSink:
                     f"the snapshot says that epoch {note.epoch} was written to it, and it has no record of it",
                     "The connection leads to another database, or its tables were dropped.",
                     "Connect to the database that the run before wrote to, or restore partitions and database from "
-                    f"the same backup. {self._anew()}",
+                    f"the same backup. {self._begin_again()}",
                 )
             return _Plan(False, last, False)
         [[sink, store_id, flow_id, history_from]] = database.run(
@@ -355,7 +355,7 @@ class UpsertSink:
             raise self._mismatch(
                 f"it is written by flow {flow_id!r} on recovery directory {store_id}, "
                 f"not by {resume.flow_id!r} on {resume.store_id}",
-                *self._ways_apart(flow_id == resume.flow_id, store_id),
+                *self._remedies(flow_id == resume.flow_id, store_id),
             )
         epochs = {epoch: rest for epoch, *rest in database.run("SELECT epoch, execution_id, published FROM {epochs}")}
         if note is not None and (note.upsert != sink or epochs.get(note.epoch, [None])[0] != note.execution):
@@ -504,7 +504,7 @@ class UpsertSink:
             longest = max(len(name.encode()) for name in kept) - len("_recovery_") - 1
             raise ConfigurationError(
                 f"table {self.table}: its name is too long",
-                cause=f"The tables {self._beside(self.table)} could not be told apart: the database cuts their names.",
+                cause=f"The tables {self._tables_beside(self.table)} could not be told apart: the database cuts their names.",
                 remedy=f"Give the table a name of at most {longest} bytes.",
             )
 
@@ -569,32 +569,32 @@ class UpsertSink:
             raise self._mismatch(
                 f"the snapshot says that epoch {note.epoch} was written to table {note.table}",
                 "The sink was given another table.",
-                f"Give it {note.table} again; or if that was renamed, rename {self._beside(note.table)} like it. "
+                f"Give it {note.table} again; or if that was renamed, rename {self._tables_beside(note.table)} like it. "
                 f"To begin again in {self.table}, take a new recovery directory.",
             )
 
-    def _ways_apart(self, same_flow: bool, store_id: str) -> tuple[str, str]:
+    def _remedies(self, same_flow: bool, store_id: str) -> tuple[str, str]:
         """Return cause and remedy for a table that belongs to another flow or store."""
         if not same_flow:
             return "Two flows use one table.", "Give each flow its own table."
         return (
             "The flow was run on two recovery directories, or its own was created a second time.",
             f"Run it on recovery directory {store_id}, or give it another table. If that directory is given up for "
-            f"good, drop the tables {self._beside(self.table)}: what it wrote to {self.table} stays.",
+            f"good, drop the tables {self._tables_beside(self.table)}: what it wrote to {self.table} stays.",
         )
 
-    def _anew(self) -> str:
-        beside = self._beside(self.table)
+    def _begin_again(self) -> str:
+        beside = self._tables_beside(self.table)
         return f"To begin again, drop the tables {beside} where they are, and take a new recovery directory."
 
     @staticmethod
-    def _beside(table: str) -> str:
+    def _tables_beside(table: str) -> str:
         """Return the names of the tables beside a table, as a text."""
         first, *others, last = [table + BESIDE[0], *(end.removeprefix("_recovery") for end in BESIDE[1:])]
         return f"{', '.join([first, *others])} and {last}"
 
     def _mismatch(self, found: str, cause: str, remedy: str = "") -> OutputMismatchError:
-        restored = f"Restore partitions and database from the same backup. {self._anew()}"
+        restored = f"Restore partitions and database from the same backup. {self._begin_again()}"
         return OutputMismatchError(f"table {self.table}: {found}", cause=cause, remedy=remedy or restored)
 
 

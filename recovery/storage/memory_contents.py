@@ -131,7 +131,7 @@ class Partition:
     def check(self, lease: Lease) -> None:
         """Raise LeaseLostError if a later execution began."""
         if not self.executions or self.executions[-1].lease != lease:
-            raise LeaseLostError(f"execution {lease.number} may not go on: a later one began", path=self.path)
+            raise LeaseLostError(f"execution {lease.number} may not write any more: a later one began", path=self.path)
 
     def start(self, execution: Execution, planned: PartitionDescription | None) -> None:
         """Begin an execution: abandon everything at or above its resume epoch, and fold."""

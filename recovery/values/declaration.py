@@ -109,7 +109,7 @@ def misfits(old: Form, new: Form, at: str = "the state") -> Iterator[str]:
         for number, (was, now) in enumerate(zip(old["tuple"], new["tuple"], strict=True)):
             yield from misfits(was, now, f"element {number} of {at}")
     elif old_kind == "again":
-        yield f"{at} stands at another depth inside itself"
+        yield f"{at} contains itself at another depth"
     for name, default in _left_out(old).items():
         now = _given(new).get(name)
         if now is not None and now != default:

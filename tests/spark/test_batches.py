@@ -1,4 +1,4 @@
-"""What a sink is given: rows that are kept for it and let go afterwards, in a session with our settings."""
+"""What a sink gets: rows that are kept for it and let go afterwards, in a session with our settings."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class TestClosing:
         with Driver(store_dir) as successor:
             successor.apply(0, {"a": "10"})
             before = content(store_dir)
-            with pytest.raises(LeaseLostError, match="may not go on: a later one began"):
+            with pytest.raises(LeaseLostError, match="may not write any more: a later one began"):
                 late.close(0)
             assert content(store_dir) == before
             successor.close(0)

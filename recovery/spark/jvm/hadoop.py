@@ -131,7 +131,7 @@ class HadoopPlace:
             raise
         except (Py4JError, PySparkException) as error:
             raise StorageError(
-                self._scrubbed(_told(error)),
+                self._scrubbed(_message_of(error)),
                 path=self.shown,
                 cause="The address is wrong, the service is down, or Spark lacks its library or credentials for it.",
                 remedy="Check the address. Libraries are settings of Spark, as in --conf spark.jars.packages=…; so are "
@@ -147,7 +147,7 @@ class HadoopPlace:
         return text
 
 
-def _told(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     """Java's error message, in one line."""
     thrown = getattr(error, "java_exception", None)
     text = str(error) if thrown is None else str(thrown.toString())

@@ -33,9 +33,9 @@ _REFUSALS = (
     _refusal(
         r"output mode: append\b.*not supported for streaming aggregations without watermark"
         r"|append output mode not supported for .* without watermark",
-        "The flow has an aggregation of Spark's own. In append mode the sink is given only rows that cannot change any "
+        "The flow has an aggregation of Spark's own. In append mode the sink gets only rows that cannot change any "
         "more, and without a watermark they can change forever.",
-        'Have the sink given the rows that changed, Flow(..., output_mode="update"), or all rows, "complete"; or give '
+        'Give the sink the rows that changed, Flow(..., output_mode="update"), or all rows, "complete"; or give '
         f"the aggregation a watermark, {_WATERMARK}, and group by that column or a window of it.",
     ),
     _refusal(
@@ -47,7 +47,7 @@ _REFUSALS = (
     ),
     _refusal(
         r"output mode: complete\b.*not supported for no streaming aggregations",
-        "In complete mode the sink is given all rows of an aggregation of Spark's own, and the flow has none. The "
+        "In complete mode the sink gets all rows of an aggregation of Spark's own, and the flow has none. The "
         "steps of this package, joins, dropDuplicates and the like are none.",
         'Leave output_mode out, which is "append", or give the mode that applyInPandasWithState or its like was '
         "declared with. For all keys of recovery.aggregate, use recovery.AllKeysSink.",

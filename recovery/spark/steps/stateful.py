@@ -125,7 +125,7 @@ def stateful_map(
             for row in rows:
                 given = row[positions[0]] if single else tuple(row[position] for position in positions)
                 current, out = mapper(current, given)
-                yield (*head, _apart(out)) if width == 1 else (*head, *map(_apart, out))
+                yield (*head, _copied(out)) if width == 1 else (*head, *map(_copied, out))
             if current is None:
                 state.remove()
             else:
@@ -268,7 +268,7 @@ def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFra
 _UNCHANGING = (str, bytes, bool, int, float, Decimal, date, np.generic)
 
 
-def _apart(value: Any) -> Any:
+def _copied(value: Any) -> Any:
     """Return a copy of a mutable value. Output is read after all of the key's rows, and the mapper may change it."""
     return value if value is None or isinstance(value, _UNCHANGING) else deepcopy(value)
 

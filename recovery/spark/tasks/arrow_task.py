@@ -109,7 +109,7 @@ class ArrowStepTask(StepTask):
         width = len(self._definition.key_names)
         keys = pa.schema([states.schema.field(index) for index in range(width)])
         table = self._checked(given, "states")
-        with _told("states"):
+        with _named_table("states"):
             wanted = pa.schema([*keys, *self._states])
             columns = columns_of(table, wanted, HELPERS)
             discard = columns_of(table.select([DISCARD]), FLAG)[0] if DISCARD in table.column_names else None
@@ -143,12 +143,12 @@ class ArrowStepTask(StepTask):
 
     def _output(self, given: Any) -> pa.RecordBatch | None:
         table = self._checked(given, "output")
-        with _told("output"):
+        with _named_table("output"):
             columns = columns_of(table, self._schema, HELPERS)
         return pa.RecordBatch.from_arrays(columns, schema=self._schema) if len(table) else None
 
     def _checked(self, given: Any, what: str) -> pa.Table:
-        with _told(what):
+        with _named_table(what):
             return as_table(given)
 
     def _of_step(self, error: StateValueError) -> StateValueError:
@@ -157,7 +157,7 @@ class ArrowStepTask(StepTask):
         )
 
 
-class _told:  # noqa: N801 - reads as a phrase
+class _named_table:  # noqa: N801 - reads as a phrase
     """Context manager that turns a ValueError about a table into a StateValueError that names the table."""
 
     def __init__(self, what: str) -> None:

@@ -142,7 +142,7 @@ def _shares(
         if partition not in own:
             raise _of_several(definition)
         if partition <= newest:
-            raise UnsupportedPlanError(f"step {definition.step_id!r}: its rows do not arrive sorted by partition")
+            raise UnsupportedPlanError(f"step {definition.step_id!r}: its rows are not sorted by partition")
         newest = partition
         yield PartitionIndex(partition), map(itemgetter(1), pieces)
 
@@ -439,7 +439,7 @@ class StepTask:
         if self._last_key is not None and len(given):
             ordered = ordered and self._last_key.as_py() < given[0].as_py()
         if not ordered:
-            raise UnsupportedPlanError(f"step {self._definition.step_id!r}: its rows do not arrive sorted by key")
+            raise UnsupportedPlanError(f"step {self._definition.step_id!r}: its rows are not sorted by key")
         if len(given):
             self._last_key = given[-1]
 

@@ -99,7 +99,7 @@ def check_lease(connection: apsw.Connection, path: Path, lease: Lease) -> None:
     """Raise LeaseLostError if a later execution began. One read."""
     with translated(path):
         if not is_newest(connection, lease):
-            raise LeaseLostError(f"execution {lease.number} may not go on: a later one began", path=path)
+            raise LeaseLostError(f"execution {lease.number} may not write any more: a later one began", path=path)
 
 
 def known_steps(connection: apsw.Connection, path: Path, resume_epoch: Epoch | None = None) -> set[StepId]:

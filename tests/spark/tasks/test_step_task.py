@@ -161,7 +161,7 @@ UNSORTED = {
 def test_rows_that_spark_was_to_sort(driver, kind, order):
     """A key's rows would be split over two calls, of which the second does not know what the first did."""
     told = refused(driver, step(kind, sorted_by_spark=True), kind, *map(batch, order))
-    assert "its rows do not arrive sorted by key" in told
+    assert "its rows are not sorted by key" in told
 
 
 def test_a_key_may_go_on_in_the_next_batch(driver, kind):
@@ -188,7 +188,7 @@ def test_null_comes_twice(driver, kind, order, chunk_rows, monkeypatch):
     monkeypatch.setattr(StepTask, "chunk_rows", chunk_rows)
     batches = [batch(keys, spark=NULL_AT) for keys in order]
     told = refused(driver, step(kind, sorted_by_spark=True), kind, *batches)
-    assert "its rows do not arrive sorted by key" in told
+    assert "its rows are not sorted by key" in told
 
 
 @pytest.mark.parametrize("chunk_rows", [2, 100])
@@ -259,7 +259,7 @@ def test_partitions_that_spark_was_to_sort(many, kind):
     mine = by_partition(of_task(0, 2, many.count, KEYS), many.count)
     assert partition_of(mine[0], many.count) != partition_of(mine[-1], many.count)
     made = step(kind, sorted_by_spark=True)
-    with pytest.raises(UnsupportedPlanError, match="its rows do not arrive sorted by partition"):
+    with pytest.raises(UnsupportedPlanError, match="its rows are not sorted by partition"):
         run(many, made, kind, batch([*mine, mine[0]]), tasks=2)
 
 
