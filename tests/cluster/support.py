@@ -82,7 +82,7 @@ class Run:
     def await_text(self, pattern: str) -> None:
         """Wait until it has printed this."""
         deadline_s = time.monotonic() + PATIENCE_S
-        while re.search(pattern, self.text()) is None:
+        while re.search(pattern, self.text(), re.MULTILINE) is None:
             assert self.process.poll() is None, self.text()
             assert time.monotonic() < deadline_s, f"{pattern!r} never came:\n{self.text()}"
             time.sleep(0.05)
