@@ -196,3 +196,23 @@ def test_a_worker_that_crashed(text, told):
     """With what it said itself, if Spark was told to keep that, and without Java's stack."""
     found = as_recovery_error(PySparkException(text))
     assert found.found == f"a Python worker ended while it did a task{told}"
+
+
+@pytest.mark.parametrize(
+    ("executor", "module", "kind"),
+    [("10.77.0.11 executor 0", "recovery", "ExecutorPackageError"),
+     ("10.77.0.11 executor 3", "pyarrow.lib", "ExecutorPackageError"),
+     ("10.77.0.11 executor 0", "helpers", "FlowFailedError"),
+     ("localhost executor driver", "pandas", "FlowFailedError")],
+)  # fmt: skip
+def test_a_worker_that_lacks_a_module(executor, module, kind):
+    """On a host of a cluster the error names the host; a module of the flow, or of this host, is the flow's error."""
+    text = (
+        f"Job aborted: Task 0 in stage 1.0 failed 4 times, most recent failure: Lost task 0.3 in stage 1.0 (TID 7) "
+        f"({executor}): org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
+        f"  File \"/opt/spark/worker.py\", line 7, in main\nModuleNotFoundError: No module named '{module}'\n\n\tat x"
+    )
+    error = as_recovery_error(PySparkException(text))
+    assert type(error).__name__ == kind
+    if kind == "ExecutorPackageError":
+        assert error.found == f"host 10.77.0.11 lacks the Python module {module.partition('.')[0]}"

@@ -16,6 +16,8 @@ from hosts import PACKAGE, Host, Network, WorkerHost
 SPARK_HOME = Path(pyspark.__file__).parent
 MASTER_PORT = 7077
 PATIENCE_S = 90.0
+LOST_AFTER_S = 20
+"""How long the master waits for a silent worker: 60 s by default, and a lost host costs that much."""
 
 
 class Cluster:
@@ -61,6 +63,7 @@ class Cluster:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         kept = {name: os.environ[name] for name in ("JAVA_HOME", "JAVA_TOOL_OPTIONS") if name in os.environ}
         given = {**kept, "PATH": path, "SPARK_HOME": str(SPARK_HOME), "SPARK_DAEMON_MEMORY": "256m", **environment}
+        given["SPARK_MASTER_OPTS"] = f"-Dspark.worker.timeout={LOST_AFTER_S}"
         command = [SPARK_HOME / "bin" / "spark-class", *arguments]
         return host.start(command, given, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
 

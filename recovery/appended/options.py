@@ -21,7 +21,8 @@ _SIZE = re.compile(r"\s*(\d+)\s*([bkmgt]?)(?:i?b)?\s*", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to read and how. Sizes are bytes; None: no limit, or for partition_bytes a size chosen by the batch."""
+    """What to read and how. Sizes are bytes; None: no limit, or for partition_bytes a size chosen by the batch.
+    shared_files: all hosts of a cluster see the files under the same path."""
 
     path: str
     max_bytes_per_trigger: int | None = None
@@ -30,6 +31,7 @@ class Options:
     encoding_errors: Literal["replace", "fail"] = "replace"
     on_rewrite: Literal["fail", "restart"] = "fail"
     on_missing: Literal["fail", "ignore"] = "fail"
+    shared_files: Literal["false", "true"] = "false"
 
 
 _CHOICES = {
@@ -37,6 +39,7 @@ _CHOICES = {
     "encodingErrors": ("replace", "fail"),
     "onRewrite": ("fail", "restart"),
     "onMissing": ("fail", "ignore"),
+    "sharedFiles": ("false", "true"),
 }
 _SIZES = ("maxBytesPerTrigger", "partitionBytes")
 _KNOWN = {name.lower(): name for name in ("path", *_SIZES, *_CHOICES)}
@@ -69,6 +72,7 @@ def parse_options(given: Mapping[str, str]) -> Options:
         encoding_errors=cast("Literal['replace', 'fail']", choices["encodingErrors"]),
         on_rewrite=cast("Literal['fail', 'restart']", choices["onRewrite"]),
         on_missing=cast("Literal['fail', 'ignore']", choices["onMissing"]),
+        shared_files=cast("Literal['false', 'true']", choices["sharedFiles"]),
     )
 
 

@@ -11,7 +11,8 @@ from recovery.appended.locate import Look, locate
 from recovery.appended.plan import Range, Slice
 from recovery.appended.position import FilePosition, Read
 from recovery.appended.survey import rewritten, vanished
-from recovery.errors import StorageError
+from recovery.errors import InputRewrittenError, StorageError
+from recovery.host.identity import host_name
 
 ATTEMPTS = 5
 """The most looks in a row when files are renamed or truncated during each."""
@@ -82,10 +83,15 @@ class Checks:
 
 
 class TaskFiles:
-    """The files of a task's slices, one open at a time. Calling it with a slice returns a reader of its file."""
+    """The files of a task's slices, one open at a time. Calling it with a slice returns a reader of its file.
 
-    def __init__(self, files: Files) -> None:
+    A file is the one that was planned if its content is, whatever its number, time or size are on this host.
+    """
+
+    def __init__(self, files: Files, *, shared: bool = False) -> None:
+        """shared: the files were planned on another host, perhaps, which sees them under the same path."""
         self._files = files
+        self._shared = shared
         self._current: _CheckedFile | None = None
 
     def __enter__(self) -> Self:
@@ -100,7 +106,22 @@ class TaskFiles:
         if self._current is None or self._current.whole != piece.whole:
             self._close()
             self._current = _CheckedFile(self._files, piece.whole)
-        return self._current.read
+        return self._read_shared if self._shared else self._current.read
+
+    def _read_shared(self, offset: int, length: int) -> bytes:
+        """Read, and say which host does not see the file."""
+        assert self._current is not None
+        try:
+            return self._current.read(offset, length)
+        except (InputRewrittenError, StorageError) as error:
+            raise StorageError(
+                f"host {host_name()} does not see this file as the driver's host does: {error.found}",
+                path=error.path,
+                cause="The option sharedFiles is true, and the mount is missing or another one there; or the file was "
+                "removed or rewritten.",
+                remedy="Mount the same file system under the same path on every host, then run the same command again: "
+                "it continues from the last closed epoch.",
+            ) from error
 
     def _close(self) -> None:
         if self._current is not None:

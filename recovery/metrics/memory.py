@@ -1,4 +1,5 @@
-"""Resident memory of a run's processes: the driver's Python, its JVM, and Spark's Python workers below it."""
+"""Resident memory of a run's processes: the driver's Python, its JVM, Spark's Python workers below it, and on a cluster
+the owner's process."""
 
 from __future__ import annotations
 
@@ -16,13 +17,14 @@ class Memory:
     driver_bytes: int | None = None
     jvm_bytes: int | None = None
     workers_bytes: int | None = None
+    owner_bytes: int | None = None
 
 
 def measure_memory(pid: int, proc: Path = PROC) -> Memory:
     """Return the memory of process `pid` and its descendants, as Linux reports it; unknown on other systems.
 
-    The driver's child is its JVM, whose descendants are Python processes. On a cluster this covers only the driver's
-    own machine.
+    The driver's children are its JVM, whose descendants are Python processes, and on a cluster the owner's process.
+    Executors on other hosts are not covered.
     """
     children: dict[int, list[tuple[int, str]]] = {}
     try:
@@ -38,6 +40,7 @@ def measure_memory(pid: int, proc: Path = PROC) -> Memory:
         return Memory()
     jvm: int | None = None
     workers: int | None = None
+    owner: int | None = None
     below = list(children.get(pid, ()))
     while below:
         child, name = below.pop()
@@ -47,9 +50,11 @@ def measure_memory(pid: int, proc: Path = PROC) -> Memory:
             continue
         if name == "java":
             jvm = (jvm or 0) + resident
+        elif name.startswith("python") and _is_owner(proc / str(child)):
+            owner = (owner or 0) + resident
         elif name.startswith("python"):
             workers = (workers or 0) + resident
-    return Memory(driver, jvm, workers)
+    return Memory(driver, jvm, workers, owner)
 
 
 def resident_bytes(pid: int) -> int | None:
@@ -64,6 +69,14 @@ def _parent(process: Path) -> tuple[int, str] | None:
     except OSError:
         return None
     return int(after.split()[1]), before.partition("(")[2]
+
+
+def _is_owner(process: Path) -> bool:
+    """Whether a process is one that `recovery.owner.process` starts."""
+    try:
+        return b"\0-m\0recovery.owner\0" in (process / "cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _resident(process: Path) -> int | None:

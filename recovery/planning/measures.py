@@ -48,7 +48,8 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
         changes were folded, until that was done.
     pause_s: the part of that and of the sealing during which the stream stopped.
     collect_s: of the slowest partition. resume_s: of the execution: reading, planning and restoring the position.
-    memory_…: resident bytes of the driver's Python, of its JVM, and of Spark's Python workers; None: unknown.
+    memory_…: resident bytes of the driver's Python, of its JVM, of Spark's Python workers, and on a cluster of the
+        owner's process; None: unknown.
     operators: the rows in the state of Spark's own operators after micro-batch `batch`, by operator number; an absent
     operator is unknown.
     """
@@ -74,6 +75,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     memory_driver_bytes: Number | None = None
     memory_jvm_bytes: Number | None = None
     memory_workers_bytes: Number | None = None
+    memory_owner_bytes: Number | None = None
     steps: dict[str, StepSize] = {}
     operators: dict[Number, Number] = {}
 
@@ -94,8 +96,9 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def memory_bytes(self) -> int | None:
-        """The resident bytes of the run's Python processes, the driver and the workers, as far as known."""
-        known = [each for each in (self.memory_driver_bytes, self.memory_workers_bytes) if each is not None]
+        """The resident bytes of the run's Python processes, as far as known: the driver, the workers and the owner."""
+        each_bytes = (self.memory_driver_bytes, self.memory_workers_bytes, self.memory_owner_bytes)
+        known = [each for each in each_bytes if each is not None]
         return sum(known) if known else None
 
 

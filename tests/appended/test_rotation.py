@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import tempfile
 import time
 from collections import Counter
@@ -786,6 +787,25 @@ def test_a_task_whose_lines_are_gone_is_an_error(log: Path) -> None:
     tasks = query.planner.tasks(*pair)
     log.write_text("x" * len(LONG) + "\n")
     with TaskFiles(LocalFiles()) as files, pytest.raises(InputRewrittenError, match=str(log)):
+        list(read_task(tasks[0], files, SHAPE))
+
+
+def test_a_copy_on_another_host_is_the_same_file(log: Path) -> None:
+    """With another number, time and owner; other content is an error that names the host."""
+    append(log, LONG)
+    query = Query(log, sharedFiles="true")
+    tasks = query.planner.tasks(*query.plan())
+    copy = log.with_name("copy")
+    copy.write_text(LONG)
+    copy.replace(log)
+    with TaskFiles(LocalFiles(), shared=True) as files:
+        batches = list(read_task(tasks[0], files, SHAPE))
+    assert [value for batch in batches for value in batch.column("value").to_pylist()] == LONG.splitlines()
+    log.unlink()
+    with (
+        TaskFiles(LocalFiles(), shared=True) as files,
+        pytest.raises(StorageError, match=f"host {socket.gethostname()} does not see this file"),
+    ):
         list(read_task(tasks[0], files, SHAPE))
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from recovery import FileSink, RecoveryConfig, StateManager, init_partitions
 from recovery.backup.places import open_target
-from recovery.base.addresses import is_cut_off, local_path, looks_like_address
+from recovery.base.addresses import host_and_port, is_cut_off, local_path, looks_like_address
 from recovery.cli import main
 from recovery.errors import ConfigurationError
 from recovery.operational.backends.open import open_backend
@@ -112,3 +112,22 @@ def test_python(call):
     for text in CUT_OFF:
         with pytest.raises(ConfigurationError):
             call(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [(":7400", "", 7400), ("h-1.example:0", "h-1.example", 0), ("10.0.0.1:65535", "10.0.0.1", 65535),
+     ("[::1]:80", "[::1]", 80)],
+)  # fmt: skip
+def test_addresses_to_listen_at(text, host, port):
+    """A host may be left out, the port may not."""
+    assert host_and_port(text) == (host, port)
+
+
+@pytest.mark.parametrize("text", ["", "h", "h:", "7400", ":65536", "::1:80", "h:80 ", "http://h:80", "h:-1", "h:٣"])
+def test_what_is_no_address_to_listen_at(text):
+    """It is refused before anything starts, also as a setting of a run."""
+    with pytest.raises(ConfigurationError, match="no address to listen at"):
+        host_and_port(text)
+    with pytest.raises(ConfigurationError, match="no address to listen at"):
+        RecoveryConfig("db", serve_at=text)

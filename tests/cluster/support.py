@@ -23,6 +23,8 @@ EXAMPLES = ROOT / "examples" / "cluster"
 FLOWS = ROOT / "tests" / "flows"
 PATIENCE_S = 180.0
 SMALL = ("spark.executor.memory=512m", "spark.driver.memory=1g")
+IMPATIENT = ("spark.network.timeout=20s", "spark.executor.heartbeatInterval=4s")
+"""Spark notices a dead host by its silence, by default after two minutes."""
 
 
 def installed() -> list[Path]:
@@ -52,7 +54,7 @@ class Lab:
         """Start `recovery run` on the driver's host. target: file of tests/flows and flow."""
         command = [sys.executable, "-m", "recovery", "run", f"{FLOWS}/{target}", "-r", db, "--trigger", "0", *options]
         command += ["--master", self.cluster.master]
-        for each in (*SMALL, f"spark.driver.host={self.network.driver.address}"):
+        for each in (*SMALL, *IMPATIENT, f"spark.driver.host={self.network.driver.address}"):
             command += ["--conf", each]
         kept = ("PATH", "JAVA_HOME", "JAVA_TOOL_OPTIONS", "TMPDIR")
         given = {name: os.environ[name] for name in kept if name in os.environ}
@@ -82,7 +84,7 @@ class Run:
     def await_text(self, pattern: str) -> None:
         """Wait until it has printed this."""
         deadline_s = time.monotonic() + PATIENCE_S
-        while re.search(pattern, self.text()) is None:
+        while re.search(pattern, self.text(), re.MULTILINE) is None:
             assert self.process.poll() is None, self.text()
             assert time.monotonic() < deadline_s, f"{pattern!r} never came:\n{self.text()}"
             time.sleep(0.05)

@@ -7,7 +7,11 @@ import time
 from collections import Counter
 from zlib import crc32
 
-from recovery import Flow, stateful
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recovery import AllKeysSink, DiscardSink, FileSink, Flow, Node, Pipeline, aggregate, stateful, stateful_arrow
+from recovery.aggregates import count as number_of
 
 KEYS = 500
 
@@ -58,3 +62,144 @@ def counts(rows_per_batch=2000, last=5, pause_s=0.0):
         return rows(spark, rows_per_batch).transform(step)
 
     return Flow("counts", build, sink=ending(last, pause_s))
+
+
+def paced(rows_per_batch=2000, last=5, pause_s=0.0):
+    """The same with rows that take a while: each key's first call of a micro-batch waits."""
+
+    def slowly(key, rows, state):
+        if key in ("k1", "k2", "k3", "k4"):
+            time.sleep(pause_s)
+        return count(key, rows, state)
+
+    def build(spark):
+        return rows(spark, rows_per_batch).transform(
+            stateful("counts", key="key", update=slowly, output="key string, n long")
+        )
+
+    return Flow("counts", build, sink=ending(last))
+
+
+def kinds(rows_per_batch=2000, last=5):
+    """A step per key, then one on Arrow tables, then one with timeouts; each counts the rows of a key."""
+
+    def add(rows, states):
+        totals = rows.group_by("_group").aggregate([("_group", "count")])
+        order = pc.sort_indices(totals, sort_keys=[("_group", "ascending")])
+        added = totals.take(order)["_group_count"]
+        n = pc.add(pc.fill_null(states["n"], 0), added)
+        table = pa.table({"key": states["key"], "n": n})
+        # A row for each row, so that the next step counts the same.
+        return table, rows.select(["key"])
+
+    def waiting(key, rows, state):
+        if state.hasTimedOut:
+            yield key, -1
+            return
+        state.update((state.get if state.exists else 0) + len(rows))
+        state.setTimeoutDuration(3_600_000)
+        yield key, state.get
+
+    def each(key, rows, state):
+        state.update((state.get if state.exists else 0) + len(rows))
+        for _ in rows:
+            yield (key,)
+
+    def build(spark):
+        return (
+            rows(spark, rows_per_batch)
+            .transform(stateful("each", key="key", update=each, output="key string"))
+            .transform(stateful_arrow("arrow", key="key", update=add, state_schema="n long", output="key string"))
+            .transform(stateful("waiting", key="key", update=waiting, output="key string, n long"))
+        )
+
+    return Flow("kinds", build, sink=ending(last))
+
+
+def totals(rows_per_batch=2000, last=5):
+    """A declared aggregate, which the driver merges where it can."""
+
+    def build(spark):
+        return rows(spark, rows_per_batch).transform(aggregate("totals", key="key", n=number_of()))
+
+    return Flow("totals", build, sink=ending(last))
+
+
+def expiring(last=30):
+    """Each key has rows in the first micro-batches alone; its state ends two seconds later."""
+
+    def until(key, rows, state):
+        if state.hasTimedOut:
+            state.remove()
+            yield key, "ended"
+            return
+        state.update(len(rows))
+        state.setTimeoutDuration(2000)
+        yield key, "seen"
+
+    def build(spark):
+        source = spark.readStream.format("rate").option("rowsPerSecond", 5).load()
+        keys = source.selectExpr("concat('k', value % 3) AS key", "value").where("value < 15")
+        return keys.transform(stateful("until", key="key", update=until, output="key string, what string"))
+
+    def write(batch, batch_id):
+        found = sorted(row.key for row in batch.where("what = 'ended'").collect())
+        print(f"batch {batch_id} ended {' '.join(found)}", flush=True)
+        if found:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return Flow("expiring", build, sink=write)
+
+
+def lines(path, shared):
+    """A word count over growing files."""
+
+    def build(spark):
+        source = spark.readStream.format("appended").option("sharedFiles", shared).load(path)
+        return source.transform(stateful("counts", key="value", update=count, output="value string, n long"))
+
+    return Flow("lines", build, sink=DiscardSink())
+
+
+def refused(what, path):
+    """What executors would write or read on disks of their own."""
+
+    def build(spark):
+        frame = rows(spark, 10).transform(stateful("counts", key="key", update=count, output="key string, n long"))
+        if what == "native":
+            return rows(spark, 10).groupBy("key").count()
+        if what == "recovery":
+            states = spark.read.format("recovery").option("step", "counts").load(path)
+            return frame.join(states.select("key"), "key")
+        return frame
+
+    sinks = {
+        "files": lambda: FileSink(path),
+        "keys": lambda: AllKeysSink(aggregate("totals", key="key", n=number_of()), path, print),
+    }
+    mode = "update" if what == "native" else "append"
+    return Flow("refused", build, sink=sinks.get(what, DiscardSink)(), output_mode=mode)
+
+
+def helped(last=2):
+    """A step that uses a module beside the flow."""
+    import cluster_helper
+
+    def helping(key, rows, state):
+        state.update(cluster_helper.more(state.get if state.exists else 0, len(rows)))
+        yield key, state.get
+
+    def build(spark):
+        return rows(spark, 100).transform(stateful("counts", key="key", update=helping, output="key string, n long"))
+
+    return Flow("helped", build, sink=ending(last))
+
+
+def load():
+    """A pipeline of two nodes, which needs no owner."""
+
+    def write(frame):
+        print(f"rows {frame.count()}", flush=True)
+
+    first = Node("load", read=lambda spark: spark.range(0, 1000, 1, 8), write=write)
+    return Pipeline("nightly", [first, Node("report", read=lambda spark: spark.range(7), write=write, needs=["load"])])

@@ -139,6 +139,20 @@ def test_memory_of_a_tree_of_processes():
     assert measure_memory(2**30) == Memory()
 
 
+def test_memory_of_an_owner():
+    """Its process is known by its command, and is no worker."""
+    code = "import sys; print('ready', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, "-m", "recovery.owner"]
+    child = subprocess.Popen([*command, ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        child.stdout.readline()
+        found = measure_memory(os.getpid())
+    finally:
+        child.communicate()
+    assert found.owner_bytes > 1_000_000
+    assert found.workers_bytes is None or found.workers_bytes < 10 * found.owner_bytes
+
+
 def test_memory_without_proc(tmp_path):
     """On another system nothing is known."""
     assert measure_memory(1, tmp_path / "none") == Memory()

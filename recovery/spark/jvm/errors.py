@@ -9,6 +9,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 
 from recovery.base.tracebacks import essence, essence_of, headline
 from recovery.errors import (
+    ExecutorPackageError,
     FlowFailedError,
     FlowMismatchError,
     RecoveryError,
@@ -27,6 +28,13 @@ _OPERATORS_CHANGED = re.compile(
 )
 _OTHER_BASE_PATH = re.compile(r"Wrong basePath (\S+) for the root path: (\S+)")
 _WORKER_GONE = re.compile(r"Python worker exited unexpectedly \(crashed\)(?:: (.*?)(?=\n\tat |\Z))?", re.DOTALL)
+_MODULE_MISSING = re.compile(
+    r"\((?P<host>\S+) executor (?!driver\b)[^)]*\)(?:(?! executor ).)*?"
+    r"ModuleNotFoundError: No module named '(?P<module>[\w.]+)'",
+    re.DOTALL,
+)
+"""A worker that lacks a module, on a host of a cluster."""
+_NEEDED = ("recovery", "pyarrow", "pandas", "numpy", "msgspec", "pyspark")
 _TASK_FAILURE = re.compile(
     r"most recent failure: [^\n]*?: ((?:[a-z]\w*\.)+\w+(?:Exception|Error): .*?)(?=\n\tat |\n\n|\Z)", re.DOTALL
 )
@@ -67,6 +75,10 @@ def as_recovery_error(error: BaseException) -> BaseException:
         kind = error_named(match[1])
         if kind is not None:
             return _from_text(kind, match[2])
+    missing = _MODULE_MISSING.search(text)
+    if missing is not None and missing["module"].partition(".")[0] in _NEEDED:
+        name = missing["module"].partition(".")[0]
+        return ExecutorPackageError(f"host {missing['host']} lacks the Python module {name}")
     gone = _WORKER_GONE.search(text)
     if gone is not None:
         return FlowFailedError(

@@ -92,7 +92,7 @@ class AppendedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         shape = Shape(to_arrow_schema(self._schema, timezone="UTC"), self._options.encoding_errors)
-        with TaskFiles(LocalFiles()) as files:
+        with TaskFiles(LocalFiles(), shared=self._options.shared_files == "true") as files:
             yield from read_task(partition.value, files, shape)
 
 

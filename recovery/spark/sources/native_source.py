@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from recovery.base.addresses import local_path
 from recovery.errors import ConfigurationError, StateValueError, error_named
+from recovery.host.identity import host_name, this_host
 from recovery.native.choose import Wanted
 
 
@@ -39,8 +40,9 @@ class NativeFrame:
 
 @dataclass
 class FilePartition(InputPartition):
-    """The rows of one file; path None: no rows."""
+    """The rows of one file; path None: no rows. host: whose file it is."""
 
+    host: str
     path: str | None
 
 
@@ -108,13 +110,25 @@ class NativeReader(DataSourceReader):
 
     def partitions(self) -> list[FilePartition]:
         paths = ask(self._frame.address, {"files": self._frame.number})["files"]
-        return [FilePartition(path) for path in paths or [None]]
+        return [FilePartition(this_host(), path) for path in paths or [None]]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         assert isinstance(partition, FilePartition)
+        check_is_here(partition.host)
         if partition.path is not None:
             with pyarrow.memory_map(partition.path) as file, pyarrow.ipc.open_stream(file) as stream:
                 yield from stream
+
+
+def check_is_here(host: str) -> None:
+    """Raise ConfigurationError if a task reads files of a host, as `this_host` names it, on another one: a file of the
+    same name there would be another directory's."""
+    if host != this_host():
+        raise ConfigurationError(
+            f'format("recovery") reads files of host {host.partition(" ")[0]}, and a task of it runs on {host_name()}',
+            cause="The session's master is a cluster, whose executors do not have those files.",
+            remedy="Read it in a session of one host: --master 'local[*]'; or write it out there first.",
+        )
 
 
 def number_of(options: Mapping[str, str], name: str) -> int | None:

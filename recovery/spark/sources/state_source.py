@@ -15,9 +15,17 @@ from pyspark.sql.types import StructType
 
 from recovery.base.addresses import local_path
 from recovery.errors import ConfigurationError, StateValueError
+from recovery.host.identity import this_host
 from recovery.operational.step_edits import moment
 from recovery.planning.resume import Cut
-from recovery.spark.sources.native_source import Address, NativeFrame, NativeReader, native_frame, number_of
+from recovery.spark.sources.native_source import (
+    Address,
+    NativeFrame,
+    NativeReader,
+    check_is_here,
+    native_frame,
+    number_of,
+)
 from recovery.storage.history import KeyState, changes_between, states_at
 
 STATE_SCHEMA = "key string, state string, epoch bigint, timeout timestamp_ltz"
@@ -71,8 +79,9 @@ class RecoveryDataSource(DataSource):
 
 @dataclass
 class StatePartition(InputPartition):
-    """One recovery partition, as of one cut or between two cuts."""
+    """One recovery partition, as of one cut or between two cuts. host: whose file it is."""
 
+    host: str
     path: Path
     cut: Cut
     since: Cut | None
@@ -100,10 +109,11 @@ class StateReader(DataSourceReader):
             raise ConfigurationError(
                 f"sinceEpoch {since.epoch} is newer than epoch {now.epoch}", cause="", remedy="Give the older one."
             )
-        return [StatePartition(path.absolute(), now.cut, since and since.cut) for path in now.paths]
+        return [StatePartition(this_host(), path.absolute(), now.cut, since and since.cut) for path in now.paths]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         assert isinstance(partition, StatePartition)
+        check_is_here(partition.host)
         if partition.since is None:
             states = states_at(partition.path, self._step, partition.cut)
             rows = ((s.key, self._text(s), s.epoch, _micros(s.timeout_ms)) for s in states)
