@@ -34,6 +34,7 @@ RecoveryError                     10
 ├── StateNotFoundError            44
 ├── CorruptStateError             45
 ├── StateBackendError             46
+├── OutputLostError               49  a task wrote a file that the driver does not find
 ├── SparkUnavailableError         50
 ├── BackupTargetError             60  unreachable, refused, or not a place for backups
 ├── NoBackupError                 61
@@ -427,6 +428,17 @@ class StateBackendError(RecoveryError):
     exit_code = 46
     default_cause = "The address, the network, the credentials or the bucket."
     default_remedy = "Check them, then run the same command again: nothing was half-written."
+
+
+class OutputLostError(RecoveryError):
+    """A task reported a file of the output that is not where the driver looks, or has another size there."""
+
+    exit_code = 49
+    default_cause = "The task ran on a host with a disk of its own, or something deletes files in the output directory."
+    default_remedy = (
+        "Give the sink a place that all hosts reach: FileSink('s3a://bucket/out'), or 'file:///mnt/share/out' for a "
+        "share. Then run again: nothing of this micro-batch was published."
+    )
 
 
 class SparkUnavailableError(RecoveryError):
