@@ -36,6 +36,7 @@ RecoveryError                     10
 ├── StateBackendError             46
 ├── OwnerUnreachableError         47
 ├── OwnerRefusedError             48
+├── OutputLostError               49  a task wrote a file that the driver does not find
 ├── SparkUnavailableError         50
 ├── ExecutorPackageError          51  an executor without this package, or with another version
 ├── BackupTargetError             60  unreachable, refused, or not a place for backups
@@ -451,6 +452,17 @@ class OwnerRefusedError(RecoveryError):
     exit_code = 48
     default_cause = "Executors have another version of this package, or something else listens at this address."
     default_remedy = "Install the driver's version on all executors, and check the address given by --serve."
+
+
+class OutputLostError(RecoveryError):
+    """A task reported a file of the output that is not where the driver looks, or has another size there."""
+
+    exit_code = 49
+    default_cause = "The task ran on a host with a disk of its own, or something deletes files in the output directory."
+    default_remedy = (
+        "Give the sink a place that all hosts reach: FileSink('s3a://bucket/out'), or 'file:///mnt/share/out' for a "
+        "share. Then run again: nothing of this micro-batch was published."
+    )
 
 
 class SparkUnavailableError(RecoveryError):

@@ -26,7 +26,7 @@ LAYERS = (
     "appended checkpoint config metrics",
     "storage.seam",
     "wire",
-    "storage",
+    "hadoop storage",
     "owner sinks",
     "epochs flow",
     "operational",
@@ -52,8 +52,8 @@ EXCEPTIONS = {
 }
 
 LIBRARIES = {
-    "pyspark": "spark demo sinks flow pipeline aggregates cli.flow_loader cli.native",
-    "py4j": "spark",
+    "pyspark": "hadoop spark demo sinks flow pipeline aggregates cli.flow_loader cli.native",
+    "py4j": "hadoop spark",
     "pandas": "",
     "sqlite3": "",  # a second SQLite library in the process would drop the locks of the first
     "apsw": "storage",
@@ -72,7 +72,7 @@ PRIVATE_STORAGE = {
     "recovery.backup.sources -> recovery.storage.sqlite.schema": "SQLite's errors as typed ones, while it copies",
 }
 
-JVM_ROOMS = "spark.jvm spark.tuning spark.planner"
+JVM_ROOMS = "hadoop spark.jvm spark.tuning spark.planner"
 JVM_MODULES = {
     "recovery.spark.sources.appended",
     "recovery.spark.sources.driver_relay",

@@ -53,6 +53,8 @@ COVERED_BY = {
     "storage/test_partition.py": """storage.sqlite.close storage.sqlite.columns storage.sqlite.describe
         storage.sqlite.fold storage.sqlite.rewind storage.sqlite.snap_rows""",
     "storage/test_reach.py": "base.task_key",
+    "sinks/test_hadoop_disk.py": "hadoop.files hadoop.writing sinks.places",
+    "cluster/test_counts.py": "base.version host.identity spark.run.serving spark.steps.sent",
     "storage/test_store.py": "storage.scan",
     # A connection has two ends, and an owner several parts: their tests see the whole.
     "wire/test_connections.py": "wire.address wire.client wire.messages wire.server wire.service",

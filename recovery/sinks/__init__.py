@@ -3,8 +3,9 @@
 protocol.py   what a sink may be, and the values that it gets
 delivery.py   passes micro-batches and epochs from the driver to a flow's sink
 plain.py      sinks without memory: discard, console
-files.py      FileSink; output.py: its directory; manifest.py: the directory's content and the plan for it; disk.py
 delta.py      DeltaSink; delta_table.py: its commits; delta_takeback.py: going back; delta_merge.py: rows by key
+files.py      FileSink; places.py: where it writes; output.py: its directory; manifest.py: its content and plan
+disk.py       operations on files; hadoop_disk.py: the same without an atomic rename
 all_keys.py   AllKeysSink
 upsert.py     UpsertSink; database.py: a transaction of any DB-API connection
 """

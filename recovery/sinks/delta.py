@@ -40,7 +40,6 @@ from recovery.sinks.delta_table import (
     statistics,
 )
 from recovery.sinks.delta_takeback import TakeBack, plan_take_back
-from recovery.sinks.files import WRITER_OPTIONS
 from recovery.sinks.protocol import EpochOutput, Resume
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ class DeltaSink:
         if schema != self._schema:
             self._check_schema(schema)
         directory = self._directory(batch_id)
-        writer = batch.write.options(**{**_PARQUET, **self._options}, **WRITER_OPTIONS)
+        writer = batch.write.options(**{**_PARQUET, **self._options}, **_COMMITTER)
         if self.partition_by:
             writer = writer.partitionBy(*self.partition_by)
         writer.mode("overwrite").parquet(f"{spark_uri(self.uri)}/{directory}")
@@ -298,6 +297,11 @@ class DeltaSink:
         return sorted(found, key=lambda file: file.path)
 
 
+_COMMITTER = {
+    # Version 2 shows a task's files before the job is done; nothing here reads the marker file.
+    "mapreduce.fileoutputcommitter.algorithm.version": "1",
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+}
 _PARQUET = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 
 

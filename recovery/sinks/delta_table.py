@@ -69,11 +69,12 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 class DeltaLog:
-    """One Delta table. uri: a local path, or an address that `deltalake` knows."""
+    """One Delta table. uri: a local path, a share as file:///path, or an address that `deltalake` knows."""
 
     def __init__(self, uri: str, storage_options: Mapping[str, str]) -> None:
         self.uri = uri
-        self.local = None if "://" in uri else Path(uri)
+        local = uri.removeprefix("file://")
+        self.local = None if "://" in local else Path(local)
         self._options = dict(storage_options)
 
     def open(self) -> Any | None:

@@ -16,6 +16,14 @@ from recovery.host.durable import UMASK, create, open_own, read_regular, sync
 class Disk:
     """Operations on real files. Each may raise OSError; tests replace the object to make each one fail."""
 
+    def shown(self, path: Path) -> str:
+        """Return the path as an error shows it."""
+        return str(path)
+
+    def address(self, path: Path) -> str:
+        """Return the path as Hadoop takes it: literally. Escaped, it would name another file."""
+        return f"file:{path}"
+
     def files(self, directory: Path) -> dict[str, int]:
         """Return the names and sizes in bytes of a directory's regular files; nothing if there is no such directory."""
         try:
@@ -38,6 +46,12 @@ class Disk:
             return read_regular(path, sys.maxsize)
         except FileNotFoundError:
             return None
+
+    def tail(self, path: Path, size_bytes: int) -> bytes:
+        """Return the last bytes of a file."""
+        with path.open("rb") as file:
+            file.seek(-min(size_bytes, path.stat().st_size), os.SEEK_END)
+            return file.read()
 
     def sha256(self, path: Path) -> str:
         """Return the SHA-256 of a file, in hexadecimal digits."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from recovery.base.addresses import looks_like_address
-from recovery.errors import ConfigurationError
+from recovery.errors import ConfigurationError, OutputLostError
+from recovery.hadoop.writing import REPORT_NAMES, REPORTS, host_of_task, reported, write_files
 from recovery.sinks.disk import Disk
 from recovery.sinks.manifest import Entry
 from recovery.sinks.output import OutputDirectory
+from recovery.sinks.places import place_of
 from recovery.sinks.protocol import EpochOutput, Resume
 
 if TYPE_CHECKING:
@@ -20,17 +22,14 @@ if TYPE_CHECKING:
 Format = Literal["parquet", "json", "csv"]
 FORMATS = ("parquet", "json", "csv")
 _LONGEST_HEADER = 1 << 16
-WRITER_OPTIONS = {
-    # Version 2 shows a task's files before the job is done; nothing here reads the marker file.
-    "mapreduce.fileoutputcommitter.algorithm.version": "1",
-    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-}
 
 
 class FileSink:
     """An EpochSink that writes files into one directory, where any tool can read them.
 
-    path: the directory, on this machine; missing, empty, or already this flow's.
+    path: the directory; missing, empty, or already this flow's. A path on this machine; or, for tasks on other hosts,
+        an address of one of Hadoop's file systems (`s3a://bucket/out`, `hdfs://…`), which Spark's settings open, or
+        `file:///mnt/share/out` for a share that all hosts have mounted.
     format: "parquet", "json" (one object a line) or "csv".
     options: options of Spark's writer, such as {"compression": "zstd"} or {"header": True}.
     files_per_batch: the most files per micro-batch, written by as many tasks; None: one per task that has rows.
@@ -38,7 +37,7 @@ class FileSink:
         a run could still take back, so older ones may be merged, moved or deleted.
     fresh: begin a new output although the flow's earlier output is elsewhere.
 
-    The files of an epoch become visible when it is closed, each by an atomic rename, and are listed in
+    The files of an epoch become visible when it is closed, each whole, and are listed in
     `_recovery/manifest.jsonl`. Going back removes the files of the abandoned epochs.
     """
 
@@ -55,23 +54,23 @@ class FileSink:
         fresh: bool = False,
         disk: Disk | None = None,
     ) -> None:
-        text = os.fspath(path)
-        if not text or "://" in text or looks_like_address(text):
-            raise ConfigurationError(
-                f"FileSink: {text!r} is not a directory of this machine",
-                remedy="Give a local directory (with ./ before a name with a colon), and copy the output from there.",
-            )
+        place = place_of(os.fspath(path))
         if format not in FORMATS:
             raise ConfigurationError(f"FileSink: no format {format!r}", remedy=f"Use one of {', '.join(FORMATS)}.")
         if check not in ("all", "resumable"):
             raise ConfigurationError(f"FileSink: check={check!r}", remedy="Use 'all' or 'resumable'.")
         if files_per_batch is not None and (type(files_per_batch) is not int or files_per_batch < 1):
             raise ConfigurationError(f"FileSink: files_per_batch={files_per_batch!r}", remedy="Use 1, 2, 3 … or None.")
-        self.path = Path(text).absolute()
+        self.path: Path | str = place.path if place.is_local else place.address
+        self.shared = place.shared
+        """Whether tasks on other hosts reach the directory."""
         self.format = format
         self._options = {name: _text(value) for name, value in (options or {}).items()}
         self._files_per_batch = files_per_batch
-        self._output = OutputDirectory(self.path, format, fresh=fresh, check_all=check == "all", disk=disk or Disk())
+        self._disk = disk or place.disk
+        self._output = OutputDirectory(
+            place.path, format, fresh=fresh, check_all=check == "all", disk=self._disk, shared=place.shared
+        )
         self._execution = ""
 
     def check(self, resume: Resume) -> None:
@@ -86,11 +85,14 @@ class FileSink:
     def write(self, batch: DataFrame, batch_id: int) -> None:
         """Write the micro-batch's files without making them visible; see `EpochSink`."""
         directory = self._output.staging(self._execution, batch_id)
+        self._output.clear(directory)
         frame = batch if self._files_per_batch is None else batch.coalesce(self._files_per_batch)
-        writer = frame.write.format(self.format).options(**self._options, **WRITER_OPTIONS)
-        # Hadoop takes the path literally: escaped, it would write to a directory of another name.
-        writer.mode("overwrite").save(f"file:{directory}")
-        self._output.stage(batch_id, directory, self._is_empty)
+        write_files(frame, self._disk.address(directory), self.format, self._options)
+        reports = [self._output.read(directory / REPORTS / name) for name in REPORT_NAMES]
+        content = next((each for each in reports if each is not None), None)
+        if content is None:
+            raise OutputLostError("the report of its tasks is missing", path=self._disk.shown(directory))
+        self._output.stage(batch_id, directory, reported(content), self._is_empty, partial(host_of_task, frame))
 
     def prepare(self, output: EpochOutput) -> str:
         """Make the epoch's files durable; see `EpochSink`."""
@@ -104,30 +106,46 @@ class FileSink:
         """Return the published epochs as the manifest lists them, oldest first."""
         return self._output.find().entries
 
-    def files(self) -> list[Path]:
-        """Return the published files in the order in which they were written; all of them exist."""
-        return [self.path / file.name for entry in self.entries() for file in entry.files]
+    def files(self) -> list[Any]:
+        """Return the published files in the order in which they were written; all of them exist. Paths of a directory,
+        texts of an address."""
+        return [self._named(file.name) for entry in self.entries() for file in entry.files]
 
-    def damaged(self) -> list[Path]:
-        """Return the published files that are missing or whose content was changed. Reads all of them."""
-        return self._output.damaged()
+    def damaged(self) -> list[Any]:
+        """Return the published files that are missing or whose content was changed. Reads all of them; at an address it
+        compares their sizes."""
+        return [self._named(path.name) for path in self._output.damaged()]
+
+    def _named(self, name: str) -> Path | str:
+        path = self._output.path / name
+        return path if isinstance(self.path, Path) else self._disk.shown(path)
 
     def _is_empty(self, path: Path, size_bytes: int) -> bool:
         """Whether a file holds no record; Spark writes such a file to record the schema."""
         if size_bytes == 0:
             return True
+        if not path.name.startswith("part-00000-"):
+            # Other tasks write no file when they have no rows.
+            return False
         if self.format == "parquet":
-            import pyarrow.parquet as pq
-
-            return bool(pq.read_metadata(path).num_rows == 0)
+            return _parquet_rows(partial(self._disk.tail, path)) == 0
         # Spark ignores the case of option names. Lines can be counted only with the default line separator and
         # encoding.
         options = {name.lower(): value for name, value in self._options.items()}
         plain = path.suffix == ".csv" and not options.keys() & {"linesep", "encoding", "charset"}
         if self.format == "csv" and size_bytes < _LONGEST_HEADER and options.get("header") == "true" and plain:
-            return path.read_bytes().count(b"\n") <= 1
+            return (self._disk.read(path) or b"").count(b"\n") <= 1
         return False
 
 
 def _text(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
+
+
+def _parquet_rows(tail: Callable[[int], bytes]) -> int:
+    """Return the number of rows of a Parquet file, from its last bytes."""
+    import pyarrow
+    import pyarrow.parquet as pq
+
+    size = int.from_bytes(tail(8)[:4], "little") + 8
+    return int(pq.read_metadata(pyarrow.BufferReader(tail(size))).num_rows)

@@ -12,7 +12,6 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import msgspec
 
@@ -39,7 +38,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """One file of the output."""
+    """One file of the output. sha256: "" where it is not known, because only executors read the file."""
 
     name: str
     bytes: Count
@@ -132,7 +131,7 @@ def decode_note(text: str) -> Note:
     return decode_json(text, refuse, Note)
 
 
-def decode_owner(text: bytes | None, path: Path) -> Owner | None:
+def decode_owner(text: bytes | None, path: str) -> Owner | None:
     """Decode the owner; None for a missing file. Raises OutputMismatchError if it was changed, or written by a newer
     version."""
     if text is None:
@@ -148,7 +147,7 @@ def decode_owner(text: bytes | None, path: Path) -> Owner | None:
     return owner
 
 
-def decode_entry(line: bytes, path: Path) -> Entry | None:
+def decode_entry(line: bytes, path: str) -> Entry | None:
     """Decode an entry; None if it is not whole. Raises OutputMismatchError for names that no run gives: they would lead
     out of the output directory."""
     head, _, rest = line.rpartition(_DIGEST)
@@ -169,7 +168,7 @@ def decode_entry(line: bytes, path: Path) -> Entry | None:
     return entry if entry.epoch >= 0 else None
 
 
-def decode_manifest(data: bytes, path: Path) -> tuple[tuple[Entry, ...], bool]:
+def decode_manifest(data: bytes, path: str) -> tuple[tuple[Entry, ...], bool]:
     """Return the entries, each once, and whether the manifest holds more: a partial entry, or a repeated one.
 
     Raises OutputMismatchError for a damaged line before other lines: no crash does that.
@@ -203,7 +202,7 @@ def chain(entries: Iterable[Entry], start: str, digest: str) -> tuple[Entry, ...
     return tuple(reversed(found))
 
 
-def plan_output(found: Found, resume: Resume, *, format: str, path: Path, fresh: bool, check_from: int) -> OutputPlan:
+def plan_output(found: Found, resume: Resume, *, format: str, path: str, fresh: bool, check_from: int) -> OutputPlan:
     """Decide what a run does with the output directory when it starts. Raises OutputMismatchError.
 
     fresh: the flow's earlier output may be elsewhere. check_from: files of earlier epochs may be missing.
@@ -231,7 +230,7 @@ def plan_output(found: Found, resume: Resume, *, format: str, path: Path, fresh:
     return OutputPlan(keep, found.torn or keep != found.entries, publish, tuple(remove))
 
 
-def _check_unused(found: Found, note: Note | None, path: Path, fresh: bool) -> None:
+def _check_unused(found: Found, note: Note | None, path: str, fresh: bool) -> None:
     if found.visible or found.entries or found.prepared:
         names = ", ".join(sorted(found.visible)[:3]) or "a manifest"
         raise OutputMismatchError(
@@ -249,7 +248,7 @@ def _check_unused(found: Found, note: Note | None, path: Path, fresh: bool) -> N
         )
 
 
-def _check_owner(owner: Owner, resume: Resume, format: str, path: Path) -> None:
+def _check_owner(owner: Owner, resume: Resume, format: str, path: str) -> None:
     if (owner.store, owner.flow) != (resume.store_id, resume.flow_id):
         raise OutputMismatchError(
             f"it holds the output of flow {owner.flow!r} on recovery directory {owner.store}, "
@@ -267,7 +266,7 @@ def _check_owner(owner: Owner, resume: Resume, format: str, path: Path) -> None:
         )
 
 
-def _closed(found: Found, owner: Owner, note: Note | None, resume: Resume, path: Path) -> tuple[Entry, ...]:
+def _closed(found: Found, owner: Owner, note: Note | None, resume: Resume, path: str) -> tuple[Entry, ...]:
     """Return the entries of the closed epochs, published or prepared: those that lead to the note."""
     if note is None:
         older = next((entry for entry in found.entries if entry.epoch < resume.epoch), None)
@@ -292,7 +291,7 @@ def _closed(found: Found, owner: Owner, note: Note | None, resume: Resume, path:
     return closed
 
 
-def _check_files(kept: Sequence[Entry], publish: Sequence[Entry], found: Found, path: Path, check_from: int) -> None:
+def _check_files(kept: Sequence[Entry], publish: Sequence[Entry], found: Found, path: str, check_from: int) -> None:
     """Check that every listed file exists with its size; files of entries to publish may still be waiting."""
     somewhere = {**found.visible, **found.waiting}
     wrong = [

@@ -32,12 +32,13 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.base import faults
-from recovery.errors import LeaseLostError, OutputMismatchError, StorageError
+from recovery.errors import LeaseLostError, OutputLostError, OutputMismatchError, StorageError
 from recovery.sinks.disk import Disk
 from recovery.sinks.manifest import (
     VISIBLE_NAME,
@@ -58,6 +59,8 @@ from recovery.sinks.manifest import (
 from recovery.sinks.protocol import EpochOutput, Resume
 
 HIDDEN = "_recovery"
+PATIENCE_S = 10.0
+"""How long to wait for a file that a task on another host wrote to a mount."""
 
 
 @dataclass(slots=True)
@@ -73,12 +76,16 @@ class Staged:
 class OutputDirectory:
     """The output directory of one execution. Staging may go on while an epoch of earlier micro-batches is closed."""
 
-    def __init__(self, path: Path, format: str, *, fresh: bool, check_all: bool, disk: Disk) -> None:
+    def __init__(
+        self, path: Path, format: str, *, fresh: bool, check_all: bool, disk: Disk, shared: bool = False
+    ) -> None:
+        """shared: whether tasks on other hosts may write there."""
         self.path = path
         self._format = format
         self._fresh = fresh
         self._check_all = check_all
         self._disk = disk
+        self._shared = shared
         self._hidden = path / HIDDEN
         self._manifest = self._hidden / "manifest.jsonl"
         self._prepared = self._hidden / "prepared"
@@ -136,15 +143,58 @@ class OutputDirectory:
         """Return the directory for a micro-batch's files; it need not exist."""
         return self._staging / execution / f"{batch:08}"
 
-    def stage(self, batch: int, directory: Path, is_empty: Callable[[Path, int], bool]) -> None:
-        """Register the files of a micro-batch; replaces those registered for it before."""
+    def clear(self, directory: Path) -> None:
+        """Remove what an earlier attempt at a micro-batch left in its directory."""
         with self._translated():
-            staged = []
-            for name, size in sorted(self._disk.files(directory).items()):
-                path = directory / name
-                if not name.startswith(("_", ".")) and not is_empty(path, size):
-                    staged.append(Staged(path, name[name.index(".") :], size, self._disk.sha256(path)))
-            self._staged[batch] = staged
+            self._disk.remove_tree(directory)
+
+    def read(self, path: Path) -> bytes | None:
+        """Return the content of a small file in a staging directory; None if there is none."""
+        with self._translated():
+            return self._disk.read(path)
+
+    def stage(
+        self,
+        batch: int,
+        directory: Path,
+        reported: Mapping[str, int],
+        is_empty: Callable[[Path, int], bool],
+        host_of: Callable[[str], str | None] = lambda _: None,
+    ) -> None:
+        """Register the files of a micro-batch; replaces those registered for it before.
+
+        reported: the files by name with their sizes in bytes, as the tasks that wrote them saw them. Other files in the
+        directory are those of attempts that failed. host_of: where the task of a file ran, if it is known.
+        Raises OutputLostError unless each file is here at its size: nothing that a task wrote is left out silently.
+        """
+        with self._translated():
+            self._check_reported(directory, reported, host_of)
+            self._staged[batch] = [
+                Staged(directory / name, name[name.index(".") :], size, self._disk.sha256(directory / name))
+                for name, size in sorted(reported.items())
+                if not is_empty(directory / name, size)
+            ]
+
+    def _check_reported(
+        self, directory: Path, reported: Mapping[str, int], host_of: Callable[[str], str | None]
+    ) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            found = self._disk.files(directory)
+            wrong = sorted(name for name, size in reported.items() if found.get(name) != size)
+            # A mount may show files of other hosts with a delay.
+            if not wrong or not self._shared or time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
+        if wrong:
+            size, host = found.get(wrong[0]), host_of(wrong[0])
+            where = f"a task on host {host}" if host else "a task"
+            here = "it is missing here" if size is None else f"it has {size} bytes here"
+            more = f"; {len(wrong) - 1} more of {len(reported)} files are not here either" if len(wrong) > 1 else ""
+            raise OutputLostError(
+                f"{where} wrote {wrong[0]} with {reported[wrong[0]]} bytes, and {here}{more}",
+                path=self._disk.shown(directory),
+            )
 
     def prepare(self, output: EpochOutput) -> str:
         """Make the epoch's files durable, in prepared/; returns the note."""
@@ -164,7 +214,7 @@ class OutputDirectory:
             self._disk.replace(self._prepared_entry(entry), encode(entry))
             self._entry = entry
             faults.reach("prepare.2")
-        return encode(Note(self._owner.sink, entry.epoch, entry.digest, str(self.path.absolute()))).decode()
+        return encode(Note(self._owner.sink, entry.epoch, entry.digest, self._disk.shown(self.path))).decode()
 
     def publish(self, output: EpochOutput) -> None:
         """Make the prepared epoch visible. Raises LeaseLostError if a successor has already handled it."""
@@ -175,7 +225,9 @@ class OutputDirectory:
         with self._translated():
             waiting = self._disk.files(self._prepared)
             if self._prepared_entry(entry).name not in waiting:
-                raise LeaseLostError(f"the output of epoch {entry.epoch} was published or taken back", path=self.path)
+                raise LeaseLostError(
+                    f"the output of epoch {entry.epoch} was published or taken back", path=self._disk.shown(self.path)
+                )
             self._publish(entry, [file for file in entry.files if file.name in waiting])
             self._entry = None
             for batch in [b for b in list(self._staged) if b <= output.batch]:
@@ -187,17 +239,18 @@ class OutputDirectory:
         with self._translated():
             self._refuse_links()
             visible = {n: s for n, s in self._disk.files(self.path).items() if not n.startswith(("_", "."))}
-            entries, torn = decode_manifest(self._disk.read(self._manifest) or b"", self._manifest)
+            manifest = self._disk.shown(self._manifest)
+            entries, torn = decode_manifest(self._disk.read(self._manifest) or b"", manifest)
             prepared_files = self._disk.files(self._prepared)
             lines = [self._disk.read(self._prepared / name) for name in prepared_files if name.startswith("prepared-")]
             prepared = [
                 entry
                 for line in lines
-                if line is not None and (entry := decode_entry(line, self._prepared)) is not None
+                if line is not None and (entry := decode_entry(line, self._disk.shown(self._prepared))) is not None
             ]
             waiting = {name: size for name, size in prepared_files.items() if VISIBLE_NAME.fullmatch(name)}
             owner_path = self._hidden / "owner.json"
-            owner = decode_owner(self._disk.read(owner_path), owner_path)
+            owner = decode_owner(self._disk.read(owner_path), self._disk.shown(owner_path))
             return Found(owner, entries, torn, visible, tuple(prepared), waiting)
 
     def _refuse_links(self) -> None:
@@ -206,13 +259,14 @@ class OutputDirectory:
             if self._disk.is_link(each):
                 raise OutputMismatchError(
                     "it is a symbolic link",
-                    path=each,
+                    path=self._disk.shown(each),
                     cause="Somebody else can write to the output directory, or parts of it were moved.",
                     remedy="Put the real directory back in its place.",
                 )
 
     def damaged(self) -> list[Path]:
-        """Return the listed files that are missing or whose content was changed. Reads all of them."""
+        """Return the listed files that are missing or whose content was changed. Reads all of them, where the disk has
+        their SHA-256."""
         found = self.find()
         with self._translated():
             return [
@@ -224,7 +278,8 @@ class OutputDirectory:
 
     def _plan(self, found: Found, resume: Resume) -> OutputPlan:
         check_from = 0 if self._check_all else resume.floor + 1
-        return plan_output(found, resume, format=self._format, path=self.path, fresh=self._fresh, check_from=check_from)
+        shown = self._disk.shown(self.path)
+        return plan_output(found, resume, format=self._format, path=shown, fresh=self._fresh, check_from=check_from)
 
     def _publish(self, entry: Entry, waiting: list[OutputFile]) -> None:
         # 1
@@ -258,6 +313,6 @@ class OutputDirectory:
         except OSError as error:
             raise StorageError(
                 str(error),
-                path=self.path,
+                path=self._disk.shown(self.path),
                 remedy="Make room or grant access, then run the same command again: nothing is lost or written twice.",
             ) from error

@@ -504,7 +504,7 @@ class UpsertSink:
             longest = max(len(name.encode()) for name in kept) - len("_recovery_") - 1
             raise ConfigurationError(
                 f"table {self.table}: its name is too long",
-                cause=f"The tables {self._tables_beside(self.table)} could not be told apart: the database cuts their names.",
+                cause=f"The database would cut the names of {self._tables_beside(self.table)} to the same text.",
                 remedy=f"Give the table a name of at most {longest} bytes.",
             )
 
@@ -569,7 +569,7 @@ class UpsertSink:
             raise self._mismatch(
                 f"the snapshot says that epoch {note.epoch} was written to table {note.table}",
                 "The sink was given another table.",
-                f"Give it {note.table} again; or if that was renamed, rename {self._tables_beside(note.table)} like it. "
+                f"Give it {note.table} again; if that was renamed, rename {self._tables_beside(note.table)} likewise. "
                 f"To begin again in {self.table}, take a new recovery directory.",
             )
 

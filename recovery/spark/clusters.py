@@ -106,7 +106,7 @@ def check_plan(master: str, planned: Planned) -> None:
 
 def _file_sink(planned: Planned) -> str | None:
     sink = planned.sink
-    if not isinstance(sink, FileSink):
+    if not isinstance(sink, FileSink) or sink.shared:
         return None
     return f"FileSink({str(sink.path)!r}) names a directory of the driver's host"
 
@@ -145,8 +145,8 @@ REFUSALS = (
     Refusal(
         _file_sink,
         "Tasks write the files, and every executor would write them to a disk of its own.",
-        "Write with UpsertSink, or a sink of your own, to what all hosts reach, such as a database or Kafka; or run on "
-        "one host: --master 'local[*]'.",
+        "Give it a place that all hosts reach: FileSink('s3a://bucket/out'), or 'file:///mnt/share/out' for a mount of "
+        "all hosts; or run on one host: --master 'local[*]'.",
     ),
     Refusal(
         _delta_sink,

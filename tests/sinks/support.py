@@ -72,12 +72,16 @@ class Run:
     def write(self, batch: int, files: int = 2) -> None:
         """A micro-batch. Its records tell executions apart: a replay has other content."""
         directory = self.output.staging(self.lease.id, batch)
+        self.output.clear(directory)
         records = [f"{self.lease.id} {batch} {n}\n".encode() for n in range(files)]
         for number, record in enumerate(records):
             self.disk.put(directory / f"part-{number:05}-uuid-c000.json", record)
             self.disk.put(directory / f".part-{number:05}-uuid-c000.json.crc", b"crc")
         self.disk.put(directory / "part-00009-uuid-c000.json", b"")
-        self.output.stage(batch, directory, lambda _, size: size == 0)
+        reported = {name: len(data) for name, data in self.disk.text(directory).items() if name[0] != "."}
+        # What an attempt left that failed.
+        self.disk.put(directory / "part-00000-failed-c000.json", b"never reported")
+        self.output.stage(batch, directory, reported, lambda _, size: size == 0)
         self.written[batch] = records
 
     def close(self, batch: int) -> None:

@@ -121,7 +121,8 @@ def _key_fields(frame: DataFrame, step_id: str, keys: Sequence[str | Column]) ->
         if isinstance(field.dataType, T.StringType) and not field.dataType.isUTF8BinaryCollation():
             raise ConfigurationError(
                 f"step {step_id!r}: key column {field.name!r} has the type {field.dataType.simpleString()}",
-                cause="State is kept by the bytes of its key: values that are equal in this collation would be several keys.",
+                cause="State is stored by the bytes of its key: values that this collation calls equal would be "
+                "several keys.",
                 remedy="Cast it to string, and bring equal values to one form, as F.lower(column) does.",
             )
         if _is_fine(field.dataType) and not is_on(frame.sparkSession, "spark.sql.ansi.enabled"):
