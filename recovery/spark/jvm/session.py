@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from recovery.config import DEFAULT_MASTER
 from recovery.errors import ConfigurationError, SparkUnavailableError
 from recovery.host import private
-from recovery.spark.jvm import local_files
+from recovery.spark.jvm import local_files, versions
 from recovery.spark.jvm.class_archive import archive_options, archive_path
 from recovery.spark.jvm.java import choose_java, java_home
 from recovery.spark.jvm.launch import LaunchError, end, launch, user_options
@@ -45,7 +45,7 @@ DEFAULTS = {
     "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
     # Of Spark's two ways to write its checkpoint, this one starts fewer processes for a local file. Both rename a file
     # when it is complete, and neither syncs it; the checkpoint of a run need not outlive the run.
-    FILE_MANAGER: "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
+    FILE_MANAGER: versions.FILE_MANAGER,
 }
 
 
@@ -157,6 +157,22 @@ def _runs_this_python() -> bool:
 def is_on(spark: SparkSession, setting: str) -> bool:
     """Whether a boolean setting is true in a session, whatever the case of its letters."""
     return str(spark.conf.get(setting)).strip().lower() == "true"
+
+
+def check_session(spark: SparkSession) -> None:
+    """Raise ConfigurationError for a session of Spark Connect, or one whose master `check_master` refuses."""
+    check_classic(spark)
+    check_master(spark.sparkContext.master)
+
+
+def check_classic(spark: SparkSession) -> None:
+    """Raise ConfigurationError for a session of Spark Connect."""
+    if not hasattr(spark, "_jsparkSession"):
+        raise ConfigurationError(
+            "flows, native state and register cannot use a session of Spark Connect",
+            cause="It reaches neither the plan of a stream nor the JVM that runs it.",
+            remedy="Use a session of this process: SparkSession.builder.master('local[*]').getOrCreate()",
+        )
 
 
 def check_master(master: str) -> None:

@@ -24,7 +24,7 @@ from recovery.flow import Flow, check_output_mode
 from recovery.sinks import DiscardSink
 from recovery.sinks.delivery import Delivery
 from recovery.spark.jvm.errors import as_recovery_error
-from recovery.spark.jvm.session import check_master
+from recovery.spark.jvm.session import check_session
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan, bind
 from recovery.spark.run.events import Observer, Resumed
@@ -94,8 +94,9 @@ def start_prepared(
     """Do the part of `start` that needs Spark. Releases `prepared` if it fails."""
     flow_id = prepared.flow_id
     try:
-        frame = build_flow(flow, spark or _active_session(flow_id)) if isinstance(flow, Flow) else flow
-        check_master(frame.sparkSession.sparkContext.master)
+        session = (spark or _active_session(flow_id)) if isinstance(flow, Flow) else flow.sparkSession
+        check_session(session)
+        frame = build_flow(flow, session) if isinstance(flow, Flow) else flow
         parse_trigger(trigger)
         bound = bind(frame, prepared.plan.partitions[0].count, output_mode, keeps_position=not prepared.temporary)
         prepared.open_store()

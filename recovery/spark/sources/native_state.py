@@ -25,7 +25,7 @@ from recovery.errors import ConfigurationError, StateValueError
 from recovery.native.choose import JOIN_SIDES, Wanted, choose_operator
 from recovery.native.held import held_operators, materialise
 from recovery.operational.step_edits import Moment, moment
-from recovery.spark.jvm.session import check_master
+from recovery.spark.jvm.session import check_session
 
 
 def native_state(
@@ -70,7 +70,7 @@ def moments(directory: Path, epoch: int | None, since: int | None) -> tuple[Mome
 
 def state_frame(spark: SparkSession, directory: Path, now: Moment, before: Moment | None, wanted: Wanted) -> DataFrame:
     """Return the frame of `native_state` for these moments."""
-    check_master(spark.sparkContext.master)
+    check_session(spark)
     if before is None:
         return _read(spark, directory, now, wanted)
     frame = _read(spark, directory, now, wanted, by_key=True)
@@ -86,7 +86,7 @@ def native_operators(spark: SparkSession, directory: str | Path, *, epoch: int |
     `numPartitions`, `minBatchId`, `maxBatchId`. All else is as in `native_state`.
     """
     path = local_path(directory)
-    check_master(spark.sparkContext.master)
+    check_session(spark)
     made = _checkpoints.of(path, moment(path, epoch))
     return spark.read.format("state-metadata").load(f"file:{made}")
 
