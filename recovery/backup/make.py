@@ -12,8 +12,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-import pyarrow
-
+from recovery.backup.arrow import arrow
 from recovery.backup.manifest import OBJECTS, Manifest, StoredCopy, backup_id, fingerprint, object_name
 from recovery.backup.note import LastBackup, note_backup
 from recovery.backup.progress import Observer, Progressed, ignore
@@ -248,7 +247,7 @@ class _Compressed:
         return self._digest.hexdigest()
 
     def __iter__(self) -> Iterator[bytes]:
-        codec = pyarrow.Codec(CODEC, compression_level=LEVEL)
+        codec = arrow().Codec(CODEC, compression_level=LEVEL)
         try:
             with self._path.open("rb") as file:
                 while block := file.read(CHUNK_BYTES):

@@ -11,16 +11,17 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-import pyarrow
-import pyarrow.fs
-
+from recovery.backup.arrow import arrow, or_arrow_error
 from recovery.backup.target import NO_ANSWER_S, DirectoryTarget, ObjectTarget, Target
 from recovery.base.addresses import local_path
 from recovery.errors import ConfigurationError
 from recovery.host.durable import PRIVATE, UMASK
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 ATTEMPTS = 3
@@ -91,7 +92,7 @@ def open_target(
         else:
             filesystem, root = _azure(parts, query, environ)
         query.refuse_unknown(shown)
-    except (pyarrow.ArrowException, OSError, ValueError, TypeError) as error:
+    except or_arrow_error(OSError, ValueError, TypeError) as error:
         if isinstance(error, ConfigurationError):
             raise
         text = str(error)
@@ -154,7 +155,7 @@ class _Query:
             )
 
 
-def _s3(parts: SplitResult, query: _Query, environ: Mapping[str, str], no_answer_s: float) -> pyarrow.fs.FileSystem:
+def _s3(parts: SplitResult, query: _Query, environ: Mapping[str, str], no_answer_s: float) -> FileSystem:
     options: dict[str, Any] = {name: query.take(name) for name in ("region", "scheme", "endpoint_override")}
     endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
     if endpoint and options["endpoint_override"] is None:
@@ -164,16 +165,16 @@ def _s3(parts: SplitResult, query: _Query, environ: Mapping[str, str], no_answer
         options["scheme"] = options["scheme"] or (scheme if separator else None)
     if parts.username:
         options |= {"access_key": unquote(parts.username), "secret_key": unquote(parts.password or "")}
-    return pyarrow.fs.S3FileSystem(
+    return arrow().fs.S3FileSystem(
         **{name: value for name, value in options.items() if value is not None},
         # All attempts together stay below the limit: when the process ends, S3 waits for a pending request.
         connect_timeout=no_answer_s / (ATTEMPTS + 1),
         request_timeout=no_answer_s / (ATTEMPTS + 1),
-        retry_strategy=pyarrow.fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
+        retry_strategy=arrow().fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
     )
 
 
-def _gcs(parts: SplitResult, query: _Query, environ: Mapping[str, str], no_answer_s: float) -> pyarrow.fs.FileSystem:
+def _gcs(parts: SplitResult, query: _Query, environ: Mapping[str, str], no_answer_s: float) -> FileSystem:
     endpoint, scheme = query.take("endpoint_override"), query.take("scheme")
     limit_s = float(query.take("retry_limit_seconds") or no_answer_s / 2)
     anonymous = parts.username == "anonymous"
@@ -192,10 +193,10 @@ def _gcs(parts: SplitResult, query: _Query, environ: Mapping[str, str], no_answe
     project = query.take("project_id") or environ.get("GOOGLE_CLOUD_PROJECT")
     if project:
         options["project_id"] = project
-    return pyarrow.fs.GcsFileSystem(**options)
+    return arrow().fs.GcsFileSystem(**options)
 
 
-def _azure(parts: SplitResult, query: _Query, environ: Mapping[str, str]) -> tuple[pyarrow.fs.FileSystem, str]:
+def _azure(parts: SplitResult, query: _Query, environ: Mapping[str, str]) -> tuple[FileSystem, str]:
     """Open abfs[s]://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH, abfs[s]://ACCOUNT[:KEY]@CONTAINER/PATH or
     abfs[s]://CONTAINER/PATH with the account from the environment."""
     host, user = parts.hostname or "", unquote(parts.username or "")
@@ -220,7 +221,7 @@ def _azure(parts: SplitResult, query: _Query, environ: Mapping[str, str]) -> tup
     options |= {name: value for name, value in authorities.items() if value is not None}
     if query.take("enable_tls") == "false":
         options |= {"blob_storage_scheme": "http", "dfs_storage_scheme": "http"}
-    return pyarrow.fs.AzureFileSystem(**options), root
+    return arrow().fs.AzureFileSystem(**options), root
 
 
 def _secrets(parts: SplitResult, environ: Mapping[str, str]) -> Iterator[str]:

@@ -16,13 +16,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
-import pyarrow
-import pyarrow.fs
-
+from recovery.backup.arrow import arrow, or_arrow_error
 from recovery.errors import BackupDamagedError, BackupTargetError
 from recovery.host.durable import PRIVATE, UMASK, Modes, create, files_below, make_directories, sync
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
 
 CHUNK_BYTES = 4 << 20
 NO_ANSWER_S = 60.0
@@ -179,7 +180,7 @@ class DirectoryTarget:
                 cause="This path, or a part of it, is a file.",
                 remedy="Name a directory.",
             ) from error
-        except (OSError, pyarrow.ArrowException) as error:
+        except or_arrow_error(OSError) as error:
             raise BackupTargetError(
                 str(error), path=self.shown, cause="The disk is full or failing, or this user may not write there."
             ) from error
@@ -193,7 +194,7 @@ class ObjectTarget:
 
     def __init__(
         self,
-        filesystem: pyarrow.fs.FileSystem,
+        filesystem: FileSystem,
         root: str,
         shown: str,
         *,
@@ -244,12 +245,12 @@ class ObjectTarget:
     def entries(self, prefix: str) -> list[Entry]:
         """See `Target.entries`."""
         # Recursive, because some stores do not know directories that were never made.
-        selector = pyarrow.fs.FileSelector(self._path(prefix.rstrip("/")), recursive=True, allow_not_found=True)
+        selector = arrow().fs.FileSelector(self._path(prefix.rstrip("/")), recursive=True, allow_not_found=True)
         infos = self._ask(lambda: self._filesystem.get_file_info(selector))
         found = [
             Entry(info.path.removeprefix(self._root).lstrip("/"), info.size or 0, (info.mtime_ns or 0) // 1_000_000)
             for info in infos
-            if info.type == pyarrow.fs.FileType.File
+            if info.type == arrow().fs.FileType.File
         ]
         return sorted(found, key=lambda entry: entry.name)
 
@@ -273,7 +274,7 @@ class ObjectTarget:
             raise BackupTargetError(
                 f"no answer for {self._no_answer_s:.0f} s", path=self.shown, cause="The service cannot be reached."
             ) from None
-        except (OSError, pyarrow.ArrowException, ValueError) as error:
+        except or_arrow_error(OSError, ValueError) as error:
             raise BackupTargetError(self.scrubbed(str(error)), path=self.shown) from None
 
     def scrubbed(self, text: str) -> str:
@@ -323,10 +324,10 @@ def _content(name: str, read: Callable[[], bytes], shown: str) -> Iterator[bytes
             yield chunk
         return
     try:
-        with pyarrow.CompressedInputStream(pyarrow.PythonFile(_Chunks(read), "r"), "zstd") as stream:
+        with arrow().CompressedInputStream(arrow().PythonFile(_Chunks(read), "r"), "zstd") as stream:
             while chunk := stream.read(CHUNK_BYTES):
                 yield chunk
-    except (OSError, pyarrow.ArrowException) as error:
+    except or_arrow_error(OSError) as error:
         if isinstance(error, FileNotFoundError):
             raise
         raise BackupDamagedError(f"{name} differs from what was stored: {error}", path=shown) from error

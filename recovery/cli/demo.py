@@ -18,6 +18,9 @@ from recovery.host.durable import make_directories
 )
 def demo(directory: Path | None) -> None:
     """Kill a stateful flow over real flights, resume it, let its input grow, and check the result. About a minute."""
+    from recovery.spark.jvm.installed import check_installed
+
+    check_installed()
     from recovery.demo.story import Story
 
     target = Path(tempfile.mkdtemp(prefix="recovery-demo-")) if directory is None else directory

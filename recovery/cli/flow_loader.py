@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import importlib.util
 import sys
@@ -85,9 +86,11 @@ def _load_file(path: Path) -> ModuleType:
         raise
     except (Exception, SystemExit) as error:
         raise _failed(str(path), error) from error
-    from pyspark import cloudpickle
+    # Where PySpark is missing there are no workers.
+    with contextlib.suppress(ModuleNotFoundError):
+        from pyspark import cloudpickle
 
-    cloudpickle.register_pickle_by_value(module)
+        cloudpickle.register_pickle_by_value(module)
     return module
 
 

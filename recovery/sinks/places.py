@@ -8,9 +8,7 @@ from typing import NamedTuple
 
 from recovery.base.addresses import looks_like_address
 from recovery.errors import ConfigurationError
-from recovery.hadoop.files import HadoopFiles
 from recovery.sinks.disk import Disk
-from recovery.sinks.hadoop_disk import HadoopDisk
 
 _SHARE = "file://"
 _ADDRESS = re.compile(r"(?P<system>[A-Za-z][A-Za-z0-9+.-]+://(?P<authority>[^/?#]*))(?P<path>[^?#]*)")
@@ -47,6 +45,10 @@ def place_of(text: str) -> Place:
             )
         if not authority and found["system"].lower().split(":")[0] != "hdfs":
             raise _refused(text, "Name the bucket or host: s3a://bucket/out.")
+        # These import PySpark, which a local place does not need.
+        from recovery.hadoop.files import HadoopFiles
+        from recovery.sinks.hadoop_disk import HadoopDisk
+
         disk = HadoopDisk(HadoopFiles(found["system"]), found["system"])
         return Place(disk, Path(path), shared=True, is_local=False, address=found["system"] + path)
     if not text or looks_like_address(text) or "://" in text:

@@ -24,6 +24,7 @@ from recovery import (
     stateful_arrow,
 )
 from recovery.aggregates import count, last
+from recovery.spark.jvm.versions import VERSION
 from recovery.spark.planner.bind import bind
 from tests.spark.support import run_to_end, set_to, totals_step
 
@@ -144,6 +145,7 @@ def test_an_input_column_that_python_cannot_have_is_named(spark, expression, kin
     frame.transform(aggregate("s", key="key", n=count("c"), v=last("value", by="value")))
 
 
+@pytest.mark.skipif(VERSION < (4, 3), reason="Spark has such types since 4.3")
 def test_a_type_that_pyspark_does_not_know_is_named(spark):
     """It cannot even tell the frame's schema."""
     with set_to(spark, {"spark.sql.timestampNanosTypes.enabled": "true"}):

@@ -24,6 +24,7 @@ from recovery.flow import Flow, check_output_mode
 from recovery.sinks import DiscardSink
 from recovery.sinks.delivery import Delivery
 from recovery.spark.clusters import Planned, check_master, check_plan
+from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.jvm.errors import as_recovery_error
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan, bind
@@ -95,8 +96,10 @@ def start_prepared(
     """Do the part of `start` that needs Spark. Releases `prepared` if it fails."""
     flow_id = prepared.flow_id
     try:
-        frame = build_flow(flow, spark or _active_session(flow_id)) if isinstance(flow, Flow) else flow
-        context = frame.sparkSession.sparkContext
+        session = (spark or _active_session(flow_id)) if isinstance(flow, Flow) else flow.sparkSession
+        check_classic(session)
+        frame = build_flow(flow, session) if isinstance(flow, Flow) else flow
+        context = session.sparkContext
         check_master(context.master, dict(context.getConf().getAll()))
         parse_trigger(trigger)
         bound = bind(frame, prepared.plan.partitions[0].count, output_mode, keeps_position=not prepared.temporary)

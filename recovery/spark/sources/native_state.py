@@ -26,6 +26,7 @@ from recovery.native.choose import JOIN_SIDES, Wanted, choose_operator
 from recovery.native.held import held_operators, materialise
 from recovery.operational.step_edits import Moment, moment
 from recovery.spark.clusters import check_one_host
+from recovery.spark.jvm.connect_sessions import check_classic
 
 
 def native_state(
@@ -70,6 +71,7 @@ def moments(directory: Path, epoch: int | None, since: int | None) -> tuple[Mome
 
 def state_frame(spark: SparkSession, directory: Path, now: Moment, before: Moment | None, wanted: Wanted) -> DataFrame:
     """Return the frame of `native_state` for these moments."""
+    check_classic(spark)
     check_one_host(spark.sparkContext.master, "native_state")
     if before is None:
         return _read(spark, directory, now, wanted)
@@ -86,6 +88,7 @@ def native_operators(spark: SparkSession, directory: str | Path, *, epoch: int |
     `numPartitions`, `minBatchId`, `maxBatchId`. All else is as in `native_state`.
     """
     path = local_path(directory)
+    check_classic(spark)
     check_one_host(spark.sparkContext.master, "native_operators")
     made = _checkpoints.of(path, moment(path, epoch))
     return spark.read.format("state-metadata").load(f"file:{made}")

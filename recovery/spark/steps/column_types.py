@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
 from recovery.errors import ConfigurationError
+from recovery.spark.jvm.connect_sessions import check_classic
 
 _PLAIN: tuple[type[T.DataType], ...] = (
     T.BooleanType,
@@ -28,7 +29,7 @@ _PLAIN: tuple[type[T.DataType], ...] = (
     T.TimestampType,
     T.TimestampNTZType,
     T.DayTimeIntervalType,
-    T.TimeType,
+    getattr(T, "TimeType", T.NullType),  # since Spark 4.1
     T.NullType,
 )
 _CAUSE = "A step's rows go to Python and back by way of Arrow, which has no values of this type for both."
@@ -46,9 +47,11 @@ def check_input(frame: DataFrame, step_id: str) -> None:
 
 
 def check_known(frame: DataFrame, step_id: str) -> None:
-    """Check that PySpark knows the types of all columns. Raises ConfigurationError for the first unknown one.
+    """Check that PySpark knows the types of all columns, and that the frame is not one of Spark Connect. Raises
+    ConfigurationError, for the first unknown type.
 
     With an unknown type, PySpark cannot return the frame's schema at all."""
+    check_classic(frame.sparkSession)
     try:
         _ = frame.schema
     except PySparkValueError as error:
