@@ -32,7 +32,7 @@ def sent(definition: StepDefinition, name: str) -> Sent:
 
         def refuse(found: str, cause: str, error: BaseException | None = None) -> BaseException:
             # The driver reads the error out of the text of the traceback, so any class of this name will do.
-            kind = type("ExecutorPackageError", (Exception,), {"__module__": "recovery.errors"})
+            kind: type[Exception] = type("ExecutorPackageError", (Exception,), {"__module__": "recovery.errors"})
             refused = kind(
                 f"host {socket.gethostname()} {found}\n"
                 f"Probable cause: {cause}\n"
