@@ -51,7 +51,9 @@ def run(network: Network, cluster: Cluster, db: Path) -> None:
     command += ["--master", cluster.master, "--conf", f"spark.driver.host={network.driver.address}"]
     command += ["--conf", "spark.executor.memory=512m"]
     # Spark notices a dead host by its silence, by default after two minutes.
-    command += ["--conf", "spark.network.timeout=20s", "--conf", "spark.executor.heartbeatInterval=4s"]
+    for setting in ("timeout=20s", "timeoutInterval=10s"):
+        command += ["--conf", f"spark.network.{setting}"]
+    command += ["--conf", "spark.executor.heartbeatInterval=4s"]
     started = network.driver.start(command, environment, stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None
     for line in started.stdout:

@@ -23,7 +23,7 @@ EXAMPLES = ROOT / "examples" / "cluster"
 FLOWS = ROOT / "tests" / "flows"
 PATIENCE_S = 180.0
 SMALL = ("spark.executor.memory=512m", "spark.driver.memory=1g")
-IMPATIENT = ("spark.network.timeout=20s", "spark.executor.heartbeatInterval=4s")
+IMPATIENT = ("spark.network.timeout=20s", "spark.network.timeoutInterval=10s", "spark.executor.heartbeatInterval=4s")
 """Spark notices a dead host by its silence, by default after two minutes."""
 
 

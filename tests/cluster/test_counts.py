@@ -93,20 +93,20 @@ def test_an_owner_that_is_killed_or_frozen(lab, db):
 def test_a_driver_that_is_killed_goes_on_with_more_and_with_fewer_hosts(make_lab, db):
     """Each run finds what the last one closed, whatever hosts it has."""
     lab = make_lab(2)
-    run = lab.run("cluster.py:counts(2000, 99, 0.5)", db, "-s", "0")
+    run = lab.run("cluster.py:counts(2000, 99, 0.5)", db, "-s", "0", "-b", "1h")
     run.await_text(r"^batch 2$")
     run.kill()
     closed = batches_in(db)
     assert closed >= 2
     lab.add_host()
-    lab.run(f"cluster.py:counts(2000, {closed + 2})", db, "-s", "0").succeed()
+    lab.run(f"cluster.py:counts(2000, {closed + 2})", db, "-s", "0", "-b", "1h").succeed()
     assert assert_exact(db, 2000) == closed + 3
     for host in lab.network.hosts[:2]:
         host.crash()
-    lab.run(f"cluster.py:counts(2000, {closed + 4})", db, "-s", "0", "--serve", "10.77.0.1:7400").succeed()
+    lab.run(f"cluster.py:counts(2000, {closed + 4})", db, "-s", "0", "-b", "1h", "--serve", "10.77.0.1:7400").succeed()
     assert assert_exact(db, 2000) == closed + 5
     # Back to the beginning, and the same again.
-    lab.run("cluster.py:counts(2000, 1)", db, "-s", "0", "--resume-after", "0", "--discard-history").succeed()
+    lab.run("cluster.py:counts(2000, 1)", db, "-s", "0", "-b", "1h", "--resume-after", "0").succeed()
     assert assert_exact(db, 2000) == 2
 
 

@@ -237,7 +237,7 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 session.prepare_environment()
-session.prepare_environment = lambda: None
+session.prepare_environment = lambda **_: None
 threading.Thread(target=interrupt, daemon=True).start()
 try:
     session.create_session("left")

@@ -32,8 +32,8 @@ def sent(definition: StepDefinition, name: str) -> Sent:
 
         def refuse(found: str, cause: str, error: BaseException | None = None) -> BaseException:
             # The driver reads the error out of the text of the traceback, so any class of this name will do.
-            kind = type("ExecutorPackageError", (Exception,), {"__module__": "recovery.errors"})
-            refused: BaseException = kind(
+            kind: type[Exception] = type("ExecutorPackageError", (Exception,), {"__module__": "recovery.errors"})
+            refused = kind(
                 f"host {socket.gethostname()} {found}\n"
                 f"Probable cause: {cause}\n"
                 f"What to do: Install recovery=={wanted} with what it needs for the Python of every executor; or send "
