@@ -175,7 +175,7 @@ def test_a_pruning_that_fails_is_tried_again(store, tmp_path, monkeypatch):
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == UnsupportedVersionError.exit_code
     assert result.stdout.count("of epoch 5") == 3
-    assert result.stderr.count("older ones could not be removed, will try again: no answer") == 2
+    assert result.stderr.count("older ones could not be removed, it will be retried: no answer") == 2
 
 
 class NoSignals:

@@ -523,7 +523,7 @@ class TestRestore:
         """One object is gone and there is no other backup: a typed error, and no directory."""
         made = back_up(store, tmp_path / "dest")
         (tmp_path / "dest" / made.manifest.copies[2].object_name).unlink()
-        with pytest.raises(BackupDamagedError, match=r"is missing; and without that: part-2\.sqlite3 of 3"):
+        with pytest.raises(BackupDamagedError, match=r"is missing; the rest does not suffice: part-2\.sqlite3 of 3"):
             bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
         assert not (tmp_path / "new").exists()
 
@@ -631,7 +631,7 @@ class TestPlainCopies:
 
         with (
             DirectoryLock(store, SystemClock(), "flow x"),
-            pytest.raises(DirectoryLockedError, match="run is going on"),
+            pytest.raises(DirectoryLockedError, match="a run is using it"),
         ):
             bring_back(store, tmp_path / "new", tmp_path)
         assert {f.error for f in scan(store)} == {None}

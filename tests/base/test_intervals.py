@@ -39,7 +39,7 @@ def test_to_the_end_of_the_input(value):
 def test_triggers():
     assert parse_trigger(None) is None
     assert parse_trigger("2m") == 120
-    with pytest.raises(ConfigurationError, match="'now' is no trigger: 'now' is not an interval"):
+    with pytest.raises(ConfigurationError, match="'now' is not a trigger: 'now' is not an interval"):
         parse_trigger("now")
 
 

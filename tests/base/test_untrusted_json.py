@@ -31,7 +31,7 @@ def test_what_fits_is_given():
 )  # fmt: skip
 def test_what_does_not_fit_is_the_callers_error(text):
     """Also bytes and text that are no Unicode."""
-    with pytest.raises(StorageError, match="not the JSON that was written there"):
+    with pytest.raises(StorageError, match="not the JSON that recovery wrote"):
         decode_json(text, refuse, Entry)
 
 

@@ -177,7 +177,8 @@ def test_processes_of_spark_leave_signals_to_the_driver(kind, tmp_path, monkeypa
     """A supervisor's SIGTERM, and Ctrl-C, end neither Spark's daemon and its workers nor what plans a source; Spark's
     own SIGTERM, with which it closes their standard input, does. What users start in them is as ever."""
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    environment = {**os.environ, **_for_python(str(ROOT))}
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    environment = {**os.environ, **_for_python()}
     process = subprocess.Popen(
         [sys.executable, "-c", SPARKS, kind], env=environment, cwd=tmp_path, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -102,8 +102,8 @@ def test_long_files_are_taken_in_chunks(source, store_dir, tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "error", "message"),
     [
-        (lambda job: (job / "metadata").unlink(), SparkCheckpointError, "no checkpoint of Spark"),
-        (lambda job: [path.unlink() for path in (job / "commits").iterdir()], SparkCheckpointError, "no micro-batch"),
+        (lambda job: (job / "metadata").unlink(), SparkCheckpointError, "not a checkpoint of Spark"),
+        (lambda job: [path.unlink() for path in (job / "commits").iterdir()], SparkCheckpointError, "no finished micro-batch"),
         (lambda job: (job / "offsets" / "4").unlink(), SparkCheckpointError, "offsets/4 is missing"),
         (lambda job: (job / "state/0/1/3.delta").unlink(), SparkCheckpointError, "3.delta is missing"),
         (lambda job: (job / "state/0/0/5.delta").unlink(), SparkCheckpointError, "5.delta is missing"),
@@ -114,7 +114,7 @@ def test_long_files_are_taken_in_chunks(source, store_dir, tmp_path):
             "state/0/1 is mis",
         ),
         (lambda job: job.rename(job.with_name("moved")), SparkCheckpointError, "there is nothing"),
-        (lambda job: write(job, "offsets/4", b"\xff\xfe\n\n"), SparkCheckpointError, "not a text"),
+        (lambda job: write(job, "offsets/4", b"\xff\xfe\n\n"), SparkCheckpointError, "not in the form that Spark writes"),
         (lambda job: write(job, "state/0/0/5_a1b2.delta"), UnsupportedPlanError, "format 2"),
     ],
     ids=[
@@ -178,7 +178,7 @@ def test_an_import_that_fails_halfway_can_be_repeated(source, store_dir, tmp_pat
         (source / "metadata").unlink(missing_ok=True)
 
     kept = held(source)
-    with pytest.raises(SparkCheckpointError, match="is gone"):
+    with pytest.raises(SparkCheckpointError, match="has disappeared"):
         taken(source, store_dir, observe=vanish)
     assert moment(store_dir).epoch == 0
     for path, content in kept.items():
@@ -242,7 +242,7 @@ def test_what_cannot_be_exported(source, store_dir, tmp_path):
         export(store_dir, out, epoch=7)
     with Driver(store_dir) as driver:
         driver.close(0)
-    with pytest.raises(SparkCheckpointError, match="epoch 1 holds no checkpoint"):
+    with pytest.raises(SparkCheckpointError, match="epoch 1 has no checkpoint"):
         export(store_dir, out)
     assert not list(tmp_path.glob("*out*"))
 

@@ -221,7 +221,7 @@ tries("release", lambda: lock.__exit__(None, None, None))
 
 
 def test_a_stalled_holder_can_neither_write_nor_release(place):
-    """Stopped for longer than its lease, it wakes when a successor holds the lock: all it tries is refused."""
+    """Stopped for longer than its lease, it wakes when another process took it over holds the lock: all it tries is refused."""
     uri = place(lock_timeout_seconds=1, lock_retry_seconds=0.05)
     stalled = background(STALL, uri)
     assert stalled.stdout.readline() == "held\n"
@@ -600,7 +600,7 @@ def test_two_that_hold_one_lock_is_told(files):
     lock.__enter__()
     path = Path(files.removeprefix("file://")) / "orders" / "lock.json"
     path.write_text(path.read_text().replace('"pid": ', '"pid": 1'))
-    with pytest.raises(LeaseLostError, match="a successor"):
+    with pytest.raises(LeaseLostError, match="another process took it over"):
         state.set_hwm("k", 1)
-    with pytest.raises(LeaseLostError, match="a successor"):
+    with pytest.raises(LeaseLostError, match="another process took it over"):
         lock.__exit__(None, None, None)

@@ -46,7 +46,7 @@ def test_marks_are_not_set_to_such_texts(store_dir):
     """By hand neither, unless that is forced; nor to what is not a number."""
     state = StateManager(store_dir)
     for value in ("20-APR-24", "4/20/2024"):
-        with pytest.raises(HighWaterMarkError, match="not that of what they say"):
+        with pytest.raises(HighWaterMarkError, match="sort in another order than the values"):
             state.set_hwm("orders", value)
     state.set_hwm("orders", "9")
     with pytest.raises(HighWaterMarkError, match="'10' beside '9'"):
