@@ -22,7 +22,7 @@ from recovery.planning.health import DEFAULTS
 
 if TYPE_CHECKING:
     from recovery.epochs.closer import EpochClosed
-    from recovery.planning.resume import ResumePlan
+    from recovery.planning.values import ClosedEpoch
     from recovery.spark.run.events import BatchDone, Event, InputCounted, Resumed, RunSummary, Stopping
 
 CLEAR = "\r\x1b[K"
@@ -205,9 +205,10 @@ def stopping_text(event: Stopping) -> str:
 def _resumed_text(event: Resumed) -> str:
     plan, execution = event.plan, f"execution {event.execution}"
     if event.discarded is not None:
-        place = f"it resumes at epoch {event.resume_epoch}, {_snapshot_text(plan)}"
         if plan.snapshot is None:
             place = f"it begins at epoch {event.resume_epoch} again, at the start of the input"
+        else:
+            place = f"it resumes at epoch {event.resume_epoch}, {_snapshot_text(plan.snapshot)}"
         return f"{execution} rewinds: {place}, and has discarded {event.discarded.text(format_time)}"
     if plan.snapshot is None:
         return f"{execution} begins at epoch {event.resume_epoch}: nothing was closed before"
@@ -219,12 +220,11 @@ def _resumed_text(event: Resumed) -> str:
             f"epochs {event.resume_epoch} to {last} of the others are"
         )  # fmt: skip
         held = f"; held back by {', '.join(limiting)}, so {epochs} discarded"
-    return f"{execution} resumes at epoch {event.resume_epoch}, {_snapshot_text(plan)}{held}"
+    return f"{execution} resumes at epoch {event.resume_epoch}, {_snapshot_text(plan.snapshot)}{held}"
 
 
-def _snapshot_text(plan: ResumePlan) -> str:
-    assert plan.snapshot is not None
-    return f"after epoch {plan.snapshot.epoch} (micro-batch {plan.snapshot.batch_id})"
+def _snapshot_text(snapshot: ClosedEpoch) -> str:
+    return f"after epoch {snapshot.epoch} (micro-batch {snapshot.batch_id})"
 
 
 def summary_text(summary: RunSummary) -> str:

@@ -6,7 +6,9 @@ import io
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
+from recovery.cli import progress
 from recovery.cli.progress import Progress, summary_text
 from recovery.epochs.closer import EpochClosed
 from recovery.planning.health import DEFAULTS, of_epoch
@@ -117,4 +119,14 @@ def test_the_summary_names_the_snapshot():
     assert summary_text(summary) == (
         "flow: 1 micro-batch, 1 row (1 row/s), 1 state touched in 1.0 s\n"
         "execution 3: closed 1 epoch in 0.00 s; the next run resumes at epoch 5, after epoch 4"
+    )
+
+
+def test_going_back_to_the_beginning_is_said():
+    """There is no snapshot to name then."""
+    plan = SimpleNamespace(snapshot=None)
+    gone = SimpleNamespace(text=lambda _: "epochs 1 to 3")
+    said = progress._resumed_text(SimpleNamespace(plan=plan, execution=2, resume_epoch=1, discarded=gone))
+    assert said == (
+        "execution 2 rewinds: it begins at epoch 1 again, at the start of the input, and has discarded epochs 1 to 3"
     )

@@ -103,7 +103,11 @@ def test_long_files_are_taken_in_chunks(source, store_dir, tmp_path):
     ("spoil", "error", "message"),
     [
         (lambda job: (job / "metadata").unlink(), SparkCheckpointError, "not a checkpoint of Spark"),
-        (lambda job: [path.unlink() for path in (job / "commits").iterdir()], SparkCheckpointError, "no finished micro-batch"),
+        (
+            lambda job: [path.unlink() for path in (job / "commits").iterdir()],
+            SparkCheckpointError,
+            "no finished micro-batch",
+        ),
         (lambda job: (job / "offsets" / "4").unlink(), SparkCheckpointError, "offsets/4 is missing"),
         (lambda job: (job / "state/0/1/3.delta").unlink(), SparkCheckpointError, "3.delta is missing"),
         (lambda job: (job / "state/0/0/5.delta").unlink(), SparkCheckpointError, "5.delta is missing"),
@@ -114,7 +118,11 @@ def test_long_files_are_taken_in_chunks(source, store_dir, tmp_path):
             "state/0/1 is mis",
         ),
         (lambda job: job.rename(job.with_name("moved")), SparkCheckpointError, "there is nothing"),
-        (lambda job: write(job, "offsets/4", b"\xff\xfe\n\n"), SparkCheckpointError, "not in the form that Spark writes"),
+        (
+            lambda job: write(job, "offsets/4", b"\xff\xfe\n\n"),
+            SparkCheckpointError,
+            "not in the form that Spark writes",
+        ),
         (lambda job: write(job, "state/0/0/5_a1b2.delta"), UnsupportedPlanError, "format 2"),
     ],
     ids=[

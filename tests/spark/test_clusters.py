@@ -87,7 +87,13 @@ class Step:
 
 
 REFUSED = [
-    (Planned(FileSink("out")), r"FileSink\('[^']*out'\)", ConfigurationError, "UpsertSink"),
+    (Planned(FileSink("out")), r"FileSink\('[^']*out'\)", ConfigurationError, "s3a://"),
+    (
+        Planned(FileSink("file:///mnt/share/out"), [Input("appended", {"path": "/logs"})]),
+        "/logs",
+        ConfigurationError,
+        "mount",
+    ),
     (Planned(AllKeysSink(Step(), "db", print)), "AllKeysSink", ConfigurationError, "UpsertSink"),
     (Planned(None, keeps_native_state=True, checkpoint="/db/scratch"), "/db/scratch", UnsupportedPlanError, "stateful"),
     (Planned(None, [Input("appended", {"path": "/logs"})]), "/logs", ConfigurationError, "sharedFiles"),

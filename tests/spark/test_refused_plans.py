@@ -217,5 +217,5 @@ def test_a_time_that_python_cannot_have_is_named_by_a_database_sink(spark, tmp_p
     (tmp_path / "in" / "0.json").write_text('{"k": "a", "n": 2932897}')
     frame = spark.readStream.schema("k string, n int").json(str(tmp_path / "in"))
     frame = frame.selectExpr("k", "date_from_unix_date(n) AS day")
-    with pytest.raises(StateValueError, match=r"cannot have: \+10000-01-01, in column 'day'"):
+    with pytest.raises(StateValueError, match=r"cannot represent: \+10000-01-01, in column 'day'"):
         run_to_end(frame, tmp_path / "db", UpsertSink(connect, "days", ["k"]))

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 import pyspark
 import pytest
@@ -63,9 +64,15 @@ def test_where_it_is_not_installed_the_archives_stay():
     assert set(ARCHIVES) <= set(found)
 
 
+def for_python(path: str) -> dict[str, str]:
+    """What the session sets for its Python processes, if this path is set for its own."""
+    with mock.patch.dict(os.environ, {"PYTHONPATH": path}):
+        return _for_python()
+
+
 def started(tmp_path: Path, *path: Path, code: str = "") -> subprocess.CompletedProcess[str]:
     """A Python as Spark starts it from the JVM of a session, with further directories on its path."""
-    environment = {**os.environ, **_for_python(os.pathsep.join(map(str, path)))}
+    environment = {**os.environ, **for_python(os.pathsep.join(map(str, path)))}
     environment["PYTHONPATH"] = os.pathsep.join([*ARCHIVES, environment["PYTHONPATH"]])
     code = f"import pyspark, sys; print(pyspark.__file__, *sys.path, sep='\\n'); {code}"
     return subprocess.run(
@@ -107,7 +114,7 @@ def test_this_python_by_any_name(given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "flow")
     monkeypatch.setenv("PATH", str(directory))
     monkeypatch.setenv("PYSPARK_PYTHON", given)
-    assert _for_python("/mine")["PYTHONPATH"].endswith(f"startup{os.pathsep}/mine")
+    assert for_python("/mine")["PYTHONPATH"].endswith(f"startup{os.pathsep}/mine")
     assert _daemon()
 
 
@@ -117,13 +124,13 @@ def test_another_python_is_left_alone(place, tmp_path, monkeypatch):
     another environment."""
     (tmp_path / "linked").symlink_to(sys.executable)
     monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / place))
-    assert _for_python("/mine") == {}
+    assert for_python("/mine") == {}
     assert _daemon() == {}
 
 
 def test_sparks_own_daemon_makes_way(tmp_path, this_python, request):
     """Where the JVM plans sources, it starts that one: a worker of it would leave with a traceback."""
-    environment = {**os.environ, **_for_python(str(ROOT))}
+    environment = {**os.environ, **for_python(str(ROOT))}
     # The path of a socket has to be short.
     sockets = tempfile.TemporaryDirectory(prefix="sockets-", dir="/tmp")
     request.addfinalizer(sockets.cleanup)

@@ -21,7 +21,7 @@ def test_the_version_is_read_without_an_import():
     assert [version_of(text) for text in ("4.3.0", "4.10.0.dev1", "snapshot")] == [(4, 3), (4, 10), (0, 0)]
 
 
-def test_timestamps_have_the_zone_that_is_asked_for():
+def test_timestamps_have_the_zone_that_is_asked_for(spark):
     """Also within other types; those without a time zone have none."""
     schema = versions.to_arrow_schema(T.StructType.fromDDL(NESTED), "Asia/Tokyo")
     zoned = pa.timestamp("us", "Asia/Tokyo")
