@@ -11,7 +11,6 @@ from recovery.errors import SparkUnavailableError
 
 OLDEST, NEWEST = (4, 2), (4, 3)
 SUPPORTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
-"""4.1 and 4.0 differ in more, which `versions` and `stream_readers` know; they were not tried enough to be released."""
 _REMEDY = f"pip install 'pyspark>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}'"
 
 

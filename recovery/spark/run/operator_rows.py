@@ -17,8 +17,8 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
 from recovery.spark.jvm.plan_nodes import walk
-from recovery.spark.jvm.versions import STATE_WRITER
 
+_WRITER = "org.apache.spark.sql.execution.streaming.operators.stateful.StateStoreWriter"
 _UNTRACKED = re.compile(r"spark\.sql\.streaming\.stateStore\.rocksdb\.trackTotalNumberOfRows", re.IGNORECASE)
 _STORES_OF_A_JOIN = 4
 
@@ -70,7 +70,7 @@ def _operators(query: Any) -> _Operators:
 
 def _writers(plan: Any) -> Iterator[Any]:
     gateway = SparkContext._gateway
-    return (node for node in walk(plan) if is_instance_of(gateway, node, STATE_WRITER))
+    return (node for node in walk(plan) if is_instance_of(gateway, node, _WRITER))
 
 
 def _rocksdb_counts(execution: Any) -> bool:

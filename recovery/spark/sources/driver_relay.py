@@ -29,13 +29,14 @@ from typing import Any
 
 import pyarrow
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from recovery.errors import RecoveryError, StateValueError
 from recovery.host import private
 from recovery.host.durable import PRIVATE
 from recovery.host.peers import of_trusted_user
 from recovery.native.choose import Wanted
-from recovery.spark.jvm.versions import as_type, to_arrow_schema
+from recovery.spark.jvm.versions import as_type
 from recovery.spark.sources.native_source import Address
 from recovery.spark.sources.native_state import first_line, moments, state_frame
 
@@ -152,7 +153,7 @@ def _server(path: Path, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> s
 def _writer(target: Path, frame: DataFrame) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
     """Return a function for tasks that writes a partition's rows to a file, in the form that a data source must yield,
     and returns its path. A task that runs again writes another file; only the returned path counts."""
-    schema = to_arrow_schema(frame.schema, "UTC")
+    schema = to_arrow_schema(frame.schema, timezone="UTC")
 
     def write(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         first = next(batches, None)

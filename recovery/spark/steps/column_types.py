@@ -29,7 +29,7 @@ _PLAIN: tuple[type[T.DataType], ...] = (
     T.TimestampType,
     T.TimestampNTZType,
     T.DayTimeIntervalType,
-    getattr(T, "TimeType", T.NullType),  # since Spark 4.1
+    T.TimeType,
     T.NullType,
 )
 _CAUSE = "A step's rows go to Python and back by way of Arrow, which has no values of this type for both."

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
 from recovery.spark.jvm import versions
 from recovery.spark.jvm.installed import installed_version, version_of
-
-NESTED = "at timestamp, many array<struct<at: timestamp, n: int>>, named map<string, timestamp>, plain timestamp_ntz"
 
 
 def test_the_version_is_read_without_an_import():
@@ -19,17 +15,6 @@ def test_the_version_is_read_without_an_import():
 
     assert installed_version() == pyspark.__version__
     assert [version_of(text) for text in ("4.3.0", "4.10.0.dev1", "snapshot")] == [(4, 3), (4, 10), (0, 0)]
-
-
-def test_timestamps_have_the_zone_that_is_asked_for(spark):
-    """Also within other types; those without a time zone have none."""
-    schema = versions.to_arrow_schema(T.StructType.fromDDL(NESTED), "Asia/Tokyo")
-    zoned = pa.timestamp("us", "Asia/Tokyo")
-    assert schema.field("at").type == zoned
-    assert schema.field("many").type.value_type.field("at").type == zoned
-    assert schema.field("named").type.item_type == zoned
-    assert schema.field("plain").type == pa.timestamp("us")
-    assert versions.to_arrow_type(T.TimestampType(), "Asia/Tokyo") == zoned
 
 
 def structs() -> pa.StructArray:
@@ -67,14 +52,3 @@ def test_structs_that_are_null_can_be_cast(monkeypatch, column, kind, values):
     found.validate(full=True)
     assert found.type == kind
     assert found.to_pylist() == values
-
-
-@pytest.mark.parametrize("count", [1, 2, 7])
-def test_rows_go_to_the_partition_that_is_named(spark, monkeypatch, count):
-    """By the function that Spark 4.0 lacks, and by what takes its place."""
-    for version in {versions.VERSION, (4, 0)}:
-        monkeypatch.setattr(versions, "VERSION", version)
-        frame = spark.range(100).withColumn("place", (F.col("id") % count).cast("int"))
-        placed = versions.repartition_by_id(frame, count, F.col("place"))
-        assert placed.where(F.spark_partition_id() != F.col("place")).count() == 0
-        assert placed.rdd.getNumPartitions() == count
