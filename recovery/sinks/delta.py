@@ -29,7 +29,7 @@ import msgspec
 from recovery.base import faults
 from recovery.base.untrusted_json import decode_json
 from recovery.errors import ConfigurationError, OutputMismatchError, RecoveryError, SinkFailedError
-from recovery.sinks.delta_merge import merge_rows, newest_rows
+from recovery.sinks.delta_merge import check_keys, merge_rows, newest_rows
 from recovery.sinks.delta_table import (
     AddedFile,
     DeltaLog,
@@ -51,14 +51,19 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """What the partitions hold for an epoch. once: application and version of its commit. last: those of the newest
-    epoch that had rows, None if there was none."""
+    """What the partitions hold for an epoch. once: application and version of its commit. before: those of the newest
+    earlier epoch that had rows, None if there was none."""
 
     table: str
     record: Record
     once: tuple[str, int]
     files: tuple[AddedFile, ...]
-    last: tuple[str, int] | None
+    before: tuple[str, int] | None
+
+    @property
+    def last(self) -> tuple[str, int] | None:
+        """Application and version of the newest commit up to this epoch."""
+        return self.once if self.files else self.before
 
 
 class DeltaSink:
@@ -171,11 +176,9 @@ class DeltaSink:
                     table = self._log.open()
                 check_table(table, self.uri, self.partition_by, self._schema)
                 if self.mode == "merge":
-                    newest_rows(self._log.files(), files, self.key)
+                    check_keys(self._log.files(), files, self.key)
                 self._log.sync_files([file.path for file in files])
-            self._note = _Note(
-                "" if table is None else str(table.metadata().id), record, once, files, once if files else self._last
-            )
+            self._note = _Note("" if table is None else str(table.metadata().id), record, once, files, self._last)
         faults.reach("delta.2")
         return msgspec.json.encode(self._note).decode()
 
@@ -234,7 +237,6 @@ class DeltaSink:
 
     def _check_note(self, table: Any, note: _Note) -> None:
         """Raise if the table is not the one in which the snapshot's output is."""
-        assert note.last is not None
         if table is None or str(table.metadata().id) != note.table:
             raise _mismatch(
                 self.uri,
@@ -242,8 +244,7 @@ class DeltaSink:
                 if table is None
                 else "it is another table than the one that earlier epochs wrote to",
             )
-        known = table.transaction_version(note.last[0])
-        if not note.files and (known is None or known < note.last[1]):
+        if note.before is not None and (table.transaction_version(note.before[0]) or 0) < note.before[1]:
             raise _mismatch(self.uri, "the table is older than the snapshot: it lacks the output of an earlier epoch")
 
     def _check_schema(self, schema: str) -> None:

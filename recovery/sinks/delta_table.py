@@ -140,7 +140,7 @@ class DeltaLog:
                 if not left:
                     raise
                 continue
-            self._sync_log()
+            self._sync_log(table.version())
             return self.open()
         raise AssertionError
 
@@ -162,13 +162,13 @@ class DeltaLog:
             f"a commit of the table has a record that is not one of this package: {why}", path=self.uri
         )
 
-    def _sync_log(self) -> None:
-        """Make the newest files of a local table's log durable. Object stores are durable by themselves."""
+    def _sync_log(self, after: int = -1) -> None:
+        """Make a local table's log durable from the version behind `after` on. Object stores are so by themselves."""
         if self.local is not None:
             log = self.local / "_delta_log"
-            newest = max((each.name for each in log.glob("*.json")), default=None)
-            if newest is not None:
-                sync(log / newest)
+            for each in log.glob("*.json"):
+                if each.stem.isdecimal() and int(each.stem) > after:
+                    sync(each)
             for directory in (log, self.local, self.local.parent):
                 sync(directory)
 
@@ -184,7 +184,7 @@ class DeltaLog:
 
     def remove_directory(self, path: str) -> None:
         """Remove a directory below the table, if it exists."""
-        with contextlib.suppress(FileNotFoundError, OSError):
+        with contextlib.suppress(OSError):
             self.files().delete_dir(path)
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -278,3 +279,17 @@ def test_types_that_delta_does_not_have(tmp_path, kind):
     run = Run(Store(), DeltaSink(tmp_path / "table"))
     with pytest.raises(ConfigurationError, match="column 'x' has the type"):
         run.sink.write(Batch([(None,)], {"x": kind}), 0)
+
+
+def test_a_table_that_lacks_an_earlier_epoch(tmp_path):
+    """An older copy of the table is refused, although the newest epoch could still be committed to it."""
+    path = tmp_path / "table"
+    store, run = two_epochs(path)
+    shutil.copytree(path, tmp_path / "copy")
+    for number in (5, 6):
+        run.write([("a", number)])
+        run.close()
+    shutil.rmtree(path)
+    (tmp_path / "copy").rename(path)
+    with pytest.raises(OutputMismatchError, match="it lacks the output of an earlier epoch"):
+        Run(store, DeltaSink(path))

@@ -85,8 +85,8 @@ def as_recovery_error(error: BaseException) -> BaseException:
             f"a Python worker ended while it did a task{f': {gone[1].strip()}' if gone[1] else ''}",
             cause="It was killed, for instance for lack of memory, or a library that the flow uses crashed.",
             remedy="Run the same command again: it continues from the last closed epoch. If it happens again, leave "
-            "the workers more memory, or let fewer run in parallel: --master 'local[1]'. To see where a worker crashed: "
-            "--conf spark.sql.execution.pyspark.udf.faulthandler.enabled=true.",
+            "the workers more memory, or let fewer run in parallel: --master 'local[1]'. To see where one "
+            "crashed: --conf spark.sql.execution.pyspark.udf.faulthandler.enabled=true.",
         )
     changed = _OPERATORS_CHANGED.search(text)
     if changed is not None:
