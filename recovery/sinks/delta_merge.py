@@ -45,7 +45,7 @@ def check_keys(files: FileSystem, written: Sequence[AddedFile], key: Sequence[st
 
 
 def newest_rows(files: FileSystem, written: Sequence[AddedFile], key: Sequence[str]) -> pa.Table:
-    """Return the last row of each key. written: files in the order of micro-batches; their rows have to fit in memory."""
+    """Return the last row of each key. written: files in the order of micro-batches. The rows must fit in memory."""
     import pyarrow as pa
 
     rows = pa.concat_tables([_read(files, file) for file in written])
