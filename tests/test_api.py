@@ -62,7 +62,7 @@ def test_looking_at_a_directory_needs_no_spark(module):
 
 
 def test_python_workers_import_what_their_tasks_need():
-    """Each worker of a run imports it anew, while the first micro-batch waits."""
+    """Each worker of a run imports it again, while the first micro-batch waits."""
     code = (
         "import sys, recovery.spark.tasks.arrow_task\n"
         "unwanted = 'recovery.sinks', 'recovery.operational.', 'pandas'\n"

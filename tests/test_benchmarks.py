@@ -75,7 +75,7 @@ def test_keys_that_are_held_before(tmp_path: Path) -> None:
 
 
 def test_an_input_is_the_same_every_time(tmp_path: Path) -> None:
-    """The same shape gives the same bytes anywhere; another seed gives others; a half-written input is made anew."""
+    """The same shape gives the same bytes anywhere; another seed gives others; a half-written input is made again."""
     one = keyed_lines.generate(SHAPE, tmp_path / "a").one_file.read_bytes()
     assert keyed_lines.generate(SHAPE, tmp_path / "b").one_file.read_bytes() == one
     other = keyed_lines.Shape(SHAPE.events, SHAPE.keys, SHAPE.files, seed=2)

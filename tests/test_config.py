@@ -109,7 +109,7 @@ class TestRecoveryConfig:
         ],
     )
     def test_settings_that_cannot_be_meant_are_refused(self, settings, found):
-        """At once, before anything is opened."""
+        """Immediately, before anything is opened."""
         with pytest.raises(ConfigurationError, match=found) as raised:
             RecoveryConfig(**{"directory": "db", **settings})
         assert raised.value.cause

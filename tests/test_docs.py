@@ -38,7 +38,7 @@ def page(name: str) -> str:
 
 
 def section(text: str, title: str) -> str:
-    """What stands under a heading of the second level."""
+    """The text under a heading of the second level."""
     found = re.search(rf"^## {re.escape(title)}$(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
     assert found is not None, f"there is no section {title!r}"
     return found[1]
@@ -61,7 +61,7 @@ def options() -> Iterator[tuple[str, click.Option]]:
 
 @pytest.mark.parametrize("name", sorted(main.commands))
 def test_command_is_documented(name: str) -> None:
-    """Every command has a help text and a section, and stands in the table at the top."""
+    """Every command has a help text and a section, and a row in the table at the top."""
     assert main.commands[name].help
     assert section(page("cli.md"), name)
     assert re.search(rf"^\| \[`{name}[ `].*\]\(#{name}\)", page("cli.md"), re.MULTILINE)
@@ -69,7 +69,7 @@ def test_command_is_documented(name: str) -> None:
 
 @pytest.mark.parametrize(("command", "option"), list(options()), ids=lambda value: getattr(value, "name", value))
 def test_option_is_documented(command: str, option: click.Option) -> None:
-    """Every option has a help text and stands in the section of its command, or in the common table at the top."""
+    """Every option has a help text and is in the section of its command, or in the common table at the top."""
     assert option.help
     text = page("cli.md")
     common = text[: text.index("\n## ")]
@@ -86,7 +86,7 @@ def test_no_option_is_documented_that_is_none() -> None:
 
 
 def test_environment_variables_are_documented() -> None:
-    """Every variable that stands for an option is in the table."""
+    """Every variable that replaces an option is in the table."""
     table = section(page("cli.md"), "Environment variables")
     variables = {option.envvar for _, option in options() if isinstance(option.envvar, str)}
     assert variables
@@ -148,7 +148,7 @@ def test_parameters_are_documented() -> None:
 
 
 def test_aggregates_are_documented() -> None:
-    """Every function of recovery.aggregates stands in the table."""
+    """Every function of recovery.aggregates is in the table."""
     described = section(page("flow-api.md"), "aggregate")
     assert not [name for name in set(aggregates.__all__) - {"Aggregate"} if f"`{name}(" not in described]
 
@@ -213,7 +213,7 @@ def test_readme_says_what_a_fresh_machine_needs() -> None:
 
 
 def test_the_input_of_the_point_in_time_page_gives_its_outputs(tmp_path: Path) -> None:
-    """Its block makes the files, in their order; the sums shown are theirs, before and after one is mended."""
+    """Its block makes the files, in their order; the sums shown are theirs, before and after one is corrected."""
     text = page("point-in-time.md")
     [block] = re.findall(r"```sh\n(mkdir orders\n.*?)```", text, re.DOTALL)
     [mending] = re.findall(r"^\$ (sed -i .*)$", text, re.MULTILINE)

@@ -92,7 +92,7 @@ class TestEveryError:
 
 
 def test_a_path_is_not_said_twice():
-    """When the text names the file already, it stands alone."""
+    """When the text names the file already, nothing precedes it."""
     error = StorageError("/data/db/part-0.sqlite3 is full", path="/data/db/part-0.sqlite3", cause="", remedy="")
     assert str(error) == "/data/db/part-0.sqlite3 is full"
 
@@ -157,7 +157,7 @@ def test_an_error_of_ours_is_the_same_when_it_comes_through_spark(after):
     assert str(found) == str(given)
 
 
-def test_an_output_mode_that_spark_does_not_take_is_told_with_those_that_it_does():
+def test_an_output_mode_that_spark_does_not_take_is_reported_with_those_that_it_does():
     """Most flows that aggregate meet it first."""
     found = as_recovery_error(
         AnalysisException("[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] Invalid: append. SQLSTATE: 42KDE")
@@ -193,7 +193,7 @@ CRASHED = "org.apache.spark.SparkException: Python worker exited unexpectedly (c
     ],
 )
 def test_a_worker_that_crashed(text, told):
-    """With what it said itself, if Spark was told to keep that, and without Java's stack."""
+    """With what it said itself, if Spark's settings keep that, and without Java's stack."""
     found = as_recovery_error(PySparkException(text))
     assert found.found == f"a Python worker ended while it did a task{told}"
 

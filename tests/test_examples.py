@@ -62,7 +62,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def commands_of(example: str) -> str:
-    """The indented lines of an example's docstring: what it tells its reader to type."""
+    """The indented lines of an example's docstring: the commands that its reader types."""
     docstring = ast.get_docstring(ast.parse((EXAMPLES / example).read_text()))
     assert docstring is not None
     return "\n".join(line for line in docstring.splitlines() if line.startswith("    "))
@@ -153,7 +153,7 @@ def test_sessions_end_on_an_idle_stream_and_between_runs(shell: Any) -> None:
 
 
 @pytest.mark.long
-def test_odd_readings_are_told(shell: Any) -> None:
+def test_odd_readings_are_reported(shell: Any) -> None:
     """The second run compares with the means of the first; the figures are those of all readings."""
     printed = shell(commands_of("sensors.py"))
     told = re.findall(r"^\w+: \d readings.*$", printed, re.MULTILINE)
@@ -207,7 +207,7 @@ def test_a_remote_job_is_submitted_once(shell: Any) -> None:
 
 @pytest.mark.long
 def test_windows_of_flights(shell: Any) -> None:
-    """Every day that is complete is told once, over two runs, with the flights that a plain loop counts in it."""
+    """Every day that is complete is put out once, over two runs, with the flights that a plain loop counts in it."""
     printed = shell(commands_of("windows.py"))
     told = re.findall(r"^(\S+)  (\w{3}) +(\d+) flights, +(\d+) cancelled$", printed, re.MULTILINE)
     counted: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
@@ -245,6 +245,6 @@ def test_flights_joined_with_the_weather(shell: Any) -> None:
 
 @pytest.mark.long
 def test_a_processor_with_timers_goes_on(shell: Any) -> None:
-    """Every visit is told once, by its timer, with all its pages: also the one that both runs have seen."""
+    """Every visit is put out once, by its timer, with all its pages: also the one that both runs have seen."""
     printed = shell(commands_of("spark_state.py"))
     assert re.findall(r"^(\w+): (\d) pages$", printed, re.MULTILINE) == [("ann", "2"), ("bob", "3")]

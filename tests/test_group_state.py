@@ -80,7 +80,7 @@ def test_values_that_are_false_are_states(stored):
 
 @pytest.mark.parametrize("stored", [None, "1"])
 def test_update_sets_the_value(stored):
-    """It is there at once, and marked to be written."""
+    """It exists immediately, and is marked to be written."""
     state = state_of(stored)
     state.update({"n": 2})
     assert (state.exists, state.changed, state.get) == (True, True, {"n": 2})
@@ -162,7 +162,7 @@ def test_a_function_can_be_tested_with_a_state_of_its_own():
 
 
 def test_the_example_of_such_a_test_runs():
-    """As it stands in the documentation."""
+    """Exactly as the documentation shows it."""
     page = (Path(__file__).parents[1] / "docs" / "flow-api.md").read_text()
     [code] = re.findall(r"^### Testing a function$.*?^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     exec(compile(code, "flow-api.md", "exec"), {})

@@ -1,8 +1,9 @@
 """Pretend hosts on one machine, to try a cluster: each has its own network, processes, name and disks.
 
 Every host is a set of Linux namespaces (network, mount, UTS, PID) with an address on one bridge. `driver` sees the
-machine's files. The others see its programs, read-only, and have empty disks in memory where the machine has its
-temporary files. Needs root, and `unshare`, `nsenter` and `ip` (packages util-linux and iproute2).
+machine's files. The others see its programs and this Python's environment, read-only, and have empty disks
+in memory where the machine has its temporary files. Needs root, and `unshare`, `nsenter` and `ip` (packages util-linux
+and iproute2).
 
     with Network() as network:
         host = network.add()
@@ -18,6 +19,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -155,10 +157,17 @@ class Network:
         for number, share in enumerate(self._shares):
             made += [f"mkdir /mnt/shares/{number}", *_bound(share, f"/mnt/shares/{number}")]
         made += ["mount -o remount,bind,ro /"]
-        hidden = {str(path.resolve()) for path in (*map(Path, PRIVATE), Path(tempfile.gettempdir()), *self._hidden)}
+        hidden = {path.resolve() for path in (*map(Path, PRIVATE), Path(tempfile.gettempdir()), *self._hidden)}
+        programs = [path for path in _programs() if hidden.intersection(path.parents)]
+        for number, path in enumerate(programs):
+            made += [f"mkdir -p /mnt/programs/{number}", *_bound(path, f"/mnt/programs/{number}", readonly=True)]
         # The outermost first: what is inside it is gone with it.
-        for path in sorted(hidden):
-            made.append(f"if [ -d {shlex.quote(path)} ]; then {_disk(path, self._disk_size)}; fi")
+        for path in sorted({*hidden, *programs}):
+            quoted = shlex.quote(str(path))
+            if path in hidden:
+                made.append(f"if [ -d {quoted} ]; then {_disk(quoted, self._disk_size)}; fi")
+            else:
+                made += [f"mkdir -p {quoted}", *_bound(Path(f"/mnt/programs/{programs.index(path)}"), str(path))]
         for number, share in enumerate(self._shares):
             made += [f"mkdir -p {shlex.quote(str(share))}", *_bound(Path(f"/mnt/shares/{number}"), str(share))]
         return made
@@ -169,5 +178,11 @@ def _bound(source: Path, target: str, *, readonly: bool = False) -> list[str]:
     return [*made, f"mount -o remount,bind,ro {shlex.quote(target)}"] if readonly else made
 
 
-def _disk(path: str, size: str) -> str:
-    return f"mount -t tmpfs -o size={size},mode=1777 tmpfs {shlex.quote(path)}"
+def _disk(quoted_path: str, size: str) -> str:
+    return f"mount -t tmpfs -o size={size},mode=1777 tmpfs {quoted_path}"
+
+
+def _programs() -> list[Path]:
+    """What every host must see to run this Python and Java, also where it lies in a directory that is hidden."""
+    found = [sys.prefix, sys.base_prefix, os.environ.get("JAVA_HOME")]
+    return sorted({Path(path).resolve() for path in found if path})

@@ -132,7 +132,7 @@ def test_names_that_rotations_do_not_give(name: str) -> None:
     assert not is_rotation_of("app.log", name)
 
 
-def test_a_numbered_log_is_told_from_its_rotations() -> None:
+def test_a_numbered_log_is_distinguished_from_its_rotations() -> None:
     """server2.log is no rotation of server1.log, and both have their own."""
     assert "server1.log" not in bases("server2.log")
     assert bases("server2.log.3") == ["server2.log"]

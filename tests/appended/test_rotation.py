@@ -418,7 +418,7 @@ def test_rotation_may_not_remove_what_was_not_read(log: Path, unread: str) -> No
 
 @PATHS
 def test_a_copied_and_truncated_log_is_read_to_its_end(log: Path, path_of: PathOf) -> None:
-    """The copy goes on where the log was read to, the truncated log begins anew."""
+    """The copy goes on where the log was read to, the truncated log begins again."""
     append(log, "1\n2\n")
     query = Query(path_of(log))
     query.batch()
@@ -507,7 +507,7 @@ def replace(log: Path, text: str) -> None:
     ],
     ids=["shorter", "empty", "rewritten", "replaced"],
 )
-def test_a_rewritten_file_is_an_error_or_begins_anew(
+def test_a_rewritten_file_is_an_error_or_begins_again(
     log: Path, path_of: PathOf, change: Callable[[Path], Any], message: str
 ) -> None:
     """The error names the file and the choice; with onRewrite=restart the file is read from its beginning."""
@@ -635,7 +635,7 @@ def test_bytes_that_are_reserved_ahead_are_awaited(log: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing.log", "nowhere/app.log", "app.log.gz", "pipe"])
-def test_a_path_that_is_no_input_is_refused_at_once(log: Path, name: str) -> None:
+def test_a_path_that_is_no_input_is_refused_immediately(log: Path, name: str) -> None:
     """A missing file or directory, a compressed file and a pipe are errors before anything is read."""
     os.mkfifo(log.parent / "pipe")
     with pytest.raises((ConfigurationError, StorageError), match=name.partition("/")[0]):
@@ -922,7 +922,7 @@ def test_any_schedule_gives_every_line_once(
 
 
 def test_errors_have_no_bytes_that_cannot_be_printed(log: Path) -> None:
-    """A name that is not UTF-8 can be told in an error's text."""
+    """A name that is not UTF-8 can appear in an error's text."""
     odd = log.with_name(os.fsdecode(b"odd\xff.log"))
     append(odd, "1\n")
     query = Query(odd)

@@ -110,7 +110,7 @@ def test_what_cannot_be_put_together_says_which_copies_are_no_use(store, tmp_pat
 
 
 def test_a_key_with_a_slash_is_not_shown(store):
-    """It ends the part of an address in which credentials stand, so it is refused, and neither asked for nor told."""
+    """It ends the part of an address that holds credentials, so it is refused, and neither asked for nor printed."""
     result = CliRunner().invoke(main, ["backup", str(store), "s3://AKIA:abc/SECRET@bucket/p?region=us-east-1"])
     assert result.exit_code == 11
     assert "SECRET" not in result.output
@@ -186,7 +186,7 @@ class NoSignals:
 
 
 def test_the_directory_from_the_environment(store, tmp_path, monkeypatch):
-    """RECOVERY_DIRECTORY stands for DIR in both commands."""
+    """RECOVERY_DIRECTORY replaces DIR in both commands."""
     monkeypatch.setenv("RECOVERY_DIRECTORY", str(store))
     call("backup", tmp_path / "dest")
     monkeypatch.setenv("RECOVERY_DIRECTORY", str(tmp_path / "new"))
@@ -195,7 +195,7 @@ def test_the_directory_from_the_environment(store, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_every_goes_on_until_it_is_told_to_stop(store, tmp_path, number):
+def test_every_goes_on_until_a_signal(store, tmp_path, number):
     """A backup after each interval, a line of JSON each; a signal ends it with code 0. Each stores what has changed,
     and one may be made between two partitions' commits."""
     process = subprocess.Popen(

@@ -134,7 +134,7 @@ def test_a_drill_fails_when_the_newest_epoch_is_too_old(store, tmp_path):
 
 
 def test_plan_explains_every_file(store, tmp_path):
-    """The table stands there although the files do not fit, and the exit code is that of the error."""
+    """The table is shown although the files do not fit, and the exit code is that of the error."""
     old = tmp_path / "old.sqlite3"
     shutil.copy(paths_of(store)[1], old)
     work(store, 4, floor=8)

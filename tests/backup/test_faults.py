@@ -442,7 +442,7 @@ def test_a_restore_that_fails_at_any_operation_leaves_nothing(store, tmp_path, m
 
 
 def test_a_killed_restore_is_cleared_by_the_next(store, tmp_path):
-    """SIGKILL while files are put into place: no run can use the half, and the next restore starts anew."""
+    """SIGKILL while files are put into place: no run can use the half, and the next restore starts again."""
     back_up(store, tmp_path / "dest")
     code = (
         "import os, pathlib, signal, sys\n"

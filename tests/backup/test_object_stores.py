@@ -237,7 +237,7 @@ class TestUnreachable:
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environ}
             processes = [subprocess.Popen([*command, each.format(host=host)], **pipes) for each in self.ADDRESSES]
             outputs = [process.communicate(timeout=120) for process in processes]
-            # Three start at once, which takes long on a slow machine; the limit that is not theirs is a minute.
+            # Three start together, which takes long on a slow machine; the limit that is not theirs is a minute.
             assert time.monotonic() - started < 55
         assert [process.returncode for process in processes] == [60, 60, 60], outputs
         assert {json.loads(out)["error"] for out, _ in outputs} == {"BackupTargetError"}

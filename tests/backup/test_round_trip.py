@@ -112,7 +112,7 @@ class TestBackup:
         assert {c.description.newest_epoch for c in made.manifest.copies} == {5}
 
     def test_a_run_that_ends_while_a_partition_is_opened(self, store, tmp_path, monkeypatch):
-        """What is torn because somebody wrote to the file meanwhile is read again; what is damaged is told."""
+        """What is torn because somebody wrote to the file meanwhile is read again; what is damaged is reported."""
         opened = []
 
         def torn(connection, path):
@@ -198,7 +198,7 @@ class TestBackup:
         assert states(tmp_path / "new") == states(store)
 
     def test_check_reads_what_is_listed_again(self, store, tmp_path):
-        """What an earlier backup stored and is not as it was is stored anew; without it sizes are compared."""
+        """What an earlier backup stored and has changed since is stored again; without it sizes are compared."""
         first = back_up(store, tmp_path / "dest")
         spoilt = tmp_path / "dest" / first.manifest.copies[0].object_name
         data = bytearray(spoilt.read_bytes())
@@ -384,7 +384,7 @@ except BackupTargetError as error:
         assert back_up(store, tmp_path / "dest").stored == 3
 
     def test_operational_state_is_backed_up_although_no_epoch_tells_of_it(self, store, tmp_path):
-        """A mark is moved while the flow stands still: the next backup has it, and so has what is restored."""
+        """A mark is moved while the flow is stopped: the next backup has it, and so has what is restored."""
         StateManager(store).set_hwm("orders", 1)
         back_up(store, tmp_path / "dest")
         StateManager(store).set_hwm("orders", 2)

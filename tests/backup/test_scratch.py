@@ -69,7 +69,7 @@ def use(root: Path, rounds: int) -> None:
             assert (path / "copy").read_text() == str(number)
 
 
-def test_many_at_once(tmp_path):
+def test_many_together(tmp_path):
     """Nobody takes away what another has just made."""
     processes = [multiprocessing.get_context("spawn").Process(target=use, args=(tmp_path, 200)) for _ in range(4)]
     for process in processes:

@@ -78,7 +78,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_every_command(words):
-    """Wherever it stands."""
+    """Wherever it is."""
     for text in CUT_OFF:
         found = CliRunner().invoke(main, [text if word == "@" else word for word in words])
         assert found.exit_code == 11, (text, found.output)

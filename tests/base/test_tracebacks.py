@@ -1,4 +1,4 @@
-"""What users are told of a traceback: what happened first, then their own frames."""
+"""What users see of a traceback: what happened first, then their own frames."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_the_place_is_in_the_users_code():
 
 
 def test_a_headline_of_several_lines_and_of_wrong_syntax():
-    """The place stands where it is seen, and once."""
+    """The place is where it is seen, and once."""
 
     def several():
         raise ValueError("one\ntwo")

@@ -1,4 +1,4 @@
-"""Taking a checkpoint while its query runs, and making it anew."""
+"""Taking a checkpoint while its query runs, and restoring it."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ def test_state_that_disappears_is_an_error(query):
         query.close(1)
 
 
-def test_a_missing_file_is_told_when_a_checkpoint_is_made(query, tmp_path):
+def test_a_missing_file_is_reported_when_a_checkpoint_is_made(query, tmp_path):
     """Better now than by Spark in the middle of a micro-batch."""
     for batch in range(3):
         log(query.checkpoint, batch)

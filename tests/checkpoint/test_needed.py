@@ -43,7 +43,7 @@ def test_rocksdb_with_and_without_changelog():
         (["1.zip"], 2, "s/2.zip"),
     ],
 )
-def test_a_gap_is_told(names, version, missing):
+def test_a_gap_is_reported(names, version, missing):
     """The error names the file that is missing."""
     with pytest.raises(SparkCheckpointError) as raised:
         chain(names, version)
@@ -51,7 +51,7 @@ def test_a_gap_is_told(names, version, missing):
 
 
 def test_names_with_a_unique_id_are_refused():
-    """Which of two files of one version counts stands in Spark's commit log alone."""
+    """Which of two files of one version counts is in Spark's commit log alone."""
     with pytest.raises(UnsupportedPlanError, match="format 2"):
         chain(["1_7f0c.changelog"], 1)
 

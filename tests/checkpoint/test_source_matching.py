@@ -1,4 +1,4 @@
-"""All small changes of what a flow reads: no step goes back, passes over input, or begins anew what it has read."""
+"""All small changes of what a flow reads: no step goes back, passes over input, or begins again what it has read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Source:
 
 
 def undecided(before, positions, after) -> bool:
-    """Separate reads of the same for one step, which have come to different positions, are told by their order."""
+    """Separate reads of the same for one step, which have come to different positions, differ by their order."""
     pairs = [sources for sources in (before, after) if len({each.read for each in sources}) < len(sources)]
     return len(set(positions)) > 1 and any(set(one.steps) & set(other.steps) for one, other in pairs)
 

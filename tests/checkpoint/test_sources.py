@@ -203,7 +203,7 @@ def test_whatever_changes_each_source_goes_on_from_one_that_may_be_it(tmp_path, 
     ],
 )
 def test_reads_that_were_left_out_or_changed(tmp_path, before, after):
-    """Where something new can be one of them it is not taken for left out: what is new would begin anew."""
+    """Where something new can be one of them it is not taken for left out: what is new would begin again."""
     lines = ["v1", "{}", *(json.dumps({"of": name.strip()}) for name in before)]
     rows = {"metadata": "{}", "offsets/9": "\n".join(lines), "commits/9": "v1"}
 
@@ -227,7 +227,7 @@ def test_reads_that_were_left_out_or_changed(tmp_path, before, after):
         (["three"], None),
     ],
 )
-def test_separate_reads_are_told_by_the_step_that_they_are_for(tmp_path, after, lines):
+def test_separate_reads_are_distinguished_by_the_step_that_they_are_for(tmp_path, after, lines):
     """Input that comes in between has them at other positions."""
     rows = {"metadata": "{}", "offsets/9": 'v1\n{}\n{"n":1}\n{"n":2}', "commits/9": "v1"}
 
@@ -491,7 +491,7 @@ def test_a_source_in_two_places(tmp_path, before, after):
         ]
 
 
-def test_what_is_taken_of_a_log_is_told_by_its_own_line(tmp_path):
+def test_what_is_taken_of_a_log_is_distinguished_by_its_own_line(tmp_path):
     """Also where a source before it has two; and a log that ends too early is noticed."""
     lines = ["v1", "{}", '{"logOffset":0}', '{"logOffset":0}', '{"logOffset":2}']
     rows = {"metadata": "{}", "offsets/5": "\n".join(lines), "commits/5": "v1", "sources/0/0": "base"}

@@ -1,4 +1,4 @@
-"""What stands on the command line for a flow: a name, or a call."""
+"""How the command line names a flow: a name, or a call."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ flow = Flow("words", build)
 """
 
 
-def test_what_fails_in_the_flows_code_is_told_with_its_line(tmp_path):
+def test_what_fails_in_the_flows_code_is_reported_with_its_line(tmp_path):
     """When the file is read, when its function makes the flow, and when the flow is built."""
     file = tmp_path / "words.py"
     file.write_text(BROKEN.format("1 / 0"))

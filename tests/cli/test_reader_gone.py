@@ -75,7 +75,7 @@ def test_results(store_dir, tmp_path):
 
 
 @pytest.mark.parametrize("words", [["restore"], ["drill"]])
-def test_results_after_what_is_told_meanwhile(store_dir, tmp_path, words):
+def test_results_after_what_is_printed_meanwhile(store_dir, tmp_path, words):
     """What is said on standard error stays there."""
     work(store_dir, 1)
     back_up(store_dir, tmp_path / "backups")

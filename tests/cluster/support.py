@@ -28,7 +28,7 @@ IMPATIENT = ("spark.network.timeout=20s", "spark.network.timeoutInterval=10s", "
 
 
 def installed() -> list[Path]:
-    """Where this Python finds the package without being told, besides this checkout."""
+    """Where this Python finds the package by itself, besides this checkout."""
     return [path for each in site.getsitepackages() if (path := Path(each, "recovery")).is_dir()]
 
 

@@ -34,7 +34,7 @@ class Broken(apsw.VFS):
         self.heal()
 
     def heal(self) -> None:
-        """Let everything succeed from now on, and count anew."""
+        """Let everything succeed from now on, and restart the count."""
         self.at, self.lasting, self.kind = 0, False, "io"
         self.count = self.failed = 0
 

@@ -145,7 +145,7 @@ class MiniRun:
                 self.store.begin_input(self.lease, self.start)
                 faults.reach("start.5")
             if generator is not None:
-                # Epochs are logged, folded, or moved at once.
+                # Epochs are logged, folded, or moved directly.
                 self.closer.fold_s = generator.choice([0.0, 3600.0])
                 self.closer.fold_rows = generator.choice([1, 1_000_000])
             if self.closer.due():

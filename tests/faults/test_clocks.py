@@ -75,7 +75,7 @@ def summer_time(clock: FakeClock, batch: int) -> None:
 
 def decisions(directory: Path, disturb, between: bool, restarts: bool = False) -> list[tuple]:
     """Runs over one input; after each micro-batch, the epochs that can be resumed after. `disturb` is done to the clock
-    in the middle of runs, or between two of them as well; `restarts`: the machine is started anew between them."""
+    in the middle of runs, or between two of them as well; `restarts`: the machine is restarted between them."""
     clock = FakeClock()
     found: list[tuple] = []
     batch = 0
@@ -95,7 +95,7 @@ def decisions(directory: Path, disturb, between: bool, restarts: bool = False) -
             clock.now_s += EVERY_S
             found.append(("window", plan_resume(scan(directory)).window))
         if not between:
-            # The run ends and the next one starts with a clock that is right, as after any disturbance that was mended.
+            # The run ends and the next one starts with a clock that is right, as after any repair.
             clock.shift_ms, clock.frozen_ms = 0, None
         run.finish()
     assert states(directory) == totals(1, BATCHES)
@@ -119,11 +119,11 @@ def test_a_clock_that_jumps_between_runs_changes_nothing(make_store, disturb):
 
 
 def after_restarts(directory: Path, disturb) -> list[tuple]:
-    """As `decisions`, on a machine that is started anew before each run."""
+    """As `decisions`, on a machine that is restarted before each run."""
     return decisions(directory, disturb, True, restarts=True)
 
 
-def test_time_away_counts_when_the_machine_was_started_anew(make_store):
+def test_time_away_counts_when_the_machine_was_restarted(make_store):
     """With a clock that goes right, the same is resumed and collected as without restarts."""
     assert after_restarts(make_store(2), nothing) == decisions(make_store(2), nothing, True)
 

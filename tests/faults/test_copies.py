@@ -128,7 +128,7 @@ def names_a_culprit(error: RecoveryError, kinds: tuple[str, ...]) -> bool:
 
 
 def contents(directory: Path) -> dict[str, str]:
-    """Every file and what is in it; the index of a log, which every reader makes anew, is none."""
+    """Every file and what is in it; but not the index of a log, which every reader rebuilds."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in directory.iterdir()

@@ -245,7 +245,7 @@ class TestWhatDoesNotBelong:
         shutil.copy(directory / "part-0.sqlite3", directory / name)
         self.refused(directory, DuplicatePartitionError, name)
 
-    def test_a_partition_that_was_made_anew(self, directory, tmp_path):
+    def test_a_partition_that_was_made_again(self, directory, tmp_path):
         """A lost file cannot be replaced by an empty one."""
         init_partitions(tmp_path / "new", COUNT)
         shutil.copy(tmp_path / "new" / "part-1.sqlite3", directory / "part-1.sqlite3")

@@ -34,7 +34,7 @@ def contender(directory: Path, gate: int, report: Path) -> int:
     happened in `report`."""
 
     def work() -> None:
-        # The loser is told the winner's name however long the winner takes to write it.
+        # The loser gets the winner's name however long the winner takes to write it.
         lock.NAME_ATTEMPTS = 10_000
         os.read(gate, 1)
         started = time.monotonic()
@@ -54,7 +54,7 @@ def contender(directory: Path, gate: int, report: Path) -> int:
 
 
 def race(directory: Path, root: Path) -> dict:
-    """Two contenders at once; returns the loser's report, after checking the winner's part."""
+    """Two contenders concurrently; returns the loser's report, after checking the winner's part."""
     reading, writing = os.pipe()
     reports = [root / "0.json", root / "1.json"]
     for report in reports:
@@ -109,7 +109,7 @@ def test_one_of_two_runs_wins(store_maker, tmp_path, races):
     print(f"{races} races, slowest refusal {race_often(store_maker, tmp_path, races):.3f} s")
 
 
-def test_the_command_line_is_refused_at_once(store_maker, tmp_path):
+def test_the_command_line_is_refused_immediately(store_maker, tmp_path):
     """`recovery run` on a directory in use ends within 5 s, before Spark starts, and names who uses it."""
     directory = store_maker(2)
     reading, writing = os.pipe()
@@ -230,9 +230,9 @@ def test_a_stopped_driver_that_wakes_is_refused(store_maker, times):
     shutil.rmtree(directory)
 
 
-def test_what_a_loser_reads_of_a_dead_holder_is_not_told(tmp_path, monkeypatch):
+def test_what_a_loser_reads_of_a_dead_holder_is_not_reported(tmp_path, monkeypatch):
     """The lock file still names a process that died, and its successor has not written its own name yet: whoever is
-    refused waits for that name, and is told no other."""
+    refused waits for that name, and gets no other."""
     dead = child(lambda: None)
     assert wait(dead) == 0
     (tmp_path / LOCK_NAME).write_text(json.dumps({"pid": dead, "host": socket.gethostname(), "purpose": "old"}))

@@ -103,7 +103,7 @@ def ranking(spark, path):
 
 
 def count_until_idle(key, frames, state):
-    """applyInPandasWithState: count and sum of a key, told when it was idle for ten seconds of event time."""
+    """applyInPandasWithState: count and sum of a key, put out when it was idle for ten seconds of event time."""
     import pandas as pd
 
     if state.hasTimedOut:
@@ -212,7 +212,7 @@ def unique(spark, path):
 
 
 def both(spark, path):
-    """An operator of Spark's and a step of ours: one cut."""
+    """An operator of Spark's and a recovery step: one cut."""
     return unique(spark, path).transform(
         stateful("totals", key="key", update=add_up, output="key string, n long, total long")
     )

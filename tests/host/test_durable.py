@@ -76,7 +76,7 @@ def test_a_file_that_is_written_in_place(trap, tmp_path):
 
 
 def test_a_file_that_is_replaced(trap, tmp_path):
-    """What stands in its place goes, and what it leads to stays."""
+    """What is in its place goes, and what it leads to stays."""
     trap(tmp_path / "file")
     durable.replace(tmp_path / "file", b"new")
     assert (tmp_path / "file").read_bytes() == b"new"
@@ -126,7 +126,7 @@ def test_locks_of_operational_state(trap, tmp_path):
 
 
 def test_the_note_of_the_last_backup(trap, store):
-    """It replaces what stands in its place, and nothing is read from there that is no note."""
+    """It replaces what is in its place, and reads nothing from there but a note."""
     trap(store / NAME)
     assert last_backup(store) is None
     note_backup(store, LastBackup(1, 2, "there"))
@@ -165,7 +165,7 @@ def test_documents_of_a_file_backend(trap, tmp_path):
 
 @pytest.mark.parametrize("name", [".manifest.jsonl.new", ".owner.json.new"])
 def test_files_of_a_sink(trap, tmp_path, name):
-    """Its drafts replace what stands in their places."""
+    """Its drafts replace what is in their places."""
     (tmp_path / "out" / "_recovery").mkdir(parents=True)
     trap(tmp_path / "out" / "_recovery" / name)
     output = OutputDirectory(tmp_path / "out", "json", fresh=False, check_all=True, disk=Disk())

@@ -240,6 +240,6 @@ def test_a_port_that_is_taken():
 
 
 def test_an_address_that_is_not_ours():
-    """Told as such."""
+    """The message says so."""
     with pytest.raises(ConfigurationError, match="cannot be served"):
         MetricsEndpoint("203.0.113.7", 0)

@@ -18,7 +18,7 @@ from tests.native.support import place, write_job
 
 
 def session(path):
-    """As much of Spark's session as naming a place takes; `path` stands for Hadoop's class of that name."""
+    """As much of Spark's session as naming a place takes; `path` replaces Hadoop's class of that name."""
     hadoop = SimpleNamespace(fs=SimpleNamespace(Path=path))
     jvm = SimpleNamespace(org=SimpleNamespace(apache=SimpleNamespace(hadoop=hadoop)))
     state = SimpleNamespace(sessionState=lambda: SimpleNamespace(newHadoopConf=lambda: None))

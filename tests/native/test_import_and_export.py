@@ -86,7 +86,7 @@ def test_the_import_is_in_the_run_history(source, store_dir):
 
 
 def test_long_files_are_taken_in_chunks(source, store_dir, tmp_path):
-    """A file of several MiB comes back as it was, and its progress is told."""
+    """A file of several MiB comes back as it was, with its progress shown."""
     content = bytes(range(256)) * (3 << 12) + b"end"
     write(source, "state/0/0/5.snapshot", content)
     told: list[Progressed] = []
@@ -177,7 +177,7 @@ def test_damaged_partitions_are_refused(source, store_dir):
 
 
 def test_an_import_that_fails_halfway_can_be_repeated(source, store_dir, tmp_path):
-    """A file that vanishes while it is read: no epoch is closed, and the next attempt begins anew."""
+    """A file that vanishes while it is read: no epoch is closed, and the next attempt begins again."""
 
     def vanish(_event):
         (source / "state/0/1/5.delta").unlink(missing_ok=True)
@@ -205,7 +205,7 @@ IMPORT_POINTS = [
 @pytest.mark.parametrize("visit", [1, 2])
 @pytest.mark.parametrize("point", IMPORT_POINTS)
 def test_an_import_that_is_killed_can_be_repeated(source, store_dir, tmp_path, point, visit):
-    """At every step, in the first and in the second partition: all of the epoch is there, or importing begins anew."""
+    """At every step, in the first and in the second partition: all of the epoch is there, or importing begins again."""
 
     def work():
         die_at(point, visit)
@@ -221,7 +221,7 @@ def test_an_import_that_is_killed_can_be_repeated(source, store_dir, tmp_path, p
 
 
 def test_an_export_that_is_killed_leaves_a_draft_at_most(source, store_dir, tmp_path):
-    """Nothing stands at the place, so the next attempt finds it free."""
+    """Nothing is at the place, so the next attempt finds it free."""
     taken(source, store_dir)
     code = wait(child(lambda: export(store_dir, place(tmp_path / "out"), observe=lambda _: os.kill(os.getpid(), 9))))
     assert code == -signal.SIGKILL
@@ -283,7 +283,7 @@ def test_a_place_that_is_taken_is_left_alone(source, store_dir, tmp_path):
 
 @pytest.mark.parametrize("when", ["in place", "writing"])
 def test_a_run_that_collects_the_epoch_while_it_is_exported(source, store_dir, tmp_path, when):
-    """Once the checkpoint stands at its place the export has succeeded; before, nothing stands there."""
+    """Once the checkpoint is at its place the export has succeeded; before, nothing is there."""
     taken(source, store_dir)
     edit_states(store_dir, "set", lambda _: {("count", "a"): ("1", None)}, clock=CLOCK)
 
@@ -374,7 +374,7 @@ def test_commands(source, store_dir, tmp_path):
     ],
 )
 def test_refusals_need_no_spark(source, store_dir, arguments, code, message):
-    """What cannot be shown or done is told at once, with its own exit code."""
+    """What cannot be shown or done is an immediate error, with its own exit code."""
     taken(source, store_dir)
     found, output = run(*(store_dir if argument == "DIR" else argument for argument in arguments))
     assert found == code

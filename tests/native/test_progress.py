@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
 
 
 def test_a_line_now_and_then(monkeypatch):
-    """Nothing for what is done at once; else lines, and on a terminal one line that is gone in the end."""
+    """Nothing for what is done immediately; else lines, and on a terminal one line that is gone in the end."""
     event = Progressed("writing", 450_000_000, 1_000_000_000)
     for stream, quiet, expected in [
         (io.StringIO(), False, "writing 45% of 1.0 GB\n"),

@@ -1,4 +1,4 @@
-"""High-water marks that move with an epoch, beside those that are set at once."""
+"""High-water marks that move with an epoch, beside those that are set immediately."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_mark_is_visible_with_its_epoch_and_goes_back_with_it(store_dir, state
 
 
 def test_the_last_who_moved_a_mark_wins_and_a_rewind_takes_back_epochs_alone(store_dir, state):
-    """A mark that was set at once stays; below it, those of epochs come and go."""
+    """A mark that was set immediately stays; below it, those of epochs come and go."""
     state.set_hwm("orders", 1)
     with execution(store_dir) as writer:
         close(store_dir, writer, orders=5)
@@ -379,7 +379,7 @@ def test_the_document_of_marks_waits_for_an_epoch_as_well(store_dir, state, monk
 
 
 def test_an_epoch_that_a_dead_run_left_in_some_partitions_is_not_waited_for(store_dir, monkeypatch):
-    """Nobody closes it any more: a mark is set at once, and compared with those that count; also by the next run,
+    """Nobody closes it any more: a mark is set immediately, and compared with those that count; also by the next run,
     before it begins."""
     impatient = StateManager(store_dir, retry=RetryPolicy(busy=1, delays=(), jitter=0))
     close_partition = FilePartitions.close_partition
@@ -406,7 +406,7 @@ def test_an_epoch_that_a_dead_run_left_in_some_partitions_is_not_waited_for(stor
 
 
 def test_a_mark_that_moves_while_it_is_migrated(store_dir, state, tmp_path, monkeypatch):
-    """The copy would be an older one: it is told, and the next attempt has it."""
+    """The copy would be an older one: this is an error, and the next attempt has it."""
     state.set_hwm("orders", 5)
     target = StateManager(tmp_path.as_uri())
     place = target.backend.place
@@ -482,7 +482,7 @@ def test_marks_of_another_form_are_refused(store_dir, state, entry):
 
 
 def test_a_mark_of_an_epoch_is_moved_forward_only_and_can_be_removed(store_dir, state):
-    """Also by those who set it at once; a removed one stays removed when the run goes back."""
+    """Also by those who set it immediately; a removed one stays removed when the run goes back."""
     with execution(store_dir) as writer:
         close(store_dir, writer, orders=5)
         close(store_dir, writer, orders=7)

@@ -57,7 +57,7 @@ def test_marks_on_the_command_line(recovery, store_dir):
 
 
 def test_the_directory_may_be_a_variable(recovery, store_dir, monkeypatch):
-    """RECOVERY_DIRECTORY stands for DIR, RECOVERY_ENVIRONMENT for --environment."""
+    """RECOVERY_DIRECTORY replaces DIR, RECOVERY_ENVIRONMENT --environment."""
     monkeypatch.setenv("RECOVERY_DIRECTORY", str(store_dir))
     recovery("hwm", "set", "k", "5")
     recovery("hwm", "set", "k", "6", "--environment", "prod")
@@ -220,7 +220,7 @@ def test_steps_are_exported_as_of_one_epoch(recovery, store_dir, monkeypatch):
 
 
 @pytest.mark.parametrize("words", [("nosuch",), ("--step", "count", "--key", "z"), ("--step", "nope", "--key", "z")])
-def test_a_state_that_is_not_there_is_told_with_the_directory(recovery, ran, words):
+def test_a_state_that_is_not_there_is_reported_with_the_directory(recovery, ran, words):
     """There may be one in another."""
     assert f"Error: {ran}: " in recovery("state", "get", ran, *words, code=44)
 

@@ -49,7 +49,7 @@ def test_concurrent_updates_all_survive(store_dir):
 
 
 def test_a_lock_is_held_by_one_process_at_a_time(store_dir, tmp_path):
-    """8 processes take it 100 times each; a file that only one can make shows that no two held it at once."""
+    """8 processes take it 100 times each; a file that only one can make shows that no two held it at the same time."""
     code = f"""
     import os, sys
     from recovery import StateManager
@@ -66,7 +66,7 @@ def test_a_lock_is_held_by_one_process_at_a_time(store_dir, tmp_path):
 
 
 def all_of_started(processes):
-    """Let them all go at once, and wait for them."""
+    """Start all together, and wait for them."""
     for process in processes:
         process.stdin.write("go\n")
         process.stdin.flush()
@@ -119,7 +119,7 @@ print("freed", flush=True)
 
 
 def test_a_lock_names_its_holder_and_is_freed_by_its_death(store_dir):
-    """Whoever waits is told who holds it; SIGKILL frees it."""
+    """The error of whoever waits names its holder; SIGKILL frees it."""
     holder = background(HOLD, store_dir)
     assert holder.stdout.readline() == "held\n"
     state = StateManager(store_dir, retry=IMPATIENT)
@@ -240,7 +240,7 @@ def test_damage_is_an_error_and_never_an_empty_state(store_dir, sql):
 
 
 def test_lost_totals_are_damage(store_dir):
-    """The row that says how many there are protects from losing rows; its own loss is told."""
+    """The row that says how many there are protects from losing rows; its own loss is reported."""
     state = StateManager(store_dir)
     state.set_hwm("k", 5)
     alter(part_0(store_dir), "DELETE FROM totals")
@@ -280,7 +280,7 @@ def test_files_of_version_1_are_read_and_brought_forward(store_dir):
     assert problems(store_dir) == []
 
 
-def test_two_processes_bring_a_file_forward_at_once(store_dir):
+def test_two_processes_bring_a_file_forward_concurrently(store_dir):
     """The second finds it done."""
     downgrade(store_dir)
     code = """
@@ -301,7 +301,7 @@ def test_there_is_a_migration_from_every_version():
 
 
 def test_a_directory_that_is_none(tmp_path, store_dir):
-    """Nothing is made where nothing was; a lost or renamed file is told as such."""
+    """Nothing is made where nothing was; the error names a lost or renamed file."""
     with pytest.raises(NoPartitionsError, match="no such directory"):
         StateManager(tmp_path / "missing")
     with pytest.raises(NoPartitionsError, match="holds no recovery partition"):

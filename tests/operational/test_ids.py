@@ -51,7 +51,7 @@ def test_the_glob():
 
 
 def test_what_cannot_even_be_shown_is_refused(store_dir):
-    """A list thousands deep in the place of a name, an entry, a result or an index ends in an error of ours."""
+    """A list thousands deep in the place of a name, an entry, a result or an index ends in a typed error."""
     deep: list = []
     for _ in range(2000):
         deep = [deep]

@@ -89,7 +89,7 @@ def test_the_backend_in_force(tmp_path, places):
     assert printed == f"{tmp_path}/db (from DIR)\n"
 
 
-def test_a_directory_is_made_only_when_told(tmp_path):
+def test_a_directory_is_made_only_on_request(tmp_path):
     """A path that is wrong, or a share that is not mounted, is never taken for an empty place."""
     open_objects(parse_address(f"file://{tmp_path}/a/b?create=1"))
     assert (tmp_path / "a/b").is_dir()

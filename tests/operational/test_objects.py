@@ -54,7 +54,7 @@ def test_a_root_that_is_no_directory_is_never_taken_for_empty(tmp_path, name, fo
 
 
 def test_a_root_is_made_as_the_error_says(tmp_path):
-    """With a blank in its name, too; the command line tells it by its exit code."""
+    """With a blank in its name, too; the command line shows it by its exit code."""
     uri = f"file://{tmp_path}/a%20b/state"
     told = CliRunner().invoke(main, ["hwm", "list", uri])
     assert told.exit_code == StateBackendError.exit_code

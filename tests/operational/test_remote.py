@@ -71,7 +71,7 @@ def size(uri: str, index: int) -> tuple[int, int]:
 
 
 def go(processes) -> list[str]:
-    """Let them all go at once, and wait for what they print."""
+    """Start all together, and wait for what they print."""
     for process in processes:
         process.stdin.write("go\n")
         process.stdin.flush()
@@ -131,7 +131,7 @@ for used in (False, True):
 """
 
 
-def test_a_forked_process_uses_it_or_is_refused_at_once(place, stores):
+def test_a_forked_process_uses_it_or_is_refused_immediately(place, stores):
     """Of buckets, the client does not work in a process that was forked after its parent had used it: the error says
     how to start such processes."""
     done = run_python(FORKED, place())
@@ -154,7 +154,7 @@ def test_the_layout_is_the_same_everywhere(place, stores):
 
 
 def test_concurrent_updates_all_survive(place):
-    """Several processes change one value at once: as many changes survive as were acknowledged, which is all."""
+    """Several processes change one value concurrently: as many changes survive as were acknowledged, which is all."""
     processes, rounds = size(place(), 1)
     code = f"""
     import sys
@@ -171,7 +171,7 @@ def test_concurrent_updates_all_survive(place):
 
 
 def test_a_lock_is_held_by_one_process_at_a_time(place, tmp_path):
-    """Several processes take it again and again; a file that only one can make shows that no two held it at once."""
+    """Several processes take it again and again; a file that only one can make shows that no two ever hold it."""
     processes, rounds = size(place(), 2)
     code = f"""
     import os, sys
@@ -242,7 +242,7 @@ def test_a_stalled_holder_can_neither_write_nor_release(place):
 
 
 def test_a_process_that_stopped_within_a_write_keeps_nobody_waiting_for_ever(files):
-    """Whoever writes is told after the address's `timeout`, with the file and the way out; reading goes on."""
+    """A writer gets an error after the address's `timeout`, with the file and the way out; reading goes on."""
     state = StateManager(f"{files}?timeout=0.2")
     state.set_hwm("k", 1)
     path = state.backend._objects.root / ".writing"
@@ -258,7 +258,7 @@ def test_a_process_that_stopped_within_a_write_keeps_nobody_waiting_for_ever(fil
 
 
 def test_a_lease_that_is_renewed_is_not_taken_over(files, monkeypatch):
-    """However long it is held, and whatever the clocks of the others show; whoever waits is told who holds it."""
+    """However long it is held, and whatever the clocks of the others show; an error after waiting names its holder."""
     uri = f"{files}?lock_timeout_seconds=0.3&lock_retry_seconds=0.02"
     real, written, deadline = FileObjects.put, [], time.monotonic() + 60
 
@@ -593,7 +593,7 @@ def test_a_write_whose_answer_never_came_is_recognised(files, monkeypatch, lost)
         pass
 
 
-def test_two_that_hold_one_lock_is_told(files):
+def test_two_that_hold_one_lock_is_reported(files):
     """Where a store grants a lock twice after all, the one that lost it does not end as if nothing had been."""
     state = StateManager(files)
     lock = state.lock("orders")

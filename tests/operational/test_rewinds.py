@@ -70,7 +70,7 @@ def test_the_beginning_is_gone_back_to_once(store):
 
 
 def test_history_is_not_discarded_without_a_word(store):
-    """The interval of the last run stands; a shorter one is confirmed, and is the last run's then."""
+    """The interval of the last run applies; a shorter one is confirmed, and is the last run's then."""
     start(store, backup_interval="1d")
     assert start(store).backup_interval_s == 86400
     with pytest.raises(HistoryLossError, match="discards snapshots that the last run kept for 1 d"):

@@ -62,7 +62,7 @@ def test_the_time_of_the_last_change(state, clock):
 
 
 def test_retention(state, clock):
-    """After its time a value is as if it had been deleted; setting it again begins anew."""
+    """After its time a value is as if it had been deleted; setting it again restarts its time."""
     job = state.process_state("billing", "job")
     job.set(1, retention="1h")
     clock.now_ms += 3_599_999

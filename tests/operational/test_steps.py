@@ -142,7 +142,7 @@ def test_an_edit_needs_the_lock(ran):
 
 
 def test_force_fences_the_holder(ran):
-    """The edit is made; nothing that the run does from then on counts, and it is told so."""
+    """The edit is made; nothing that the run does from then on counts, and its next call raises."""
     with DirectoryLock(ran, SystemClock(), "flow words"), Driver(ran) as run:
         run.apply(2, {"a": "4"})
         assert edited(ran, {"a": ("9", None)}, force=True) == 3
@@ -193,7 +193,7 @@ def test_force_with_nothing_to_do_fences_nobody(ran, found):
 
 @pytest.mark.parametrize("how", ["whole epochs", "in one partition"])
 def test_force_while_the_run_closes_epochs(ran, monkeypatch, how):
-    """What it closes until it is fenced stands, collected or not; nothing of a later epoch is left anywhere."""
+    """What it closes until it is fenced remains, collected or not; nothing of a later epoch is left anywhere."""
     from recovery.operational import step_edits as steps
 
     original = steps.check_whole
@@ -284,7 +284,7 @@ def test_an_epoch_that_is_closed_is_closed(ran, monkeypatch):
     assert at(ran, 3)["a"] == ("9", None)
 
 
-def test_many_keys_are_read_at_once(ran, monkeypatch):
+def test_many_keys_are_read_in_one_call(ran, monkeypatch):
     """Each partition once for what is looked at, and once for what is compared before it is written."""
     from recovery.operational import step_edits as steps
     from recovery.operational.targets import Steps
@@ -363,7 +363,7 @@ edit_states(Path(sys.argv[1]), "set", lambda _: changes, clock=SystemClock())
 
 
 def test_a_reader_sees_one_moment(ran):
-    """What was planned is read, although epochs are closed meanwhile; when it is gone, that is told."""
+    """What was planned is read, although epochs are closed meanwhile; when it is gone, that is an error."""
     then = moment(ran)
     edited(ran, {"a": ("9", None)})
     assert {s.key: s.value for s in then.states(STEP)} == {"a": "3", "b": "2"}
@@ -374,7 +374,7 @@ def test_a_reader_sees_one_moment(ran):
     assert "longer -b" in raised.value.remedy
 
 
-def test_edits_at_once_come_one_after_the_other(ran):
+def test_concurrent_edits_come_one_after_the_other(ran):
     """Of several processes each is made or refused; those that were acknowledged are all there."""
     code = """
     import sys
@@ -438,7 +438,7 @@ def test_an_epoch_counts_as_closed_when_all_partitions_have_it(store_maker, tmp_
 
 
 class SetClock(SystemClock):
-    """Stands still until it is moved."""
+    """A clock that stops until it is moved."""
 
     def __init__(self) -> None:
         self.seconds = 1_000

@@ -141,7 +141,7 @@ def test_text_that_is_no_value(text):
      ('{"$decimal": "x"}', "there is no decimal number 'x'")],
 )  # fmt: skip
 def test_what_there_is_not(text, found):
-    """A form that is known, of a day or a zone that does not exist, is told as that."""
+    """A form that is known, of a day or a zone that does not exist: the error says so."""
     with pytest.raises(StateValueError) as caught:
         loads(text)
     assert caught.value.found.startswith(found)

@@ -78,7 +78,7 @@ def test_the_size_is_keys_times_bytes_times_versions():
 
 
 def test_partitions_follow_cores_and_size():
-    """About one a core; more when files would be huge; a skew is told."""
+    """About one a core; more when files would be huge; a skew is reported."""
     assert advise(known([], partitions=2, cores=2), 30.0).partitions.proposed == 2
     assert advise(known([], partitions=8, cores=2), 30.0).partitions.proposed == 8
     assert advise(known([], partitions=2, cores=8), 30.0).partitions.proposed == 8

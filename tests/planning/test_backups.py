@@ -146,7 +146,7 @@ class TestTimelines:
         assert (plan.epoch, plan.snapshot.execution.number, plan.abandoned, plan.lost_epochs) == (5, 2, False, 0)
 
     def test_also_when_the_new_timeline_has_closed_nothing_yet(self):
-        """Somebody went back to epoch 4 and was cut off: epoch 3 is the newest that stands."""
+        """Somebody went back to epoch 4 and was cut off: epoch 3 is the newest valid one."""
         copies = [copy(i, *self.BEFORE, taken_ms=1) for i in (0, 1)]
         copies += [copy(i, held(1, 3), [ONE, self.TWO], taken_ms=2) for i in (0, 1)]
         plan = plan_restore(copies)
@@ -158,7 +158,7 @@ class TestTimelines:
         assert (plan.epoch, plan.lost_epochs, plan.limiting) == (3, 2, (1,))
 
     def test_a_restored_store_that_went_on_counts_more_than_what_it_left(self):
-        """Both branches have an execution 2; the one that began later is the one that stands."""
+        """Both branches have an execution 2; the one that began later is valid."""
         left = execution(2, resume_epoch=4, started_ms=2_000_000, name="left")
         went_on = execution(2, resume_epoch=3, started_ms=9_000_000, name="went on")
         copies = [copy(i, [*held(1, 3), closed(4, left), closed(5, left)], [ONE, left], taken_ms=1) for i in (0, 1)]
@@ -167,7 +167,7 @@ class TestTimelines:
         assert (plan.epoch, plan.snapshot.execution.id) == (3, "went on")
 
     def test_it_can_be_asked_for_by_number(self):
-        """Epoch 7 was abandoned; whoever names it gets it, and is told."""
+        """Epoch 7 was abandoned; whoever names it gets it, with a warning."""
         copies = [copy(i, *side, taken_ms=t) for t, side in enumerate((self.BEFORE, self.AFTER)) for i in (0, 1)]
         plan = plan_restore(copies, epoch=7)
         assert (plan.epoch, plan.abandoned, plan.snapshot.execution.number) == (7, True, 1)
@@ -187,7 +187,7 @@ class TestTimelines:
         assert (plan.epoch, plan.snapshot.execution.number) == (7, 1)
 
     def test_only_an_abandoned_epoch_in_common_is_refused(self):
-        """Nothing that stands is in copies of all partitions: it says how to get the other one."""
+        """No valid epoch is in copies of all partitions: the error says how to get the other one."""
         copies = [
             copy(0, *self.BEFORE), copy(0, *self.AFTER, taken_ms=2), copy(1, held(6, 8), [ONE], collected=6),
         ]  # fmt: skip

@@ -38,7 +38,7 @@ def by_name(files):
 
 
 def test_files_that_fit_are_current():
-    """Nothing is to be mended."""
+    """Nothing needs repair."""
     explained = by_name(found(copy(0, held(1, 5), [ONE]), copy(1, held(1, 5), [ONE])))
     assert [(e.role, e.newest_epoch, e.behind_ms, e.fix) for e in explained.values()] == [(Role.CURRENT, 5, 0, "")] * 2
 
@@ -114,7 +114,7 @@ def test_a_damaged_file_says_the_same():
     assert "newer than minute 5 (epoch 5) would do" in explained[1].fix
 
 
-def test_strays_are_told_from_partitions():
+def test_strays_are_distinguished_from_partitions():
     """A file of another store, and a second copy under another name."""
     files = found(
         copy(0, held(1, 5), [ONE]), copy(1, held(1, 5), [ONE]), copy(0, held(1, 3), [ONE]),

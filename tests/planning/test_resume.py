@@ -282,7 +282,7 @@ class TestMessages:
         error = outcome(found_files(["current", "never run", "current"]))
         assert "part-1.sqlite3 ends at epoch 0; part-0.sqlite3" in str(error)
 
-    def test_files_of_an_abandoned_timeline_are_told_from_old_ones(self):
+    def test_files_of_an_abandoned_timeline_are_distinguished_from_old_ones(self):
         """Their epochs have the right numbers, so the cause is another one, and so is the remedy."""
         error = outcome(found_files(["current", "current", "other timeline, from before the window"]))
         assert "closed by the same execution" in str(error)

@@ -28,7 +28,7 @@ def test_the_floor_never_goes_down_as_time_passes(closed, now, later, interval):
 
 
 def test_without_an_interval_only_the_newest_epoch_is_kept():
-    """An epoch that all partitions have closed makes every older one unnecessary, at once."""
+    """An epoch that all partitions have closed makes every older one unnecessary immediately."""
     assert collection_floor([(1, 10), (2, 20), (3, 30)], 30, 0) == 3
 
 

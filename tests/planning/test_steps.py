@@ -21,7 +21,7 @@ BOTH = Declaration((("user", "string"),), "int")
 
 
 def migrate(old):
-    """Stands for a converter: what is asked for is which one is asked of."""
+    """A stand-in for a converter, which records what it was asked to convert."""
     return ("from", old)
 
 
@@ -29,7 +29,7 @@ UNREAD = "the state of key 'a', 9, cannot be read: Expected `str`"
 
 
 def reads_all(old, new):
-    """Stands for a look at all states."""
+    """A stand-in for a scan of all states."""
 
 
 def not_asked(old, new):
@@ -78,7 +78,7 @@ def test_a_declaration_without_state_is_replaced():
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_choices(step, told):
-    """Each difference is told; a migration is offered where one helps."""
+    """Each difference is reported; a migration is offered where one helps."""
     with pytest.raises(StepChangedError, match=f"step 's' does not fit its state: {told}") as raised:
         plan(step=step)
     assert ("migrate=" in raised.value.remedy) == (step.key == WORD)
@@ -95,7 +95,7 @@ def test_keep_takes_it_as_it_is(step):
 
 @pytest.mark.parametrize("step", [INT, BOTH])
 def test_what_the_step_cannot_read_is_not_kept(step):
-    """It is told before the new form is recorded, so that the other choices are still there."""
+    """It is reported before the new form is recorded, so that the other choices remain."""
     with pytest.raises(StepChangedError, match=f"the state was a plain JSON value and is int; {UNREAD}\n") as raised:
         plan(step=step, keep=("s",), misread=lambda old, new: UNREAD)
     assert "migrate=" in raised.value.remedy
@@ -115,7 +115,7 @@ def test_what_the_step_cannot_read_is_dropped(declared):
 
 
 @pytest.mark.parametrize("step", [OTHER_KEY, INT, BOTH])
-def test_drop_starts_anew(step):
+def test_drop_starts_from_nothing(step):
     """The state is discarded, the new declaration is recorded."""
     planned = plan(step=step, drop=("s",))
     assert (planned.edits, planned.declarations) == ((StepEdit("s", None),), {"s": step.to_text()})

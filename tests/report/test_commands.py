@@ -112,7 +112,7 @@ def test_advise_without_measures(make_store):
 
 
 def test_report_writes_one_page(store, tmp_path):
-    """It changes nothing in the directory, and replaces a page only when told to."""
+    """It changes nothing in the directory, and replaces a page only with `--force`."""
     before = contents(store)
     output = tmp_path / "report.html"
     code, text = call("report", store, "-o", output)
@@ -144,7 +144,7 @@ def test_status_names_the_file_that_is_damaged(store):
     assert f"It cannot be resumed: {damaged}: " in call("status", store)[1]
 
 
-def test_an_epoch_that_is_not_held_is_told_with_the_directory(store):
+def test_an_epoch_that_is_not_held_is_reported_with_the_directory(store):
     """As every error about one."""
     code, text = call("plan", store, "--resume-epoch", 99)
     assert (code, f"Error: {store}: epoch 99" in text) == (28, True)

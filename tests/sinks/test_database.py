@@ -143,7 +143,7 @@ def as_postgresql(sql: str, _) -> str:
 
 
 def test_a_table_whose_name_is_too_long(tmp_path):
-    """Where names are cut, those of the tables beside it have to stay different: otherwise it is refused at once."""
+    """Where names are cut, those of the tables beside it have to stay different: otherwise it is refused."""
     database = Sqlite(tmp_path / "db", translated(as_postgresql, described=cut))
     plain = Sqlite(tmp_path / "db")
     database.execute = plain.execute
@@ -314,7 +314,7 @@ class TestWaysOut:
             with pytest.raises(OutputMismatchError, match=r"epoch 1 was written to table words\n") as caught:
                 Start(store, database, "others", "word")
             assert "Give it words again" in caught.value.remedy
-            # Begin anew there, as the same flow.
+            # Begin there from nothing, as the same flow.
             Start(Store(), database, "others", "word")
         Start(store, database, "words", "word")
         database.execute("ALTER TABLE words RENAME TO renamed")

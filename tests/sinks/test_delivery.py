@@ -161,7 +161,7 @@ PHASES = {
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 def test_errors_are_typed(phase, raised, kind):
-    """Whatever a sink raises in a phase comes as an error of ours that says which phase it was."""
+    """Whatever a sink raises in a phase becomes a typed error that names the phase."""
     with pytest.raises(kind, match=str(raised)):
         PHASES[phase](Delivery(Recording(**{phase: raised}), resume(), recoverable=True))
 

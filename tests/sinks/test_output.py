@@ -420,7 +420,7 @@ class TestMismatch:
         self.refused(store, disk, "does not hold all output up to epoch 4")
 
     def test_an_unfinished_line_at_the_end(self):
-        """That is a crash's doing, and so is an entry that comes twice: the manifest is written anew."""
+        """That is a crash's doing, and so is an entry that comes twice: the manifest is written again."""
         store, disk = lived()
         manifest = disk.names[OUT / "_recovery" / "manifest.jsonl"]
         whole = manifest.data
@@ -430,7 +430,7 @@ class TestMismatch:
             assert disk.text(OUT / "_recovery")["manifest.jsonl"] == whole
 
     def test_a_changed_owner(self):
-        """A file of ours that cannot be read, or that is newer than this package."""
+        """A file of this package that cannot be read, or that is newer than this package."""
         store, disk = lived()
         owner = disk.names[OUT / "_recovery" / "owner.json"]
         owner.data = owner.data.replace(b'"version":1', b'"version":2')

@@ -320,7 +320,7 @@ class TestRefused:
             Run(Store(), database)
 
     def test_a_table_without_a_unique_key(self, tmp_path):
-        """The database says so before the epoch is closed: it is computed anew when that is mended."""
+        """The database says so before the epoch is closed: it is computed again when that is repaired."""
         database = Database(tmp_path / "db")
         database.execute("DROP TABLE words")
         database.execute("CREATE TABLE words (word TEXT, part INTEGER, n INTEGER)")
@@ -584,7 +584,7 @@ class TestRowsThatTheTableDoesNotTake:
         assert rows() == [("a", 2), ("b", 1)]
 
     def test_a_table_that_is_changed_after_it_was_asked(self, tmp_path):
-        """The error names the way out: the epoch is given up, and computed anew."""
+        """The error names the way out: abandon the epoch, and compute it again."""
         store, database = Store(), Database(tmp_path / "db")
         run = Run(store, database)
         run.write(0)

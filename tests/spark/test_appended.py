@@ -83,7 +83,7 @@ def test_a_running_query_sees_what_is_appended(lines, spark, log, tmp_path):
 
 
 def test_the_documented_example_runs(spark, log, tmp_path):
-    """The code in docs/appended.md works as it stands, on another path."""
+    """The code in docs/appended.md works unchanged, on another path."""
     append(log, b"to be or\nnot to be\n")
     (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     names = {"spark": spark}
@@ -138,8 +138,8 @@ def test_a_wrong_option_is_refused_when_the_source_is_loaded(lines, log):
         lines(log, maxBytePerTrigger="1m")
 
 
-def test_a_rewritten_file_is_told_to_the_driver(lines, log, tmp_path):
-    """The planner's error reaches the caller with its class, file and choices; restart reads the file anew."""
+def test_a_rewritten_file_is_reported_to_the_driver(lines, log, tmp_path):
+    """The planner's error reaches the caller with its class, file and choices; restart reads the file again."""
     append(log, b"a\nb\n")
     batches(lines(log), tmp_path / "c")
     log.write_bytes(b"x\n")
@@ -149,14 +149,14 @@ def test_a_rewritten_file_is_told_to_the_driver(lines, log, tmp_path):
 
 
 def test_a_query_that_nobody_waited_for_tells_its_error_when_it_is_stopped(lines, log, tmp_path):
-    """Spark ended it, outside of any micro-batch of ours; what was finished before is closed."""
+    """Spark ended it, outside of any micro-batch; what was finished before is closed."""
     append(log, b"a\nb\n")
     init_partitions(tmp_path / "db", 2)
     query = start(lines(log), RecoveryConfig(tmp_path / "db"), sink=DiscardSink(), name="flow", trigger="50ms")
     deadline = time.monotonic() + 120
     while query.is_active and time.monotonic() < deadline:
         if query.summary.batches == 1:
-            # At once: written anew, the source might see it empty.
+            # In one step: written piece by piece, the source might see it empty.
             os.truncate(log, 2)
         time.sleep(0.05)
     for end in (query.stop, query.stop, query.await_termination):
@@ -165,7 +165,7 @@ def test_a_query_that_nobody_waited_for_tells_its_error_when_it_is_stopped(lines
     assert query.summary.last_epoch == 1
 
 
-def test_an_error_of_a_task_is_told_to_the_driver(lines, log, tmp_path):
+def test_an_error_of_a_task_is_reported_to_the_driver(lines, log, tmp_path):
     """An error raised while reading reaches the caller with its class and text."""
     append(log, b"a\n\xff\n")
     with pytest.raises(PySparkException, match=r"(?s)FlowFailedError: .*app\.log: The bytes at 2 are not UTF-8"):

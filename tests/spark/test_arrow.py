@@ -99,7 +99,7 @@ def test_computed_keys_and_every_type_on_its_way(spark, feed, tmp_path):
     }  # fmt: skip
 
 
-def test_a_changed_schema_is_told_or_migrated(spark, feed, tmp_path):
+def test_a_changed_schema_is_reported_or_migrated(spark, feed, tmp_path):
     """A column may be added; another type is refused with the choices; `migrate` gives the new columns."""
     feed.add([("a", 1), ("b", 2)])
     run_to_end(feed.frame(spark).transform(totals_arrow(add_up)), tmp_path / "db")
@@ -144,7 +144,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("wrong", "message"), BAD)
-def test_wrong_declarations_are_refused_at_once(spark, feed, wrong, message):
+def test_wrong_declarations_are_refused_immediately(spark, feed, wrong, message):
     """Before anything runs."""
     with pytest.raises(ConfigurationError, match=message):
         feed.frame(spark).transform(totals_arrow(**{"update": add_up, **wrong}))
@@ -192,7 +192,7 @@ def test_aggregates_equal_those_of_spark(spark, feed, tmp_path):
     assert {bucket: state["total"] for bucket, state in held.items()} == {row.bucket: row.total for row in truth}
 
 
-def test_a_changed_aggregate_is_told(spark, feed, tmp_path):
+def test_a_changed_aggregate_is_reported(spark, feed, tmp_path):
     """Under the same name another one, one more, one less: it would go on from what the other one kept."""
     feed.add([("a", 1), ("b", 2)])
     step = aggregate("s", key="key", n=count(), total=sum_("value"))
@@ -315,7 +315,7 @@ def test_a_key_named_as_an_input_is_refused(spark, feed):
 
 
 @pytest.mark.parametrize(("wrong", "message"), BAD_AGGREGATES)
-def test_wrong_aggregates_are_refused_at_once(spark, feed, wrong, message):
+def test_wrong_aggregates_are_refused_immediately(spark, feed, wrong, message):
     """Before anything runs."""
     with pytest.raises(ConfigurationError, match=message):
         feed.frame(spark).transform(aggregate("s", **{"key": "key", **wrong}))

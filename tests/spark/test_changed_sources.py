@@ -59,7 +59,7 @@ def test_sources_that_change_their_order_and_one_more(spark, tmp_path, kind):
 
 
 def test_a_source_that_is_gone(spark, tmp_path):
-    """It would begin anew if it came back. Nothing is given up before it is refused."""
+    """It would begin again if it came back. Nothing is given up before it is refused."""
     feeds = [Feed(tmp_path / name) for name in "ab"]
     for seed in range(3):
         for feed in feeds:
@@ -206,7 +206,7 @@ def test_a_step_that_is_put_before_another(spark, tmp_path):
 
 @pytest.mark.parametrize("orders", [["a", "ba"], ["ab", "ba"]])
 def test_two_parts_of_one_directory(spark, tmp_path, orders):
-    """They are told apart by their options."""
+    """Their options distinguish them."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in/1.a").write_text("x,1\n" * 10)
     (tmp_path / "in/1.b").write_text("y,1\n" * 5)

@@ -69,7 +69,7 @@ def place(path: Path) -> LocalPlace:
 
 
 def known_rows(directory: Path, epoch: int) -> dict[int, int | None]:
-    """How many rows each operator has, as it is told without Spark."""
+    """How many rows each operator has, as reported without Spark."""
     shown = CliRunner().invoke(main, ["checkpoint", "show", str(directory), "--epoch", str(epoch), "--json"])
     return {each["operator"]: each["rows"] for each in json.loads(shown.output)["operators"]}
 

@@ -166,7 +166,7 @@ class TestWhenTheCheckBegins:
         check = preparing.BackgroundCheck(paths_of(store_dir))
         until_done(check, checked)
 
-    def test_at_once_in_a_small_store(self, store_dir, checked, monkeypatch):
+    def test_immediately_in_a_small_store(self, store_dir, checked, monkeypatch):
         """Nobody would notice it."""
         monkeypatch.setattr(preparing, "AT_ONCE_BYTES", 16 << 20)
         check = preparing.BackgroundCheck(paths_of(store_dir))

@@ -106,7 +106,7 @@ def test_sums_are_exact_to_the_last_bit(spark, feed, tmp_path, values):
     }  # fmt: skip
 
 
-def test_a_sum_beyond_the_range_is_told(spark, feed, tmp_path):
+def test_a_sum_beyond_the_range_is_reported(spark, feed, tmp_path):
     """With the key, and what was held stays."""
     feed.add([("a", LARGE)])
     step = aggregate("s", key="key", total=sum_("value"))

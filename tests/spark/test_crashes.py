@@ -249,8 +249,8 @@ def make(path, jvm, number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
-def test_a_signal_before_the_stream_ends_at_once(feed, tmp_path, number):
-    """While the flow is built on a Spark that is up: nothing is told but that it was starting, the JVM ends, and
+def test_a_signal_before_the_stream_ends_immediately(feed, tmp_path, number):
+    """While the flow is built on a Spark that is up: nothing is printed but that it was starting, the JVM ends, and
     the next run begins as if this one had not been."""
     feed.add_random(1)
     directory, jvm, flow = tmp_path / "db", tmp_path / "jvm", tmp_path / "starting.py"
@@ -279,7 +279,7 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.long
-def test_a_second_signal_ends_at_once(feed, tmp_path):
+def test_a_second_signal_ends_immediately(feed, tmp_path):
     """A second signal does not wait for the running micro-batch; the next run counts everything once."""
     for seed in range(3):
         feed.add_random(seed, count=50)

@@ -26,7 +26,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess:
-    """A command of ours, in a process of its own."""
+    """A `recovery` command, in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "recovery", *map(str, arguments)], capture_output=True, text=True, env=ENVIRONMENT,
         check=False,

@@ -1,5 +1,5 @@
-"""Tasks, Python workers and JVMs that fail or are killed, and tasks that Spark runs twice at once: state is exact. And
-what a flow is told that is wrong itself."""
+"""Tasks, Python workers and JVMs that fail or are killed, and tasks that Spark runs twice: state is exact. And
+the errors of a flow that is wrong itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.stores import problems
 FAILURES = ("at once", "after some keys", "exit", "killed", "after applying")
 
 
-def test_what_a_flow_names_wrongly_is_told_in_a_line(spark, tmp_path):
+def test_what_a_flow_names_wrongly_is_reported_in_one_line(spark, tmp_path):
     """Where it is built, and in its sink."""
     init_partitions(tmp_path / "db", 1)
     (tmp_path / "in").mkdir()
@@ -43,7 +43,7 @@ def test_what_a_flow_names_wrongly_is_told_in_a_line(spark, tmp_path):
         assert re.fullmatch(re.escape(began) + text, raised.value.found)
 
 
-def test_a_worker_that_dies_is_told_in_a_line(spark, feed, tmp_path):
+def test_a_worker_that_dies_is_reported_in_one_line(spark, feed, tmp_path):
     """Java's stack is no help; what to do is."""
 
     def die(key, rows, state):
@@ -60,7 +60,7 @@ def test_a_worker_that_dies_is_told_in_a_line(spark, feed, tmp_path):
 
 @pytest.mark.long
 def test_every_attempt_but_the_last_fails(spark, feed, tmp_path):
-    """In each micro-batch three attempts of every task fail in one way: by an error at once, after some keys or after
+    """In each micro-batch three attempts of every task fail in one way: by an immediate error, after some keys or after
     applying its changes, by leaving, by being killed. The fourth counts, alone."""
     for seed in range(len(FAILURES)):
         feed.add_random(seed, keys=60)
@@ -121,7 +121,7 @@ def test_a_killed_jvm(feed, tmp_path):
         os.kill(java_of(process.pid), signal.SIGKILL)
         output = finish(process, 120)
         assert process.returncode == FlowFailedError.exit_code, output
-        # PySpark and py4j log in their way that the JVM is gone; what the run says stands last, and is no traceback.
+        # PySpark and py4j log in their way that the JVM is gone; what the run says comes last, and is not a traceback.
         told = output[output.rindex("Error: ") :]
         assert "it continues from the last closed epoch" in told, output
         assert "Traceback" not in told, output
@@ -224,7 +224,7 @@ def graceful(process: subprocess.Popen, generator: random.Random, done: int) -> 
 @pytest.mark.long
 def test_signals_at_random_times(feed, tmp_path):
     """One signal ends a run within 10 s past the running micro-batch, and nothing of it is replayed; a second one ends
-    it at once, and nothing is lost. RECOVERY_TEST_SIGNALS says how many runs."""
+    it immediately, and nothing is lost. RECOVERY_TEST_SIGNALS says how many runs."""
     seed = int(os.environ.get("RECOVERY_TEST_SEED", random.randrange(10**6)))
     print(f"replay with RECOVERY_TEST_SEED={seed}")
     generator = random.Random(seed)
@@ -257,8 +257,8 @@ def test_signals_at_random_times(feed, tmp_path):
 
 
 def twice(process: subprocess.Popen, generator: random.Random, start_s: float) -> None:
-    """Two signals, with a random time between; the run ends well if it was quick, and at once otherwise. The second one
-    may also meet a process that has done everything and is about to exit."""
+    """Two signals, with a random time between; the run ends well if it was quick, else immediately. The second one may
+    also meet a process that has done everything and is about to exit."""
     first, second = (generator.choice([signal.SIGTERM, signal.SIGINT]) for _ in range(2))
     time.sleep(generator.uniform(0, 1.0))
     os.killpg(process.pid, first)

@@ -114,7 +114,7 @@ def test_odd_keys(spark, tmp_path, columns):
     assert names == set(map(encode_key, ODD_KEYS))
 
 
-def test_tasks_are_no_more_than_run_at_once(spark, feed, tmp_path, monkeypatch):
+def test_tasks_are_no_more_than_run_concurrently(spark, feed, tmp_path, monkeypatch):
     """Rows of seven partitions are exchanged over two tasks; each key has its state in its own partition."""
     monkeypatch.setattr(gathering, "FEW_ROWS", -1)
     for seed in range(3):
@@ -309,7 +309,7 @@ def test_a_large_one_beside_timeouts(spark, feed, tmp_path):
 
 
 class Expected:
-    """In the place of the planner's strategy: what it was told last."""
+    """In the place of the planner's strategy: the last value that it got."""
 
     few = False
 

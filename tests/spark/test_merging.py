@@ -318,7 +318,7 @@ def test_odd_keys(spark, tmp_path, merged, monkeypatch):
 
 @pytest.mark.parametrize("bad", [0, 2])
 def test_an_error_of_the_flow(spark, feed, tmp_path, bad):
-    """Told as where the sink runs into it, whether rows were counted before or not; the next run goes on."""
+    """The same error as where the sink runs into it, whether rows were counted before or not; the next run goes on."""
     for _ in range(3):
         feed.add([("a", 1), ("b", 2)])
     path = feed.path / f"{bad:04}.txt"
@@ -374,7 +374,7 @@ def test_nothing_is_open_after_the_run(spark, feed, tmp_path, merged):
     assert [path for path in opened if str(tmp_path) in path] == []
 
 
-def test_two_flows_at_once(spark, feed, tmp_path, merged):
+def test_two_concurrent_flows(spark, feed, tmp_path, merged):
     """Each has its own states, and its own micro-batches."""
     for seed in range(5):
         feed.add_random(seed)

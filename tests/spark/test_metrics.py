@@ -19,7 +19,7 @@ from tests.stores import problems
 
 def test_metrics_of_a_run(spark, feed, tmp_path, monkeypatch):
     """What the endpoint, a listener and the partitions say of three micro-batches is what was done; the endpoint ends
-    with the run, and a target that is missed stands in the summary."""
+    with the run, and a target that is missed is in the summary."""
     directory = tmp_path / "db"
     init_partitions(directory, 2)
     note_backup(directory, LastBackup(int(time.time() * 1000) - 7_200_000, 0, "elsewhere"))

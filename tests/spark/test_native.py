@@ -195,7 +195,7 @@ def test_the_other_checkpoint_format_is_refused(spark, tmp_path):
         run_to_end(events(spark, path), tmp_path / "db")
 
 
-def test_changed_operators_are_told(spark, tmp_path):
+def test_changed_operators_are_reported(spark, tmp_path):
     """An operator added or removed: Spark's own check, in our words, and nothing is lost."""
     path, directory = tmp_path / "events", tmp_path / "db"
     write_events(path, 3, 2)

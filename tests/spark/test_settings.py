@@ -228,7 +228,7 @@ def test_a_step_gives_the_same_in_more_sessions(spark, source, usual, tmp_path, 
 
 @pytest.mark.parametrize("settings", [SETTINGS["large types"], SETTINGS["no zone by default"]], ids=str)
 def test_all_keys_of_an_aggregate_in_any_session(spark, source, tmp_path, monkeypatch, settings):
-    """They are read of the state, and merged rows are given back to Spark for what stands above the step."""
+    """They are read of the state, and merged rows are given back to Spark for what is above the step."""
     monkeypatch.setattr(merging, "FEW_ROWS", 10_000)
     with set_to(spark, settings):
         step = aggregate("s", key="k", n=count(), last_day=max_("day"))

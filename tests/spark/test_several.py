@@ -43,7 +43,7 @@ class Meeting(StreamingQueryListener):
         pass
 
 
-def test_started_at_once(spark, tmp_path):
+def test_started_together(spark, tmp_path):
     """Two threads start a query each: both are exact, and the session has the settings that it had."""
     settings = [*SETTINGS, *UNCHECKED]
     before = [spark.conf.get(key, None) for key in settings]

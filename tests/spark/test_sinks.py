@@ -1,4 +1,4 @@
-"""Sinks in a running flow: what they are told, and that their output appears once."""
+"""Sinks in a running flow: what they receive, and that their output appears once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.spark.test_crashes import finish, recovery_run
 
 
 def documented(name: str) -> type:
-    """A class that docs/sinks.md shows, as it stands there."""
+    """A class that docs/sinks.md shows, unchanged."""
     [code] = re.findall(rf"```python\n([^`]*?\nclass {name}:.*?)```", DOCUMENT.read_text(), re.DOTALL)
     names: dict = {}
     exec(code, names)

@@ -193,7 +193,7 @@ def test_typed_state_of_a_flows_own_file(spark, feed, tmp_path):
 
 
 def test_a_function_that_cannot_be_sent(spark, feed, capfd):
-    """Told is what in it cannot, by its name, also where a function that it calls uses it; nothing else is printed."""
+    """The error names what in it cannot, also where a function that it calls uses it; nothing else is printed."""
     lock, session, good = threading.Lock(), spark, {"a": 1}
 
     def helper():
@@ -259,7 +259,7 @@ def test_order_within_a_key(spark, feed, tmp_path):
 
 @pytest.mark.usefixtures("tuning")
 def test_discarded_keys_leave_nothing(spark, feed, tmp_path):
-    """state.remove() removes the key's row; a discarded key starts anew."""
+    """state.remove() removes the key's row; a discarded key starts from nothing."""
     feed.add([("a", 1), ("b", 1)])
     feed.add([("a", -1)])
     feed.add([("a", 7)])
@@ -391,7 +391,7 @@ def test_static_aggregations_are_fine(spark, feed, tmp_path):
 
 
 def test_batch_frames_and_unknown_columns(spark, feed):
-    """Mistakes in building a plan are told at once."""
+    """Mistakes in building a plan are errors where they are made."""
     with pytest.raises(ConfigurationError, match="no column 'nope'"):
         feed.frame(spark).transform(stateful("s", key="nope", update=add_up, output="key string"))
     with pytest.raises(ConfigurationError, match="a dot or a backtick"):
@@ -407,7 +407,7 @@ def test_batch_frames_and_unknown_columns(spark, feed):
         stateful("$checkpoint", key="key", update=add_up, output="key string")
 
 
-def test_a_plain_write_stream_is_told(spark, feed, tmp_path):
+def test_a_plain_write_stream_is_reported(spark, feed, tmp_path):
     """A step started without recovery.start says so instead of computing without state."""
     feed.add([("a", 1)])
     query = (
@@ -489,7 +489,7 @@ def lengthen(key, rows, state):
 
 
 def test_state_is_kept_only_where_it_can_be_read(spark, feed, tmp_path):
-    """What the new type does not read is told before anything is written; the ways out that are named lead on, and so
+    """What the new type does not read is an error before anything is written; its ways out lead on, and so
     does the old code."""
     directory = tmp_path / "db"
     number = feed.frame(spark).transform(totals_step(update=count_up, state=int))
@@ -522,7 +522,7 @@ def test_state_is_kept_only_where_it_can_be_read(spark, feed, tmp_path):
 
 
 def test_a_state_that_cannot_be_read(spark, feed, tmp_path):
-    """Someone edited it: it is told by step and key, and can be put right, or dropped with all of the step."""
+    """Someone edited it: the error names step and key, and can be put right, or dropped with all of the step."""
     directory = tmp_path / "db"
     frame = feed.frame(spark).transform(totals_step(update=count_up, state=int))
     feed.add([("a", 1), ("b", 1)])
@@ -543,7 +543,7 @@ def test_a_state_that_cannot_be_read(spark, feed, tmp_path):
 
 
 def test_an_aggregate_over_a_lambda_is_the_same_in_every_build(spark, feed, tmp_path):
-    """Spark names the variables of lambdas anew each time."""
+    """Spark renames the variables of lambdas each time."""
     for number in range(2):
         feed.add([("a", 1), ("a", 2)])
         one = F.aggregate(F.array("value", "value"), F.lit(0).cast("long"), lambda total, value: total + value)

@@ -43,7 +43,7 @@ def remove_delta(db: Path) -> Path:
 
 
 def remove_scratch(db: Path) -> Path:
-    """All of it, with Spark's checkpoint: whatever fails first, this is told."""
+    """All of it, with Spark's checkpoint: whatever fails first, this is reported."""
     [scratch] = db.glob("scratch/ex-*")
     shutil.rmtree(scratch)
     return scratch

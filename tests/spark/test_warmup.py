@@ -91,7 +91,7 @@ def test_the_users_own_options_win(tmp_path, monkeypatch, name, option):
 
 
 def test_a_place_that_cannot_be_written(tmp_path, monkeypatch):
-    """It is told before any work, by name."""
+    """An error names it before any work."""
     (tmp_path / "file").touch()
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
     with pytest.raises(StorageError, match=r"(?s)file/cache.*RECOVERY_CACHE"):

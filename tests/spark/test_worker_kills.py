@@ -54,7 +54,7 @@ def test_killed_workers_cost_nothing(feed, tmp_path, exchanged):
 
 
 def test_an_error_of_a_steps_function_is_not_tried_again(feed, tmp_path):
-    """It would come again, at three times the price: it is called once, and told once."""
+    """It would come again, at three times the price: it is called once, and reported once."""
     feed.add_random(1)
     init_partitions(tmp_path / "db", 2)
     target = f"{FLOW}:make({str(feed.path)!r}, {str(tmp_path)!r}, 0, 'k3')"

@@ -75,7 +75,7 @@ def test_applying_a_batch_again_replaces_it_whole(store_dir, closed):
 
 
 def test_an_apply_that_fails_halfway_leaves_nothing(store_dir):
-    """The changes of a task are one transaction: when their source fails, the state before stands."""
+    """The changes of a task are one transaction: when their source fails, the state before remains."""
 
     def broken():
         yield Changes(("1\x1fa",), False)
@@ -119,7 +119,7 @@ ONE_LENGTH = {
 
 @pytest.mark.parametrize("keys", ONE_LENGTH.values(), ids=ONE_LENGTH)
 def test_keys_of_one_length_need_nothing_between_them_and_their_values(make_store, keys):
-    """What is told by the length is what is told by the separator: states, discarded keys, and an apply that comes
+    """Reading by length gives what reading by separator gives: states, discarded keys, and an apply that comes
     again. Values are longer than their characters, too."""
     length = len(keys[0])
 
@@ -238,7 +238,7 @@ def test_the_fence_holds_for_a_task_that_waits_for_its_lock(store_dir):
         assert isinstance(outcome[0], LeaseLostError)
 
 
-def test_a_task_of_a_removed_execution_is_told_so(store_dir):
+def test_a_task_of_a_removed_execution_is_refused(store_dir):
     """When a successor has removed the scratch files, a late task that opens them gets LeaseLostError."""
     run = Driver(store_dir)
     address = run.store.address(run.lease)

@@ -153,7 +153,7 @@ def test_going_back_over_what_is_logged_puts_nothing_back(store_maker):
 
 
 def test_an_epoch_that_some_partitions_logged_does_not_count(store_dir):
-    """The next run starts it anew everywhere; nothing of it is ever read."""
+    """The next run starts it again everywhere; nothing of it is ever read."""
     with Driver(store_dir) as run:
         logged(run, 0, {f"k{number}": "0" for number in range(20)})
         run.apply(1, {f"k{number}": "1" for number in range(20)})
@@ -248,7 +248,7 @@ def test_values_that_do_not_fit_together(store_maker):
         ("UPDATE logged SET row_count = row_count + 1", "a row of table logged does not match its digest"),
     ],
 )
-def test_damage_is_told(store_dir, damage, says):
+def test_damage_is_reported(store_dir, damage, says):
     """By a check, by a reader, and by a run that would fold it, which leaves the file as it is."""
     with Driver(store_dir) as run:
         run.apply(0, {f"k{number}": "0" for number in range(20)})
@@ -266,7 +266,7 @@ def test_damage_is_told(store_dir, damage, says):
     assert query(path, "SELECT * FROM snaps ORDER BY 1, 2") == before
 
 
-def test_damage_of_the_runs_own_rows_is_told_when_they_are_folded(store_dir):
+def test_damage_of_the_runs_own_rows_is_reported_when_they_are_folded(store_dir):
     """What a running flow folds it takes from its deltas; the rest is checked."""
     with Driver(store_dir) as run:
         logged(run, 0, {"a": "0"}, driver_rows={"$x": {f"k{number}": "0" for number in range(9)}})
@@ -313,7 +313,7 @@ def test_another_process_may_write_between_sealing_and_logging(store_dir):
 
 
 def test_collection_leaves_what_is_logged(store_dir):
-    """Nothing is given up that the log stands on."""
+    """Nothing is given up that the log depends on."""
     with Driver(store_dir) as run:
         run.apply(0, {"a": "0"})
         run.close(0)

@@ -58,7 +58,7 @@ def test_init_makes_n_partitions_and_nothing_else(tmp_path, count):
     assert {d.count for d in plan.partitions} == {count}
 
 
-def test_files_of_two_stores_can_be_told_apart(tmp_path):
+def test_files_of_two_stores_can_be_distinguished(tmp_path):
     """Every init draws a store id of its own, the same in all its files."""
     ids = set()
     for name in "ab":
@@ -384,7 +384,7 @@ def test_an_attempt_that_is_refused_leaves_the_directory_of_the_other(tmp_path, 
     assert is_complete(tmp_path / "db", 2)
 
 
-def test_two_attempts_at_once_do_not_clear_away_each_other(tmp_path, monkeypatch):
+def test_two_concurrent_attempts_do_not_clear_away_each_other(tmp_path, monkeypatch):
     """While one init is at work another is refused; the first one's partitions stand."""
     reached, go_on = threading.Event(), threading.Event()
     original = Path.hardlink_to

@@ -56,7 +56,7 @@ def line(monkeypatch):
 
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="needs another user")
 def test_other_users_are_not_let_in(line):
-    """Their connections are closed, and cost no files; workers are told of the end as before."""
+    """Their connections are closed, and cost no files; workers learn of the end as before."""
     process = subprocess.Popen(
         [PYTHON, "-c", INTRUDER, line.address[1:]], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

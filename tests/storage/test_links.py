@@ -41,7 +41,7 @@ def lock(directory: Path) -> DirectoryLock:
 
 
 def refused(directory: Path) -> str:
-    """What a second run is told."""
+    """The error that a second run gets."""
     with pytest.raises(DirectoryLockedError) as raised, lock(directory):
         pass
     assert raised.value.path == str(directory)
@@ -297,7 +297,7 @@ class TestHardLinks:
         assert "It cannot be resumed" in shown
 
     def test_the_way_out_works(self, store_dir, tmp_path, make: Callable):
-        """As the error tells it."""
+        """By the way out that the error names."""
         make(filled(store_dir), tmp_path)
         with pytest.raises(LinkedPartitionError) as raised:
             plan_resume(scan(store_dir))
@@ -339,7 +339,7 @@ def test_what_a_killed_init_left_is_no_other_name(store_dir):
 
 
 def test_another_program_s_database_may_have_any_names(store_dir):
-    """It is none of ours."""
+    """The link is not part of the directory."""
     connection = apsw.Connection(str(store_dir / "other.sqlite3"))
     connection.execute("CREATE TABLE t (a)")
     connection.close()

@@ -55,7 +55,7 @@ def other_process(tmp_path):
     process.stdout.close()
 
 
-def test_a_second_process_is_refused_and_told_who_holds_it(lock, other_process, tmp_path):
+def test_a_second_process_is_refused_and_learns_who_holds_it(lock, other_process, tmp_path):
     """The error names the process, the host and what it does."""
     with pytest.raises(DirectoryLockedError) as raised:
         lock.acquire()
@@ -66,7 +66,7 @@ def test_a_second_process_is_refused_and_told_who_holds_it(lock, other_process, 
 
 
 def test_the_death_of_its_holder_frees_it(lock, other_process, tmp_path):
-    """After SIGKILL the lock can be taken at once, although the file still names the dead process."""
+    """After SIGKILL the lock can be taken immediately, although the file still names the dead process."""
     other_process.send_signal(signal.SIGKILL)
     other_process.wait()
     assert json.loads((tmp_path / LOCK_NAME).read_text())["pid"] == other_process.pid
@@ -136,7 +136,7 @@ def test_asking_who_holds_it_never_makes_a_run_fail(tmp_path):
 
 
 def test_those_who_only_ask_are_waited_out_and_a_run_is_not(lock, tmp_path, monkeypatch):
-    """Beside others that share the lock it is tried again, for a bounded time; a run's hold refuses at once."""
+    """Beside others that share the lock it is tried again, for a bounded time; a run's hold refuses immediately."""
     tries = []
 
     def shared_until_the_tenth_try(descriptor, operation):

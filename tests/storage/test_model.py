@@ -275,7 +275,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.worked)
     @rule(closed=st.integers(0, COUNT), position=TEXTS, logged=st.booleans())
     def crash_while_closing(self, closed, position, logged):
-        """The epoch is closed in some partitions only: the next run starts it anew, everywhere."""
+        """The epoch is closed in some partitions only: the next run starts it again, everywhere."""
         epoch = self.run.epoch
         batch, cut, touched, logged = self.sealed or (self.batch, self.cut(self.batch), self.touched_now, logged)
         requests = self.run.requests(batch, driver_rows={DRIVER_STEP: {"position": position}}, logged=logged)
@@ -361,7 +361,7 @@ class Histories(RuleBasedStateMachine):
     def stop(self, killed: bool):
         if killed:
             # What a killed process leaves is the files and their logs; its connections are closed by the system,
-            # which SQLite cannot tell from here, so a copy of the directory stands for it.
+            # which SQLite cannot tell from here, so a copy of the directory replaces it.
             survivor = self.directory.with_name(self.directory.name + "s")
             shutil.copytree(self.directory, survivor)
             self.run.store.release()

@@ -112,7 +112,7 @@ def test_a_worker_lets_go_when_the_run_ends(store_dir):
 
 @needs_proc
 def test_a_worker_lets_go_when_the_driver_is_killed(store_dir):
-    """Nobody tells it then: the end of the connection does."""
+    """Nothing announces the end then but the end of the connection."""
     code = (
         "import sys; from pathlib import Path; from tests.stores import Driver\n"
         "run = Driver(Path(sys.argv[1])); print(run.store.address(run.lease), flush=True); sys.stdin.read()"
@@ -167,7 +167,7 @@ def test_not_after_its_files_are_gone(store_dir):
         late.release()
 
 
-def test_not_when_the_partition_was_put_in_place_anew(store_dir):
+def test_not_when_the_partition_was_put_in_place_again(store_dir):
     """What lies below a delta is another file then."""
     with Driver(store_dir) as run:
         address = run.store.address(run.lease)
@@ -327,7 +327,7 @@ def test_nothing_is_kept_for_a_run_that_cannot_be_reached(store_dir):
 
 @needs_proc
 def test_workers_that_came_and_went_take_no_place(store_dir, monkeypatch):
-    """More of them than can wait to be seen at once, over the micro-batches of a run: the next one keeps its deltas."""
+    """More of them than can wait to be seen, over the micro-batches of a run: the next one keeps its deltas."""
     monkeypatch.setattr("recovery.storage.deltas.lifeline.MOST_WAITING", 1)
     with Driver(store_dir) as run:
         for number in range(4):
@@ -345,7 +345,7 @@ def test_workers_that_came_and_went_take_no_place(store_dir, monkeypatch):
 
 
 def test_who_has_ended_is_forgotten():
-    """Who goes on is told of the end, and waited for."""
+    """Who goes on learns of the end, and is waited for."""
     line = Lifeline("admitted", SystemClock())
     assert line.address
     let_go, gone = threading.Event(), []
@@ -372,7 +372,7 @@ def test_who_has_ended_is_forgotten():
 
 
 def test_where_sockets_need_files(tmp_path, monkeypatch):
-    """One stands among the temporary files, while it is there; or there is none, and nothing is kept."""
+    """One is among the temporary files, while it is there; or there is none, and nothing is kept."""
     monkeypatch.setattr("sys.platform", "darwin")
     with tempfile.TemporaryDirectory(prefix="r-") as short:
         monkeypatch.setattr("tempfile.tempdir", short)

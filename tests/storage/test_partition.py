@@ -149,7 +149,7 @@ class TestStepEdits:
         return store_dir
 
     def test_a_renamed_step_keeps_its_states_and_timeouts(self, edited):
-        """Everything stands under the new name, nothing under the old, and a rewind brings the old back."""
+        """Everything is under the new name, nothing under the old, and a rewind brings the old back."""
         with Driver(edited, ["new", "other"]) as run:
             run.close(1, edits=[StepEdit("old", "new")])
             assert run.read(2, "abc", "new") == {"a": "1", "b": "3", "c": "4"}
@@ -220,7 +220,7 @@ class TestStepEdits:
             assert run.store.driver_values("$at", 5) == {"x": "2", "y": "3"}
             assert run.store.driver_values("other", 2) == {"a": "9"}
 
-    def test_both_at_once_and_touches_in_the_same_epoch_add_up(self, edited):
+    def test_both_together_and_touches_in_the_same_epoch_add_up(self, edited):
         """Edits and driver rows share one epoch, whose sums stay right."""
         with Driver(edited, ["new"]) as run:
             edits = [StepEdit("old", "new"), StepEdit("other", None)]
@@ -314,7 +314,7 @@ class TestStarting:
 
     @pytest.mark.parametrize("held", [(), (0,), (1,)])
     def test_an_epoch_that_was_closed_since_the_plan_stands(self, five, held):
-        """Whoever closed it was told so: a plan that does not know it in each file is refused, and abandons nothing."""
+        """It was acknowledged: a plan that does not know it in each file is refused, and abandons nothing."""
         with Driver(five) as run:
             run.apply(5, {"k": "6"})
             for index in held:
@@ -616,7 +616,7 @@ def test_execution_numbers_grow_over_all_files(store_dir):
 
 
 def test_keys_go_to_the_partition_of_their_checksum(store_dir):
-    """Every row stands in the file that its key belongs to."""
+    """Every row is in the file that its key belongs to."""
     with Driver(store_dir) as run:
         run.apply(0, {str(key): "1" for key in range(100)})
         run.close(0, driver_rows={"$at": {str(key): "x" for key in range(20)}})

@@ -69,7 +69,7 @@ def test_those_of_a_run_wait(store_dir):
 
 
 def test_connections_are_made_in_one_place():
-    """Whatever opens a file of ours elsewhere would not wait, or not check what it opens."""
+    """Whatever opens a partition elsewhere would not wait, or not check what it opens."""
     for path in PACKAGE.rglob("*.py"):
         name = path.relative_to(PACKAGE).as_posix()
         for node in ast.walk(ast.parse(path.read_text())):

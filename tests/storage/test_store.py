@@ -507,7 +507,7 @@ class TestScratch:
         assert not shared.exists()
 
     def test_scratch_that_cannot_be_made_is_a_storage_error(self, store_dir, tmp_path):
-        """The error names the directory; the partitions can be used again at once."""
+        """The error names the directory; the partitions can be used again immediately."""
         (tmp_path / "file").write_text("")
         with pytest.raises(StorageError, match="file"):
             Driver(store_dir, scratch=tmp_path / "file")
@@ -608,7 +608,7 @@ class TestConnections:
                 assert writer.pragma("wal_autocheckpoint") == 0
                 assert writer.pragma("journal_mode", schema="main") == "wal"
 
-    def test_all_partitions_close_at_once(self, make_store, monkeypatch):
+    def test_all_partitions_close_concurrently(self, make_store, monkeypatch):
         """Closing waits for the slowest disk once, not once per partition."""
         barrier = threading.Barrier(4, timeout=20)
         monkeypatch.setattr(faults, "reach", lambda point: barrier.wait() if point == "close.2.epochs" else None)

@@ -154,7 +154,7 @@ def test_damage_that_is_no_text_any_more_is_shown(damaged):
 
 
 def test_an_index_that_lost_its_entries_is_found(damaged):
-    """A timeout that is in the table but not in its index would never fire: SQLite's own check is part of ours."""
+    """A timeout that is in the table but not in its index would never fire: SQLite's own check is part of `verify`."""
     [(root,)] = query(damaged, "SELECT rootpage FROM sqlite_schema WHERE name = 'snaps_timeout'")
     data = bytearray(damaged.read_bytes())
     # Make the root page of the index an empty leaf.
@@ -278,7 +278,7 @@ class TestCancelling:
     """A check that goes on beside a run can be stopped."""
 
     def test_a_check_that_was_cancelled_before_it_ran(self, sound):
-        """It raises at once, and leaves nothing open."""
+        """It raises immediately, and leaves nothing open."""
         check = PartitionCheck(paths_of(sound)[0])
         check.cancel()
         with pytest.raises(apsw.InterruptError):

@@ -67,7 +67,7 @@ def remove(path: Path) -> Path:
 
 
 def cut(path: Path, size: int) -> Path:
-    """Cut off where it stands."""
+    """Cut off where it is."""
     os.truncate(path, size)
     return path
 

@@ -252,7 +252,7 @@ class TestTypedValues:
     @pytest.mark.parametrize(
         "state_type", ["json", "Session", 5, Opaque, Session | LaterSession, list[object()], np.float64]
     )
-    def test_types_that_cannot_be_stored_are_refused_at_once(self, state_type):
+    def test_types_that_cannot_be_stored_are_refused_immediately(self, state_type):
         """When the step is declared, not at the first value."""
         with pytest.raises(ConfigurationError, match="cannot be stored"):
             StateCodec(state_type)
@@ -366,7 +366,7 @@ class TestPickle:
             StateCodec("pickle").encode(lambda: None)
 
     def test_a_class_of_the_flows_own_file_is_refused(self):
-        """Workers have it without its module; told is where it can be."""
+        """Workers have it without its module; the error says where it can be."""
         own = type("Own", (), {"__module__": "recovery_flow_words"})
         with pytest.raises(StateValueError, match="module of their own, beside the flow's file"):
             StateCodec("pickle").encode(own())
@@ -418,7 +418,7 @@ def test_what_json_has_another_form_for_is_refused(kind, value):
 
 @pytest.mark.parametrize("kind", [None, list, "pickle"])
 def test_what_is_nested_too_deep_is_refused(kind):
-    """By an error of ours, though Python cannot even print it."""
+    """By a typed error, though Python cannot even print it."""
     value: list = []
     for _ in range(100_000):
         value = [value]

@@ -1,4 +1,4 @@
-"""What a step declares of its state: which changes are read without loss, and which are told."""
+"""What a step declares of its state: which changes are read without loss, and which are reported."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_changes_that_lose_nothing_pass(old, new):
 
 
 @pytest.mark.parametrize(("old", "new", "told"), MISFITS, ids=str)
-def test_changes_that_lose_something_are_told(old, new, told):
+def test_changes_that_lose_something_are_reported(old, new, told):
     """A removed or renamed field, another type, fewer values."""
     assert "; ".join(misfits(form_of(old), form_of(new))) == told
 

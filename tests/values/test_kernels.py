@@ -117,7 +117,7 @@ def expected(rows: list[dict]) -> dict:
 
 
 class _Key:
-    """Compares values of one kind, from either end; NULL is told before."""
+    """Compares values of one kind, from either end; NULL is handled before."""
 
     def __init__(self, value, newest):
         self.value, self.newest = value, newest

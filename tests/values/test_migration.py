@@ -40,7 +40,7 @@ def test_it_is_found_among_many(place):
 
 
 def test_states_that_are_read_one_by_one_only():
-    """That is told, too."""
+    """That is reported, too."""
 
     def decode(texts):
         if len(texts) > 1:

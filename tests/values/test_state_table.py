@@ -87,7 +87,7 @@ def test_it_is_what_people_read():
     )
 
 
-def test_states_larger_than_the_reader_takes_at_once(monkeypatch):
+def test_states_larger_than_the_reader_takes_in_one_call(monkeypatch):
     """They are read in parts."""
     monkeypatch.setattr(state_table, "BLOCK_BYTES", 40)
     table = StateTable(pa.schema([("n", pa.int64()), ("tags", pa.list_(pa.string()))]))

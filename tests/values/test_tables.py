@@ -153,7 +153,7 @@ def test_columns_by_name_and_in_pieces():
 
 
 def test_a_record_batch_is_a_table():
-    """And what is none is told by its type."""
+    """And the error for anything else names its type."""
     assert as_table(pa.record_batch({"x": [1]})) == pa.table({"x": [1]})
     for wrong in (None, [1], "x", pa.array([1])):
         with pytest.raises(ValueError, match=f"a {type(wrong).__name__}"):

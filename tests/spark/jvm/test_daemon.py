@@ -89,7 +89,7 @@ def test_what_spark_starts_leaves_the_archives(tmp_path, this_python):
 
 
 def test_the_users_own_sitecustomize_has_its_turn(tmp_path, this_python):
-    """As if it were the only one; an error in it is told as Python tells it."""
+    """As if it were the only one; an error in it is printed as Python prints it."""
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.mine = __name__, __file__")
     looked_at = "import sitecustomize; print(sys.mine, sitecustomize.__file__)"
     own = str(tmp_path / "sitecustomize.py")

@@ -133,7 +133,7 @@ with _signals(Query()):
 """
 
 
-def test_the_second_signal_ends_the_process_at_once():
+def test_the_second_signal_ends_the_process_immediately():
     """Whatever the first one's end of the run waits for, and with the number of the second."""
     done = run_python(TWICE)
     assert done.returncode == 128 + signal.SIGINT, done.stderr

@@ -262,7 +262,7 @@ def test_an_error_of_the_function_says_where(driver):
 
 @pytest.mark.parametrize("text", ["5", "null", '{"n":"many"}'])
 def test_a_state_of_another_form_is_named_by_its_key(driver, text):
-    """Someone edited it, or the step was another one: told, not misread."""
+    """Someone edited it, or the step was another one: an error, not a wrong value."""
     run_batch(driver, step(), 0, table((f"k{number}", 1) for number in range(9)))
     driver.close(0)
     for path in paths_of(driver.directory):

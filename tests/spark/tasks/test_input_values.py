@@ -71,7 +71,7 @@ def counted(key, rows, state):
     ids=lambda each: str(getattr(each, "type", each)),
 )
 def test_a_column_that_is_not_used_stops_nothing(driver, at, zone):
-    """Whatever is in it, and however deep; who uses it is told the step, the key, the column and the value."""
+    """Whatever is in it, and however deep; an error on its use names the step, the key, the column and the value."""
     assert run(driver, counted, at, zone=zone) == [("a", 4), ("b", 2)]
 
     def uses(key, rows, state):

@@ -101,7 +101,7 @@ def test_times_without_a_zone_are_the_sessions(nested, wrap, unwrap):
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_times_of_numpy_are_times_without_a_zone(unit):
-    """Alone as in an array, whatever stands beside them."""
+    """Alone as in an array, whatever is beside them."""
     noon = np.datetime64("2024-05-01T12:00:00", unit)
     for kind in (ZONED, PLAIN):
         expected = there(local("2024-05-01T12:00"), kind)

@@ -137,7 +137,7 @@ def test_a_key_that_was_changed_behind_the_exchange(driver, kind, key, monkeypat
 
 
 def test_a_state_that_cannot_be_read(driver):
-    """It is told with step and key, and not as a failure of the function that asks for it."""
+    """The error names step and key, and is not a failure of the function that asks for it."""
 
     def update(key, rows, state):
         yield key, state.get
@@ -301,7 +301,7 @@ def test_such_a_task_that_runs_again_with_others(driver, kind, place):
 
 
 def test_rows_of_the_exchange_among_gathered_ones(driver, kind):
-    """No plan of ours brings both to one call."""
+    """No plan that we make brings both to one call."""
     told = refused(driver, step(kind), kind, pa.concat_batches([gathered(HERE[:2], EVERYWHERE), batch(HERE[2:4])]))
     assert "one call saw rows of several recovery partitions" in told
 
