@@ -106,6 +106,8 @@ COVERED_BY = {
     "metrics/test_progress.py": "cli.progress",
     "operational/test_commands.py": """cli.hwm cli.places cli.state cli.state_common cli.state_files
         cli.state_transfer operational.exports""",
+    "operational/test_step_history.py": "cli.history",
+    "operational/test_comparison.py": "cli.diff cli.diff_output",
     "spark/test_processes.py": "cli.settings",
     "cli/test_output.py": "cli.common cli.init cli.status",
     "operational/test_runs.py": "cli.runs host.processes",

@@ -41,9 +41,14 @@ class OffsetLog:
 def read_offsets(checkpoint: Path, batch: BatchId) -> OffsetLog | None:
     """Return the log of offsets of a micro-batch; None when it does not exist."""
     try:
-        lines = (checkpoint / "offsets" / str(batch)).read_text().split("\n")
+        return read_log((checkpoint / "offsets" / str(batch)).read_text())
     except FileNotFoundError:
         return None
+
+
+def read_log(text: str) -> OffsetLog:
+    """Return the log of offsets that a file has as its text."""
+    lines = text.split("\n")
     header, rest = tuple(lines[:HEADER_LINES]), lines[HEADER_LINES:]
     if header[0] == ONE_LINE_EACH:
         return OffsetLog(header, {str(number): line for number, line in enumerate(rest)})

@@ -9,8 +9,10 @@ from recovery.cli.backup import backup
 from recovery.cli.checkpoint import checkpoint
 from recovery.cli.common import Commands
 from recovery.cli.demo import demo
+from recovery.cli.diff import diff
 from recovery.cli.drill import drill
 from recovery.cli.gc import gc
+from recovery.cli.history import history
 from recovery.cli.hwm import hwm
 from recovery.cli.init import init
 from recovery.cli.plan import plan
@@ -43,6 +45,8 @@ for command in (
     status,
     plan,
     verify,
+    history,
+    diff,
     advise_command,
     report,
     gc,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import heapq
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -23,12 +24,14 @@ from recovery.planning.resume import Cut, ResumePlan, common_cuts, plan_resume
 from recovery.storage.history import (
     KeyChange,
     KeyState,
+    KeyVersion,
     changes_between,
     check_all_there,
     few_states_at,
     sizes_at,
     states_at,
     steps_in,
+    versions_of,
 )
 from recovery.storage.lock import DirectoryLock, lock_holder
 from recovery.storage.scan import scan
@@ -56,6 +59,15 @@ class Moment:
         for path in self.paths:
             yield from states_at(path, step, self.cut)
 
+    def states_in_order(self, step: str) -> Iterator[KeyState]:
+        """Yield the states of a step by key, from all partitions. Holds a few rows of each partition in memory."""
+        every = [states_at(path, step, self.cut, in_order=True) for path in self.paths]
+        return heapq.merge(*every, key=lambda state: state.key)
+
+    def versions(self, step: str, key: str) -> list[KeyVersion]:
+        """Return the values of a key that are still held, oldest first."""
+        return versions_of(self.paths[home_of(step, len(self.paths), key)], step, key, self.cut)
+
     def state(self, step: str, key: str) -> KeyState | None:
         """Return the state of one key."""
         return self.some(step, [key]).get(key)
@@ -77,6 +89,11 @@ class Moment:
         """Yield the keys of a step whose state differs from that at the moment `since`."""
         for path in self.paths:
             yield from changes_between(path, step, since.cut, self.cut)
+
+    def changes_in_order(self, step: str, since: Moment) -> Iterator[KeyChange]:
+        """Yield the same by key. Holds the keys that were written in between in memory."""
+        every = [changes_between(path, step, since.cut, self.cut) for path in self.paths]
+        return heapq.merge(*every, key=lambda change: change.key)
 
     def check_all_there(self, step: str, key: str) -> None:
         """Raises CorruptPartitionError if the key's partition lacks rows of the step. Reads all keys of the step

@@ -39,6 +39,15 @@ SELECT state_key, octet_length(ser_change) FROM (
     WHERE until_epoch > :epoch AND step_id = :step GROUP BY state_key
 ) WHERE snap_epoch <= :epoch
 """
+# All values of a key that were written up to the epoch.
+VERSIONS = f"""
+SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST}, until_epoch FROM superseded
+WHERE step_id = :step AND state_key = :key AND snap_epoch <= :epoch
+UNION ALL
+SELECT state_key, snap_epoch, ser_change, timeout_ms, digest IS {SNAPS_DIGEST}, NULL FROM snaps
+WHERE step_id = :step AND state_key = :key AND snap_epoch <= :epoch
+ORDER BY snap_epoch
+"""
 # Keys replaced in between, and keys written in between: live ones, and those superseded later.
 TOUCHED = """
 SELECT state_key FROM superseded WHERE until_epoch > :first AND until_epoch <= :last AND step_id = :step
@@ -68,6 +77,14 @@ class KeyState:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyVersion:
+    """A value that a key had. until: the epoch that replaced or removed it; None: it is the newest."""
+
+    state: KeyState
+    until: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class KeyChange:
     """A key's state at one epoch and at a later one; None if it had no state."""
 
@@ -76,15 +93,31 @@ class KeyChange:
     after: KeyState | None
 
 
-def states_at(path: Path, step: str, cut: Cut) -> Iterator[KeyState]:
-    """Yield the states of a step in one partition as of a cut, even while a run goes on.
+def states_at(path: Path, step: str, cut: Cut, *, in_order: bool = False) -> Iterator[KeyState]:
+    """Yield the states of a step in one partition as of a cut, even while a run goes on. in_order: by key.
 
     Raises EpochNotHeldError if the partition does not hold the cut, or no longer; CorruptPartitionError; and
     StorageError if a run began meanwhile on a partition that nobody used.
     """
     with _reading(path, cut) as connection:
         _check_all_there(connection, path, step, cut)
-        yield from _states(connection, path, AT.format(key=""), {"step": step, "epoch": cut[0]})
+        sql = AT.format(key="") + ("ORDER BY state_key" if in_order else "")
+        yield from _states(connection, path, sql, {"step": step, "epoch": cut[0]})
+
+
+def versions_of(path: Path, step: str, key: str, cut: Cut) -> list[KeyVersion]:
+    """Return the values of a key that a partition still holds, up to a cut, oldest first. Raises like `states_at`."""
+
+    def read(connection: apsw.Connection) -> list[KeyVersion]:
+        with _as_of(connection, path, cut):
+            _check_all_there(connection, path, step, cut)
+            bindings = {"step": step, "epoch": cut[0], "key": key}
+            found = rows(connection, VERSIONS, bindings)
+            states = (_checked(path, step, *row[:5]) for row in found)
+            ends = (end if end is not None and end <= cut[0] else None for *_, end in found)
+            return [KeyVersion(state, end) for state, end in zip(states, ends, strict=True)]
+
+    return read_partition(path, read)
 
 
 def check_all_there(path: Path, step: str, cut: Cut) -> None:
@@ -212,18 +245,27 @@ def _one(connection: apsw.Connection, path: Path, step: str, cut: Cut, key: str)
 
 
 def _states(connection: apsw.Connection, path: Path, sql: str, bindings: dict[str, object]) -> Iterator[KeyState]:
-    for key, epoch, value, timeout_ms, sound in connection.execute(sql, bindings):
-        if not sound:
-            raise CorruptPartitionError(
-                f"the state of step {bindings['step']!r} key {key!r:.80} does not match its digest", path=path
-            )
-        # A correct digest shows only that somebody wrote the row on purpose.
-        typed = isinstance(key, str) and isinstance(value, str | bytes) and type(epoch) is int
-        if not (typed and (timeout_ms is None or type(timeout_ms) is int)):
-            raise CorruptPartitionError(
-                f"the state of step {bindings['step']!r} key {key!r:.80} is of a type that no run writes", path=path
-            )
-        yield KeyState(key, epoch, value, timeout_ms)
+    step = bindings["step"]
+    for row in connection.execute(sql, bindings):
+        yield _checked(path, step, *row)
+
+
+def _checked(
+    path: Path, step: object, key: object, epoch: object, value: object, timeout_ms: object, sound: object
+) -> KeyState:
+    if not sound:
+        raise CorruptPartitionError(f"the state of step {step!r} key {key!r:.80} does not match its digest", path=path)
+    # A correct digest shows only that somebody wrote the row on purpose.
+    if (
+        not isinstance(key, str)
+        or not isinstance(value, str | bytes)
+        or type(epoch) is not int
+        or not (timeout_ms is None or type(timeout_ms) is int)
+    ):
+        raise CorruptPartitionError(
+            f"the state of step {step!r} key {key!r:.80} is of a type that no run writes", path=path
+        )
+    return KeyState(key, epoch, value, timeout_ms)
 
 
 def _content(state: KeyState | None) -> tuple[str | bytes, int | None] | None:

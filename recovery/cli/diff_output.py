@@ -1,0 +1,83 @@
+"""Files of `recovery diff --output`: the differences as CSV or Parquet, whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from recovery.base.addresses import local_path
+from recovery.cli.state_common import json_text
+from recovery.errors import ConfigurationError, StorageError
+from recovery.operational.comparison import KeyDifference
+from recovery.planning.comparing import ABSENT
+
+COLUMNS = ("step", "key", "what", "a", "b")
+Write = Callable[[KeyDifference], None]
+_ROWS = 8192
+"""Rows of a Parquet row group."""
+
+
+@contextlib.contextmanager
+def differences_file(path: Path | None) -> Iterator[Write]:
+    """Provide the function that adds a difference to the file; the file appears at the end. None: to no file.
+
+    The suffix chooses the form, `.csv` or `.parquet`; values are JSON. Raises ConfigurationError, StorageError.
+    """
+    if path is None:
+        yield lambda _: None
+        return
+    local_path(path, "a file of this machine")
+    forms = {".csv": _csv, ".parquet": _parquet}
+    form = forms.get(path.suffix.lower())
+    if form is None or path.is_dir():
+        raise ConfigurationError(
+            f"{path} is not a name for the differences", cause="", remedy="Name a file that ends in .csv or .parquet."
+        )
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with form(draft) as write:
+            yield write
+        draft.replace(path)
+    except OSError as error:
+        raise StorageError(str(error), path=path) from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _row(found: KeyDifference) -> tuple[str | None, ...]:
+    values = (None if value is ABSENT else json_text(value) for value in (found.before, found.after))
+    return (found.step, found.key, found.what, *values)
+
+
+@contextlib.contextmanager
+def _csv(draft: Path) -> Iterator[Write]:
+    with draft.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        yield lambda found: writer.writerow(_row(found))
+
+
+@contextlib.contextmanager
+def _parquet(draft: Path) -> Iterator[Write]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([(name, pa.string()) for name in COLUMNS])
+    waiting: list[tuple[str | None, ...]] = []
+    with pq.ParquetWriter(draft, schema) as writer:
+
+        def flush() -> None:
+            writer.write_batch(pa.record_batch([list(column) for column in zip(*waiting, strict=True)], schema=schema))
+            waiting.clear()
+
+        def add(found: KeyDifference) -> None:
+            waiting.append(_row(found))
+            if len(waiting) == _ROWS:
+                flush()
+
+        yield add
+        if waiting:
+            flush()

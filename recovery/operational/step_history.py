@@ -1,0 +1,131 @@
+"""How one key came to its value: every version of it that a directory still holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recovery.base.ids import NO_BATCH
+from recovery.errors import StateNotFoundError
+from recovery.operational.targets import Steps, unknown_step
+from recovery.planning.comparing import ABSENT, Comparison, Difference
+from recovery.planning.resume import common_cuts, plan_resume
+from recovery.planning.values import ClosedEpoch
+from recovery.storage.history import KeyVersion
+from recovery.storage.scan import scan
+
+WRITTEN, REMOVED, TIMED_OUT = "written", "removed", "timed out"
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What an epoch did to a key.
+
+    what: WRITTEN, REMOVED, or TIMED_OUT: removed after its timeout had passed. closed: when and by whom; None if that
+    epoch itself is not held any more. first_batch: of the micro-batches that the epoch holds. changes: what differs
+    from the version before; empty for the first one that is held.
+    """
+
+    epoch: int
+    what: str
+    value: Any
+    timeout_ms: int | None
+    closed: ClosedEpoch | None
+    first_batch: int | None
+    changes: tuple[Difference, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the version as JSON."""
+        closed = self.closed
+        return {
+            "epoch": self.epoch,
+            "what": self.what,
+            **({} if self.value is ABSENT else {"value": self.value}),
+            "timeout_ms": self.timeout_ms,
+            "closed_ms": None if closed is None else closed.closed_ms,
+            "execution": None if closed is None else closed.execution.number,
+            "first_batch": self.first_batch,
+            "last_batch": None if closed is None else closed.batch_id,
+            "changes": [each.as_json() for each in self.changes],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The versions of a key, oldest first. oldest, newest: the epochs between which the directory holds everything."""
+
+    step: str
+    key: str
+    oldest: int
+    newest: int
+    versions: tuple[Version, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the history as JSON."""
+        found = [version.as_json() for version in self.versions]
+        return {"step": self.step, "key": self.key, "oldest_epoch": self.oldest, "newest_epoch": self.newest,
+                "versions": found}  # fmt: skip
+
+
+def key_history(target: Steps, step: str, key: str) -> History:
+    """Return every version of a key that a directory holds. Only reads; a run may be active.
+
+    Raises the errors of planning and reading, and StateNotFoundError for a step or key without any version.
+    """
+    at = target.moment
+    unknown = unknown_step(target, step)
+    if unknown is not None:
+        raise unknown
+    partitions = plan_resume(scan(Path(target.location))).partitions
+    closed = {int(each.epoch): each for each in partitions[0].epochs}
+    oldest = min(common_cuts(partitions))[0]
+    found = at.versions(step, key)
+    if not found:
+        raise StateNotFoundError(
+            f"step {step!r:.80} has no state of key {key!r:.200} in epochs {oldest} to {at.epoch}", path=target.location
+        )
+    return History(step, key, oldest, at.epoch, tuple(_versions(found, closed)))
+
+
+def _versions(found: Sequence[KeyVersion], closed: Mapping[int, ClosedEpoch]) -> list[Version]:
+    versions: list[Version] = []
+
+    def add(epoch: int, what: str, value: Any, timeout_ms: int | None) -> None:
+        before = versions[-1].value if versions else ABSENT
+        changes = () if not versions or ABSENT in (before, value) else Comparison().differences(before, value)
+        versions.append(
+            Version(epoch, what, value, timeout_ms, closed.get(epoch), _first(epoch, closed), tuple(changes))
+        )
+
+    for number, each in enumerate(found):
+        add(each.state.epoch, WRITTEN, content(each.state.value), each.state.timeout_ms)
+        replaced = number + 1 < len(found) and found[number + 1].state.epoch == each.until
+        if each.until is not None and not replaced:
+            ended = closed.get(each.until)
+            due = each.state.timeout_ms
+            timed_out = due is not None and ended is not None and due <= ended.closed_ms
+            add(each.until, TIMED_OUT if timed_out else REMOVED, ABSENT, None)
+    return versions
+
+
+def _first(epoch: int, closed: Mapping[int, ClosedEpoch]) -> int | None:
+    """Return the first micro-batch of an epoch; None if the epoch before is not held."""
+    if epoch not in closed:
+        return None
+    if epoch == 1:
+        return NO_BATCH + 1
+    before = closed.get(epoch - 1)
+    return None if before is None else before.batch_id + 1
+
+
+def content(value: str | bytes) -> Any:
+    """Return a stored value as JSON; a value that is not JSON, as its text."""
+    text = value if isinstance(value, str) else value.decode(errors="replace")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        # The run's own values are text of any form.
+        return text

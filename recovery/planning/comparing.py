@@ -1,0 +1,72 @@
+"""How two JSON values differ, member by member."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+class Absent:
+    """What stands for a value that is not there: JSON's null is a value."""
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT = Absent()
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One member that differs. path: like `total`, `visits[2].page`; empty for the value itself. before, after: ABSENT
+    for a member that is only in the other value."""
+
+    path: str
+    before: Any
+    after: Any
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the difference as JSON; a member that is absent has no entry."""
+        sides = {"before": self.before, "after": self.after}
+        return {"path": self.path, **{name: value for name, value in sides.items() if value is not ABSENT}}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What counts as equal. tolerance: by how much two floats may differ, absolutely or relatively. ignored: names of
+    members that are not compared, at any depth."""
+
+    tolerance: float = 0.0
+    ignored: Collection[str] = ()
+
+    def differences(self, before: Any, after: Any) -> list[Difference]:
+        """Return the members that differ between two JSON values, in the order of the first; a list whose length
+        differs is one difference."""
+        return list(self._differences("", before, after))
+
+    def _differences(self, path: str, before: Any, after: Any) -> Iterator[Difference]:
+        if isinstance(before, dict) and isinstance(after, dict):
+            for name in dict.fromkeys([*before, *after]):
+                if name not in self.ignored:
+                    inner = f"{path}.{name}" if path else name
+                    yield from self._differences(inner, before.get(name, ABSENT), after.get(name, ABSENT))
+        elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+            for number, (one, other) in enumerate(zip(before, after, strict=True)):
+                yield from self._differences(f"{path}[{number}]", one, other)
+        elif not self._equal(before, after):
+            yield Difference(path, before, after)
+
+    def _equal(self, before: Any, after: Any) -> bool:
+        if isinstance(before, float) and isinstance(after, int | float) and not isinstance(after, bool):
+            return self._close(before, after)
+        if isinstance(after, float) and isinstance(before, int) and not isinstance(before, bool):
+            return self._close(before, after)
+        # In Python True == 1; in JSON they differ.
+        return type(before) is type(after) and bool(before == after)
+
+    def _close(self, before: float, after: float) -> bool:
+        if math.isnan(before) or math.isnan(after):
+            return math.isnan(before) and math.isnan(after)
+        return math.isclose(before, after, rel_tol=self.tolerance, abs_tol=self.tolerance)

@@ -1,0 +1,111 @@
+"""Two snapshots compared: `recovery diff`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recovery.base.reserved import CHECKPOINT_STEP
+from recovery.cli import main
+from recovery.operational.comparison import CHANGED, ONLY_A, ONLY_B, StepCounts, compare
+from recovery.operational.step_edits import moment
+from recovery.planning.comparing import Comparison
+from tests.stores import STEP, Driver
+
+KEYS = ["a", "b/c", "'", "🙂", "z"]
+OFFSETS = 'v1\n{"batchWatermarkMs":0}\n'
+
+
+def run_diff(*words, code):
+    """Run the command; what it prints."""
+    done = CliRunner().invoke(main, ["diff", *map(str, words)])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 10**9), counts=st.tuples(st.integers(1, 3), st.integers(1, 3)))
+def test_differences_are_those_of_a_model(store_maker, seed, counts):
+    """Of directories with any numbers of partitions, and of one directory at any two epochs."""
+    generator = random.Random(seed)
+    directories = [store_maker(count) for count in counts]
+    models: list[list[dict]] = [[{}], [{}]]
+    for directory, model in zip(directories, models, strict=True):
+        logged = generator.random() < 0.5
+        with Driver(directory) as run:
+            for batch in range(3):
+                changes = {key: generator.choice([None, "1", "2"]) for key in generator.sample(KEYS, 3)}
+                run.apply(batch, changes)
+                run.close(batch, logged=logged)
+                state = {**model[-1], **changes}
+                model.append({key: value for key, value in state.items() if value is not None})
+    pairs = [((directories[0], e), (directories[1], f)) for e in range(4) for f in range(4)]
+    pairs += [((directories[0], e), (directories[0], f)) for e in range(4) for f in range(4)]
+    for (a, e), (b, f) in pairs:
+        one, other = models[0][e], (models[0] if b == a else models[1])[f]
+        expected = dict.fromkeys(one.keys() - other.keys(), ONLY_A) | dict.fromkeys(other.keys() - one.keys(), ONLY_B)
+        expected |= {key: CHANGED for key in one.keys() & other.keys() if one[key] != other[key]}
+        found = list(compare(moment(a, e), moment(b, f), STEP, Comparison(), StepCounts()))
+        assert {each.key: each.what for each in found} == expected
+        assert [each.key for each in found] == sorted(expected)
+
+
+@pytest.fixture
+def pair(make_store):
+    """Two directories that differ in a key of each kind, in a float's last digit, and in the position of a source."""
+    made = []
+    for count, values, position in ((2, ("1", "0.3", "5"), 7), (3, ("2", "0.30000000000000004", None), 9)):
+        directory = make_store(count)
+        changed, close, only = values
+        with Driver(directory) as run:
+            run.apply(0, {"same": "0", "changed": changed, "close": close} | ({"only": only} if only else {}))
+            run.close(0, driver_rows={CHECKPOINT_STEP: {"offsets/0": f'{OFFSETS}{{"logOffset":{position}}}'}})
+        made.append(directory)
+    return made
+
+
+def test_the_command(pair, tmp_path):
+    """Positions first, counts by step, then the keys; all of them in a file."""
+    text = run_diff(*pair, code=1)
+    assert "They are at different positions" in text
+    assert '{"logOffset":7}' in text
+    found = json.loads(run_diff(*pair, "--json", code=1))
+    assert found["steps"] == {STEP: {"equal": 1, "changed": 2, "only_in_a": 1, "only_in_b": 0}}
+    assert [each["key"] for each in found["differences"]] == ["changed", "close", "only"]
+    assert not found["same_position"]
+    run_diff(*pair, "--output", tmp_path / "out.csv", "--limit", 0, code=1)
+    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+    run_diff(*pair, "--output", tmp_path / "out.parquet", code=1)
+    assert pq.read_table(tmp_path / "out.parquet").select(["key", "what"]).to_pylist() == [
+        {"key": row["key"], "what": row["what"]} for row in rows
+    ]
+    assert sorted(each.name for each in tmp_path.iterdir() if each.is_file()) == ["out.csv", "out.parquet"]
+
+
+def test_what_counts_as_equal(pair):
+    """Tolerance for floats, and a choice of keys."""
+    found = json.loads(run_diff(*pair, "--tolerance", "1e-9", "--json", code=1))
+    assert [each["key"] for each in found["differences"]] == ["changed", "only"]
+    assert "Both" not in run_diff(*pair, "--key", "s*", code=0)
+
+
+def test_a_copy_is_equal(pair, tmp_path):
+    """Another place with the same content; the exit code says so."""
+    shutil.copytree(pair[0], tmp_path / "copy")
+    assert "Both are at the same position" in run_diff(pair[0], tmp_path / "copy", code=0)
+
+
+def test_mistakes(pair, tmp_path):
+    """Each an error of its own exit code; nothing is written."""
+    run_diff(*pair, "--step", "other", code=44)
+    run_diff(*pair, "--output", tmp_path / "out.txt", code=11)
+    run_diff(pair[0], tmp_path / "nothing", code=20)
+    run_diff(*pair, "--epoch-a", 9, code=28)
