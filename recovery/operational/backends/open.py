@@ -8,6 +8,7 @@ from recovery.base.addresses import local_path
 from recovery.base.clock import Clock
 from recovery.errors import ConfigurationError
 from recovery.operational.backends.backend import Backend, DirectoryBackend
+from recovery.operational.backends.custom import StateStore, StoreObjects
 from recovery.operational.backends.leases import LeaseTerms
 from recovery.operational.backends.objects import is_uri, open_objects, parse_address
 from recovery.operational.backends.remote import RemoteBackend
@@ -18,6 +19,15 @@ DIRECTORY = "recovery"
 """The name of the default backend: the recovery directory itself."""
 
 Location = str | os.PathLike[str]
+
+
+def choose_backend(
+    directory: Location | None, backend: str | StateStore | None, clock: Clock, retry: RetryPolicy
+) -> Backend:
+    """Return the backend that `choose` names, or that a store of the user's makes. Raises as `open_backend`."""
+    if backend is None or isinstance(backend, str):
+        return open_backend(choose(directory, backend), clock, retry)
+    return RemoteBackend(StoreObjects(backend), clock, retry, LeaseTerms())
 
 
 def choose(directory: Location | None, backend: str | None) -> Location:
