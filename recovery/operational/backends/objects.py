@@ -13,6 +13,7 @@ import shlex
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
@@ -20,6 +21,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from recovery.base.intervals import parse_interval
 from recovery.errors import ConfigurationError, RecoveryError, StateBackendError
+from recovery.host.buckets import KINDS, Access, azure_access, azure_place, gs_access, s3_access
 from recovery.host.durable import PRIVATE, create, files_below, make_directories, open_own, read_regular, sync
 from recovery.storage.lock import free
 
@@ -28,17 +30,18 @@ T = TypeVar("T")
 Token = Any
 """Identifies one content of an object."""
 
-SCHEMES = ("file", "s3", "azure", "gs")
+SCHEMES = ("file", *KINDS)
 TIMEOUT = "20s"
 LARGEST = 256 << 20
 """The largest object that is read, in bytes. Documents stay far below it; a larger object came from another program."""
 ATTEMPT_INTERVAL_S = 0.002
-_SETTINGS: dict[str, dict[str, str]] = {
-    "file": {"create": "create"},
-    "s3": {"endpoint": "endpoint", "region": "region"},
-    "azure": {"endpoint": "endpoint", "account": "account_name"},
-    "gs": {},
+_SETTINGS = {
+    "file": ("create",),
+    "s3": ("endpoint", "region", "endpoint_override", "scheme"),
+    "azure": ("endpoint", "account", "account_name"),
+    "gs": ("endpoint", "endpoint_override", "scheme"),
 }
+"""The settings of each kind of store. Those with two names have one that addresses of backups use too."""
 _OURS = ("timeout", "lock_timeout_seconds", "lock_retry_seconds")
 _QUERY = re.compile(r"\?[^\s\"')]+")
 _SECRETS = re.compile(r"KEY|SECRET|TOKEN|SAS|PASSWORD|CREDENTIAL", re.IGNORECASE)
@@ -112,21 +115,26 @@ def parse_address(uri: str) -> Address:
         raise _bad("it is not a URI") from None
     if parts.scheme not in SCHEMES:
         raise _bad(f"there is no backend {parts.scheme!r}")
-    if "@" in parts.netloc or any(_SECRETS.search(name) for name in pairs):
+    kind = KINDS.get(parts.scheme, parts.scheme)
+    named = "@" in parts.netloc and (kind != "azure" or parts.password is not None)
+    if named or any(_SECRETS.search(name) for name in pairs):
         raise _bad("credentials do not belong into a URI, which is printed and logged")
     if "#" in uri:
         # The rest is not a part of a path, so two addresses would name one place.
         raise _bad("it holds a #, which ends the path; one in a name is written %23")
-    known = {*_OURS, *_SETTINGS.get(parts.scheme, {})}
+    known = {*_OURS, *_SETTINGS[kind]}
     if not pairs.keys() <= known:
         raise _bad(f"unknown settings {sorted(pairs.keys() - known)}; there are {', '.join(sorted(known))}")
     if parts.scheme == "file":
         if parts.netloc or not parts.path.strip("/"):
             raise _bad("a file URI names an absolute path: file:///srv/state")
         return Address("file", "", unquote(parts.path), pairs)
-    if not parts.netloc:
+    bucket, account, prefix = parts.netloc, None, unquote(parts.path).strip("/")
+    if kind == "azure":
+        bucket, account, prefix = azure_place(parts)
+    if not bucket:
         raise _bad("it names no bucket or container")
-    return Address(parts.scheme, parts.netloc, unquote(parts.path).strip("/"), pairs)
+    return Address(kind, bucket, prefix, pairs if account is None else {"account": account, **pairs})
 
 
 def open_objects(address: Address) -> Objects:
@@ -267,8 +275,8 @@ class FileObjects:
 class BucketObjects:
     """Objects of S3, Azure Blob Storage or Google Cloud Storage, through obstore.
 
-    Credentials come from where the vendors' tools look for them: environment variables, instance metadata. No request
-    takes longer than the address's `timeout`, retries included.
+    Credentials come from where the vendors' tools look for them: see `recovery.host.buckets`. No request takes longer
+    than the address's `timeout`, retries included.
     """
 
     _asking_pids: ClassVar[set[int]] = set()
@@ -289,14 +297,21 @@ class BucketObjects:
             ) from None
         self._api: Any = obstore
         kind = {"s3": store.S3Store, "azure": store.AzureStore, "gs": store.GCSStore}[address.scheme]
-        given = {_SETTINGS[address.scheme][n]: v for n, v in address.settings.items() if n not in _OURS}
+        access = _access(address)
+        self._access = access
+        if access.unread is not None:
+            raise ConfigurationError(
+                f"{address.shown} cannot be used: {access.unread}",
+                cause="The client of operational state reads keys only.",
+                remedy='Get keys for it: eval "$(aws configure export-credentials --format env)"',
+            )
         try:
             self._store: Any = kind(
                 address.bucket,
-                config=given or None,
+                config=_config(address.scheme, access) or None,
                 client_options={
                     # A Google key file may name another server, which may lack TLS.
-                    "allow_http": address.scheme == "gs" or address.settings.get("endpoint", "").startswith("http:"),
+                    "allow_http": address.scheme == "gs" or (access.endpoint or "").startswith("http:"),
                     "timeout": timedelta(seconds=self._timeout_s / 2),
                     "connect_timeout": timedelta(seconds=min(5.0, self._timeout_s / 2)),
                 },
@@ -304,8 +319,8 @@ class BucketObjects:
             )
         except Exception as error:
             raise ConfigurationError(
-                f"{address.shown} cannot be used: {scrubbed(str(error))}",
-                cause="The store rejects the value of a setting or an environment variable.",
+                f"{address.shown} cannot be used: {self._scrubbed(error)}",
+                cause=f"The store rejects the value of a setting or an environment variable. {access.looked_at}",
                 remedy="Correct it.",
             ) from None
 
@@ -353,12 +368,19 @@ class BucketObjects:
         except RecoveryError:
             raise
         except (errors.AlreadyExistsError, errors.PreconditionError) as error:
-            raise Conflict(scrubbed(str(error))) from None
+            raise Conflict(self._scrubbed(error)) from None
         except Exception as error:
             # Stores answer like this when two conditional writes meet.
             if "409 Conflict" in str(error) or "ConditionalRequestConflict" in str(error):
-                raise Conflict(scrubbed(str(error))) from None
-            raise StateBackendError(scrubbed(str(error)), path=self.location) from None
+                raise Conflict(self._scrubbed(error)) from None
+            cause = f"{StateBackendError.default_cause} {self._access.looked_at}"
+            raise StateBackendError(self._scrubbed(error), path=self.location, cause=cause) from None
+
+    def _scrubbed(self, error: Exception) -> str:
+        text = scrubbed(str(error))
+        for secret in self._access.secrets:
+            text = text.replace(secret, "***")
+        return text
 
     def _check_process(self) -> None:
         """Raise an error in a forked process whose parent has made requests. obstore's threads serve the whole process,
@@ -373,6 +395,34 @@ class BucketObjects:
                 "the state is used for the first time.",
             )
         self._asking_pids.add(pid)
+
+
+def _access(address: Address) -> Access:
+    """Return how to reach the address's bucket: its own settings come before the environment."""
+    given = address.settings
+    if address.scheme == "s3":
+        access = s3_access(os.environ)
+    elif address.scheme == "azure":
+        access = azure_access(os.environ, given.get("account") or given.get("account_name"))
+    else:
+        access = gs_access(os.environ)
+    other = given.get("endpoint_override")
+    endpoint = given.get("endpoint") or (f"{given.get('scheme', 'https')}://{other}" if other else access.endpoint)
+    return replace(access, endpoint=endpoint, region=given.get("region") or access.region)
+
+
+def _config(kind: str, access: Access) -> dict[str, Any]:
+    """Return the settings of obstore's store."""
+    if kind == "s3":
+        found = {"endpoint": access.endpoint, "region": access.region, "access_key_id": access.key_id,
+                 "secret_access_key": access.secret, "session_token": access.token}  # fmt: skip
+    elif kind == "azure":
+        found = {"endpoint": access.endpoint, "account_name": access.account, "account_key": access.secret,
+                 "sas_key": access.token}  # fmt: skip
+    else:
+        skip = "true" if access.anonymous else None
+        found = {"base_url": access.endpoint, "application_credentials": access.key_file, "skip_signature": skip}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def scrubbed(text: str) -> str:
