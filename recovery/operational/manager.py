@@ -63,8 +63,12 @@ class StateManager:
 
     def get_hwm(self, key: str, default: Any = None) -> Any:
         """Return the high-water mark of `key`, with the type it was set with; `default` if it has none."""
-        mark = self._marks().get(check(key, "key of a mark"))
+        mark = self.find_mark(key)
         return default if mark is None else mark.value
+
+    def find_mark(self, key: str) -> Mark | None:
+        """Return the high-water mark of `key` with its facts; None if it has none."""
+        return self._marks().get(check(key, "key of a mark"))
 
     def set_hwm(self, key: str, value: Any, *, force: bool = False) -> None:
         """Move the mark of `key` forward to `value`; `force` also moves it back.
@@ -74,8 +78,13 @@ class StateManager:
         """
         self.set_hwm_batch([{"key": key, "value": value}], force=force)
 
-    def set_hwm_batch(self, batch: Iterable[Mapping[str, Any]], *, force: bool = False) -> None:
-        """Move several marks, `[{"key": …, "value": …}, …]`: all or none. Raises as `set_hwm`."""
+    def set_hwm_batch(
+        self, batch: Iterable[Mapping[str, Any]], *, force: bool = False, pipeline: str | None = None
+    ) -> None:
+        """Move several marks, `[{"key": …, "value": …}, …]`: all or none. Raises as `set_hwm`.
+
+        pipeline: the one whose loads move them; loads of other pipelines then refuse these marks.
+        """
         wanted = marks.parse_batch(batch)
         for value in wanted.values():
             marks.check_value(value)
@@ -86,7 +95,8 @@ class StateManager:
                 # Read this under the document's lock: an epoch that moves a mark is closed before or after, not
                 # meanwhile.
                 closed = standing_marks(self.backend, self._marks_id)
-                return marks.advance(document and document.content, wanted, now_ms, force=force, closed=closed)
+                content = document and document.content
+                return marks.advance(content, wanted, now_ms, force=force, closed=closed, pipeline=pipeline)
 
             self.backend.update({self._marks_id: change})
 
@@ -167,10 +177,10 @@ class StateManager:
         ]
         return found[:limit]
 
-    def epoch_row(self, key: str, value: Any) -> dict[str, Any]:
+    def epoch_row(self, key: str, value: Any, pipeline: str | None = None) -> dict[str, Any]:
         """Return the row that an epoch holds for a mark that it moves: see `recovery.operational.marks`."""
         document = self.backend.read([self._marks_id]).get(self._marks_id)
-        return marks.epoch_row(document and document.content, key, value, self._clock.wall_ms())
+        return marks.epoch_row(document and document.content, key, value, self._clock.wall_ms(), pipeline)
 
     @property
     def history(self) -> RunHistory:

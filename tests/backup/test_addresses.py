@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from recovery import BackupTargetError, ConfigurationError, StateBackendError, S
 from recovery.backup.places import open_target
 from recovery.operational.backends.objects import parse_address
 from tests.backup import emulators
+from tests.operational import emulators as stores
 from tests.operational.support import IMPATIENT
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -93,6 +95,16 @@ def test_azure_by_a_key(azurite, monkeypatch, key):
     monkeypatch.setenv(key, emulators.AZURITE_KEY)
     query = f"endpoint=http://{authority}/{emulators.AZURITE_ACCOUNT}&account={emulators.AZURITE_ACCOUNT}"
     check(f"azure://{emulators.BUCKET}/{key}?{query}")
+
+
+def test_google_s_emulator(monkeypatch, tmp_path):
+    """By the variable that names it, or by the address; no credentials are needed."""
+    with stores.gs(tmp_path) as found:
+        url = json.loads(found.environ["GOOGLE_SERVICE_ACCOUNT_KEY"])["gcs_base_url"]
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        state = StateManager(backend=f"gcs://{emulators.BUCKET}/x")
+        state.set_hwm("orders", 5)
+        assert StateManager(backend=f"gs://{emulators.BUCKET}/x?endpoint={url}").get_hwm("orders") == 5
 
 
 def test_errors_name_what_was_looked_at(s3, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import math
 import os
 import re
@@ -419,9 +420,13 @@ def _config(kind: str, access: Access) -> dict[str, Any]:
     elif kind == "azure":
         found = {"endpoint": access.endpoint, "account_name": access.account, "account_key": access.secret,
                  "sas_key": access.token}  # fmt: skip
+    elif access.anonymous:
+        # Conditional writes ask for a token even with skip_signature; a key without OAuth asks for none.
+        key = {"gcs_base_url": access.endpoint, "disable_oauth": True, "client_email": "", "private_key": "",
+               "private_key_id": ""}  # fmt: skip
+        found = {"service_account_key": json.dumps(key)}
     else:
-        skip = "true" if access.anonymous else None
-        found = {"base_url": access.endpoint, "application_credentials": access.key_file, "skip_signature": skip}
+        found = {"base_url": access.endpoint, "application_credentials": access.key_file}
     return {name: value for name, value in found.items() if value is not None}
 
 
