@@ -7,6 +7,7 @@ environment that work for one work for the other. What nobody gave is left to th
 from __future__ import annotations
 
 import configparser
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,7 +147,7 @@ def gs_access(environ: Mapping[str, str]) -> Access:
     given = _named(environ, GS_KEYS)
     if given:
         return Access(f"Its credentials are those of {given}.", key_file=environ.get(GS_KEYS[0]) or None)
-    if file.exists():
+    if os.access(file, os.R_OK):
         return Access(f"Its credentials are those of {file}.", key_file=str(file))
     return Access(f"None of {', '.join(GS_KEYS)} is set, and there is no {file}; the rest is the machine's.")
 
@@ -183,7 +184,8 @@ def _section(file: Path, title: str) -> dict[str, str] | None:
     parser = configparser.RawConfigParser(strict=False)
     try:
         parser.read_string(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        # A container's user may not enter the home directory of another one.
         return None
     except (OSError, UnicodeDecodeError, configparser.Error) as error:
         kind = error.strerror if isinstance(error, OSError) else type(error).__name__
@@ -222,7 +224,11 @@ def _endpoint(found: Mapping[str, str]) -> str | None:
 
 
 def _home(environ: Mapping[str, str]) -> Path:
-    return Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    try:
+        return Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    except RuntimeError:
+        # This user is in no list of users.
+        return Path("/")
 
 
 def _first(environ: Mapping[str, str], names: Iterable[str]) -> str | None:

@@ -9,7 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from recovery import ConfigurationError, StateManager, StateValueError
+from recovery.base.clock import SystemClock
 from recovery.cli import main
+from recovery.storage.lock import DirectoryLock
 from tests.operational.support import HOUR_MS, SetClock
 
 
@@ -207,6 +209,12 @@ def test_commands(store_dir):
     ]  # fmt: skip
     assert "asset  name orders  summary" in command("state", "scopes", db, "--pattern", "asset/*")
     job.set(19, retention=0)
+    with DirectoryLock(store_dir, SystemClock(), "a run"):
+        assert command("state", "clean", db, "--dry-run") == "would remove 1 expired state\n"
+        job.set(20, retention=0)
+        state.process_state("n", "x").set(1, retention=0)
+        assert command("state", "clean", db) == "removed 2 expired states\n"
+    job.set(21, retention=0)
     assert command("state", "clean", db, "--dry-run") == "would remove 1 expired state\n"
     assert json.loads(command("state", "clean", db, "--json")) == {"dry_run": False, "expired": 1}
     assert command("state", "clean", db) == "removed 0 expired states\n"
