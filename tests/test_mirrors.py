@@ -39,6 +39,7 @@ COVERED_BY = {
     "faults/test_hostile_files.py": "base.threads",
     "metrics/test_meter.py": "metrics.exposition metrics.memory",
     "operational/test_directory.py": "operational.locks operational.manager",
+    "operational/test_objects.py": "operational.backends.address",
     "operational/test_remote.py": """operational.backends.leases operational.backends.migrate
         operational.backends.open""",
     "operational/test_keyed.py": "cli.state_scopes",

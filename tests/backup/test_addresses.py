@@ -10,7 +10,7 @@ import pytest
 
 from recovery import BackupTargetError, ConfigurationError, StateBackendError, StateManager
 from recovery.backup.places import open_target
-from recovery.operational.backends.objects import parse_address
+from recovery.operational.backends.address import parse_address
 from tests.backup import emulators
 from tests.operational import emulators as stores
 from tests.operational.support import IMPATIENT

@@ -13,17 +13,16 @@ import secrets
 import shlex
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
 
-from recovery.base.intervals import parse_interval
 from recovery.errors import ConfigurationError, RecoveryError, StateBackendError
-from recovery.host.buckets import KINDS, Access, azure_access, azure_place, gs_access, s3_access
+from recovery.host.buckets import Access, azure_access, gs_access, s3_access
 from recovery.host.durable import PRIVATE, create, files_below, make_directories, open_own, read_regular, sync
+from recovery.operational.backends.address import SECRETS, TIMEOUT, Address, bad_address
 from recovery.storage.lock import free
 
 T = TypeVar("T")
@@ -31,21 +30,10 @@ T = TypeVar("T")
 Token = Any
 """Identifies one content of an object."""
 
-SCHEMES = ("file", *KINDS)
-TIMEOUT = "20s"
 LARGEST = 256 << 20
 """The largest object that is read, in bytes. Documents stay far below it; a larger object came from another program."""
 ATTEMPT_INTERVAL_S = 0.002
-_SETTINGS = {
-    "file": ("create",),
-    "s3": ("endpoint", "region", "endpoint_override", "scheme"),
-    "azure": ("endpoint", "account", "account_name"),
-    "gs": ("endpoint", "endpoint_override", "scheme"),
-}
-"""The settings of each kind of store. Those with two names have one that addresses of backups use too."""
-_OURS = ("timeout", "lock_timeout_seconds", "lock_retry_seconds")
 _QUERY = re.compile(r"\?[^\s\"')]+")
-_SECRETS = re.compile(r"KEY|SECRET|TOKEN|SAS|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 
 class Conflict(Exception):  # noqa: N818 - another writer was faster: the write is tried again on the current content
@@ -84,65 +72,11 @@ class Objects(Protocol):
         ...
 
 
-class Address(NamedTuple):
-    """A parsed URI of a backend."""
-
-    scheme: str
-    bucket: str
-    prefix: str
-    settings: Mapping[str, str]
-
-    @property
-    def shown(self) -> str:
-        """The URI without settings."""
-        return f"{self.scheme}://{self.bucket}{'/' if self.bucket and self.prefix else ''}{self.prefix}"
-
-    def seconds(self, name: str, default: str) -> float:
-        """Return one of the settings that are intervals, in seconds."""
-        return parse_interval(self.settings.get(name, default))
-
-
-def is_uri(text: object) -> bool:
-    """Whether a place is named by a URI instead of the path of a recovery directory."""
-    return isinstance(text, str) and "://" in text
-
-
-def parse_address(uri: str) -> Address:
-    """Return the parts of `s3://bucket/prefix?endpoint=…`. Raises ConfigurationError, which repeats no secrets."""
-    try:
-        parts = urlsplit(uri)
-        pairs = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-    except ValueError:
-        raise _bad("it is not a URI") from None
-    if parts.scheme not in SCHEMES:
-        raise _bad(f"there is no backend {parts.scheme!r}")
-    kind = KINDS.get(parts.scheme, parts.scheme)
-    named = "@" in parts.netloc and (kind != "azure" or parts.password is not None)
-    if named or any(_SECRETS.search(name) for name in pairs):
-        raise _bad("credentials do not belong into a URI, which is printed and logged")
-    if "#" in uri:
-        # The rest is not a part of a path, so two addresses would name one place.
-        raise _bad("it holds a #, which ends the path; one in a name is written %23")
-    known = {*_OURS, *_SETTINGS[kind]}
-    if not pairs.keys() <= known:
-        raise _bad(f"unknown settings {sorted(pairs.keys() - known)}; there are {', '.join(sorted(known))}")
-    if parts.scheme == "file":
-        if parts.netloc or not parts.path.strip("/"):
-            raise _bad("a file URI names an absolute path: file:///srv/state")
-        return Address("file", "", unquote(parts.path), pairs)
-    bucket, account, prefix = parts.netloc, None, unquote(parts.path).strip("/")
-    if kind == "azure":
-        bucket, account, prefix = azure_place(parts)
-    if not bucket:
-        raise _bad("it names no bucket or container")
-    return Address(kind, bucket, prefix, pairs if account is None else {"account": account, **pairs})
-
-
 def open_objects(address: Address) -> Objects:
     """Return the place that an address names. Raises ConfigurationError if its package is not installed."""
     if address.scheme == "file":
         if address.settings.get("create", "0") not in ("0", "1"):
-            raise _bad("create is 0 or 1")
+            raise bad_address("create is 0 or 1")
         if address.settings.get("create") == "1":
             make_directories(Path(address.prefix), PRIVATE)
         return FileObjects(Path(address.prefix), address.seconds("timeout", TIMEOUT))
@@ -435,7 +369,7 @@ def scrubbed(text: str) -> str:
     variables."""
     shown = _QUERY.sub("?…", text.partition("Debug source:")[0].strip())[:600]
     for name, value in os.environ.items():
-        if len(value) >= 6 and _SECRETS.search(name):
+        if len(value) >= 6 and SECRETS.search(name):
             shown = shown.replace(value, "***")
     return shown
 
@@ -447,11 +381,3 @@ def nonce() -> str:
 
 def _token(meta: Any) -> Token:
     return {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
-
-
-def _bad(what: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"the state backend cannot be used: {what}",
-        cause="The URI in --state-backend or RECOVERY_STATE_BACKEND is wrong.",
-        remedy="Write it like file:///srv/state, s3://bucket/prefix, azure://container/prefix or gs://bucket/prefix.",
-    )

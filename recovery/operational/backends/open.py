@@ -7,10 +7,11 @@ import os
 from recovery.base.addresses import local_path
 from recovery.base.clock import Clock
 from recovery.errors import ConfigurationError
+from recovery.operational.backends.address import is_uri, parse_address
 from recovery.operational.backends.backend import Backend, DirectoryBackend
 from recovery.operational.backends.custom import StateStore, StoreObjects
 from recovery.operational.backends.leases import LeaseTerms
-from recovery.operational.backends.objects import is_uri, open_objects, parse_address
+from recovery.operational.backends.objects import open_objects
 from recovery.operational.backends.remote import RemoteBackend
 from recovery.operational.backends.retry import RetryPolicy
 

@@ -19,7 +19,7 @@ from recovery.config import DEFAULT_MASTER, RecoveryConfig, given_backup_interva
 from recovery.epochs.writer import EpochWriter
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.host.signals import InterruptedBySignal, acting, end_now
-from recovery.operational.backends.objects import is_uri
+from recovery.operational.backends.address import is_uri
 from recovery.operational.backends.open import choose
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.closed_marks import changes
