@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from recovery import ConfigurationError, StateManager, StateValueError
+from tests import others
 
 
 @dataclass
@@ -51,6 +52,27 @@ def test_result_objects(state):
     assert state.get_last_run_info("orders", "later")["status"] == "blocked"
     assert state.get_last_run_status("orders") is False
     assert state.get_last_run_info("orders")["metadata"] == {"start_time": given.start_time, "end_time": given.end_time}
+
+
+ODIBI = """
+import sys
+from odibi.node import NodeResult
+from odibi.pipeline import PipelineResults
+from recovery import StateManager
+
+results = PipelineResults("orders", failed=["clean"])
+results.node_results["load"] = NodeResult(node_name="load", success=True, duration=1.5, metadata={"rows": 5})
+results.node_results["clean"] = NodeResult(node_name="clean", success=False, duration=1.5, error=KeyError("k"))
+StateManager(sys.argv[1]).save_pipeline_run("orders", results)
+"""
+
+
+def test_odibi_s_own_objects(state, store_dir, tmp_path):
+    """As Odibi makes them."""
+    environ = others.environment(tmp_path)
+    others.run([others.python_with("odibi"), "-c", ODIBI, str(store_dir)], tmp_path, environ)
+    assert state.get_last_run_info("orders", "load")["metadata"] == {"rows": 5}
+    assert state.get_last_run_info("orders", "clean")["error"] == "KeyError: 'k'"
 
 
 def test_the_stored_form(state):

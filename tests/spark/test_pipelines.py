@@ -470,3 +470,11 @@ pipeline = Pipeline("nightly", [
         "report": ("succeeded", 5, "there was no run before"),
     }
     assert StateManager(tmp_path / "db").get_hwm("orders") == 4
+    for options in (["--resume", "--full-refresh"], ["--no-state-update", "--resume-after", "0"]):
+        done = command_line(tmp_path, "jobs.py", "-r", "db", *options)
+        assert (done.returncode, "Run it with one of them" in done.stderr) == (11, True), done.stderr
+    (tmp_path / "flow.py").write_text(
+        "from recovery import Flow\nflow = Flow('f', lambda spark: spark.readStream.format('rate').load())\n"
+    )
+    done = command_line(tmp_path, "flow.py", "-r", "db", "--full-refresh")
+    assert (done.returncode, "are for pipelines" in done.stderr) == (2, True), done.stderr
