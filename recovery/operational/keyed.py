@@ -21,6 +21,7 @@ from recovery.operational.scopes import (
     ScopedState,
     previous_run,
     split,
+    valid_content,
 )
 
 _NAMES = {PROCESS: 2, TASK: 2, TASK_INSTANCE: 4, ASSET: 2}
@@ -144,7 +145,7 @@ def scopes_of(documents: Iterable[Document], now_ms: int, pattern: str | None) -
         count = _NAMES.get(kind, 0)
         if kind not in KINDS or len(parts) not in (count, count + 1):
             continue
-        content = ScopedState._valid(document, now_ms)
+        content = valid_content(document, now_ms)
         if content is not None and matches("/".join((kind, *parts[:count])), pattern):
             key = unescape(parts[count]) if len(parts) > count else None
             grouped.setdefault((kind, *map(unescape, parts[:count])), []).append((key, document, content))

@@ -51,7 +51,7 @@ class ScopedState:
         expires_ms = expiry_ms(self._retention if retention is None else retention, now_ms)
 
         def change(before: Document | None) -> Any:
-            return _content(encoded, now_ms, expires_ms, self._valid(before, now_ms))
+            return _content(encoded, now_ms, expires_ms, valid_content(before, now_ms))
 
         # Setting an equal value is a change too: its time and its retention start again.
         self._backend.update({self.state_id: change})
@@ -66,7 +66,7 @@ class ScopedState:
         expires_ms = expiry_ms(self._retention, now_ms)
 
         def changed(before: Document | None) -> Any:
-            known = self._valid(before, now_ms)
+            known = valid_content(before, now_ms)
             value = to_json(change(default if known is None else from_json(known["value"])))
             return _content(value, now_ms, expires_ms if known is None else known.get("expires_ms"), known)
 
@@ -142,21 +142,23 @@ class ScopedState:
         self._backend.update({self.state_id: lambda _: content})
 
     def _content(self) -> Any:
-        return self._valid(self._backend.read([self.state_id]).get(self.state_id), self._clock.wall_ms())
+        return valid_content(self._backend.read([self.state_id]).get(self.state_id), self._clock.wall_ms())
 
-    @staticmethod
-    def _valid(document: Document | None, now_ms: int) -> Any:
-        if document is None or document.content is None:
-            return None
-        content = document.content
-        expires_ms = content.get("expires_ms") if isinstance(content, dict) else False
-        if expires_ms is False or "value" not in content or not isinstance(expires_ms, int | None):
-            raise StateValueError(
-                f"{document.state_id!r:.120} is not in the form of a value",
-                cause="It was written by something other than recovery.",
-                remedy="Remove it: python -m recovery state clear DIR ID",
-            )
-        return None if expires_ms is not None and expires_ms <= now_ms else content
+
+def valid_content(document: Document | None, now_ms: int) -> Any:
+    """Return the content of a value; None if there is none or its retention has passed. Raises StateValueError for a
+    document in another form."""
+    if document is None or document.content is None:
+        return None
+    content = document.content
+    expires_ms = content.get("expires_ms") if isinstance(content, dict) else False
+    if expires_ms is False or "value" not in content or not isinstance(expires_ms, int | None):
+        raise StateValueError(
+            f"{document.state_id!r:.120} is not in the form of a value",
+            cause="It was written by something other than recovery.",
+            remedy="Remove it: python -m recovery state clear DIR ID",
+        )
+    return None if expires_ms is not None and expires_ms <= now_ms else content
 
 
 def expiry_ms(retention: Retention | None, now_ms: int) -> int | None:
@@ -191,9 +193,7 @@ def expired(backend: Backend, now_ms: int) -> list[StateId]:
         document.state_id
         for prefix in (*(f"{kind}/" for kind in KINDS), "@")
         for document in backend.list(prefix)
-        if _is_scope(document.state_id)
-        and document.content is not None
-        and ScopedState._valid(document, now_ms) is None
+        if _is_scope(document.state_id) and document.content is not None and valid_content(document, now_ms) is None
     ]
 
 
@@ -204,7 +204,7 @@ def remove_expired(backend: Backend, now_ms: int) -> int:
     """
 
     def standing(document: Document | None) -> Any:
-        return ScopedState._valid(document, now_ms)
+        return valid_content(document, now_ms)
 
     found, removed = expired(backend, now_ms), 0
     for first in range(0, len(found), CLEANED_TOGETHER):
@@ -226,7 +226,7 @@ def previous_run(backend: Backend, scope_id: StateId, now_ms: int, *, keyed: boo
     began: dict[StateId, tuple[int, StateId]] = {}
     for document in backend.list(f"{environment}{kind}/{dag}/{task}/"):
         found = split(document.state_id)[2]
-        content = ScopedState._valid(document, now_ms)
+        content = valid_content(document, now_ms)
         if content is not None and len(found) == 4 + keyed and found[3] == index:
             scope = f"{environment}{kind}/{'/'.join(found[:4])}"
             first_ms = content.get("first_ms", content.get("set_ms"))

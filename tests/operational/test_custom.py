@@ -1,4 +1,4 @@
-"""Operational state in a store of the user's."""
+"""Operational state in a store that the caller provides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operational state in a store of the user's: an object with four methods and a name."""
+"""Operational state in a store that the caller provides: an object with four methods and a name."""
 
 from __future__ import annotations
 

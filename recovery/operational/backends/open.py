@@ -25,7 +25,7 @@ Location = str | os.PathLike[str]
 def choose_backend(
     directory: Location | None, backend: str | StateStore | None, clock: Clock, retry: RetryPolicy
 ) -> Backend:
-    """Return the backend that `choose` names, or that a store of the user's makes. Raises as `open_backend`."""
+    """Return the backend that `choose` names, or one on a store that the caller provides. Raises as `open_backend`."""
     if backend is None or isinstance(backend, str):
         return open_backend(choose(directory, backend), clock, retry)
     return RemoteBackend(StoreObjects(backend), clock, retry, LeaseTerms())
