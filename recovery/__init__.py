@@ -69,7 +69,9 @@ if TYPE_CHECKING:
     from recovery.config import RecoveryConfig
     from recovery.flow import Flow
     from recovery.group_state import GroupState
+    from recovery.operational.backends.custom import StateStore
     from recovery.operational.backends.retry import RetryPolicy
+    from recovery.operational.keyed import KeyedState
     from recovery.operational.manager import StateManager, process_state, task_instance_state, task_state
     from recovery.operational.scopes import ScopedState
     from recovery.pipeline import Node, Pipeline
@@ -131,6 +133,7 @@ __all__ = [
     "HistoryLossError",
     "InconsistentPartitionsError",
     "InputRewrittenError",
+    "KeyedState",
     "LeaseLostError",
     "LinkedPartitionError",
     "MetricsListener",
@@ -159,6 +162,7 @@ __all__ = [
     "StateLockedError",
     "StateManager",
     "StateNotFoundError",
+    "StateStore",
     "StateValueError",
     "StepChangedError",
     "StorageError",
@@ -198,6 +202,7 @@ _LATER = {
     "FileSink": "recovery.sinks",
     "Flow": "recovery.flow",
     "GroupState": "recovery.group_state",
+    "KeyedState": "recovery.operational.keyed",
     "MetricsListener": "recovery.spark.run.listener",
     "Node": "recovery.pipeline",
     "Pipeline": "recovery.pipeline",
@@ -209,6 +214,7 @@ _LATER = {
     "RunSummary": "recovery.spark.run.events",
     "ScopedState": "recovery.operational.scopes",
     "StateManager": "recovery.operational.manager",
+    "StateStore": "recovery.operational.backends.custom",
     "UpsertSink": "recovery.sinks",
     "aggregate": "recovery.spark.steps.aggregate",
     "current_batch": "recovery.sinks",

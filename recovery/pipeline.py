@@ -52,6 +52,9 @@ class Node:
             function = getattr(self, role)
             if not callable(function) and not (role == "transform" and function is None):
                 raise ConfigurationError(f"node {self.name!r}: {role}={function!r} is not a function")
+        named = getattr(self.read, "named_after", None)
+        if callable(named):
+            object.__setattr__(self, "read", named(self.name))
 
     @functools.cached_property
     def definition(self) -> str:
@@ -65,7 +68,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A named set of nodes. The first run binds a recovery directory to the name."""
+    """A named set of nodes. Several pipelines may share a recovery directory, but not with a flow."""
 
     name: str
     nodes: Sequence[Node]

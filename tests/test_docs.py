@@ -113,12 +113,12 @@ def test_public_name_is_documented(name: str) -> None:
     assert re.search(rf"`{name}\b", page("flow-api.md") + page("operational-state.md") + page("cli.md"))
 
 
-@pytest.mark.parametrize("name", ["RetryPolicy", "ScopedState", "StateManager"])
+@pytest.mark.parametrize("name", ["KeyedState", "RetryPolicy", "ScopedState", "StateManager", "StateStore"])
 def test_members_of_operational_state_are_documented(name: str) -> None:
     """Every public member of the classes for operational state is in operational-state.md."""
     kind = getattr(recovery, name)
     members = {member for member in [*vars(kind), *inspect.get_annotations(kind)] if not member.startswith("_")}
-    internal = {"busy_s", "run", "backend", "environment", "state_id", "epoch_row"}
+    internal = {"busy_s", "run", "backend", "environment", "state_id", "scope_id", "epoch_row"}
     text = page("operational-state.md")
     assert not [member for member in members - internal if not re.search(rf"`{member}\b", text)]
 

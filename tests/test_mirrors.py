@@ -39,8 +39,10 @@ COVERED_BY = {
     "faults/test_hostile_files.py": "base.threads",
     "metrics/test_meter.py": "metrics.exposition metrics.memory",
     "operational/test_directory.py": "operational.locks operational.manager",
+    "operational/test_objects.py": "operational.backends.address",
     "operational/test_remote.py": """operational.backends.leases operational.backends.migrate
         operational.backends.open""",
+    "operational/test_keyed.py": "cli.state_scopes",
     "operational/test_rewinds.py": "epochs.execution",
     "operational/test_scopes.py": "operational.backends.backend",
     "operational/test_steps.py": "epochs.writer operational.step_edits operational.targets operational.flows",

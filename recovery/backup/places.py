@@ -1,7 +1,8 @@
 """Open the place of backups that a user names: a directory, or an address in S3, Google Cloud Storage or Azure.
 
-Addresses are pyarrow's, with its query parameters; the environment variables of each service's own tools supply the
-rest. This module constructs the file systems itself, because an address cannot set time limits.
+Addresses are those of operational state, and take pyarrow's query parameters besides; `recovery.host.buckets` knows
+what the environment of each service's own tools supplies. This module constructs the file systems itself, because an
+address cannot set time limits.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +20,22 @@ from recovery.backup.arrow import arrow, or_arrow_error
 from recovery.backup.target import NO_ANSWER_S, DirectoryTarget, ObjectTarget, Target
 from recovery.base.addresses import local_path
 from recovery.errors import ConfigurationError
+from recovery.host.buckets import (
+    AZURE_KEYS,
+    AZURE_TOKENS,
+    KINDS,
+    Access,
+    azure_access,
+    azure_place,
+    endpoint_of,
+    gs_access,
+    s3_access,
+)
 from recovery.host.durable import PRIVATE, UMASK
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 ATTEMPTS = 3
 SHORTEST_SECRET = 4
 
@@ -60,10 +72,11 @@ def open_target(
         ) from None
     if scheme == "file":
         return DirectoryTarget(_path_of(parts, place), modes)
-    if scheme not in SCHEMES:
+    kind = KINDS.get(scheme)
+    if kind is None:
         raise ConfigurationError(
             f"{scheme}:// is not a place for backups",
-            cause="Backups go to a directory, s3://, gs:// or abfs://.",
+            cause="Backups go to a directory, s3://, gs:// or azure://, which may be written az:// or abfs://.",
             remedy="Give a path, or an address that begins with one of these.",
         )
     if _has_loose_secret(place):
@@ -85,12 +98,7 @@ def open_target(
     secrets = list(_secrets(parts, environ))
     shown = shown_address(place)
     try:
-        if scheme == "s3":
-            filesystem, root = _s3(parts, query, environ, no_answer_s), f"{parts.hostname or ''}{unquote(parts.path)}"
-        elif scheme in ("gs", "gcs"):
-            filesystem, root = _gcs(parts, query, environ, no_answer_s), f"{parts.hostname or ''}{unquote(parts.path)}"
-        else:
-            filesystem, root = _azure(parts, query, environ)
+        filesystem, root, access = {"s3": _s3, "gs": _gcs, "azure": _azure}[kind](parts, query, environ, no_answer_s)
         query.refuse_unknown(shown)
     except or_arrow_error(OSError, ValueError, TypeError) as error:
         if isinstance(error, ConfigurationError):
@@ -105,7 +113,8 @@ def open_target(
         raise ConfigurationError(
             "it names no bucket", path=shown, cause="The address is incomplete.", remedy=f"{scheme}://BUCKET/PATH"
         )
-    return ObjectTarget(filesystem, root, shown, secrets=secrets, no_answer_s=no_answer_s)
+    secrets += access.secrets
+    return ObjectTarget(filesystem, root, shown, secrets=secrets, no_answer_s=no_answer_s, looked_at=access.looked_at)
 
 
 def shown_address(place: str) -> str:
@@ -144,6 +153,10 @@ class _Query:
         """Return the value of a parameter, None if it is not given."""
         return self._left.pop(name, None)
 
+    def gives(self, *names: str) -> bool:
+        """Whether one of these parameters is given."""
+        return any(name in self._left for name in names)
+
     def refuse_unknown(self, shown: str) -> None:
         """Raises ConfigurationError for parameters that were not taken."""
         if self._left:
@@ -155,35 +168,45 @@ class _Query:
             )
 
 
-def _s3(parts: SplitResult, query: _Query, environ: Mapping[str, str], no_answer_s: float) -> FileSystem:
-    options: dict[str, Any] = {name: query.take(name) for name in ("region", "scheme", "endpoint_override")}
-    endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
-    if endpoint and options["endpoint_override"] is None:
-        # pyarrow reads this from the environment only when it makes the file system from an address itself.
-        scheme, separator, host = endpoint.rpartition("://")
-        options["endpoint_override"] = host.rstrip("/")
-        options["scheme"] = options["scheme"] or (scheme if separator else None)
+Opened = tuple["FileSystem", str, Access]
+"""A file system, the path of the place in it, and how it is reached."""
+
+
+def _s3(parts: SplitResult, query: _Query, environ: Mapping[str, str], no_answer_s: float) -> Opened:
+    access = s3_access(environ)
+    endpoint, scheme = _endpoint(query, access)
     if parts.username:
-        options |= {"access_key": unquote(parts.username), "secret_key": unquote(parts.password or "")}
-    return arrow().fs.S3FileSystem(
+        access = replace(
+            access, key_id=unquote(parts.username), secret=unquote(parts.password or ""), token=None,
+            looked_at="Its credentials are those of the address.",
+        )  # fmt: skip
+    options = {
+        "region": query.take("region") or access.region,
+        "endpoint_override": endpoint,
+        "scheme": scheme,
+        "access_key": access.key_id,
+        "secret_key": access.secret,
+        "session_token": access.token,
+    }
+    filesystem = arrow().fs.S3FileSystem(
         **{name: value for name, value in options.items() if value is not None},
         # All attempts together stay below the limit: when the process ends, S3 waits for a pending request.
         connect_timeout=no_answer_s / (ATTEMPTS + 1),
         request_timeout=no_answer_s / (ATTEMPTS + 1),
         retry_strategy=arrow().fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
     )
+    return filesystem, f"{parts.hostname or ''}{unquote(parts.path)}", access
 
 
-def _gcs(parts: SplitResult, query: _Query, environ: Mapping[str, str], no_answer_s: float) -> FileSystem:
-    endpoint, scheme = query.take("endpoint_override"), query.take("scheme")
+def _gcs(parts: SplitResult, query: _Query, environ: Mapping[str, str], no_answer_s: float) -> Opened:
+    access = gs_access(environ)
+    given = query.gives("endpoint", "endpoint_override")
+    endpoint, scheme = _endpoint(query, access)
     limit_s = float(query.take("retry_limit_seconds") or no_answer_s / 2)
-    anonymous = parts.username == "anonymous"
-    if parts.password or (parts.username and not anonymous):
+    named = parts.username == "anonymous"
+    if parts.password or (parts.username and not named):
         raise ValueError("gs:// takes no name or password: it uses Google's application default credentials")
-    emulator = environ.get("STORAGE_EMULATOR_HOST")
-    if endpoint is None and emulator:
-        found, separator, host = emulator.rpartition("://")
-        endpoint, scheme, anonymous = host.rstrip("/"), found if separator else "http", True
+    anonymous = named or (access.anonymous and not given)
     # Without a limit, requests to a silent service are retried for a quarter of an hour.
     options: dict[str, Any] = {"retry_time_limit": timedelta(seconds=limit_s), "anonymous": anonymous}
     if endpoint is not None:
@@ -193,40 +216,51 @@ def _gcs(parts: SplitResult, query: _Query, environ: Mapping[str, str], no_answe
     project = query.take("project_id") or environ.get("GOOGLE_CLOUD_PROJECT")
     if project:
         options["project_id"] = project
-    return arrow().fs.GcsFileSystem(**options)
+    return arrow().fs.GcsFileSystem(**options), f"{parts.hostname or ''}{unquote(parts.path)}", access
 
 
-def _azure(parts: SplitResult, query: _Query, environ: Mapping[str, str]) -> tuple[FileSystem, str]:
-    """Open abfs[s]://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH, abfs[s]://ACCOUNT[:KEY]@CONTAINER/PATH or
-    abfs[s]://CONTAINER/PATH with the account from the environment."""
-    host, user = parts.hostname or "", unquote(parts.username or "")
-    path = unquote(parts.path).strip("/")
-    account, key = environ.get("AZURE_STORAGE_ACCOUNT", ""), environ.get("AZURE_STORAGE_KEY")
-    if host.endswith((".dfs.core.windows.net", ".blob.core.windows.net")):
-        named, _, kind = host.partition(".")
-        account = named
-        root = f"{user}/{path}" if kind.startswith("dfs") else path
-    else:
-        account = user or account
-        root = f"{host}/{path}"
+def _azure(parts: SplitResult, query: _Query, environ: Mapping[str, str], _: float) -> Opened:
+    container, account, path = azure_place(parts)
+    account = query.take("account_name") or query.take("account") or account
+    access = azure_access(environ, account)
     if parts.password:
-        key = unquote(parts.password)
-    options: dict[str, Any] = {"account_name": query.take("account_name") or account}
-    sas = environ.get("AZURE_STORAGE_SAS_TOKEN")
-    if key:
-        options["account_key"] = key
-    elif sas:
-        options["sas_token"] = sas
+        access = replace(
+            access, secret=unquote(parts.password), token=None, looked_at="Its credentials are those of the address."
+        )
+    options: dict[str, Any] = {"account_name": access.account or ""}
+    if access.secret:
+        options["account_key"] = access.secret
+    elif access.token:
+        options["sas_token"] = access.token
+    endpoint = query.take("endpoint") or access.endpoint
+    if endpoint is not None:
+        scheme, authority = endpoint_of(endpoint)
+        # pyarrow puts the account before an authority that begins with a dot, and behind any other.
+        blob = authority.removeprefix(str(access.account)) if authority.startswith(f"{access.account}.") else authority
+        options |= {"blob_storage_authority": blob, "dfs_storage_authority": blob.replace(".blob.", ".dfs.", 1)}
+        options |= {"blob_storage_scheme": scheme, "dfs_storage_scheme": scheme}
     authorities = {name: query.take(name) for name in ("blob_storage_authority", "dfs_storage_authority")}
     options |= {name: value for name, value in authorities.items() if value is not None}
     if query.take("enable_tls") == "false":
         options |= {"blob_storage_scheme": "http", "dfs_storage_scheme": "http"}
-    return arrow().fs.AzureFileSystem(**options), root
+    return arrow().fs.AzureFileSystem(**options), f"{container}/{path}" if container else "", access
+
+
+def _endpoint(query: _Query, access: Access) -> tuple[str | None, str | None]:
+    """Return authority and scheme of another server: what the address names comes before the environment."""
+    given, other, scheme = query.take("endpoint"), query.take("endpoint_override"), query.take("scheme")
+    if given is None and other is not None:
+        return other, scheme
+    url = given or access.endpoint
+    if url is None:
+        return None, scheme
+    found, authority = endpoint_of(url)
+    return authority, scheme or found
 
 
 def _secrets(parts: SplitResult, environ: Mapping[str, str]) -> Iterator[str]:
     """Yield the texts that must not be shown."""
-    names = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN")
+    names = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", *AZURE_KEYS, *AZURE_TOKENS)
     given = parts.password or ""
     for secret in (given, unquote(given), *(environ.get(name, "") for name in names)):
         if len(secret) >= SHORTEST_SECRET:

@@ -189,7 +189,7 @@ class DirectoryTarget:
 class ObjectTarget:
     """A prefix in a bucket. Every call ends: with an answer, or with an error after `no_answer_s` without one.
 
-    secrets: texts that must not appear in messages.
+    secrets: texts that must not appear in messages. looked_at: where credentials were looked for.
     """
 
     def __init__(
@@ -200,12 +200,14 @@ class ObjectTarget:
         *,
         secrets: Iterable[str] = (),
         no_answer_s: float = NO_ANSWER_S,
+        looked_at: str = "",
     ) -> None:
         self._filesystem = filesystem
         self._root = root.strip("/")
         self.shown = shown
         self._secrets = [secret for secret in secrets if secret]
         self._no_answer_s = no_answer_s
+        self._looked_at = looked_at
         self._silent = False
 
     def write(self, name: str, chunks: Iterable[bytes]) -> int:
@@ -272,10 +274,13 @@ class ObjectTarget:
         except TimeoutError:
             self._silent = True
             raise BackupTargetError(
-                f"no answer for {self._no_answer_s:.0f} s", path=self.shown, cause="The service cannot be reached."
+                f"no answer for {self._no_answer_s:.0f} s",
+                path=self.shown,
+                cause=f"The service cannot be reached. {self._looked_at}".rstrip(),
             ) from None
         except or_arrow_error(OSError, ValueError) as error:
-            raise BackupTargetError(self.scrubbed(str(error)), path=self.shown) from None
+            cause = f"{BackupTargetError.default_cause} {self._looked_at}".rstrip()
+            raise BackupTargetError(self.scrubbed(str(error)), path=self.shown, cause=cause) from None
 
     def scrubbed(self, text: str) -> str:
         """Return `text` without the secrets."""

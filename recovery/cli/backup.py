@@ -79,7 +79,7 @@ def backup(
     umask: bool,
     as_json: bool,
 ) -> None:
-    """Copy the partitions of DIR to DEST, a directory or s3://, gs://, abfs://; a run may be going on.
+    """Copy the partitions of DIR to DEST, a directory or s3://, gs://, azure://; a run may be going on.
 
     DIR can be left out when RECOVERY_DIRECTORY is set. A partition that did not change is not stored again. A backup
     counts once it is complete. Restore with `recovery restore DEST DIR`.

@@ -128,6 +128,7 @@ def _facts(mark: Mark) -> dict[str, Any]:
         "type": type(mark.value).__name__,
         "changed_ms": mark.changed_ms,
         "version": mark.version,
+        "pipeline": mark.pipeline,
     }
 
 

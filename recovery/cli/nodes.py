@@ -24,6 +24,8 @@ def run_nodes(
     config: RecoveryConfig | None,
     *,
     resume: bool,
+    full_refresh: bool,
+    no_state_update: bool,
     environment: str,
     master: str,
     conf: Mapping[str, str],
@@ -45,8 +47,9 @@ def run_nodes(
             tell(_line(name, node))
 
     summary = run_pipeline(
-        pipeline, config, resume=resume, environment=environment, master=master, conf=conf, observer=told
-    )
+        pipeline, config, resume=resume, full_refresh=full_refresh, no_state_update=no_state_update,
+        environment=environment, master=master, conf=conf, observer=told,
+    )  # fmt: skip
     if as_json:
         print_json({"pipeline": summary.pipeline, "run_id": summary.run_id, "nodes": {
             name: {**node.facts(), **node.details} for name, node in summary.nodes.items()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from recovery.base.addresses import local_path
-from recovery.operational.backends.objects import is_uri
+from recovery.operational.backends.address import is_uri
 from recovery.operational.backends.open import VARIABLE
 from recovery.operational.manager import StateManager
 

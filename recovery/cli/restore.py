@@ -51,7 +51,7 @@ def restore(
 ) -> None:
     """Put copies of partitions back together in DIR, which holds none yet: all of them, or nothing.
 
-    SRC is a place of backups (a directory, s3://, gs://, abfs://), or a plain directory of copied files. Of all copies
+    SRC is a place of backups (a directory, s3://, gs://, azure://), or a plain directory of copied files. Of all copies
     the newest set with a common epoch is taken; what that loses is said before anything is written.
     """
     if epoch is not None and at_ms is not None:

@@ -99,6 +99,8 @@ WITH_DIRECTORY = (
 @click.option("--metrics-host", default="127.0.0.1", show_default=True, envvar="RECOVERY_METRICS_HOST",
               help="The address at which to serve metrics.")  # fmt: skip
 @click.option("--resume", is_flag=True, help="For a pipeline: skip nodes that succeeded in the last run.")
+@click.option("--full-refresh", is_flag=True, help="For a pipeline: load everything, as if there were no marks.")
+@click.option("--no-state-update", is_flag=True, help="For a pipeline: leave the marks where they are.")
 @state_options
 @json_option
 def run(
@@ -122,6 +124,8 @@ def run(
     metrics_port: int | None,
     metrics_host: str,
     resume: bool,
+    full_refresh: bool,
+    no_state_update: bool,
     environment: str,
     as_json: bool,
 ) -> None:
@@ -168,15 +172,19 @@ def run(
     if isinstance(flow, Pipeline):
         if metrics_port is not None:
             raise click.UsageError("--metrics-port is for flows; `recovery runs` shows what a pipeline did.")
-        asking(
-            lambda config: run_nodes(
-                flow, config, resume=resume, environment=environment, master=master, conf=conf, as_json=as_json
-            ),
-            config,
-        )
+
+        def run_them(config: RecoveryConfig | None) -> None:
+            run_nodes(
+                flow, config, resume=resume, full_refresh=full_refresh, no_state_update=no_state_update,
+                environment=environment, master=master, conf=conf, as_json=as_json,
+            )  # fmt: skip
+
+        asking(run_them, config)
         return
     if resume:
         raise click.UsageError("--resume is for pipelines; a flow resumes by itself.")
+    if full_refresh or no_state_update:
+        raise click.UsageError("--full-refresh and --no-state-update are for pipelines.")
     if config is None and not as_json:
         tell("No -r given: running without recovery, state is lost at the end.")
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line, printable
 from recovery.cli.common import echo_json, format_time, json_option, print_json, say, table
 from recovery.cli.hwm import VALUES
@@ -41,9 +42,11 @@ from recovery.cli.state_common import (
     writing_options,
 )
 from recovery.cli.state_files import export, import_, migrate_
+from recovery.cli.state_scopes import clean, scopes
 from recovery.cli.state_transfer import copy, move
 from recovery.errors import StateNotFoundError
-from recovery.operational.backends.objects import is_uri
+from recovery.operational.backends.address import is_uri
+from recovery.operational.scopes import as_content
 from recovery.operational.step_edits import moment
 from recovery.operational.targets import REMOVED, Steps, merge, missing, unknown_step
 from recovery.operational.values import parse_json
@@ -188,11 +191,16 @@ def set_(
     environment: str,
     as_json: bool,
 ) -> None:
-    """Set one state to a JSON value. Asks before it overwrites one, and before it makes a step."""
+    """Set one state to a JSON value. Asks before it overwrites one, and before it makes a step.
+
+    The JSON of scoped state (process/…, task/…, task-instance/…, asset/…) is its value, or what `get` prints.
+    """
     directory, name, content = with_content(words, step, key, input_file)
     where = Where(directory, environment, step, force=force)
     target = where.target()
     before = target.find(name)
+    if isinstance(name, str):
+        content = as_content(name, content, before and before.content, SystemClock().wall_ms())
     if before is not None and json_text(before.content) != json_text(content):
         ask(f"{shown(name)} is {short(before.content)}. Overwrite it?", yes or force)
     ask_of_new_steps(target, [name], yes or force)
@@ -321,5 +329,5 @@ def _steps(directory: str) -> list[str]:
     return [] if is_uri(directory) else moment(Path(directory)).steps()
 
 
-for command in (copy, move, export, import_, migrate_):
+for command in (copy, move, export, import_, migrate_, scopes, clean):
     state.add_command(command)

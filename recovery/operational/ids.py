@@ -9,6 +9,9 @@ and %25, so a part cannot reach into another scope:
     process/<namespace>/<name>               state of a process
     task/<dag>/<task>                        state of a task
     task-instance/<dag>/<task>/<run>/<map>   state of a task instance
+    asset/<name, uri or id>/<asset>          state of an asset, by key
+
+One more part, on the ids of tasks, task instances and assets, is a key in that scope.
 
 The ids of an environment begin with "@<environment>/".
 """

@@ -12,22 +12,27 @@ from recovery.base.clock import Clock, SystemClock
 from recovery.errors import ConfigurationError, shown
 from recovery.operational import marks, scopes
 from recovery.operational.backends.backend import Backend, Document
-from recovery.operational.backends.open import Location, choose, open_backend
+from recovery.operational.backends.custom import StateStore
+from recovery.operational.backends.open import Location, choose_backend
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.closed_marks import closed_marks, standing_marks
 from recovery.operational.ids import check, escape, matches, unescape
+from recovery.operational.keyed import KeyedState, Scope, scopes_of
 from recovery.operational.marks import Mark
-from recovery.operational.runs import EDIT, SAVED, Run, RunHistory, parse_nodes
-from recovery.operational.scopes import ScopedState
+from recovery.operational.results import parse_results
+from recovery.operational.runs import EDIT, SAVED, Run, RunHistory
+from recovery.operational.scopes import Retention, ScopedState
 
 
 class StateManager:
     """The operational state of a recovery directory.
 
     directory: made by `python -m recovery init DIR N`; or the URI of a backend.
-    backend: the URI of a backend outside the directory: file://, s3://, azure:// or gs://. None: the environment
-        variable RECOVERY_STATE_BACKEND names it, by default the directory itself.
+    backend: the URI of a backend outside the directory: file://, s3://, azure:// or gs://; or an object with the
+        methods of StateStore. None: the environment variable RECOVERY_STATE_BACKEND names it, by default the directory
+        itself.
     environment: separates for example "dev" from "prod"; the same key in two environments is two keys.
+    default_retention: how long the state of a task instance is kept if `set` does not say; None: for ever.
     retry: how long a write waits for other writers.
 
     A write is durable when the call returns, and no rewind of a flow takes it back. Many processes may write
@@ -39,13 +44,16 @@ class StateManager:
         self,
         directory: Location | None = None,
         *,
-        backend: str | None = None,
+        backend: str | StateStore | None = None,
         environment: str = "",
+        default_retention: Retention | None = None,
         retry: RetryPolicy | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
-        self.backend: Backend = open_backend(choose(directory, backend), self._clock, retry or RetryPolicy())
+        self.backend: Backend = choose_backend(directory, backend, self._clock, retry or RetryPolicy())
+        scopes.expiry_ms(default_retention, 0)
+        self._default_retention = default_retention
         self.environment = check(environment, "name of an environment", empty=True)
         # The prefix of this environment's ids.
         self.prefix = f"@{escape(environment)}/" if environment else ""
@@ -53,10 +61,14 @@ class StateManager:
 
     # ---- high-water marks
 
-    def get_hwm(self, key: str) -> Any:
-        """Return the high-water mark of `key`, with the type it was set with; None if it has none."""
-        mark = self._marks().get(check(key, "key of a mark"))
-        return None if mark is None else mark.value
+    def get_hwm(self, key: str, default: Any = None) -> Any:
+        """Return the high-water mark of `key`, with the type it was set with; `default` if it has none."""
+        mark = self.find_mark(key)
+        return default if mark is None else mark.value
+
+    def find_mark(self, key: str) -> Mark | None:
+        """Return the high-water mark of `key` with its facts; None if it has none."""
+        return self._marks().get(check(key, "key of a mark"))
 
     def set_hwm(self, key: str, value: Any, *, force: bool = False) -> None:
         """Move the mark of `key` forward to `value`; `force` also moves it back.
@@ -66,8 +78,13 @@ class StateManager:
         """
         self.set_hwm_batch([{"key": key, "value": value}], force=force)
 
-    def set_hwm_batch(self, batch: Iterable[Mapping[str, Any]], *, force: bool = False) -> None:
-        """Move several marks, `[{"key": …, "value": …}, …]`: all or none. Raises as `set_hwm`."""
+    def set_hwm_batch(
+        self, batch: Iterable[Mapping[str, Any]], *, force: bool = False, pipeline: str | None = None
+    ) -> None:
+        """Move several marks, `[{"key": …, "value": …}, …]`: all or none. Raises as `set_hwm`.
+
+        pipeline: the one whose loads move them; loads of other pipelines then refuse these marks.
+        """
         wanted = marks.parse_batch(batch)
         for value in wanted.values():
             marks.check_value(value)
@@ -78,7 +95,8 @@ class StateManager:
                 # Read this under the document's lock: an epoch that moves a mark is closed before or after, not
                 # meanwhile.
                 closed = standing_marks(self.backend, self._marks_id)
-                return marks.advance(document and document.content, wanted, now_ms, force=force, closed=closed)
+                content = document and document.content
+                return marks.advance(content, wanted, now_ms, force=force, closed=closed, pipeline=pipeline)
 
             self.backend.update({self._marks_id: change})
 
@@ -105,18 +123,17 @@ class StateManager:
         return run.succeeded if node is None else run.nodes[node].succeeded
 
     def get_last_run_info(self, pipeline: str, node: str | None = None) -> dict[str, Any] | None:
-        """Return the record of the last run of a pipeline, or of the last run that had this node; None without such a
-        run."""
+        """Return the record of the last run of a pipeline, or of a node in the last run that had it; None without such
+        a run. It has `success`, `metadata` and `timestamp` among others."""
         run = self._last_run(pipeline, node)
         if run is None:
             return None
-        info = run.as_json()
-        return info if node is None else {**info["nodes"][node], "node": node, "run": info}
+        return run.as_json() if node is None else run.node_info(node)
 
     def save_pipeline_run(
         self,
         pipeline: str,
-        nodes: Mapping[str, Any],
+        nodes: Any,
         *,
         error: BaseException | None = None,
         details: Mapping[str, Any] | None = None,
@@ -124,9 +141,12 @@ class StateManager:
         """Record a run that has ended, of any kind; returns its id.
 
         nodes: for each node True, False, or a mapping with "status" ("succeeded", "failed", "skipped", "blocked") or
-        "success", and "duration_s", "rows", "error", and more. The run failed if `error` is given or a node failed.
+        "success", and "duration_s", "rows", "error", and more; or an object with such `nodes`, or with Odibi's
+        `node_results`; or Odibi's stored form. The run failed if `error` is given or a node failed. Raises
+        ConfigurationError or StateValueError for anything else.
         """
-        parsed = parse_nodes(nodes)
+        parsed, facts = parse_results(nodes)
+        details = {**facts, **(details or {})}
         failed = [name for name, node in parsed.items() if not node.succeeded]
         if error is None and failed:
             error = RuntimeError(f"{', '.join(failed)} failed")
@@ -157,10 +177,10 @@ class StateManager:
         ]
         return found[:limit]
 
-    def epoch_row(self, key: str, value: Any) -> dict[str, Any]:
+    def epoch_row(self, key: str, value: Any, pipeline: str | None = None) -> dict[str, Any]:
         """Return the row that an epoch holds for a mark that it moves: see `recovery.operational.marks`."""
         document = self.backend.read([self._marks_id]).get(self._marks_id)
-        return marks.epoch_row(document and document.content, key, value, self._clock.wall_ms())
+        return marks.epoch_row(document and document.content, key, value, self._clock.wall_ms(), pipeline)
 
     @property
     def history(self) -> RunHistory:
@@ -181,7 +201,8 @@ class StateManager:
         self, dag_id: str, task_id: str, run_or_execution_date: str | date | datetime, map_index: int | None = None
     ) -> ScopedState:
         """Return the state of a task in one run; a retry sees what earlier attempts wrote."""
-        return self._scoped(scopes.task_instance_id(dag_id, task_id, run_or_execution_date, map_index))
+        scope_id = scopes.task_instance_id(dag_id, task_id, run_or_execution_date, map_index)
+        return self._scoped(scope_id, self._default_retention)
 
     def process_states(self, namespace: str) -> dict[str, Any]:
         """Return the values of all processes of exactly this namespace, by name."""
@@ -189,6 +210,40 @@ class StateManager:
         found = {d.state_id[len(prefix) :]: d.state_id for d in self.backend.list(prefix) if d.content is not None}
         states = {unescape(name): ScopedState(self.backend, self._clock, each) for name, each in found.items()}
         return {name: state.get() for name, state in states.items() if state.exists}
+
+    def task_state_store(
+        self,
+        dag_id: str,
+        task_id: str,
+        run_or_execution_date: str | date | datetime | None = None,
+        map_index: int | None = None,
+        *,
+        clear_on_success: bool = False,
+    ) -> KeyedState:
+        """Return the values by key of a task in one run; without a run, those that all runs of the task share."""
+        if run_or_execution_date is None:
+            return self._keyed(scopes.task_id(dag_id, task_id), clear_on_success)
+        scope_id = scopes.task_instance_id(dag_id, task_id, run_or_execution_date, map_index)
+        return self._keyed(scope_id, clear_on_success, self._default_retention)
+
+    def asset_state_store(
+        self, name: str | None = None, *, uri: str | None = None, asset_id: int | None = None
+    ) -> KeyedState:
+        """Return the values by key of an asset, which is named by exactly one of its name, URI and id."""
+        return self._keyed(scopes.asset_scope_id(name, uri, asset_id))
+
+    def list_scopes(self, pattern: str | None = None) -> list[Scope]:
+        """Return the scopes that have state, sorted. pattern: a glob of ids such as "task-instance/nightly/*"."""
+        found = [
+            document for kind in scopes.KINDS for document in self.backend.list(f"{self.prefix}{kind}/")
+        ]  # fmt: skip
+        return scopes_of(found, self._clock.wall_ms(), pattern)
+
+    def clean_expired(self, *, dry_run: bool = False) -> int:
+        """Remove scoped state whose retention has passed, of all environments; returns how much. Any backend, also
+        beside a run."""
+        now_ms = self._clock.wall_ms()
+        return len(scopes.expired(self.backend, now_ms)) if dry_run else scopes.remove_expired(self.backend, now_ms)
 
     # ---- locks
 
@@ -199,8 +254,11 @@ class StateManager:
         """
         return self.backend.lock(f"{self.prefix}{escape(name)}", purpose)
 
-    def _scoped(self, state_id: str) -> ScopedState:
-        return ScopedState(self.backend, self._clock, self.prefix + state_id)
+    def _scoped(self, state_id: str, retention: Retention | None = None) -> ScopedState:
+        return ScopedState(self.backend, self._clock, self.prefix + state_id, retention)
+
+    def _keyed(self, scope_id: str, clear: bool = False, retention: Retention | None = None) -> KeyedState:
+        return KeyedState(self.backend, self._clock, self.prefix + scope_id, retention, clear)
 
     @property
     def _marks_id(self) -> str:

@@ -32,12 +32,14 @@ _KINDS = (bool, int, float, Decimal, str, bytes, datetime, date)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A high-water mark. changed_ms is wall time; `version` counts its changes."""
+    """A high-water mark. changed_ms is wall time; `version` counts its changes. pipeline: the one whose load moved it
+    last; None if it was set otherwise."""
 
     key: str
     value: Any
     changed_ms: int
     version: int
+    pipeline: str | None = None
 
 
 def parse_batch(batch: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -57,18 +59,26 @@ def parse_batch(batch: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def advance(
-    content: Any, wanted: Mapping[str, Any], now_ms: int, *, force: bool, closed: Mapping[str, Any] | None = None
+    content: Any,
+    wanted: Mapping[str, Any],
+    now_ms: int,
+    *,
+    force: bool,
+    closed: Mapping[str, Any] | None = None,
+    pipeline: str | None = None,
 ) -> dict[str, Any]:
     """Return the document with the marks moved to the `wanted` values. Raises HighWaterMarkError or StateValueError.
 
-    A mark that already has its wanted value keeps the time of its last change. `closed` are the rows of epochs.
+    A mark that already has its wanted value keeps the time of its last change, unless `force` takes it from a pipeline.
+    `closed` are the rows of epochs. pipeline: the one whose loads move them.
     """
     marks, known = dict(_entries(content)), read(content, closed)
     for key, value in wanted.items():
         encoded = check_value(value)
         if key in known:
             before = known[key].value
-            if type(before) is type(value) and before == value:
+            taken = force and known[key].pipeline not in (None, pipeline)
+            if type(before) is type(value) and before == value and not taken:
                 continue
             if not force:
                 check_forward(key, before, value)
@@ -80,7 +90,8 @@ def advance(
                 cause="No value is above it, or every value is.",
                 remedy="Give a number. To take a mark away, remove it.",
             )
-        marks[key] = {"value": encoded, "changed_ms": now_ms, "version": _version(marks, key) + 1}
+        entry = {"value": encoded, "changed_ms": now_ms, "version": _version(marks, key) + 1}
+        marks[key] = entry if pipeline is None else {**entry, "pipeline": pipeline}
     return {"marks": marks}
 
 
@@ -125,7 +136,8 @@ def _mark(key: str, entry: Mapping[str, Any]) -> Mark:
             cause="It was written by something other than recovery.",
             remedy="Set it again: python -m recovery hwm set --force DIR KEY VALUE",
         )
-    return Mark(key, from_json(entry["value"]), changed_ms, version)
+    pipeline = entry.get("pipeline")
+    return Mark(key, from_json(entry["value"]), changed_ms, version, pipeline if isinstance(pipeline, str) else None)
 
 
 def checked_row(row: Any) -> dict[str, Any]:
@@ -175,9 +187,10 @@ def counting(content: Any, closed: Mapping[str, Any]) -> dict[str, Any]:
     return {key: row for key, row in closed.items() if row["version"] == _version(entries, key)}
 
 
-def epoch_row(content: Any, key: str, value: Any, now_ms: int) -> dict[str, Any]:
+def epoch_row(content: Any, key: str, value: Any, now_ms: int, pipeline: str | None = None) -> dict[str, Any]:
     """Return the row that an epoch holds for a mark that it moves beside this document. Raises StateValueError."""
-    return {"value": check_value(value), "changed_ms": now_ms, "version": _version(_entries(content), key)}
+    row = {"value": check_value(value), "changed_ms": now_ms, "version": _version(_entries(content), key)}
+    return row if pipeline is None else {**row, "pipeline": pipeline}
 
 
 def check_value(value: Any) -> Any:

@@ -12,11 +12,12 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from recovery.base.clock import Clock
 from recovery.base.untrusted_json import MOST, is_moment
-from recovery.errors import ConfigurationError, CorruptStateError, RecoveryError, shown
+from recovery.errors import CorruptStateError, RecoveryError
 from recovery.host.processes import identity, is_same, is_visible
 from recovery.operational.backends.backend import Backend, Document
 from recovery.operational.ids import StateId, join
@@ -95,10 +96,27 @@ class Run:
         """The last heartbeat of a run that has not recorded its end; None for other runs."""
         return self.heartbeat_ms if self.status in (RUNNING, DEAD) else None
 
+    def node_info(self, name: str) -> dict[str, Any]:
+        """Return the record of one node, with the record of its run as `run`."""
+        info, node = self.as_json(), self.nodes[name]
+        given = node.details.get("metadata")
+        return {
+            **info["nodes"][name],
+            "node": name,
+            "run": info,
+            "success": node.succeeded,
+            "metadata": dict(given if isinstance(given, Mapping) else node.details),
+            "timestamp": node.details.get("timestamp") or info["timestamp"],
+        }
+
     def as_json(self) -> dict[str, Any]:
-        """Return the same facts for programs."""
+        """Return the same facts for programs. timestamp: when it ended, or began if its end is unknown."""
+        moment_ms = self.started_ms if self.ended_ms is None else self.ended_ms
         return {
             **_content(self),
+            "success": self.succeeded,
+            "metadata": dict(self.details),
+            "timestamp": datetime.fromtimestamp(moment_ms / 1000, tz=UTC).isoformat(),
             "run_id": self.run_id,
             "duration_s": self.duration_s,
             "last_seen_ms": self.last_seen_ms,
@@ -248,7 +266,7 @@ def read_run(run_id: str, content: Mapping[str, Any]) -> tuple[Run, float]:
     """Return the run that a document holds, as its process wrote it, and the seconds between its heartbeats."""
     fields = dict(content)
     beat_s = fields.pop("heartbeat_s", HEARTBEAT_S)
-    nodes = {name: _checked_node(NodeRun(**node)) for name, node in fields.pop("nodes").items()}
+    nodes = {name: checked_node(NodeRun(**node)) for name, node in fields.pop("nodes").items()}
     return _checked_run(Run(run_id=run_id, nodes=nodes, **fields)), float(beat_s)
 
 
@@ -274,7 +292,7 @@ def _checked_run(run: Run) -> Run:
     return run
 
 
-def _checked_node(node: NodeRun) -> NodeRun:
+def checked_node(node: NodeRun) -> NodeRun:
     """Return the node. Raises TypeError for values that no node has."""
     texts = node.status, node.definition or "", node.why or "", node.error or ""
     numbers = node.duration_s, node.rows
@@ -282,12 +300,6 @@ def _checked_node(node: NodeRun) -> NodeRun:
     if not (right and isinstance(node.details, Mapping) and all(isinstance(each, str) for each in texts)):
         raise TypeError("a field of a node has the wrong type")
     return node
-
-
-def parse_nodes(nodes: Mapping[str, Any]) -> dict[str, NodeRun]:
-    """Return the results of nodes as NodeRuns. Each is given as for `save_pipeline_run`: a NodeRun, True or False, or
-    the fields of a NodeRun."""
-    return {name: _parse_node(name, given) for name, given in nodes.items()}
 
 
 def is_alive(run: Run, now_ms: int, beat_s: float = HEARTBEAT_S) -> bool:
@@ -299,26 +311,6 @@ def is_alive(run: Run, now_ms: int, beat_s: float = HEARTBEAT_S) -> bool:
     if run.process is not None and is_visible(run.host, run.process):
         return is_same(identity(run.pid), run.process)
     return now_ms - run.heartbeat_ms <= MISSED_BEATS * beat_s * 1000
-
-
-def _parse_node(name: str, given: Any) -> NodeRun:
-    if isinstance(given, NodeRun):
-        return given
-    if isinstance(given, bool):
-        return NodeRun(SUCCEEDED if given else FAILED)
-    fields = dict(given) if isinstance(given, Mapping) else {}
-    if isinstance(fields.get("success"), bool):
-        fields["status"] = SUCCEEDED if fields.pop("success") else FAILED
-    known = {key: fields.pop(key) for key in _FIELDS if key in fields}
-    if known.get("status") not in NODE_STATUSES:
-        raise ConfigurationError(
-            f"the result {shown(given)} of node {name!r:.80} has no status",
-            remedy=f'Give True, False, or a mapping with a "status": {", ".join(NODE_STATUSES)}.',
-        )
-    return NodeRun(**known, details={**fields, **known.pop("details", {})})
-
-
-_FIELDS = ("status", "duration_s", "rows", "definition", "why", "error")
 
 
 def _content(run: Run) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Scoped state: values that belong to one process, task or task instance."""
+"""Scoped state: values that belong to one process, task, task instance or asset."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from recovery.base.clock import Clock
@@ -13,8 +13,15 @@ from recovery.operational.backends.backend import Backend, DirectoryBackend, Doc
 from recovery.operational.ids import StateId, join
 from recovery.operational.values import from_json, to_json
 
-KINDS = PROCESS, TASK, TASK_INSTANCE = "process", "task", "task-instance"
+KINDS = PROCESS, TASK, TASK_INSTANCE, ASSET = "process", "task", "task-instance", "asset"
 """The first parts of the ids of scoped state, after their environment."""
+NEVER = "never"
+FIELDS = frozenset({"value", "set_ms", "first_ms", "expires_ms", "previous"})
+"""The fields of a stored value. first_ms: when its scope first got one."""
+CLEANED_TOGETHER = 1000
+
+Retention = Interval | datetime
+"""How long a value is kept: an interval, the moment when it ends, or "never"."""
 
 
 class ScopedState:
@@ -23,26 +30,28 @@ class ScopedState:
     Made by `StateManager.process_state`, `task_state` or `task_instance_state`.
     """
 
-    def __init__(self, backend: Backend, clock: Clock, state_id: StateId) -> None:
+    def __init__(self, backend: Backend, clock: Clock, state_id: StateId, retention: Retention | None = None) -> None:
         self.state_id = state_id
         self._backend = backend
         self._clock = clock
+        self._retention = retention
 
     def get(self, default: Any = None) -> Any:
         """Return the value, or `default` if there is none or its retention has passed."""
         content = self._content()
         return default if content is None else from_json(content["value"])
 
-    def set(self, value: Any, retention: Interval | None = None) -> None:
-        """Set the value. With `retention` it is forgotten after that time. Raises StateValueError."""
+    def set(self, value: Any, retention: Retention | None = None) -> None:
+        """Set the value. With `retention` it is forgotten after that time. Raises StateValueError.
+
+        retention: an interval, a datetime, or "never"; None: the default retention of the StateManager.
+        """
         now_ms = self._clock.wall_ms()
         encoded = to_json(value)
-        expires_ms = None if retention is None else now_ms + round(parse_interval(retention) * 1000)
+        expires_ms = expiry_ms(self._retention if retention is None else retention, now_ms)
 
         def change(before: Document | None) -> Any:
-            content = {"value": encoded, "set_ms": now_ms, "expires_ms": expires_ms}
-            known = self._valid(before, now_ms)
-            return content if known is None else {**content, "previous": known["value"]}
+            return _content(encoded, now_ms, expires_ms, valid_content(before, now_ms))
 
         # Setting an equal value is a change too: its time and its retention start again.
         self._backend.update({self.state_id: change})
@@ -54,13 +63,12 @@ class ScopedState:
         stays.
         """
         now_ms = self._clock.wall_ms()
+        expires_ms = expiry_ms(self._retention, now_ms)
 
         def changed(before: Document | None) -> Any:
-            known = self._valid(before, now_ms)
-            if known is None:
-                return {"value": to_json(change(default)), "set_ms": now_ms, "expires_ms": None}
-            value = to_json(change(from_json(known["value"])))
-            return {"value": value, "set_ms": now_ms, "expires_ms": known["expires_ms"], "previous": known["value"]}
+            known = valid_content(before, now_ms)
+            value = to_json(change(default if known is None else from_json(known["value"])))
+            return _content(value, now_ms, expires_ms if known is None else known.get("expires_ms"), known)
 
         return from_json(self._backend.update({self.state_id: changed})[self.state_id].content["value"])
 
@@ -87,6 +95,13 @@ class ScopedState:
         """When the value was last set or removed, in UTC; None if it never was."""
         document = self._backend.read([self.state_id]).get(self.state_id)
         return None if document is None else datetime.fromtimestamp(document.changed_ms / 1000, tz=UTC)
+
+    @property
+    def previous_instance(self) -> ScopedState | None:
+        """The state of the previous instance of the same task: of the run that last began to keep state here before
+        this one did; None if there is none, and for state of another kind."""
+        found = previous_run(self._backend, self.state_id, self._clock.wall_ms(), keyed=False)
+        return None if found is None else ScopedState(self._backend, self._clock, found, self._retention)
 
     def copy_to(self, other: ScopedState) -> None:
         """Copy this value to `other`, with the rest of its retention. Raises StateNotFoundError if there is no
@@ -127,43 +142,122 @@ class ScopedState:
         self._backend.update({self.state_id: lambda _: content})
 
     def _content(self) -> Any:
-        return self._valid(self._backend.read([self.state_id]).get(self.state_id), self._clock.wall_ms())
+        return valid_content(self._backend.read([self.state_id]).get(self.state_id), self._clock.wall_ms())
 
-    @staticmethod
-    def _valid(document: Document | None, now_ms: int) -> Any:
-        if document is None or document.content is None:
-            return None
-        content = document.content
-        expires_ms = content.get("expires_ms") if isinstance(content, dict) else False
-        if expires_ms is False or "value" not in content or not isinstance(expires_ms, int | None):
-            raise StateValueError(
-                f"{document.state_id!r:.120} is not in the form of a value",
-                cause="It was written by something other than recovery.",
-                remedy="Remove it: python -m recovery state clear DIR ID",
+
+def valid_content(document: Document | None, now_ms: int) -> Any:
+    """Return the content of a value; None if there is none or its retention has passed. Raises StateValueError for a
+    document in another form."""
+    if document is None or document.content is None:
+        return None
+    content = document.content
+    expires_ms = content.get("expires_ms") if isinstance(content, dict) else False
+    if expires_ms is False or "value" not in content or not isinstance(expires_ms, int | None):
+        raise StateValueError(
+            f"{document.state_id!r:.120} is not in the form of a value",
+            cause="It was written by something other than recovery.",
+            remedy="Remove it: python -m recovery state clear DIR ID",
+        )
+    return None if expires_ms is not None and expires_ms <= now_ms else content
+
+
+def expiry_ms(retention: Retention | None, now_ms: int) -> int | None:
+    """Return when a value that is set now expires; None: never. Raises ConfigurationError."""
+    if retention is None or retention in (NEVER, timedelta.max):
+        return None
+    if isinstance(retention, datetime):
+        if retention.tzinfo is None:
+            raise ConfigurationError(
+                f"the end of a retention, {retention}, has no time zone",
+                remedy="Give it one: datetime(..., tzinfo=UTC).",
             )
-        return None if expires_ms is not None and expires_ms <= now_ms else content
+        return round(retention.timestamp() * 1000)
+    return now_ms + round(parse_interval(retention) * 1000)
 
 
-def remove_expired(backend: Backend, now_ms: int) -> int:
-    """Remove the values whose retention has passed; returns how many. A value that is set again meanwhile stays."""
+def as_content(state_id: StateId, given: Any, before: Any, now_ms: int) -> Any:
+    """Return what to store for `given`: if the id is one of scoped state and `given` is not in the stored form, it is
+    the plain value."""
+    if given is None:
+        return given
+    in_form = isinstance(given, dict) and "value" in given and given.keys() <= FIELDS
+    if in_form or not _is_scope(state_id) or "/" not in state_id:
+        return given
+    known = before if isinstance(before, dict) and "value" in before else None
+    return _content(given, now_ms, None, known)
 
-    def standing(document: Document | None) -> Any:
-        return ScopedState._valid(document, now_ms)
 
-    expired = [
+def expired(backend: Backend, now_ms: int) -> list[StateId]:
+    """Return the ids of the values whose retention has passed, of all environments."""
+    return [
         document.state_id
         for prefix in (*(f"{kind}/" for kind in KINDS), "@")
         for document in backend.list(prefix)
-        if _is_scope(document.state_id) and document.content is not None and standing(document) is None
+        if _is_scope(document.state_id) and document.content is not None and valid_content(document, now_ms) is None
     ]
-    changed = backend.update(dict.fromkeys(expired, standing)) if expired else {}
-    return sum(document.content is None for document in changed.values())
+
+
+def remove_expired(backend: Backend, now_ms: int) -> int:
+    """Remove the values whose retention has passed; returns how many. A value that is set again meanwhile stays.
+
+    Any backend, also while others write to it: it never holds the backend's lock for long.
+    """
+
+    def standing(document: Document | None) -> Any:
+        return valid_content(document, now_ms)
+
+    found, removed = expired(backend, now_ms), 0
+    for first in range(0, len(found), CLEANED_TOGETHER):
+        changed = backend.update(dict.fromkeys(found[first : first + CLEANED_TOGETHER], standing))
+        removed += sum(document.content is None for document in changed.values())
+    return removed
+
+
+def previous_run(backend: Backend, scope_id: StateId, now_ms: int, *, keyed: bool) -> StateId | None:
+    """Return the scope of the previous instance of a task: of the run that began to keep state last, among those that
+    began before this one. keyed: whether to look at values with keys, or at those without.
+
+    The order is that in which runs wrote, not that of their dates: a run that is started by hand may have any date.
+    """
+    environment, kind, parts = split(scope_id)
+    if kind != TASK_INSTANCE or len(parts) != 4:
+        return None
+    dag, task, _, index = parts
+    began: dict[StateId, tuple[int, StateId]] = {}
+    for document in backend.list(f"{environment}{kind}/{dag}/{task}/"):
+        found = split(document.state_id)[2]
+        content = valid_content(document, now_ms)
+        if content is not None and len(found) == 4 + keyed and found[3] == index:
+            scope = f"{environment}{kind}/{'/'.join(found[:4])}"
+            first_ms = content.get("first_ms", content.get("set_ms"))
+            # Another program may have written something else.
+            first_ms = first_ms if type(first_ms) is int else document.changed_ms
+            began[scope] = min(began.get(scope, (first_ms, scope)), (first_ms, scope))
+    own = began.pop(scope_id, None)
+    earlier = [each for each in began.values() if own is None or each < own]
+    return max(earlier)[1] if earlier else None
+
+
+def split(state_id: StateId) -> tuple[str, str, list[str]]:
+    """Return the prefix of the environment, the kind, and the other parts of an id, still encoded."""
+    environment, rest = "", state_id
+    if state_id.startswith("@"):
+        name, _, rest = state_id.partition("/")
+        environment = f"{name}/"
+    kind, *parts = rest.split("/")
+    return environment, kind, parts
+
+
+def _content(value: Any, now_ms: int, expires_ms: int | None, known: Any) -> dict[str, Any]:
+    """Return a stored value; `known` is the content that it replaces, None if there is none."""
+    first_ms = now_ms if known is None else known.get("first_ms", known.get("set_ms", now_ms))
+    content = {"value": value, "set_ms": now_ms, "first_ms": first_ms, "expires_ms": expires_ms}
+    return content if known is None else {**content, "previous": known["value"]}
 
 
 def _is_scope(state_id: StateId) -> bool:
     """Whether an id, of any environment, is one of scoped state."""
-    kind, _, rest = state_id.partition("/")
-    return (rest.partition("/")[0] if kind.startswith("@") else kind) in KINDS
+    return split(state_id)[1] in KINDS
 
 
 def run_name(run: str | date | datetime) -> str:
@@ -191,3 +285,15 @@ def task_instance_id(dag_id: str, task_id: str, run: str | date | datetime, map_
     if map_index is not None and (type(map_index) is not int or map_index < -1):
         raise ConfigurationError(f"map_index={shown(map_index)} is not an index", remedy="Use 0, 1, 2 …, or None.")
     return join(TASK_INSTANCE, dag_id, task_id, run_name(run), str(-1 if map_index is None else map_index))
+
+
+def asset_scope_id(name: str | None, uri: str | None, asset_id: int | None) -> StateId:
+    """Return the id of an asset's scope, which is named in exactly one way. Raises ConfigurationError."""
+    given = [(kind, value) for kind, value in (("name", name), ("uri", uri), ("id", asset_id)) if value is not None]
+    if len(given) != 1 or given[0][1] == "" or isinstance(asset_id, bool):
+        raise ConfigurationError(
+            f"an asset cannot be named by name={shown(name)}, uri={shown(uri)}, asset_id={shown(asset_id)}",
+            remedy="Give exactly one of them: they are different scopes.",
+        )
+    kind, value = given[0]
+    return join(ASSET, kind, str(value) if kind == "id" else value)  # type: ignore[arg-type]

@@ -278,8 +278,9 @@ def check_content(state_id: str, content: Any) -> None:
             read_run("", content)
         elif kind in scopes.KINDS:
             from_json(content["value"])
-            if content.get("expires_ms") is not None and type(content["expires_ms"]) is not int:
-                raise TypeError("expires_ms is not a number")
+            for name in ("set_ms", "first_ms", "expires_ms"):
+                if content.get(name) is not None and type(content[name]) is not int:
+                    raise TypeError(f"{name} is not a number")
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise StateValueError(
             f"this is not in the form of {state_id!r:.120}: {error}",

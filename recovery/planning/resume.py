@@ -83,15 +83,16 @@ class ResumePlan:
 
 
 def plan_resume(
-    found: Sequence[FoundFile], *, flow_id: str | None = None, resume_epoch: int | None = None
+    found: Sequence[FoundFile], *, flow_id: str | None = None, shared: bool = False, resume_epoch: int | None = None
 ) -> ResumePlan:
-    """Return the plan for the files of a directory. flow_id: the flow about to run. resume_epoch: rewind to it.
+    """Return the plan for the files of a directory. flow_id: the flow or pipeline about to run. shared: whether the
+    directory may be bound to another one: it holds only marks, which pipelines share. resume_epoch: rewind to it.
 
     Raises the error of the first unreadable file, NoPartitionsError, ForeignPartitionError, DuplicatePartitionError,
     MissingPartitionsError, FlowMismatchError, InconsistentPartitionsError or EpochNotHeldError.
     """
     partitions = check_set(found)
-    _check_flow(partitions, flow_id)
+    _check_flow(partitions, None if shared else flow_id)
     cuts = common_cuts(partitions)
     if not cuts:
         raise _inconsistent(partitions)
@@ -176,7 +177,11 @@ def cut_off(partitions: Sequence[PartitionDescription], shared: set[Cut]) -> dic
 
 
 def _check_flow(partitions: Sequence[PartitionDescription], flow_id: str | None) -> None:
-    bound = {d.flow_id: d.path for d in partitions if d.flow_id is not None}
+    # Pipelines that share a directory bind it in turn. A file that an unfinished start did not reach, or an older copy,
+    # is bound to an earlier one.
+    newest = max(partitions, key=lambda d: max((execution.number for execution in d.executions), default=0))
+    earlier = {d.path for d in partitions if d is not newest and _is_bound_earlier(d, newest)}
+    bound = {d.flow_id: d.path for d in partitions if d.flow_id is not None and d.path not in earlier}
     if len(bound) > 1:
         raise FlowMismatchError(
             f"files of several flows: {', '.join(f'{path.name} of {flow!r}' for flow, path in bound.items())}",
@@ -185,6 +190,12 @@ def _check_flow(partitions: Sequence[PartitionDescription], flow_id: str | None)
     for flow, path in bound.items():
         if flow_id is not None and flow != flow_id:
             raise FlowMismatchError(f"it holds the state of flow {flow!r}, not of {flow_id!r}", path=path.parent)
+
+
+def _is_bound_earlier(description: PartitionDescription, newest: PartitionDescription) -> bool:
+    """Whether a file's last execution, which bound it, is one that the newest file knows too."""
+    last = description.executions[-1] if description.executions else None
+    return last is not None and last.flow_id == description.flow_id and last in newest.executions
 
 
 def _requested(cuts: set[Cut], resume_epoch: int, directory: Path) -> Cut:

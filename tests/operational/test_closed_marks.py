@@ -515,3 +515,26 @@ def test_an_epoch_that_is_not_closed_everywhere_does_not_count(store_dir, state)
     for path, content in before.items():
         path.write_bytes(content)
     assert state.get_hwm("orders") in (None, 5)
+
+
+def test_a_start_that_did_not_reach_all_files(make_store):
+    """Of a pipeline on a directory that another one was bound to before: marks can be read, and the next start of
+    either goes on."""
+    directory = make_store(2)
+    with execution(directory) as writer:
+        close(directory, writer, orders=5)
+    before = (directory / "part-1.sqlite3").read_bytes()
+    plan = plan_resume(scan(directory), flow_id="other", shared=True)
+    EpochWriter(directory, plan, "other", SystemClock(), backup_interval_s=3600).release()
+    (directory / "part-1.sqlite3").write_bytes(before)
+    assert [found.description.flow_id for found in scan(directory)] == ["other", "nightly"]
+    state = StateManager(directory)
+    assert state.get_hwm("orders") == 5
+    state.set_hwm("orders", 6)
+    for pipeline in ("other", "nightly"):
+        plan = plan_resume(scan(directory), flow_id=pipeline, shared=True)
+        writer = EpochWriter(directory, plan, pipeline, SystemClock(), backup_interval_s=3600)
+        close(directory, writer, **{pipeline: 7})
+        writer.release()
+    assert {mark.key: mark.value for mark in state.list_hwms()} == {"nightly": 7, "orders": 6, "other": 7}
+    assert not problems(directory)

@@ -356,16 +356,25 @@ def test_a_file_that_cannot_be_taken_is_named(recovery, store_dir, tmp_path, wor
 
 @pytest.mark.parametrize("content", ["5", "null", '{"marks": {"k": 5}}', '{"marks": {"k": {"value": [1]}}}'])
 def test_what_the_package_reads_keeps_its_form(recovery, store_dir, content):
-    """High-water marks, runs and scoped state cannot be set to what could not be read."""
+    """High-water marks and runs cannot be set to what could not be read."""
     StateManager(store_dir).set_hwm("k", 5)
-    StateManager(store_dir).process_state("n", "x").set(1)
     recovery("state", "set", store_dir, "hwm", content, "--force", code=33)
-    recovery("state", "set", store_dir, "process/n/x", content, "--force", code=33)
     recovery("state", "set", store_dir, "runs/p/1", content, "--force", code=33)
     assert StateManager(store_dir).get_hwm("k") == 5
     printed = recovery("state", "get", store_dir, "hwm").replace(":5,", ":7,")
     recovery("state", "set", store_dir, "hwm", printed, "--force")
     assert StateManager(store_dir).get_hwm("k") == 7
+
+
+@pytest.mark.parametrize(
+    "content", ["null", '{"$date": "no date"}', '{"value": 5, "expires_ms": "soon"}', '{"value": 5, "first_ms": 1.5}']
+)
+def test_scoped_state_keeps_its_form(recovery, store_dir, content):
+    """It takes any plain value, but nothing that could not be read."""
+    StateManager(store_dir).process_state("n", "x").set(1)
+    recovery("state", "set", store_dir, "process/n/x", content, "--force", code=33)
+    assert StateManager(store_dir).process_state("n", "x").get() == 1
+    recovery("state", "merge", store_dir, "process/n/x", '{"set_ms": "now"}', "--force", code=33)
 
 
 def test_editing_in_an_editor(recovery, ran, monkeypatch, tmp_path):

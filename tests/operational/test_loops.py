@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from recovery import StateManager
-from recovery.operational.backends.objects import open_objects, parse_address
+from recovery.operational.backends.address import parse_address
+from recovery.operational.backends.objects import open_objects
 from tests.stores import ROOT
 
 IDS = ["dev:tap-github-to-target-jsonl", "dev:tap-gitlab-to-target-jsonl", "prod:tap-github-to-target-jsonl"]

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from recovery import StateManager
 from recovery.cli import main
 from recovery.errors import ConfigurationError, StateBackendError
-from recovery.operational.backends.objects import FileObjects, parse_address
+from recovery.operational.backends.address import parse_address
+from recovery.operational.backends.objects import FileObjects
 
 
 @pytest.mark.parametrize("uri", ["s3://bucket/team#1", "gs://bucket#1", "azure://c/team#", "file:///srv/state#1"])

@@ -318,6 +318,26 @@ class TestMessages:
         with pytest.raises(FlowMismatchError, match="'flow', not of 'mine'"):
             plan_resume(found_files(["current"] * N), flow_id="mine")
 
+    def test_pipelines_bind_a_directory_in_turn(self):
+        """A file that the last start did not reach, or an older copy, is bound to the pipeline before; a file with
+        another history is still refused."""
+        first, second = (
+            Execution(number, name, flow, 1, 0, 10.0, 0.0, "host", 1, "test")
+            for number, name, flow in ((1, "x", "a"), (2, "w", "b"))
+        )
+        files = [
+            replace(describe(Sketch(index, flow=flow)), executions=executions)
+            for index, (flow, executions) in enumerate([("b", (first, second)), ("a", (first,)), (None, ())])
+        ]
+        found = [FoundFile(each.path, each) for each in files]
+        assert plan_resume(found, flow_id="b").execution_number == 3
+        assert plan_resume(found, flow_id="c", shared=True).execution_number == 3
+        with pytest.raises(FlowMismatchError, match="of flow 'b', not of 'c'"):
+            plan_resume(found, flow_id="c")
+        found[1] = FoundFile(files[1].path, replace(files[1], executions=(replace(first, id="other"),)))
+        with pytest.raises(FlowMismatchError, match="files of several flows"):
+            plan_resume(found, flow_id="b", shared=True)
+
     def test_an_epoch_that_is_not_held_says_which_are(self):
         """The range that can be asked for."""
         error = outcome(found_files(["current"] * N), 9)

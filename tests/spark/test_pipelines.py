@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from recovery import (
     ConfigurationError,
     FlowFailedError,
+    FlowMismatchError,
     Node,
     Pipeline,
     RecoveryConfig,
@@ -26,6 +28,7 @@ from recovery import (
     run_pipeline,
 )
 from recovery.epochs.writer import EpochWriter
+from recovery.spark.pipelines.incremental import Incremental, Load, Loading
 from tests.operational.support import IMPATIENT, SetClock
 from tests.spark.support import ROOT, run_to_end, totals_step
 
@@ -119,6 +122,89 @@ def test_lag_window_and_fallback(spark, directory):
     fallback = incremental(reader, column="value", key="fallback", fallback_column="other")
     run(spark, directory, Node("fallback", read=fallback, write=table.write))
     assert StateManager(directory).get_hwm("fallback") == datetime(2024, 5, 2, tzinfo=UTC)
+
+
+def pipelines(spark, directory, name, table, **options):
+    """Run a pipeline of one load whose key is the name of its node."""
+    node = Node(options.pop("node", "load"), read=incremental(table.read, column="value"), write=table.write)
+    return run_pipeline(Pipeline(name, [node]), RecoveryConfig(directory, backup_interval="1h"), spark=spark, **options)
+
+
+def test_several_pipelines_in_one_directory(spark, directory):
+    """In turn; each has its marks, whose keys are the names of the nodes; the same mark of two pipelines is refused
+    before anything is written, until it is set by hand."""
+    orders, customers = Table(spark, "int"), Table(spark, "int")
+    for rows in ([1], [1, 2]):
+        orders.rows = customers.rows = rows
+        pipelines(spark, directory, "orders", orders, node="load orders")
+        pipelines(spark, directory, "customers", customers)
+    assert orders.loads == customers.loads == [[0], [1]]
+    state = StateManager(directory)
+    assert [(mark.key, mark.value, mark.pipeline) for mark in state.list_hwms()] == [
+        ("load", 2, "customers"), ("load orders", 2, "orders"),
+    ]  # fmt: skip
+    assert {run.pipeline for run in state.list_runs()} == {"orders", "customers"}
+    other = Table(spark, "int")
+    other.rows = [1, 2, 3]
+    with pytest.raises(FlowFailedError, match="pipeline 'customers' moves the high-water mark 'load', and 'renamed'"):
+        pipelines(spark, directory, "renamed", other)
+    assert other.loads == []
+    state.set_hwm("load", 2, force=True)
+    pipelines(spark, directory, "renamed", other)
+    assert other.loads == [[2]]
+
+
+def test_loads_without_a_key(spark):
+    """One a node; none where there is no node."""
+    load = Incremental(lambda spark: None, "value", None, "stateful", None, None, None)
+    context = Loading(spark, lambda _: None, SetClock(), "load", loads=[Load("load", None, 1, 0)])
+    with pytest.raises(ConfigurationError, match="two loads without a key"):
+        load._of_node(context)
+    with pytest.raises(ConfigurationError, match="it has no key"):
+        load._of_node(Loading(spark, lambda _: None, SetClock()))
+
+
+def test_a_flow_s_directory_is_refused(spark, feed, tmp_path):
+    """A pipeline would abandon the flow's state."""
+    feed.add_random(1, count=5)
+    run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db")
+    with pytest.raises(FlowMismatchError):
+        pipelines(spark, tmp_path / "db", "nightly", Table(spark, "int"))
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_full_refresh_and_no_state_update(spark, directory, tmp_path, elsewhere):
+    """Everything is loaded again, and the mark follows what there is now, backwards too; or it does not move at all."""
+    table = Table(spark, "int")
+    config = RecoveryConfig(directory, state_backend=f"file://{tmp_path}/state?create=1" if elsewhere else None)
+    pipeline = Pipeline("nightly", [load(table)])
+
+    def again(rows, **options):
+        table.rows = rows
+        summary = run_pipeline(pipeline, config, spark=spark, **options)
+        state = StateManager(directory, backend=config.state_backend)
+        return table.loads[-1], state.get_hwm("orders"), summary.nodes["load"].status
+
+    again([1, 2, 3])
+    assert again([1, 2, 3, 4], no_state_update=True) == ([3], 3, "succeeded")
+    assert again([1, 2, 3, 4], resume=True)[2] == "skipped"
+    assert again([1, 2, 3, 4]) == ([3], 4, "succeeded")
+    assert again([1, 2], full_refresh=True, no_state_update=True) == ([0, 1], 4, "succeeded")
+    assert again([1, 2], full_refresh=True) == ([0, 1], 2, "succeeded")
+    assert again([None], full_refresh=True) == ([0], None, "succeeded")
+    assert again([1]) == ([0], 1, "succeeded")
+    for options in ({"resume": True, "full_refresh": True}, {"no_state_update": True}):
+        going_back = replace(config, resume_epoch=None if "resume" in options else 1)
+        with pytest.raises(ConfigurationError, match="Run it with one of them"):
+            run_pipeline(pipeline, going_back, spark=spark, **options)
+
+
+@pytest.mark.parametrize(("name", "text"), [("oracle", "20-APR-24"), ("us", "04/20/2024"), ("eu", "20/04/2024")])
+def test_odibi_s_names_of_date_formats(spark, directory, name, text):
+    table = Table(spark, "string")
+    table.rows = [text]
+    run(spark, directory, load(table, date_format=name))
+    assert StateManager(directory).get_hwm("orders") == date(2024, 4, 20)
 
 
 def test_a_failed_write_moves_no_mark(spark, directory):
@@ -384,3 +470,11 @@ pipeline = Pipeline("nightly", [
         "report": ("succeeded", 5, "there was no run before"),
     }
     assert StateManager(tmp_path / "db").get_hwm("orders") == 4
+    for options in (["--resume", "--full-refresh"], ["--no-state-update", "--resume-after", "0"]):
+        done = command_line(tmp_path, "jobs.py", "-r", "db", *options)
+        assert (done.returncode, "Run it with one of them" in done.stderr) == (11, True), done.stderr
+    (tmp_path / "flow.py").write_text(
+        "from recovery import Flow\nflow = Flow('f', lambda spark: spark.readStream.format('rate').load())\n"
+    )
+    done = command_line(tmp_path, "flow.py", "-r", "db", "--full-refresh")
+    assert (done.returncode, "are for pipelines" in done.stderr) == (2, True), done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import math
 import os
 import re
@@ -12,15 +13,16 @@ import secrets
 import shlex
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
 
-from recovery.base.intervals import parse_interval
 from recovery.errors import ConfigurationError, RecoveryError, StateBackendError
+from recovery.host.buckets import Access, azure_access, gs_access, s3_access
 from recovery.host.durable import PRIVATE, create, files_below, make_directories, open_own, read_regular, sync
+from recovery.operational.backends.address import SECRETS, TIMEOUT, Address, bad_address
 from recovery.storage.lock import free
 
 T = TypeVar("T")
@@ -28,20 +30,10 @@ T = TypeVar("T")
 Token = Any
 """Identifies one content of an object."""
 
-SCHEMES = ("file", "s3", "azure", "gs")
-TIMEOUT = "20s"
 LARGEST = 256 << 20
 """The largest object that is read, in bytes. Documents stay far below it; a larger object came from another program."""
 ATTEMPT_INTERVAL_S = 0.002
-_SETTINGS: dict[str, dict[str, str]] = {
-    "file": {"create": "create"},
-    "s3": {"endpoint": "endpoint", "region": "region"},
-    "azure": {"endpoint": "endpoint", "account": "account_name"},
-    "gs": {},
-}
-_OURS = ("timeout", "lock_timeout_seconds", "lock_retry_seconds")
 _QUERY = re.compile(r"\?[^\s\"')]+")
-_SECRETS = re.compile(r"KEY|SECRET|TOKEN|SAS|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
 
 class Conflict(Exception):  # noqa: N818 - another writer was faster: the write is tried again on the current content
@@ -80,60 +72,11 @@ class Objects(Protocol):
         ...
 
 
-class Address(NamedTuple):
-    """A parsed URI of a backend."""
-
-    scheme: str
-    bucket: str
-    prefix: str
-    settings: Mapping[str, str]
-
-    @property
-    def shown(self) -> str:
-        """The URI without settings."""
-        return f"{self.scheme}://{self.bucket}{'/' if self.bucket and self.prefix else ''}{self.prefix}"
-
-    def seconds(self, name: str, default: str) -> float:
-        """Return one of the settings that are intervals, in seconds."""
-        return parse_interval(self.settings.get(name, default))
-
-
-def is_uri(text: object) -> bool:
-    """Whether a place is named by a URI instead of the path of a recovery directory."""
-    return isinstance(text, str) and "://" in text
-
-
-def parse_address(uri: str) -> Address:
-    """Return the parts of `s3://bucket/prefix?endpoint=…`. Raises ConfigurationError, which repeats no secrets."""
-    try:
-        parts = urlsplit(uri)
-        pairs = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-    except ValueError:
-        raise _bad("it is not a URI") from None
-    if parts.scheme not in SCHEMES:
-        raise _bad(f"there is no backend {parts.scheme!r}")
-    if "@" in parts.netloc or any(_SECRETS.search(name) for name in pairs):
-        raise _bad("credentials do not belong into a URI, which is printed and logged")
-    if "#" in uri:
-        # The rest is not a part of a path, so two addresses would name one place.
-        raise _bad("it holds a #, which ends the path; one in a name is written %23")
-    known = {*_OURS, *_SETTINGS.get(parts.scheme, {})}
-    if not pairs.keys() <= known:
-        raise _bad(f"unknown settings {sorted(pairs.keys() - known)}; there are {', '.join(sorted(known))}")
-    if parts.scheme == "file":
-        if parts.netloc or not parts.path.strip("/"):
-            raise _bad("a file URI names an absolute path: file:///srv/state")
-        return Address("file", "", unquote(parts.path), pairs)
-    if not parts.netloc:
-        raise _bad("it names no bucket or container")
-    return Address(parts.scheme, parts.netloc, unquote(parts.path).strip("/"), pairs)
-
-
 def open_objects(address: Address) -> Objects:
     """Return the place that an address names. Raises ConfigurationError if its package is not installed."""
     if address.scheme == "file":
         if address.settings.get("create", "0") not in ("0", "1"):
-            raise _bad("create is 0 or 1")
+            raise bad_address("create is 0 or 1")
         if address.settings.get("create") == "1":
             make_directories(Path(address.prefix), PRIVATE)
         return FileObjects(Path(address.prefix), address.seconds("timeout", TIMEOUT))
@@ -267,8 +210,8 @@ class FileObjects:
 class BucketObjects:
     """Objects of S3, Azure Blob Storage or Google Cloud Storage, through obstore.
 
-    Credentials come from where the vendors' tools look for them: environment variables, instance metadata. No request
-    takes longer than the address's `timeout`, retries included.
+    Credentials come from where the vendors' tools look for them: see `recovery.host.buckets`. No request takes longer
+    than the address's `timeout`, retries included.
     """
 
     _asking_pids: ClassVar[set[int]] = set()
@@ -289,14 +232,21 @@ class BucketObjects:
             ) from None
         self._api: Any = obstore
         kind = {"s3": store.S3Store, "azure": store.AzureStore, "gs": store.GCSStore}[address.scheme]
-        given = {_SETTINGS[address.scheme][n]: v for n, v in address.settings.items() if n not in _OURS}
+        access = _access(address)
+        self._access = access
+        if access.unread is not None:
+            raise ConfigurationError(
+                f"{address.shown} cannot be used: {access.unread}",
+                cause="The client of operational state reads keys only.",
+                remedy='Get keys for it: eval "$(aws configure export-credentials --format env)"',
+            )
         try:
             self._store: Any = kind(
                 address.bucket,
-                config=given or None,
+                config=_config(address.scheme, access) or None,
                 client_options={
                     # A Google key file may name another server, which may lack TLS.
-                    "allow_http": address.scheme == "gs" or address.settings.get("endpoint", "").startswith("http:"),
+                    "allow_http": address.scheme == "gs" or (access.endpoint or "").startswith("http:"),
                     "timeout": timedelta(seconds=self._timeout_s / 2),
                     "connect_timeout": timedelta(seconds=min(5.0, self._timeout_s / 2)),
                 },
@@ -304,8 +254,8 @@ class BucketObjects:
             )
         except Exception as error:
             raise ConfigurationError(
-                f"{address.shown} cannot be used: {scrubbed(str(error))}",
-                cause="The store rejects the value of a setting or an environment variable.",
+                f"{address.shown} cannot be used: {self._scrubbed(error)}",
+                cause=f"The store rejects the value of a setting or an environment variable. {access.looked_at}",
                 remedy="Correct it.",
             ) from None
 
@@ -353,12 +303,19 @@ class BucketObjects:
         except RecoveryError:
             raise
         except (errors.AlreadyExistsError, errors.PreconditionError) as error:
-            raise Conflict(scrubbed(str(error))) from None
+            raise Conflict(self._scrubbed(error)) from None
         except Exception as error:
             # Stores answer like this when two conditional writes meet.
             if "409 Conflict" in str(error) or "ConditionalRequestConflict" in str(error):
-                raise Conflict(scrubbed(str(error))) from None
-            raise StateBackendError(scrubbed(str(error)), path=self.location) from None
+                raise Conflict(self._scrubbed(error)) from None
+            cause = f"{StateBackendError.default_cause} {self._access.looked_at}"
+            raise StateBackendError(self._scrubbed(error), path=self.location, cause=cause) from None
+
+    def _scrubbed(self, error: Exception) -> str:
+        text = scrubbed(str(error))
+        for secret in self._access.secrets:
+            text = text.replace(secret, "***")
+        return text
 
     def _check_process(self) -> None:
         """Raise an error in a forked process whose parent has made requests. obstore's threads serve the whole process,
@@ -375,12 +332,44 @@ class BucketObjects:
         self._asking_pids.add(pid)
 
 
+def _access(address: Address) -> Access:
+    """Return how to reach the address's bucket: its own settings come before the environment."""
+    given = address.settings
+    if address.scheme == "s3":
+        access = s3_access(os.environ)
+    elif address.scheme == "azure":
+        access = azure_access(os.environ, given.get("account") or given.get("account_name"))
+    else:
+        access = gs_access(os.environ)
+    other = given.get("endpoint_override")
+    endpoint = given.get("endpoint") or (f"{given.get('scheme', 'https')}://{other}" if other else access.endpoint)
+    return replace(access, endpoint=endpoint, region=given.get("region") or access.region)
+
+
+def _config(kind: str, access: Access) -> dict[str, Any]:
+    """Return the settings of obstore's store."""
+    if kind == "s3":
+        found = {"endpoint": access.endpoint, "region": access.region, "access_key_id": access.key_id,
+                 "secret_access_key": access.secret, "session_token": access.token}  # fmt: skip
+    elif kind == "azure":
+        found = {"endpoint": access.endpoint, "account_name": access.account, "account_key": access.secret,
+                 "sas_key": access.token}  # fmt: skip
+    elif access.anonymous:
+        # Conditional writes ask for a token even with skip_signature; a key without OAuth asks for none.
+        key = {"gcs_base_url": access.endpoint, "disable_oauth": True, "client_email": "", "private_key": "",
+               "private_key_id": ""}  # fmt: skip
+        found = {"service_account_key": json.dumps(key)}
+    else:
+        found = {"base_url": access.endpoint, "application_credentials": access.key_file}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def scrubbed(text: str) -> str:
     """Return the first lines of a message, without query strings and without the values of possibly secret
     variables."""
     shown = _QUERY.sub("?…", text.partition("Debug source:")[0].strip())[:600]
     for name, value in os.environ.items():
-        if len(value) >= 6 and _SECRETS.search(name):
+        if len(value) >= 6 and SECRETS.search(name):
             shown = shown.replace(value, "***")
     return shown
 
@@ -392,11 +381,3 @@ def nonce() -> str:
 
 def _token(meta: Any) -> Token:
     return {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
-
-
-def _bad(what: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"the state backend cannot be used: {what}",
-        cause="The URI in --state-backend or RECOVERY_STATE_BACKEND is wrong.",
-        remedy="Write it like file:///srv/state, s3://bucket/prefix, azure://container/prefix or gs://bucket/prefix.",
-    )

@@ -7,9 +7,11 @@ import os
 from recovery.base.addresses import local_path
 from recovery.base.clock import Clock
 from recovery.errors import ConfigurationError
+from recovery.operational.backends.address import is_uri, parse_address
 from recovery.operational.backends.backend import Backend, DirectoryBackend
+from recovery.operational.backends.custom import StateStore, StoreObjects
 from recovery.operational.backends.leases import LeaseTerms
-from recovery.operational.backends.objects import is_uri, open_objects, parse_address
+from recovery.operational.backends.objects import open_objects
 from recovery.operational.backends.remote import RemoteBackend
 from recovery.operational.backends.retry import RetryPolicy
 
@@ -18,6 +20,15 @@ DIRECTORY = "recovery"
 """The name of the default backend: the recovery directory itself."""
 
 Location = str | os.PathLike[str]
+
+
+def choose_backend(
+    directory: Location | None, backend: str | StateStore | None, clock: Clock, retry: RetryPolicy
+) -> Backend:
+    """Return the backend that `choose` names, or one on a store that the caller provides. Raises as `open_backend`."""
+    if backend is None or isinstance(backend, str):
+        return open_backend(choose(directory, backend), clock, retry)
+    return RemoteBackend(StoreObjects(backend), clock, retry, LeaseTerms())
 
 
 def choose(directory: Location | None, backend: str | None) -> Location:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import threading
 import warnings
@@ -30,6 +31,15 @@ from recovery.spark.pipelines.cursor import EPOCH, Cursor, bad, check_text, coll
 
 STATEFUL, ROLLING_WINDOW = "stateful", "rolling_window"
 MODES = (STATEFUL, ROLLING_WINDOW)
+FORMATS = {
+    "oracle": "dd-MMM-yy",
+    "oracle_sqlserver": "dd-MMM-yy",
+    "sql_server": "yyyy-MM-dd HH:mm:ss",
+    "us": "MM/dd/yyyy",
+    "eu": "dd/MM/yyyy",
+    "iso": "yyyy-MM-dd'T'HH:mm:ss",
+}
+"""Odibi's names of patterns."""
 
 Reader: TypeAlias = DataFrame | Callable[[SparkSession], DataFrame]
 
@@ -39,7 +49,8 @@ class Load:
     """One incremental load of a node: the mark that it moves, and the new value once the write succeeded.
 
     mark: None if nothing newer was found, or in a rolling window. nulls: the number of rows in the whole input whose
-    column is NULL, NaN or infinite. future: whether the mark is a time in the future.
+    column is NULL, NaN or infinite. future: whether the mark is a time in the future. emptied: whether a full refresh
+    found no value, so that the mark has to go.
     """
 
     key: str
@@ -47,15 +58,19 @@ class Load:
     mark: Any
     nulls: int
     future: bool = False
+    emptied: bool = False
 
 
 @dataclass
 class Loading:
-    """The context that a run gives to its loads; each load adds itself to `loads`."""
+    """The context that a run gives to its loads; each load adds itself to `loads`. node: the name of the node that
+    loads. full_refresh: load as if there was no mark."""
 
     spark: SparkSession
     mark_of: Callable[[str], Any]
     clock: Clock
+    node: str | None = None
+    full_refresh: bool = False
     loads: list[Load] = field(default_factory=list)
 
 
@@ -130,53 +145,76 @@ class Incremental:
         self,
         reader: Reader,
         column: str,
-        key: str,
+        key: str | None,
         mode: str,
         lookback: Interval | None,
         watermark_lag: Interval | None,
         fallback_column: str | None,
         date_format: str | None = None,
     ) -> None:
-        check(key, "key of a mark")
+        if key is not None:
+            check(key, "key of a mark")
+        name = column if key is None else key
         if mode not in MODES:
-            raise bad(key, f"there is no mode {mode!r}", f"Use one of {', '.join(MODES)}.")
+            raise bad(name, f"there is no mode {mode!r}", f"Use one of {', '.join(MODES)}.")
         if (mode == ROLLING_WINDOW) != (lookback is not None):
-            raise bad(key, f"mode {mode!r} with lookback={lookback!r}", "A rolling window has a lookback; others none.")
+            raise bad(
+                name, f"mode {mode!r} with lookback={lookback!r}", "A rolling window has a lookback; others none."
+            )
         if mode == ROLLING_WINDOW and watermark_lag is not None:
-            raise bad(key, "a rolling window has no mark to lag behind", "Leave watermark_lag out.")
+            raise bad(name, "a rolling window has no mark to lag behind", "Leave watermark_lag out.")
         if isinstance(watermark_lag, int | float):
             if not 0 <= watermark_lag < math.inf:
-                raise bad(key, f"watermark_lag={watermark_lag!r} leads away from the mark", "Give 0 or more.")
+                raise bad(name, f"watermark_lag={watermark_lag!r} leads away from the mark", "Give 0 or more.")
         elif watermark_lag is not None:
             parse_interval(watermark_lag)
         self.reader = reader
         self.column = column
-        self.key = key
+        # Before a node gives its name, an empty text, which no key is.
+        self.key = key or ""
         self.mode = mode
         self.lookback = lookback
         self.watermark_lag = watermark_lag
         self.fallback_column = fallback_column
-        self.date_format = date_format
+        self.date_format = None if date_format is None else FORMATS.get(date_format, date_format)
+
+    def named_after(self, node: str) -> Incremental:
+        """Return this load with the name of a node as its key, unless it has a key."""
+        if self.key:
+            return self
+        named = copy.copy(self)
+        named.key = node
+        return named
 
     def __call__(self, spark: SparkSession) -> DataFrame:
         """Return the rows to load now. Raises ConfigurationError outside a run."""
         loading = _current.get()
         if loading is None:
             raise bad(
-                self.key,
+                self.key or self.column,
                 "it was called outside a run",
                 "Give it to a Node as read, or call it in read, or in a flow's sink.",
             )
+        if not self.key:
+            return self._of_node(loading)
         source = self.reader if isinstance(self.reader, DataFrame) else self.reader(spark)
         found = cursor(source, self.key, self.column, self.fallback_column, self.date_format)
         if self.mode == ROLLING_WINDOW:
             return self._window(source, found, loading)
         return self._newer(source, found, loading)
 
+    def _of_node(self, loading: Loading) -> DataFrame:
+        """Load with the name of the running node as the key."""
+        if loading.node is None:
+            raise bad(self.column, "it has no key", 'Give it one: incremental(..., key="orders").')
+        if any(load.key == loading.node for load in loading.loads):
+            raise bad(loading.node, "its node has two loads without a key", "Give each load its own key.")
+        return self.named_after(loading.node)(loading.spark)
+
     @property
     def mark_key(self) -> str | None:
         """The mark that the load moves; None if it moves none."""
-        return None if self.mode == ROLLING_WINDOW else self.key
+        return None if self.mode == ROLLING_WINDOW else self.key or None
 
     def __recovery_definition__(self) -> list[Any]:
         """Return the settings that define this load: with other settings it is another load."""
@@ -191,6 +229,8 @@ class Incremental:
         """
         value, kind = found.value, found.kind
         before = loading.mark_of(self.key)
+        if loading.full_refresh:
+            before = None
         if before is not None:
             # Spark would compare values of other types anyway, and find nothing above the mark.
             check_comparable(
@@ -211,7 +251,8 @@ class Incremental:
                 mark = top if not self._behind(before, top) else before
         if any(load.key == self.key and load.mark != mark for load in loading.loads):
             raise bad(self.key, "it was loaded here already, and up to another mark", "Give each load its own key.")
-        loading.loads.append(Load(self.key, before, mark, row.nulls, self._future(mark, before, loading)))
+        emptied = loading.full_refresh and mark is None
+        loading.loads.append(Load(self.key, before, mark, row.nulls, self._future(mark, before, loading), emptied))
         if top is None:
             # Leave rows that arrive during this load to the next one, even if there were none before.
             return source.where(value.isNull() if before is None else F.lit(False))
@@ -265,7 +306,7 @@ def incremental(
     reader: Reader,
     *,
     column: str,
-    key: str,
+    key: str | None = None,
     mode: str = STATEFUL,
     lookback: Interval | None = None,
     watermark_lag: Interval | None = None,
@@ -282,7 +323,9 @@ def incremental(
     column: decides what is newer: a number, text, date or timestamp. Rows where it is NULL, NaN or infinite are loaded
         the first time only; each run reports their number. fallback_column replaces such values. Texts are refused if
         they are dates or numbers that sort differently as text.
-    date_format: the Spark pattern of dates or times in a text column, such as "dd-MMM-yy".
+    key: the high-water mark; by default the name of the node.
+    date_format: the Spark pattern of dates or times in a text column, such as "dd-MMM-yy"; or one of Odibi's names:
+        oracle, oracle_sqlserver, sql_server, us, eu, iso.
     mode: "stateful": all rows the first time, then those above the mark; the mark becomes the highest value once the
         node's write succeeded, with the epoch that the run closes for it. "rolling_window": the rows of the last
         `lookback`, without a mark.

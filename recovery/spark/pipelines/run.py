@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,11 +14,12 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from recovery.base.clock import Clock, SystemClock
+from recovery.base.reserved import CLOCK_STEP, EPOCH_STEP
 from recovery.config import DEFAULT_MASTER, RecoveryConfig, given_backup_interval_s
 from recovery.epochs.writer import EpochWriter
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.host.signals import InterruptedBySignal, acting, end_now
-from recovery.operational.backends.objects import is_uri
+from recovery.operational.backends.address import is_uri
 from recovery.operational.backends.open import choose
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.closed_marks import changes
@@ -29,11 +30,13 @@ from recovery.pipeline import Node, Pipeline
 from recovery.planning.going_back import kept_interval_s
 from recovery.planning.pipeline import LastNode, NodePlan, plan_nodes
 from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.planning.values import FoundFile
 from recovery.spark.clusters import check_master
 from recovery.spark.jvm.errors import in_short
 from recovery.spark.jvm.launch import abandon_launch
 from recovery.spark.jvm.session import create_session
 from recovery.spark.pipelines.incremental import Load, Loading, _current, moved
+from recovery.storage.history import steps_in
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
 from recovery.storage.verify import check_all
@@ -59,6 +62,8 @@ def run_pipeline(
     *,
     spark: SparkSession | None = None,
     resume: bool = False,
+    full_refresh: bool = False,
+    no_state_update: bool = False,
     environment: str = "",
     master: str = DEFAULT_MASTER,
     conf: Mapping[str, str] | None = None,
@@ -73,6 +78,8 @@ def run_pipeline(
     After its write, each node that moved marks closes an epoch of the directory; with a state backend elsewhere the
     run sets the marks there. With `resume`, a node is skipped if it succeeded in the last run, its definition is
     unchanged, and no node that it needs runs again. If a node fails, those that need it are blocked and the others run.
+    With `full_refresh`, loads begin as if there were no marks, and then move them. With `no_state_update`, no mark
+    moves, and a later run with `resume` ignores this one.
     The directory's lock, or a lease of the state backend, allows one run at a time.
     Without `spark`, SIGTERM, SIGINT or SIGHUP end the process immediately; the run history shows the running node as
     failed.
@@ -80,11 +87,7 @@ def run_pipeline(
     """
     clock = clock or SystemClock()
     check_master(master, conf)
-    if resume and config.rewind_to is not None:
-        raise ConfigurationError(
-            "resume would skip nodes whose marks resume_after or resume_epoch puts back",
-            remedy="Run it with one of them: what was loaded since that epoch is loaded again without --resume.",
-        )
+    _check_options(config, resume, full_refresh, no_state_update)
     elsewhere = is_uri(choose(config.directory, config.state_backend))
     with ExitStack() as held:
         ending = _Ending()
@@ -97,20 +100,26 @@ def run_pipeline(
         if elsewhere:
             held.enter_context(state.lock(f"pipelines/{pipeline.name}", f"pipeline {pipeline.name}"))
         plans = _plan(pipeline, state, resume)
+        facts = {"resume": resume}
+        facts |= {"full_refresh": True} if full_refresh else {}
+        facts |= {"state_update": False} if no_state_update else {}
         session: Any = spark
         if session is None:
             session = create_session(pipeline.name, master=master, conf=conf)
             held.callback(session.stop)
-        record = state.history.begin(pipeline.name, PIPELINE, {"resume": resume})
+        record = state.history.begin(pipeline.name, PIPELINE, facts)
         try:
             record.beat()
             writer = None
-            if plan is not None:
+            if plan is not None and not no_state_update:
                 backup_s = kept_interval_s(plan.partitions, given_backup_interval_s(config))
                 writer = EpochWriter(config.path, plan, pipeline.name, clock, backup_interval_s=backup_s)
                 held.callback(writer.release)
                 note_start(plan, config, clock)
-            run = _PipelineRun(session, state, writer, record, clock, observer or (lambda *_: None))
+            run = _PipelineRun(
+                session, state, writer, record, clock, observer or (lambda *_: None),
+                full_refresh=full_refresh, moves_marks=not no_state_update,
+            )  # fmt: skip
             ending.note = run.note_stopped
             failed = run.all_nodes({node.name: node for node in pipeline.nodes}, plans)
         except BaseException as error:
@@ -134,6 +143,9 @@ class _PipelineRun:
         record: RunRecorder,
         clock: Clock,
         told: Told,
+        *,
+        full_refresh: bool,
+        moves_marks: bool,
     ) -> None:
         self._spark = spark
         self._state = state
@@ -141,6 +153,8 @@ class _PipelineRun:
         self._record = record
         self._clock = clock
         self._told = told
+        self._full_refresh = full_refresh
+        self._moves_marks = moves_marks
 
     def all_nodes(self, nodes: Mapping[str, Node], plans: list[NodePlan]) -> FlowFailedError | None:
         """Run the planned nodes; return an error that names the failed ones, or None."""
@@ -180,7 +194,7 @@ class _PipelineRun:
     def _run(self, node: Node, why: str) -> NodeRun:
         self._note(node, NodeRun(RUNNING, definition=node.definition, why=why))
         began_s = self._clock.elapsed_s()
-        loading = Loading(self._spark, self._state.get_hwm, self._clock)
+        loading = Loading(self._spark, self._mark_of, self._clock, node.name, self._full_refresh)
         observation = Observation()
         error, details, rows = None, {}, None
         try:
@@ -221,25 +235,44 @@ class _PipelineRun:
 
     def _commit(self, loads: list[Load]) -> dict[str, Any]:
         """Move the marks after the write, and return details for the record. Raises _MarksNotMovedError."""
-        marks = moved(loads)
+        marks = moved(loads) if self._moves_marks else {}
+        emptied = [load.key for load in loads if load.emptied and self._moves_marks]
         details: dict[str, Any] = {"nulls": {load.key: load.nulls for load in loads}} if loads else {}
         future = [load.key for load in loads if load.future]
         if future:
             details["future_marks"] = future
-        if marks:
+        if marks or emptied:
             try:
-                if self._writer is None:
-                    self._state.set_hwm_batch([{"key": key, "value": value} for key, value in marks.items()])
-                else:
-                    rows = {key: self._state.epoch_row(key, value) for key, value in marks.items()}
+                self._state.remove_hwm(*emptied)
+                if marks and self._writer is None:
+                    batch = [{"key": key, "value": value} for key, value in marks.items()]
+                    self._state.set_hwm_batch(batch, force=self._full_refresh, pipeline=self._name)
+                elif marks and self._writer is not None:
+                    rows = {key: self._state.epoch_row(key, value, self._name) for key, value in marks.items()}
                     details["epoch"] = self._writer.close(changes(self._state.environment, rows), batches=1)
             except RecoveryError as error:
-                names = ", ".join(map(repr, marks))
+                names = ", ".join(map(repr, (*marks, *emptied)))
                 raise _MarksNotMovedError(
                     f"its data were written, but the high-water mark of {names} could not be moved: "
                     f"{type(error).__name__}: {error.found}. The next run loads them again."
                 ) from error
         return details
+
+    @property
+    def _name(self) -> str:
+        return self._record.run.pipeline
+
+    def _mark_of(self, key: str) -> Any:
+        """Return the mark of a load. Raises ConfigurationError if another pipeline moves it."""
+        mark = self._state.find_mark(key)
+        if mark is not None and mark.pipeline not in (None, self._name):
+            raise ConfigurationError(
+                f"pipeline {mark.pipeline!r:.80} moves the high-water mark {key!r:.80}, and {self._name!r:.80} uses it",
+                cause="Each would skip what the other one has loaded; or the pipeline was renamed.",
+                remedy="Give the load a key of its own; or, after renaming, set the mark to its value again: "
+                "python -m recovery hwm set --force DIR KEY VALUE",
+            )
+        return None if mark is None else mark.value
 
     def _note(self, node: Node, done: NodeRun) -> None:
         self._record.node(node.name, done)
@@ -275,15 +308,44 @@ def _planned(pipeline: Pipeline, config: RecoveryConfig, clock: Clock) -> Iterat
     """Lock and check the recovery directory; yield the plan to resume from it."""
     scan(config.path)
     with DirectoryLock(config.path, clock, f"pipeline {pipeline.name}"):
-        plan = plan_resume(scan(config.path), flow_id=pipeline.name, resume_epoch=config.rewind_to)
+        found = scan(config.path)
+        shared = _is_shared(found, pipeline.name)
+        plan = plan_resume(found, flow_id=pipeline.name, shared=shared, resume_epoch=config.rewind_to)
         check_start(plan, config, clock)
         for verdict in check_all([d.path for d in plan.partitions]):
             verdict.raise_if_damaged()
         yield plan
 
 
+def _is_shared(found: Sequence[FoundFile], pipeline: str) -> bool:
+    """Whether a directory that is bound to another name holds only marks, and nothing of a flow."""
+    files = [file.description for file in found if file.description is not None]
+    if all(file.flow_id in (None, pipeline) for file in files):
+        return False
+    return {step for file in files for step in steps_in(file.path)} <= {EPOCH_STEP, CLOCK_STEP}
+
+
+def _check_options(config: RecoveryConfig, resume: bool, full_refresh: bool, no_state_update: bool) -> None:
+    """Refuse options that contradict each other."""
+    if resume and config.rewind_to is not None:
+        raise ConfigurationError(
+            "resume would skip nodes whose marks resume_after or resume_epoch puts back",
+            remedy="Run it with one of them: what was loaded since that epoch is loaded again without --resume.",
+        )
+    if resume and full_refresh:
+        raise ConfigurationError(
+            "resume would skip nodes that full_refresh loads again", remedy="Run it with one of them."
+        )
+    if no_state_update and config.rewind_to is not None:
+        raise ConfigurationError(
+            "resume_after or resume_epoch puts marks back, which no_state_update forbids",
+            remedy="Run it with one of them.",
+        )
+
+
 def _plan(pipeline: Pipeline, state: StateManager, resume: bool) -> list[NodePlan]:
-    last = next((run for run in state.list_runs(pipeline.name) if run.kind != EDIT), None)
+    runs = (run for run in state.list_runs(pipeline.name) if run.kind != EDIT)
+    last = next((run for run in runs if run.details.get("state_update") is not False), None)
     return plan_nodes(
         {node.name: node.needs for node in pipeline.nodes},
         {node.name: node.definition for node in pipeline.nodes},
