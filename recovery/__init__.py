@@ -67,6 +67,7 @@ from recovery.errors import (
 
 if TYPE_CHECKING:
     from recovery.config import RecoveryConfig
+    from recovery.epochs.closer import EpochClosed
     from recovery.flow import Flow
     from recovery.group_state import GroupState
     from recovery.operational.backends.retry import RetryPolicy
@@ -89,7 +90,7 @@ if TYPE_CHECKING:
     from recovery.spark.pipelines.incremental import incremental
     from recovery.spark.pipelines.run import PipelineSummary, run_pipeline
     from recovery.spark.run.blocking import run
-    from recovery.spark.run.events import RunSummary
+    from recovery.spark.run.events import BatchDone, InputCounted, Resumed, RunSummary, Stopping
     from recovery.spark.run.listener import MetricsListener, query_metrics
     from recovery.spark.run.query import RecoveryQuery
     from recovery.spark.run.start import start
@@ -107,6 +108,7 @@ __all__ = [
     "BackupTargetError",
     "BackupTooOldError",
     "BatchContext",
+    "BatchDone",
     "ConfigurationError",
     "ConsoleSink",
     "CorruptPartitionError",
@@ -115,6 +117,7 @@ __all__ = [
     "DirectoryLockedError",
     "DiscardSink",
     "DuplicatePartitionError",
+    "EpochClosed",
     "EpochNotHeldError",
     "EpochOutput",
     "EpochSink",
@@ -130,6 +133,7 @@ __all__ = [
     "HighWaterMarkError",
     "HistoryLossError",
     "InconsistentPartitionsError",
+    "InputCounted",
     "InputRewrittenError",
     "LeaseLostError",
     "LinkedPartitionError",
@@ -148,6 +152,7 @@ __all__ = [
     "RecoveryError",
     "RecoveryQuery",
     "Resume",
+    "Resumed",
     "RetryPolicy",
     "RewindRepeatedError",
     "RunSummary",
@@ -161,6 +166,7 @@ __all__ = [
     "StateNotFoundError",
     "StateValueError",
     "StepChangedError",
+    "Stopping",
     "StorageError",
     "UnknownStepError",
     "UnsupportedPlanError",
@@ -190,14 +196,17 @@ __all__ = [
 _LATER = {
     "AllKeysSink": "recovery.sinks",
     "BatchContext": "recovery.sinks",
+    "BatchDone": "recovery.spark.run.events",
     "ConsoleSink": "recovery.sinks",
     "DeltaSink": "recovery.sinks",
     "DiscardSink": "recovery.sinks",
+    "EpochClosed": "recovery.epochs.closer",
     "EpochOutput": "recovery.sinks",
     "EpochSink": "recovery.sinks",
     "FileSink": "recovery.sinks",
     "Flow": "recovery.flow",
     "GroupState": "recovery.group_state",
+    "InputCounted": "recovery.spark.run.events",
     "MetricsListener": "recovery.spark.run.listener",
     "Node": "recovery.pipeline",
     "Pipeline": "recovery.pipeline",
@@ -205,10 +214,12 @@ _LATER = {
     "RecoveryConfig": "recovery.config",
     "RecoveryQuery": "recovery.spark.run.query",
     "Resume": "recovery.sinks",
+    "Resumed": "recovery.spark.run.events",
     "RetryPolicy": "recovery.operational.backends.retry",
     "RunSummary": "recovery.spark.run.events",
     "ScopedState": "recovery.operational.scopes",
     "StateManager": "recovery.operational.manager",
+    "Stopping": "recovery.spark.run.events",
     "UpsertSink": "recovery.sinks",
     "aggregate": "recovery.spark.steps.aggregate",
     "current_batch": "recovery.sinks",
