@@ -71,7 +71,7 @@ class Commands(click.Group):
         except click.UsageError as error:
             if len(args) == 2 and args[1].isdecimal():
                 command = shlex.join([*ctx.command_path.split(), "init", *args])
-                error.message += f" To create recovery partitions, type: {command}"
+                raise click.UsageError(f"{error.message} To create recovery partitions, type: {command}", ctx) from None
             raise
 
     def make_context(self, *args: Any, **more: Any) -> click.Context:

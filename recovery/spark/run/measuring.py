@@ -64,8 +64,8 @@ class InputCount:
                     break
                 progress = json.loads(reported[place].json())
                 if "addBatch" in progress["durationMs"]:
-                    operators = self._operators.of(query._jsq, progress)
-                    found.append((batch, input_rows(progress, self._ticks), *operators))
+                    operators, work = self._operators.of(query._jsq, progress)
+                    found.append((batch, input_rows(progress, self._ticks), operators, work))
             # Count only after all of them were read: otherwise the next look would count some again.
             found.reverse()
             for batch, rows, operators, work in found:
