@@ -67,6 +67,7 @@ from recovery.errors import (
 
 if TYPE_CHECKING:
     from recovery.config import RecoveryConfig
+    from recovery.epochs.closer import EpochClosed
     from recovery.flow import Flow
     from recovery.group_state import GroupState
     from recovery.operational.backends.custom import StateStore
@@ -91,7 +92,7 @@ if TYPE_CHECKING:
     from recovery.spark.pipelines.incremental import incremental
     from recovery.spark.pipelines.run import PipelineSummary, run_pipeline
     from recovery.spark.run.blocking import run
-    from recovery.spark.run.events import RunSummary
+    from recovery.spark.run.events import BatchDone, InputCounted, Resumed, RunSummary, Stopping
     from recovery.spark.run.listener import MetricsListener, query_metrics
     from recovery.spark.run.query import RecoveryQuery
     from recovery.spark.run.start import start
@@ -109,6 +110,7 @@ __all__ = [
     "BackupTargetError",
     "BackupTooOldError",
     "BatchContext",
+    "BatchDone",
     "ConfigurationError",
     "ConsoleSink",
     "CorruptPartitionError",
@@ -117,6 +119,7 @@ __all__ = [
     "DirectoryLockedError",
     "DiscardSink",
     "DuplicatePartitionError",
+    "EpochClosed",
     "EpochNotHeldError",
     "EpochOutput",
     "EpochSink",
@@ -132,6 +135,7 @@ __all__ = [
     "HighWaterMarkError",
     "HistoryLossError",
     "InconsistentPartitionsError",
+    "InputCounted",
     "InputRewrittenError",
     "KeyedState",
     "LeaseLostError",
@@ -151,6 +155,7 @@ __all__ = [
     "RecoveryError",
     "RecoveryQuery",
     "Resume",
+    "Resumed",
     "RetryPolicy",
     "RewindRepeatedError",
     "RunSummary",
@@ -165,6 +170,7 @@ __all__ = [
     "StateStore",
     "StateValueError",
     "StepChangedError",
+    "Stopping",
     "StorageError",
     "UnknownStepError",
     "UnsupportedPlanError",
@@ -194,15 +200,18 @@ __all__ = [
 _LATER = {
     "AllKeysSink": "recovery.sinks",
     "BatchContext": "recovery.sinks",
+    "BatchDone": "recovery.spark.run.events",
     "ConsoleSink": "recovery.sinks",
     "DeltaSink": "recovery.sinks",
     "DiscardSink": "recovery.sinks",
+    "EpochClosed": "recovery.epochs.closer",
     "EpochOutput": "recovery.sinks",
     "EpochSink": "recovery.sinks",
     "FileSink": "recovery.sinks",
     "Flow": "recovery.flow",
     "GroupState": "recovery.group_state",
     "KeyedState": "recovery.operational.keyed",
+    "InputCounted": "recovery.spark.run.events",
     "MetricsListener": "recovery.spark.run.listener",
     "Node": "recovery.pipeline",
     "Pipeline": "recovery.pipeline",
@@ -210,11 +219,13 @@ _LATER = {
     "RecoveryConfig": "recovery.config",
     "RecoveryQuery": "recovery.spark.run.query",
     "Resume": "recovery.sinks",
+    "Resumed": "recovery.spark.run.events",
     "RetryPolicy": "recovery.operational.backends.retry",
     "RunSummary": "recovery.spark.run.events",
     "ScopedState": "recovery.operational.scopes",
     "StateManager": "recovery.operational.manager",
     "StateStore": "recovery.operational.backends.custom",
+    "Stopping": "recovery.spark.run.events",
     "UpsertSink": "recovery.sinks",
     "aggregate": "recovery.spark.steps.aggregate",
     "current_batch": "recovery.sinks",

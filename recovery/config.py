@@ -23,7 +23,8 @@ DEFAULT_MASTER = "local[*,3]"
 class RecoveryConfig:
     """Where a flow keeps its recovery partitions, and when it writes to them.
 
-    directory: the recovery directory, made by `python -m recovery init DIR N`.
+    directory: the recovery directory, made by `python -m recovery init DIR N`. A pipeline whose state is in another
+        state backend needs none.
     snapshot_interval: wall time after which an epoch is closed at the next micro-batch boundary; 0 closes one
         after every micro-batch.
     backup_interval: wall time for which superseded snapshots are kept, so that copies of the partitions
@@ -55,7 +56,7 @@ class RecoveryConfig:
     (float). Raises ConfigurationError.
     """
 
-    directory: str | os.PathLike[str]
+    directory: str | os.PathLike[str] | None = None
     snapshot_interval: Interval = 10
     backup_interval: Interval | None = None
     resume_epoch: int | None = None
@@ -75,7 +76,7 @@ class RecoveryConfig:
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
-        if not os.fspath(self.directory):
+        if self.directory is not None and not os.fspath(self.directory):
             raise ConfigurationError(
                 "the recovery directory has no name",
                 cause="A setting or environment variable is empty.",
@@ -90,12 +91,13 @@ class RecoveryConfig:
                     remedy=f"Write {setting}=({given!r},).",
                 )
             set_field(self, setting, tuple(given))
-        if self.directory != self.state_backend:
-            local_path(self.directory)
+        if self.directory is not None:
+            if self.directory != self.state_backend:
+                local_path(self.directory)
+            # The flow may change the working directory while it runs.
+            set_field(self, "directory", Path(self.directory).absolute())
         if self.scratch_directory is not None:
             local_path(self.scratch_directory)
-        # The flow may change the working directory while it runs.
-        set_field(self, "directory", Path(self.directory).absolute())
         set_field(self, "snapshot_interval", parse_interval(self.snapshot_interval))
         set_field(self, "owner_deadline", parse_interval(self.owner_deadline))
         if self.serve_at is not None:
@@ -147,7 +149,14 @@ class RecoveryConfig:
 
     @property
     def path(self) -> Path:
-        """The recovery directory."""
+        """The recovery directory. Raises ConfigurationError if none was given."""
+        if self.directory is None:
+            raise ConfigurationError(
+                "no recovery directory was named",
+                cause="RecoveryConfig was made without a directory. Only a pipeline whose state is in another state "
+                "backend can do without.",
+                remedy="Name the directory created by: python -m recovery init DIR N",
+            )
         return Path(self.directory)
 
     @property

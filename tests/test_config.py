@@ -114,3 +114,11 @@ class TestRecoveryConfig:
             RecoveryConfig(**{"directory": "db", **settings})
         assert raised.value.cause
         assert raised.value.remedy
+
+
+def test_a_configuration_without_a_directory():
+    """For a pipeline whose state is elsewhere; whatever needs the directory says so."""
+    config = RecoveryConfig(state_backend="file:///srv/state")
+    assert config.directory is None
+    with pytest.raises(ConfigurationError, match="no recovery directory was named"):
+        _ = config.path

@@ -93,7 +93,7 @@ COVERED_BY = {
     "spark/test_several.py": "spark.run.launch",
     "spark/test_closing.py": "spark.run.prepare",
     "spark/test_changed_sources.py": "spark.run.source_starts",
-    "spark/test_native.py": "spark.run.operator_rows",
+    "spark/test_native.py": "spark.planner.state_store spark.run.operator_rows",
     "spark/test_native_state.py": "spark.sources.formats spark.sources.native_source",
     "spark/test_appended.py": "spark.sources.driver_relay",
     "spark/test_pipelines.py": "cli.nodes spark.pipelines.run",

@@ -41,6 +41,11 @@ class SourcePlaces:
         return msgspec.json.encode(places).decode()
 
     @property
+    def ticking(self) -> tuple[bool, ...]:
+        """Whether each source, in the order of first occurrence, is a tick source."""
+        return tuple(dict(zip(self.ids, self.ticks, strict=True)).values())
+
+    @property
     def numbers(self) -> tuple[int, ...] | None:
         """The ids, by which Spark numbers logs and lines; None if it knows sources by names from the flow's code."""
         return None if any(self.labels) else self.ids

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import select
+import shlex
 import signal
 import stat
 import sys
@@ -60,6 +61,18 @@ class Commands(click.Group):
             _give_up_unwritten(sys.stderr)
             if _reader_is_gone(sys.stdout):
                 _give_up_unwritten(sys.stdout)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command. For Bytewax's form, DIR N, the error names the command to type."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if len(args) == 2 and args[1].isdecimal():
+                command = shlex.join([*ctx.command_path.split(), "init", *args])
+                raise click.UsageError(f"{error.message} To create recovery partitions, type: {command}", ctx) from None
+            raise
 
     def make_context(self, *args: Any, **more: Any) -> click.Context:
         """Create the context; `--help` and `--version` print during this call."""

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from msgspec import to_builtins
 
 from recovery.cli.common import format_size, print_json, say, table
 from recovery.errors import ConfigurationError, RecoveryError, StateNotFoundError
 from recovery.native.choose import Wanted, choose_operator
-from recovery.native.held import held_operators, held_rows
+from recovery.native.held import held_measure, held_operators
 from recovery.operational.step_edits import Moment, moment
+from recovery.planning.health import NOT_MEASURED, format_bytes
+from recovery.planning.measures import OperatorWork
 from recovery.storage.scan import read_measures
 
 if TYPE_CHECKING:
@@ -73,29 +76,38 @@ def session(conf: Mapping[str, str]) -> Iterator[SparkSession]:
 
 
 def operators_at(at: Moment) -> list[dict[str, Any]]:
-    """Return the native operators that have state at a moment, with their number of rows, or None if it is unknown."""
+    """Return the native operators that have state at a moment, with their number of rows and their work in the epoch,
+    or None if it is unknown."""
     operators = held_operators(at)
-    rows: Mapping[int, int] = {}
+    measure = None
     if operators:
         # The numbers are for people; commands that check the files report damage.
         with contextlib.suppress(RecoveryError, ValueError):
-            rows = held_rows(at, read_measures(at.paths[0]))
-    return [{**each.as_json(), "rows": rows.get(each.number)} for each in operators]
+            measure = held_measure(at, read_measures(at.paths[0]))
+    rows, native = (measure.operators, measure.native or {}) if measure is not None else ({}, {})
+    return [
+        {**each.as_json(), "rows": rows.get(each.number), "work": _work(native.get(each.number))} for each in operators
+    ]
+
+
+def _work(work: OperatorWork | None) -> dict[str, Any] | None:
+    return None if work is None else {**to_builtins(work), "update_latency_s": work.latency_s}
 
 
 def operators_text(operators: Sequence[Mapping[str, Any]]) -> str:
     """Return a table of operators, as `operators_at` returns them; or without rows, as `NativeOperator.as_json`
     does."""
     counted = any("rows" in each for each in operators)
+    measured = ("rows", "removed", "memory") if counted else ()
     return table(
-        ("operator", "name", "stores", "partitions", *(("rows",) if counted else ()), "versions", "files", "size"),
+        ("operator", "name", "stores", "partitions", *measured, "versions", "files", "size"),
         (
             (
                 each["operator"],
                 each["name"] or None,
                 _stores(each),
                 each["partitions"],
-                *(("unknown" if each["rows"] is None else each["rows"],) if counted else ()),
+                *(_measured(each) if counted else ()),
                 _span(each["oldest_version"], each["newest_version"]),
                 each["files"],
                 format_size(each["bytes"]),
@@ -103,6 +115,12 @@ def operators_text(operators: Sequence[Mapping[str, Any]]) -> str:
             for each in operators
         ),
     )
+
+
+def _measured(operator: Mapping[str, Any]) -> tuple[Any, ...]:
+    rows, work = operator["rows"], operator["work"]
+    removed = (NOT_MEASURED, NOT_MEASURED) if work is None else (work["removed"], format_bytes(work["memory_bytes"]))
+    return ("unknown" if rows is None else rows, *removed)
 
 
 def _stores(operator: Mapping[str, Any]) -> str:

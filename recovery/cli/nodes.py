@@ -38,7 +38,7 @@ def run_nodes(
     if config is None:
         if place is None:
             raise click.UsageError("A pipeline needs a recovery directory (-r DIR) or a state backend.")
-        config = RecoveryConfig(place, state_backend=place)
+        config = RecoveryConfig(state_backend=place)
     if not as_json:
         tell(one_line(f"{pipeline.name}: starting Spark …"))
 

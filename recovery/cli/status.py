@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from recovery.base.clock import SystemClock
 from recovery.base.intervals import format_interval
 from recovery.base.printable import one_line
-from recovery.base.reserved import RESERVED_PREFIX
+from recovery.base.reserved import DECLARATIONS_STEP, RESERVED_PREFIX
 from recovery.base.wording import listed
 from recovery.cli.common import (
     directory_argument,
@@ -27,7 +28,7 @@ from recovery.cli.common import (
 from recovery.cli.native import operators_at, operators_text
 from recovery.errors import EpochNotHeldError, RecoveryError, StorageError, with_path
 from recovery.host.processes import describe_holder
-from recovery.operational.step_edits import moment
+from recovery.operational.step_edits import Moment, moment
 from recovery.planning.going_back import after_text
 from recovery.planning.health import Finding, Level, parse_targets, worst
 from recovery.planning.measures import StepSize, measure_json
@@ -36,8 +37,11 @@ from recovery.planning.values import FoundFile
 from recovery.report.facts import Facts, gather
 from recovery.storage.lock import lock_holder
 from recovery.storage.scan import log_bytes, step_names
+from recovery.values.declaration import Declaration, shown
 
 READ_ATTEMPTS = 5
+
+T = TypeVar("T")
 
 
 @click.command()
@@ -126,6 +130,7 @@ def collect_status(
         "resume_after": None,
         "window": [],
         "steps": [],
+        "schemas": {},
         "operators": [],
         "executions": _executions(found),
         "problem": None,
@@ -134,7 +139,8 @@ def collect_status(
         plan = plan_resume(found)
         facts["resume_epoch"], facts["window"] = plan.resume_epoch, list(plan.window)
         facts["resume_after"] = plan.resume_epoch - 1
-        facts["operators"] = _operators(directory)
+        facts["operators"] = _read(directory, operators_at) or []
+        facts["schemas"] = _read(directory, _schemas) or {}
     except RecoveryError as error:
         facts["problem"] = error.as_json()
     try:
@@ -144,18 +150,33 @@ def collect_status(
     return facts
 
 
-def _operators(directory: Path) -> list[dict[str, Any]]:
-    """Return the native operators at the newest epoch. If a run collects that epoch meanwhile, the next one counts."""
+def _schemas(at: Moment) -> dict[str, Any]:
+    """Return what each step declares: its key columns, and the form of its state for programs and for people."""
+    found = {}
+    for row in at.states(DECLARATIONS_STEP):
+        # A later version may declare more; the commands that need it report it.
+        with suppress(ValueError):
+            declared = Declaration.from_text(row.value)
+            found[row.key] = {
+                "key": [{"name": name, "type": kind} for name, kind in declared.key],
+                "state": declared.state,
+                "text": shown(declared.state),
+            }
+    return found
+
+
+def _read(directory: Path, read: Callable[[Moment], T]) -> T | None:
+    """Read something at the newest epoch. If a run collects that epoch meanwhile, the next one counts."""
     for left in reversed(range(READ_ATTEMPTS)):
         try:
-            return operators_at(moment(directory))
+            return read(moment(directory))
         except EpochNotHeldError:
             continue
         except StorageError:
             # A run may have begun to write to the file that was read.
             if not left:
                 raise
-    return []
+    return None
 
 
 def collect_health(facts: Facts) -> dict[str, Any]:
@@ -174,11 +195,13 @@ def collect_health(facts: Facts) -> dict[str, Any]:
 
 
 def health_text(found: Sequence[Finding]) -> str:
-    """Return one line: the overall level, and each target."""
+    """Return one line: the overall level, and each target that has a value or levels."""
     level = worst(found)
     colour = {Level.OK: "green", Level.WARNING: "yellow", Level.CRITICAL: "red"}.get(level, "white")
-    shown = [str(each) for each in found if each.value is not None]
-    return f"health: {style(level, colour)}" + (f": {' · '.join(shown)}" if shown else ", nothing measured")
+    if all(each.value is None for each in found):
+        return f"health: {style(level, colour)}, nothing measured"
+    watched = [each for each in found if each.value is not None or each.target.warning is not None]
+    return f"health: {style(level, colour)}: {' · '.join(map(str, watched))}"
 
 
 def _partition(file: FoundFile, sizes: Mapping[str, StepSize] | None) -> dict[str, Any]:

@@ -8,10 +8,20 @@ from typing import Literal
 
 from recovery.metrics.meter import Totals
 from recovery.planning.health import Level, Target
+from recovery.planning.measures import OperatorWork
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Labels = Mapping[str, str]
+
+_OF_OPERATORS: tuple[tuple[str, Literal["gauge", "counter"], str, str], ...] = (
+    ("updated_rows_total", "counter", "Rows of their state that Spark's own operators updated.", "updated"),
+    ("update_seconds_total", "counter", "Time of these updates, summed over tasks.", "update_s"),
+    ("removed_rows_total", "counter", "Rows that Spark's own operators removed from their state.", "removed"),
+    ("removal_seconds", "gauge", "Time of the slowest removal, summed over tasks.", "remove_s"),
+    ("memory_bytes", "gauge", "Memory of their state stores, a part of the JVM's.", "memory_bytes"),
+)
+"""Metrics of Spark's own operators, and the fields of OperatorWork that they show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,7 @@ def families(
     yield Family("recovery_state_rows", "gauge", "Live rows, as of the newest epoch.", rows)
     sizes = [({"step": step}, float(size.size_bytes)) for step, size in steps]
     yield Family("recovery_state_bytes", "gauge", "Keys and values of the live rows.", sizes)
+    yield from _operators(t.operators, t.native)
     memory = {name.removesuffix("_bytes"): size for name, size in asdict(t.memory).items()}
     resident = [({"process": name}, float(size)) for name, size in memory.items() if size is not None]
     yield Family("recovery_memory_bytes", "gauge", "Resident memory of the run's processes.", resident)
@@ -91,8 +102,25 @@ def families(
     yield Family(
         "recovery_threshold", "gauge", "Warning and critical levels of the targets, in seconds or bytes.", limits
     )
+    values = [({"target": each.target.name}, each.value) for each in t.findings if each.value is not None]
+    yield Family("recovery_target", "gauge", "Values of the targets, in seconds or bytes; newest epoch.", values)
     levels = [({"target": each.target.name}, _level(each.level)) for each in t.findings]
-    yield Family("recovery_health", "gauge", "0 ok, 1 warning, 2 critical, -1 not known; newest epoch.", levels)
+    yield Family(
+        "recovery_health", "gauge", "0 ok, 1 warning, 2 critical, -1 not measured or without a level; newest epoch.",
+        levels,
+    )  # fmt: skip
+
+
+def _operators(rows: Mapping[int, int], native: Mapping[int, OperatorWork]) -> Iterator[Family]:
+    """Yield the metrics of Spark's own operators; without one they have no sample."""
+
+    def of_each(name: str, kind: Literal["gauge", "counter"], help_text: str, values: Mapping[int, float]) -> Family:
+        samples = [({"operator": str(number)}, float(value)) for number, value in sorted(values.items())]
+        return Family(f"recovery_operator_{name}", kind, help_text, samples)
+
+    yield of_each("rows", "gauge", "Rows in the state of Spark's own operators, newest micro-batch.", rows)
+    for name, kind, help_text, field in _OF_OPERATORS:
+        yield of_each(name, kind, help_text, {number: getattr(work, field) for number, work in native.items()})
 
 
 def exposition(found: Iterator[Family]) -> str:

@@ -4,10 +4,13 @@ the owner's process."""
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
+STARTED_BY_JVM = "PYSPARK_GATEWAY_PORT"
+"""Set in the environment of a driver that a JVM has started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +26,9 @@ class Memory:
 def measure_memory(pid: int, proc: Path = PROC) -> Memory:
     """Return the memory of process `pid` and its descendants, as Linux reports it; unknown on other systems.
 
-    The driver's children are its JVM, whose descendants are Python processes, and on a cluster the owner's process.
-    Executors on other hosts are not covered.
+    The driver's children are its JVM, whose descendants are Python processes, and on a cluster the owner's process. If
+    the JVM has started the driver, as spark-submit does, it is the driver's parent. Executors on other hosts are not
+    covered.
     """
     children: dict[int, list[tuple[int, str]]] = {}
     try:
@@ -42,8 +46,14 @@ def measure_memory(pid: int, proc: Path = PROC) -> Memory:
     workers: int | None = None
     owner: int | None = None
     below = list(children.get(pid, ()))
+    if STARTED_BY_JVM in os.environ:
+        below += _parents_of(pid, children)
+    seen = {pid}
     while below:
         child, name = below.pop()
+        if child in seen:
+            continue
+        seen.add(child)
         below += children.get(child, ())
         resident = _resident(proc / str(child))
         if resident is None:
@@ -60,6 +70,12 @@ def measure_memory(pid: int, proc: Path = PROC) -> Memory:
 def resident_bytes(pid: int) -> int | None:
     """Return the resident memory of one process; None if it has ended, or the system does not tell."""
     return _resident(PROC / str(pid))
+
+
+def _parents_of(pid: int, children: Mapping[int, list[tuple[int, str]]]) -> list[tuple[int, str]]:
+    """Return the number and the name of a process's parent, in a list; without a known parent, an empty one."""
+    above = {child: parent for parent, found in children.items() for child, _ in found}
+    return [(above[pid], name) for found in children.values() for other, name in found if other == above.get(pid)]
 
 
 def _parent(process: Path) -> tuple[int, str] | None:

@@ -16,7 +16,7 @@ from recovery.base.clock import Clock
 from recovery.base.ids import BatchId, Epoch
 from recovery.metrics.memory import Memory, measure_memory
 from recovery.planning.health import Finding, Target, of_epoch
-from recovery.planning.measures import ClosedPartition, Measure, measure_json, summed
+from recovery.planning.measures import ClosedPartition, Measure, OperatorWork, measure_json, summed, work_together
 
 MEMORY_EVERY_S = 2.0
 RECENT_BATCHES = 100
@@ -58,13 +58,18 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Totals(Counts):
-    """What a run has counted since its start, and its newest micro-batch and epoch."""
+    """What a run has counted since its start, and its newest micro-batch and epoch.
+
+    native: the work of Spark's own operators; operators: the rows in their state. By operator number.
+    """
 
     last_batch: int | None = None
     last_batch_s: float | None = None
     last_epoch: Measure | None = None
     last_closed_s: float | None = None
     memory: Memory = field(default_factory=Memory)
+    native: Mapping[int, OperatorWork] = field(default_factory=dict)
+    operators: Mapping[int, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
     def plus(self, counts: Mapping[str, float], **newest: Any) -> Totals:
@@ -108,17 +113,21 @@ class Meter:
         memory: Callable[[int], Memory] = measure_memory,
         *,
         closes: bool = True,
+        native: bool = False,
     ) -> None:
-        """closes: whether epochs will be closed; if so, what was measured is kept until then."""
+        """closes: whether epochs will be closed; if so, what was measured is kept until then. native: whether operators
+        of Spark keep state, so that an epoch without reports of them is not measured."""
         self._execution = execution
         self._clock = clock
         self._targets = targets
         self._measure_memory = memory
         self._closes = closes
+        self._native = native
         self._lock = threading.Lock()
         self._batches: dict[BatchId, BatchMeasure] = {}
         self._input: dict[int, int] = {}
         self._operators: dict[int, Mapping[int, int]] = {}
+        self._work: dict[int, Mapping[int, OperatorWork]] = {}
         self._closed_batch = -1
         self._recent: dict[int, BatchMeasure] = {}
         self._pauses: dict[BatchId, float] = {}
@@ -146,14 +155,20 @@ class Meter:
             execution=self._execution, epoch=0, measured_ms=self._clock.wall_ms(), resume_s=resume_s, **self._memory()
         )
 
-    def progress(self, batch: int, rows: int, operators: Mapping[int, int]) -> None:
-        """Take Spark's report of a micro-batch: how many rows it read, and how many rows the state of each of its own
-        operators has after it, by the operators' numbers. Operators that are left out are not known."""
+    def progress(
+        self, batch: int, rows: int, operators: Mapping[int, int], work: Mapping[int, OperatorWork] | None = None
+    ) -> None:
+        """Take Spark's report of a micro-batch: how many rows it read, how many rows the state of each of its own
+        operators has after it, and their work in it, by the operators' numbers. Operators that are left out are not
+        known; of their work, all is known or nothing (None)."""
         with self._lock:
             if self._closes and batch > self._closed_batch:
                 self._input[batch] = rows
                 self._operators[batch] = operators
-            self._totals = self._totals.plus({"input_rows": rows})
+                if work is not None:
+                    self._work[batch] = work
+            native = work_together([self._totals.native, work or {}])
+            self._totals = self._totals.plus({"input_rows": rows}, native=native, operators=operators)
 
     def batch(self, batch: BatchId, measured: BatchMeasure) -> None:
         """Count a processed micro-batch."""
@@ -191,6 +206,8 @@ class Meter:
             self._input = {each: rows for each, rows in self._input.items() if each > batch}
             operators = self._operators.get(batch, {})
             self._operators = {each: found for each, found in self._operators.items() if each > batch}
+            work = [self._work[each] for each in sorted(self._work) if each <= batch]
+            self._work = {each: found for each, found in self._work.items() if each > batch}
             self._closed_batch = batch
             pause_s = sum(self._pauses.pop(each) for each in sorted(self._pauses) if each <= batch)
             closing = _of_closing(duration_s, partitions)
@@ -204,6 +221,7 @@ class Meter:
                 pause_s=pause_s,
                 steps=summed(each.sizes for each in partitions),
                 operators=dict(operators),
+                native=work_together(work) if work or not self._native else None,
                 **_of_batches(list(ended.values())),
                 **closing,
                 **memory,

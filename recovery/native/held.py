@@ -12,7 +12,7 @@ from recovery.checkpoint.restore import Restored, restore
 from recovery.checkpoint.rows import Content, file_of, row_objection
 from recovery.errors import CorruptPartitionError, EpochNotHeldError, SparkCheckpointError
 from recovery.operational.step_edits import Moment
-from recovery.planning.measures import Measure, operator_rows
+from recovery.planning.measures import Measure, operators_measured
 from recovery.storage.scan import scan
 
 
@@ -41,14 +41,20 @@ def held_operators(at: Moment) -> tuple[NativeOperator, ...]:
     return operators_of(held_files(at), read)
 
 
-def held_rows(at: Moment, measures: Sequence[Measure]) -> Mapping[int, int]:
-    """Return the rows in the state of native operators at a moment, by operator number; absent ones are unknown.
+def held_measure(at: Moment, measures: Sequence[Measure]) -> Measure | None:
+    """Return the measure that describes the native operators at a moment; None: nothing is known of them.
 
-    measures: those of the moment's directory, oldest first. See `operator_rows`.
+    measures: those of the moment's directory, oldest first. See `operators_measured`.
     """
     found = next((file.description for file in scan(at.paths[0].parent) if file.path == at.paths[0]), None)
     snapshot = next((closed for closed in found.epochs if closed.cut == at.cut), None) if found else None
-    return operator_rows(measures, found.executions, snapshot) if found and snapshot else {}
+    return operators_measured(measures, found.executions, snapshot) if found and snapshot else None
+
+
+def held_rows(at: Moment, measures: Sequence[Measure]) -> Mapping[int, int]:
+    """Return the rows in the state of native operators at a moment, by operator number; absent ones are unknown."""
+    found = held_measure(at, measures)
+    return {} if found is None else found.operators
 
 
 def materialise(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from recovery.base.intervals import format_interval, parse_interval
 from recovery.errors import ConfigurationError
@@ -16,6 +16,9 @@ from recovery.planning.values import Execution
 
 RECENT = 10
 """The number of newest epochs that a target covers: of each value the highest counts."""
+MEANINGFUL_KEYS = 100
+"""Keys per micro-batch below which an update latency has no level: most of it is opening the files."""
+NOT_MEASURED = "not measured"
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[kMGT]i?B|B)?", re.ASCII)
 _BYTES = {"": 1.0, "B": 1.0}
@@ -24,7 +27,8 @@ _BYTES |= {f"{p}iB": 1024.0**n for n, p in enumerate("kMGT", 1)}
 
 
 class Level(StrEnum):
-    """The level of a value by its target. Unknown: the value was not measured, or the target has no levels."""
+    """The level of a value by its target. Unknown: the value was not measured or means little, or the target has no
+    levels."""
 
     OK = "ok"
     WARNING = "warning"
@@ -50,7 +54,7 @@ class Target:
     def shown(self, value: float | None) -> str:
         """Return a value as text for people."""
         if value is None:
-            return "not known"
+            return NOT_MEASURED
         return format_bytes(value) if self.unit == "bytes" else format_seconds(value)
 
     def level(self, value: float | None) -> Level:
@@ -64,18 +68,20 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A target with its value and its level."""
+    """A target with its value and its level. note: why a value has no level, or is missing; None: it has one."""
 
     target: Target
     value: float | None
     level: Level
+    note: str | None = None
 
     def __str__(self) -> str:
         t = self.target
         if self.level.severity:
             limit = t.critical if self.level is Level.CRITICAL else t.warning
             return f"{t.title} {t.shown(self.value)} ({self.level} from {t.shown(limit)})"
-        return f"{t.title} {t.shown(self.value)}"
+        note = f" ({self.note})" if self.note and self.value is not None else ""
+        return f"{t.title} {t.shown(self.value)}{note}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the same facts as JSON values."""
@@ -85,6 +91,7 @@ class Finding:
             "value": self.value,
             "unit": t.unit,
             "level": str(self.level),
+            "note": self.note,
             "warning": t.warning,
             "critical": t.critical,
         }
@@ -116,6 +123,15 @@ def parse_targets(given: Mapping[str, Any]) -> tuple[Target, ...]:
     return tuple(_parsed(t, given[t.name]) if t.name in given else t for t in DEFAULTS)
 
 
+class Reading(NamedTuple):
+    """One epoch's value of a target. partly: a part was not measured, so the value is a lower bound.
+    few: it is a mean over too few keys to mean anything."""
+
+    value: float | None
+    partly: bool = False
+    few: bool = False
+
+
 def findings(
     measures: Sequence[Measure],
     targets: Sequence[Target],
@@ -127,22 +143,53 @@ def findings(
     """Return the newest measures compared with the targets.
 
     Of each value the highest of the newest ten epochs counts, all of the newest execution that closed any. Of the state
-    its present size counts.
+    its present size counts. A value of which a part was not measured counts only if it reaches a level nevertheless.
     state_bytes: None: unknown. backup_lag_s: the age of the newest backup; without one (None), `unsaved_s` counts if
     the lag is watched: backups that never succeeded are no better than old ones.
     """
     watched = {target.name for target in targets if target.warning is not None}
     epochs = [each for each in measures if each.epoch]
     recent = [each for each in epochs[-RECENT:] if each.execution == epochs[-1].execution]
-    values = {
-        "state-size": state_bytes,
-        "snapshot-duration": _highest([each.snapshot_s for each in recent]),
-        "update-latency": _highest([each.update_latency_s for each in recent]),
-        "cleanup-time": _highest([each.collect_s for each in recent]),
-        "memory": _highest([each.memory_bytes for each in recent]),
-        "backup-lag": unsaved_s if backup_lag_s is None and "backup-lag" in watched else backup_lag_s,
+    lag_s = unsaved_s if backup_lag_s is None and "backup-lag" in watched else backup_lag_s
+    readings = {
+        "state-size": [Reading(state_bytes)],
+        "snapshot-duration": [Reading(each.snapshot_s) for each in recent],
+        "update-latency": [reading for each in recent for reading in _latencies(each)],
+        "cleanup-time": [_cleanup(each) for each in recent],
+        "memory": [_memory(each) for each in recent],
+        "backup-lag": [Reading(lag_s)],
     }
-    return tuple(Finding(t, values[t.name], t.level(values[t.name])) for t in targets)
+    return tuple(_finding(target, readings[target.name]) for target in targets)
+
+
+def _latencies(measure: Measure) -> list[Reading]:
+    """Return the update latency of the steps and that of Spark's own operators, as far as measured."""
+    enough = MEANINGFUL_KEYS * max(1, measure.batches)
+    partly = not measure.native_is_measured
+    return [
+        Reading(measure.update_latency_s, partly, measure.looked_up < enough),
+        Reading(measure.native_latency_s, partly, measure.native_updated < enough),
+    ]
+
+
+def _cleanup(measure: Measure) -> Reading:
+    """Return the time to collect superseded rows or to remove rows from native state, whichever is longer."""
+    return Reading(max(measure.collect_s, measure.native_remove_s), not measure.native_is_measured)
+
+
+def _memory(measure: Measure) -> Reading:
+    """Return the memory of the run. Every run has a driver and a JVM; not every one has workers and an owner."""
+    return Reading(measure.memory_bytes, None in (measure.memory_driver_bytes, measure.memory_jvm_bytes))
+
+
+def _finding(target: Target, readings: Sequence[Reading]) -> Finding:
+    """Return the highest value. If only means over few keys were measured, it has no level."""
+    counting = [each for each in readings if not each.partly or target.level(each.value).severity]
+    value = _highest([each.value for each in counting if not each.few])
+    if value is not None:
+        return Finding(target, value, target.level(value))
+    value = _highest([each.value for each in counting])
+    return Finding(target, value, Level.UNKNOWN, NOT_MEASURED if value is None else "no level for so few keys")
 
 
 def unsaved_s(executions: Iterable[Execution], now_ms: int) -> float | None:

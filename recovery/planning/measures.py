@@ -38,6 +38,35 @@ class ClosedPartition(NamedTuple):
     sizes: Mapping[str, StepSize]
 
 
+class OperatorWork(msgspec.Struct, frozen=True, kw_only=True):
+    """The work of one of Spark's own operators in some micro-batches, as Spark reports it. Times are summed over tasks.
+
+    updated, removed: rows of its state. remove_s: of the micro-batch that took longest.
+    memory_bytes: of its state stores after the last micro-batch; part of the JVM's.
+    """
+
+    updated: Number = 0
+    update_s: Real = 0.0
+    removed: Number = 0
+    remove_s: Real = 0.0
+    memory_bytes: Number = 0
+
+    @property
+    def latency_s(self) -> float | None:
+        """Seconds that a task takes to update a row."""
+        return self.update_s / self.updated if self.updated else None
+
+    def then(self, later: OperatorWork) -> OperatorWork:
+        """Return the work of these micro-batches and of later ones."""
+        return OperatorWork(
+            updated=self.updated + later.updated,
+            update_s=self.update_s + later.update_s,
+            removed=self.removed + later.removed,
+            remove_s=max(self.remove_s, later.remove_s),
+            memory_bytes=later.memory_bytes,
+        )
+
+
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
     """The measure of one closed epoch or, with epoch 0, of the start of an execution. Times are seconds.
 
@@ -51,7 +80,8 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     memory_…: resident bytes of the driver's Python, of its JVM, of Spark's Python workers, and on a cluster of the
         owner's process; None: unknown.
     operators: the rows in the state of Spark's own operators after micro-batch `batch`, by operator number; an absent
-    operator is unknown.
+        operator is unknown.
+    native: the work of these operators in the epoch's micro-batches, by operator number; None: not measured.
     """
 
     execution: Number
@@ -78,6 +108,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     memory_owner_bytes: Number | None = None
     steps: dict[str, StepSize] = {}
     operators: dict[Number, Number] = {}
+    native: dict[Number, OperatorWork] | None = {}
 
     @property
     def state_bytes(self) -> int:
@@ -95,9 +126,37 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
         return self.seam_s / self.looked_up if self.looked_up else None
 
     @property
+    def native_is_measured(self) -> bool:
+        """Whether the work of Spark's own operators is known, if there are any."""
+        return self.native is not None and (bool(self.native) or not self.operators)
+
+    @property
+    def native_updated(self) -> int:
+        """The number of rows that Spark's own operators updated, per micro-batch."""
+        return sum(work.updated for work in (self.native or {}).values())
+
+    @property
+    def native_latency_s(self) -> float | None:
+        """Seconds that a task of Spark's own operators takes to update a row of their state."""
+        update_s = sum(work.update_s for work in (self.native or {}).values())
+        return update_s / self.native_updated if self.native_updated else None
+
+    @property
+    def latency_s(self) -> float | None:
+        """The update latency of the steps or of Spark's own operators, whichever is longer."""
+        each_s = (self.update_latency_s, self.native_latency_s)
+        return max((each for each in each_s if each is not None), default=None)
+
+    @property
+    def native_remove_s(self) -> float:
+        """Seconds that Spark's own operators took to remove rows from their state, each in its slowest micro-batch."""
+        return sum(work.remove_s for work in (self.native or {}).values())
+
+    @property
     def memory_bytes(self) -> int | None:
-        """The resident bytes of the run's Python processes, as far as known: the driver, the workers and the owner."""
-        each_bytes = (self.memory_driver_bytes, self.memory_workers_bytes, self.memory_owner_bytes)
+        """The resident bytes of the run's processes, as far as known: driver, JVM, workers and owner."""
+        each_bytes = (self.memory_driver_bytes, self.memory_jvm_bytes, self.memory_workers_bytes,
+                      self.memory_owner_bytes)  # fmt: skip
         known = [each for each in each_bytes if each is not None]
         return sum(known) if known else None
 
@@ -116,6 +175,7 @@ def measure_json(measure: Measure) -> dict[str, Any]:
         "state_rows": measure.state_rows,
         "state_bytes": measure.state_bytes,
         "update_latency_s": measure.update_latency_s,
+        "native_latency_s": measure.native_latency_s,
     }
 
 
@@ -124,21 +184,30 @@ def from_text(text: str, refuse: Refusal) -> Measure:
     return decode_json(text, refuse, Measure)
 
 
+def operators_measured(
+    measures: Sequence[Measure], executions: Sequence[Execution], snapshot: ClosedEpoch
+) -> Measure | None:
+    """Return the measure that describes Spark's own operators at a snapshot; None: nothing is known of them.
+
+    It is of exactly the snapshot's micro-batch and of an epoch on its timeline: an epoch that edits steps has the
+    micro-batch of the epoch before it, and counts of other runs are ignored. `measures`: oldest first.
+    """
+    parts = timeline(executions, snapshot)
+    for measure in reversed(measures):
+        if measure.batch == snapshot.batch_id and (measure.operators or measure.native):
+            owner = next((p for p in parts if p.first <= measure.epoch <= p.last), None)
+            if owner is not None and owner.execution.number == measure.execution:
+                return measure
+    return None
+
+
 def operator_rows(
     measures: Sequence[Measure], executions: Sequence[Execution], snapshot: ClosedEpoch
 ) -> Mapping[int, int]:
     """Return the rows in the state of Spark's own operators at a snapshot, by operator number; absent ones are unknown.
-
-    They come from a measure of exactly the snapshot's micro-batch and of an epoch on its timeline: an epoch that edits
-    steps has the micro-batch of the epoch before it, and counts of other runs are ignored. `measures`: oldest first.
-    """
-    parts = timeline(executions, snapshot)
-    for measure in reversed(measures):
-        if measure.batch == snapshot.batch_id and measure.operators:
-            owner = next((p for p in parts if p.first <= measure.epoch <= p.last), None)
-            if owner is not None and owner.execution.number == measure.execution:
-                return measure.operators
-    return {}
+    See `operators_measured`."""
+    found = operators_measured(measures, executions, snapshot)
+    return {} if found is None else found.operators
 
 
 def outdated(measure_id: int) -> list[int]:
@@ -166,3 +235,12 @@ def summed(parts: Iterable[Mapping[str, StepSize]]) -> dict[str, StepSize]:
             before = sums.get(step, StepSize(0, 0))
             sums[step] = StepSize(before.rows + size.rows, before.size_bytes + size.size_bytes)
     return sums
+
+
+def work_together(parts: Iterable[Mapping[int, OperatorWork]]) -> dict[int, OperatorWork]:
+    """Return the work of operators over all parts, which are in the order of the micro-batches."""
+    together: dict[int, OperatorWork] = {}
+    for part in parts:
+        for number, work in part.items():
+            together[number] = together.get(number, OperatorWork()).then(work)
+    return together

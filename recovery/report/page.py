@@ -311,8 +311,8 @@ def _trends(facts: Facts) -> str:
         ("Snapshot duration", "snapshot-duration", lambda m: m.snapshot_s, format_seconds),
         ("Written by a snapshot", None, lambda m: m.written_bytes, format_bytes),
         ("Micro-batch time", None, lambda m: m.batch_s / m.batches if m.batches else None, format_seconds),
-        ("State update latency, per key", "update-latency", lambda m: m.update_latency_s, format_seconds),
-        ("Memory of Python processes", "memory", lambda m: m.memory_bytes, format_bytes),
+        ("State update latency, per key", "update-latency", lambda m: m.latency_s, format_seconds),
+        ("Memory of the run's processes", "memory", lambda m: m.memory_bytes, format_bytes),
     ]
     since, until = (escaped(short_moment_text(m.measured_ms)) for m in (epochs[0], epochs[-1]))
     charts = []
@@ -367,7 +367,7 @@ def _health(found: Sequence[Finding]) -> str:
             picture = (
                 meter(each.value, t.warning, t.critical, str(each.level), str(each)) if each.value is not None else ""
             )
-        level = "not watched" if t.warning is None else str(each.level) if each.value is not None else "not known"
+        level = "not watched" if t.warning is None else str(each.level) if each.note is None else each.note
         title = f"{t.title[0].upper()}{t.title[1:]}"
         cards.append(
             f'<div class="target"><div class="row"><h3>{escaped(title)}</h3><span class="pill {each.level}">'

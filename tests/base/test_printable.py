@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from recovery.base.printable import columns, fitted, one_line, printable
 from recovery.cli import main
 from recovery.cli.common import style, table, tell_error
-from recovery.errors import RecoveryError
+from recovery.errors import ConfigurationError, RecoveryError
 from recovery.operational.manager import StateManager
 from recovery.sinks.plain import ConsoleSink
 from recovery.storage.initialize import init_partitions
@@ -157,6 +157,29 @@ def test_the_console_sink(capsys):
     printed = capsys.readouterr().out
     assert obeyed(printed) == set()
     assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("truncate", "shown"), [(False, "x" * 30), (True, "x" * 17 + "..."), (6, "xxx..."), (2, "xx"), (30, "x" * 30)]
+)
+def test_the_console_sink_shortens_values(capsys, truncate, shown):
+    """As Spark's console does, if it is told to."""
+
+    class Batch:
+        columns = ("a", "b")
+
+        def take(self, _rows):
+            return [("x" * 30, 1)]
+
+    ConsoleSink(truncate=truncate).write(Batch(), 0)
+    assert capsys.readouterr().out == f"a={shown}  b=1\n"
+
+
+@pytest.mark.parametrize("truncate", ["false", -1, 1.5])
+def test_a_console_sink_that_is_told_something_else(truncate):
+    """Spark's option is a text; here it is a number."""
+    with pytest.raises(ConfigurationError, match="truncate"):
+        ConsoleSink(truncate=truncate)
 
 
 def test_commands_print_by_one_function():

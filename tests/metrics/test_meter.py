@@ -17,7 +17,7 @@ from recovery.metrics.exposition import About, exposition, families
 from recovery.metrics.memory import Memory, measure_memory
 from recovery.metrics.meter import BatchMeasure, Counts, Meter
 from recovery.planning.health import DEFAULTS, parse_targets
-from recovery.planning.measures import ClosedPartition, Measure, StepSize
+from recovery.planning.measures import ClosedPartition, Measure, OperatorWork, StepSize
 
 
 class Clock:
@@ -66,7 +66,7 @@ def test_micro_batches_belong_to_the_epoch_that_is_closed_as_of_them():
     assert first.steps == {"a": StepSize(6, 60)}
     assert first.operators == {0: 8, 1: 3}, "of the very micro-batch that the epoch ends with"
     assert first.update_latency_s == pytest.approx(0.1 / 10)
-    assert (first.snapshot_s, first.pause_s, first.memory_bytes) == (0.75, 0.25, 4_000)
+    assert (first.snapshot_s, first.pause_s, first.memory_bytes) == (0.75, 0.25, 6_000)
     second, _ = counts.closed(2, 2, 0.5, [partition()])
     assert (second.batches, second.rows, second.pause_s) == (1, 99, 0)
     assert second.input_rows == 99, "Spark has not told yet what it read"
@@ -95,6 +95,39 @@ def test_counts_have_one_name_in_totals_measures_and_listeners():
     assert {name: listened[name] for name in counted & set(listened)} == {
         name: getattr(totals, name) for name in counted - {"written", "collected"}
     }
+
+
+def test_the_work_of_sparks_own_operators():
+    """Each epoch has that of its micro-batches; without any report of them it is not measured, where there are some."""
+    counts = Meter(7, Clock(), DEFAULTS, lambda _: Memory(1, 2, 3), native=True)
+    for number in range(4):
+        counts.batch(number, batch(looked_up=0, seam_s=0.0))
+    work = OperatorWork(updated=100, update_s=0.5, removed=7, remove_s=2.0, memory_bytes=900)
+    later = OperatorWork(updated=300, update_s=0.5, removed=1, remove_s=1.0, memory_bytes=800)
+    counts.progress(0, 100, {0: 7}, {0: work})
+    counts.progress(1, 100, {0: 9}, {0: later})
+    counts.progress(2, 100, {}, None)
+    first, _ = counts.closed(1, 1, 0.0, [partition()])
+    assert first.native == {0: OperatorWork(updated=400, update_s=1.0, removed=8, remove_s=2.0, memory_bytes=800)}
+    assert (first.native_latency_s, first.native_remove_s) == (0.0025, 2.0)
+    second, _ = counts.closed(2, 2, 0.0, [partition()])
+    assert second.native is None
+    counts.progress(3, 100, {0: 9}, {0: later})
+    third, _ = counts.closed(3, 3, 0.0, [partition()])
+    assert third.native == {0: later}
+    text = scraped(counts)
+    for line in (
+        'recovery_operator_rows{operator="0"} 9',
+        'recovery_operator_updated_rows_total{operator="0"} 700',
+        'recovery_operator_update_seconds_total{operator="0"} 1.5',
+        'recovery_operator_removed_rows_total{operator="0"} 9',
+        'recovery_operator_memory_bytes{operator="0"} 800',
+        'recovery_target{target="cleanup-time"} 1',
+        'recovery_health{target="update-latency"} 0',
+        'recovery_health{target="backup-lag"} -1',
+    ):
+        assert f"{line}\n" in text
+    assert 'recovery_target{target="backup-lag"}' not in text
 
 
 def test_targets_that_are_missed_are_kept_at_their_worst():
@@ -137,6 +170,22 @@ def test_memory_of_a_tree_of_processes():
     assert found.driver_bytes > 5_000_000
     assert found.workers_bytes > 30_000_000
     assert measure_memory(2**30) == Memory()
+
+
+def test_memory_of_a_driver_that_the_jvm_has_started(tmp_path, monkeypatch):
+    """As spark-submit does: the JVM is the parent, and the workers are its children like the driver."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    for number, name, parent, pages in (
+        (1, "init", 0, 9), (5, "java", 1, 100), (6, "python3", 5, 10), (7, "python3", 5, 20), (8, "python3", 7, 30),
+    ):  # fmt: skip
+        process = tmp_path / str(number)
+        process.mkdir()
+        (process / "stat").write_text(f"{number} ({name}) S {parent} 0 0")
+        (process / "statm").write_text(f"999 {pages} 0")
+        (process / "cmdline").write_bytes(name.encode())
+    assert measure_memory(6, tmp_path) == Memory(10 * page)
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    assert measure_memory(6, tmp_path) == Memory(10 * page, 100 * page, 50 * page)
 
 
 def test_memory_of_an_owner():

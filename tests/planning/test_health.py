@@ -8,13 +8,23 @@ from hypothesis import strategies as st
 
 from recovery.errors import ConfigurationError
 from recovery.planning.health import DEFAULTS, Level, findings, of_epoch, parse_size, parse_targets, unsaved_s, worst
-from recovery.planning.measures import Measure, StepSize
+from recovery.planning.measures import Measure, OperatorWork, StepSize
 from recovery.planning.values import Execution
 
 
 def measured(epoch=1, execution=1, **fields):
     """A measure of an epoch."""
     return Measure(execution=execution, epoch=epoch, measured_ms=0, resume_s=0.1, **fields)
+
+
+def work(**fields):
+    """What Spark reported of an operator of its own."""
+    return OperatorWork(**fields)
+
+
+def values(found):
+    """By target, as people see them, without the title."""
+    return {each.target.name: str(each).removeprefix(f"{each.target.title} ") for each in found}
 
 
 def levels(found):
@@ -37,14 +47,17 @@ def test_the_defaults():
         ({"snapshot_s": 10.0}, "snapshot-duration", Level.WARNING),
         ({"snapshot_s": 30.0}, "snapshot-duration", Level.CRITICAL),
         ({"looked_up": 100, "seam_s": 2.0}, "update-latency", Level.WARNING),
+        ({"native": {0: work(updated=200, update_s=20.0)}}, "update-latency", Level.CRITICAL),
+        ({"native": {0: work(remove_s=3.0), 1: work(remove_s=3.0)}}, "cleanup-time", Level.WARNING),
         ({"collect_s": 15.0}, "cleanup-time", Level.CRITICAL),
         ({"memory_driver_bytes": 10**9, "memory_workers_bytes": 10**9}, "memory", Level.WARNING),
-        ({"memory_driver_bytes": 10**9, "memory_jvm_bytes": 10**10}, "memory", Level.OK),
+        ({"memory_driver_bytes": 10**9, "memory_jvm_bytes": 10**10}, "memory", Level.CRITICAL),
+        ({"memory_driver_bytes": 10**8, "memory_jvm_bytes": 10**9}, "memory", Level.OK),
         ({"steps": {"a": StepSize(1, 6 * 10**9)}}, "state-size", Level.CRITICAL),
     ],
 )
 def test_levels_of_an_epoch(fields, name, level):
-    """A level counts as reached when the value is as high; the JVM is not counted as Python memory."""
+    """A level counts as reached when the value is as high; the memory includes the JVM's."""
     assert levels(of_epoch(measured(**fields), DEFAULTS))[name] is level
 
 
@@ -53,6 +66,45 @@ def test_what_is_not_measured_is_not_known():
     found = findings([], DEFAULTS, state_bytes=None, backup_lag_s=None)
     assert levels(found) == {}
     assert worst(found) is Level.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({}, {"update-latency", "memory"}),
+        ({"native": None}, {"update-latency", "cleanup-time", "memory"}),
+        ({"native": None, "looked_up": 1000, "seam_s": 1.0}, {"update-latency", "cleanup-time", "memory"}),
+        # An earlier version of this package recorded only the rows of the operators.
+        ({"operators": {0: 5}}, {"update-latency", "cleanup-time", "memory"}),
+        ({"memory_driver_bytes": 5}, {"update-latency", "memory"}),
+    ],
+)
+def test_what_was_measured_only_in_part_is_not_measured(fields, names):
+    """It says so, and never "ok"."""
+    found = findings([measured(**fields)], DEFAULTS, state_bytes=5, backup_lag_s=None)
+    assert {name for name, value in values(found).items() if value == "not measured"} == {*names, "backup-lag"}
+    assert not names & levels(found).keys()
+    assert {each.note for each in found if each.value is None} == {"not measured"}
+
+
+def test_a_part_that_alone_reaches_a_level_counts():
+    """The whole is at least as high."""
+    found = findings([measured(native=None, collect_s=7.0)], DEFAULTS, state_bytes=5, backup_lag_s=None)
+    assert values(found)["cleanup-time"] == "7 s (warning from 5 s)"
+
+
+def test_few_keys_give_no_latency_level():
+    """Most of the latency is opening files then. Epochs with enough keys count alone."""
+    few = measured(looked_up=3, seam_s=1.0, batches=1)
+    enough = measured(2, looked_up=200, seam_s=1.0, batches=2)
+    [found] = [each for each in of_epoch(few, DEFAULTS) if each.target.name == "update-latency"]
+    assert str(found) == "state update latency 333 ms (no level for so few keys)"
+    assert found.level is Level.UNKNOWN
+    both = findings([few, enough], DEFAULTS, state_bytes=0, backup_lag_s=None)
+    assert values(both)["update-latency"] == "5 ms"
+    assert levels(of_epoch(measured(looked_up=200, seam_s=9.0, batches=3), DEFAULTS)).keys() == {
+        "state-size", "snapshot-duration", "cleanup-time",
+    }  # fmt: skip
 
 
 def test_backups_that_never_succeeded():

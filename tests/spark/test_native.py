@@ -22,6 +22,7 @@ from recovery import (
     start,
 )
 from recovery.spark.planner.bind import FORMAT_SETTING
+from recovery.spark.planner.state_store import PROVIDER_SETTING
 from recovery.storage.scan import scan
 from tests.flows.native import (
     EVENTS,
@@ -193,6 +194,16 @@ def test_the_other_checkpoint_format_is_refused(spark, tmp_path):
         with pytest.raises(UnsupportedPlanError, match="checkpointFormatVersion=2"):
             run_to_end(tumbling(spark, path), tmp_path / "db")
         run_to_end(events(spark, path), tmp_path / "db")
+
+
+@pytest.mark.parametrize("name", ["no.such.Provider", "java.lang.String"])
+def test_an_unknown_state_store_is_refused(spark, tmp_path, name):
+    """With the reason, before anything is written; Spark itself would fail in a task."""
+    path = tmp_path / "events"
+    write_events(path, 2, 1)
+    with set_to(spark, {PROVIDER_SETTING: name}), pytest.raises(UnsupportedPlanError, match=name):
+        run_to_end(tumbling(spark, path), tmp_path / "db")
+    assert all(not file.description.epochs for file in scan(tmp_path / "db"))
 
 
 def test_changed_operators_are_reported(spark, tmp_path):

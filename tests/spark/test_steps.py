@@ -302,6 +302,7 @@ def test_timeouts_fire_on_an_idle_stream(spark, feed, tmp_path):
     wait_until(query, lambda: len(fired) == 2)
     query.stop()
     assert sorted(fired) == [("a", 2), ("b", 1)]
+    assert query.summary.rows == 3, "rows that wake the step are no input"
     assert states(tmp_path / "db", "sessions") == {}
     query = begin()
     feed.add([("c", 1)])

@@ -25,6 +25,7 @@ from recovery.spark.clusters import Input, task_limit
 from recovery.spark.jvm.output_modes import Advice, advice
 from recovery.spark.jvm.plan_nodes import children, walk, with_children
 from recovery.spark.planner.replay import check_sources, options_of
+from recovery.spark.planner.state_store import check_provider
 from recovery.spark.steps.combine import PLACE_NAME
 from recovery.spark.steps.definition import UDF_NAME, RegisteredStep, registered
 from recovery.spark.steps.ticks import FORMAT as TICKS
@@ -250,7 +251,9 @@ def _check_steps(steps: tuple[RegisteredStep, ...]) -> None:
 
 
 def _check_native_state(spark: SparkSession) -> None:
-    """Refuse checkpoint format 2: its files carry ids, and only Spark's commit log knows their order."""
+    """Refuse a state store that Spark cannot load, and checkpoint format 2: its files carry ids, whose order only the
+    commit log knows."""
+    check_provider(spark)
     if spark.conf.get(FORMAT_SETTING, "1") == "1":
         return
     raise UnsupportedPlanError(

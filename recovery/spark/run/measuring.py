@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from recovery.planning.health import Finding, parse_targets, unsaved_s
 from recovery.planning.measures import Measure
 from recovery.planning.values import Execution
 from recovery.spark.run.events import RunSummary
-from recovery.spark.run.operator_rows import OperatorRows
+from recovery.spark.run.operator_rows import OperatorReports
 from recovery.spark.run.prepare import Prepared
 from recovery.storage.seam import PartitionStore
 
@@ -37,16 +37,19 @@ class InputCount:
         summary: RunSummary,
         native_state: Path,
         batch: BatchId,
+        ticks: Sequence[bool],
         on_counted: Callable[[BatchId, int], None],
     ) -> None:
         """native_state: the directory where Spark's own operators keep their state. batch: the newest micro-batch that
-        is already counted. on_counted: called once for each micro-batch, with its rows."""
+        is already counted. ticks: which of Spark's sources wakes steps for their timeouts; its rows are not input.
+        on_counted: called once for each micro-batch, with its rows."""
         self.batch = batch
         self._meter = meter
         self._summary = summary
         self._native_state = native_state
+        self._ticks = ticks
         self._on_counted = on_counted
-        self._operator_rows = OperatorRows()
+        self._operators = OperatorReports()
         self._reports = True
         self._lock = threading.Lock()
 
@@ -61,16 +64,16 @@ class InputCount:
                     break
                 progress = json.loads(reported[place].json())
                 if "addBatch" in progress["durationMs"]:
-                    operators = self._operator_rows.of(query._jsq, progress)
-                    found.append((batch, progress["numInputRows"], operators))
+                    operators, work = self._operators.of(query._jsq, progress)
+                    found.append((batch, input_rows(progress, self._ticks), operators, work))
             # Count only after all of them were read: otherwise the next look would count some again.
             found.reverse()
-            for batch, rows, operators in found:
+            for batch, rows, operators, work in found:
                 self.batch = max(self.batch, batch)
                 self._summary.rows += rows
-                self._meter.progress(batch, rows, operators)
+                self._meter.progress(batch, rows, operators, work)
         # Without the lock: an observer may end the run, and the end of the run looks once more.
-        for batch, rows, _ in found:
+        for batch, rows, *_ in found:
             self._on_counted(batch, rows)
 
     def wait(self, query: Any, batch: BatchId, over: Callable[[float], bool]) -> None:
@@ -93,6 +96,13 @@ class InputCount:
             self._reports = False
 
 
+def input_rows(progress: Mapping[str, Any], ticks: Sequence[bool]) -> int:
+    """Return the rows of input in Spark's progress of a micro-batch: without those of tick sources."""
+    sources = progress["sources"]
+    woken = sum(each["numInputRows"] for each, tick in zip(sources, ticks, strict=False) if tick)
+    return int(progress["numInputRows"] - woken)
+
+
 def first_summary(prepared: Prepared, execution: Execution) -> RunSummary:
     """The summary of a run that has done nothing yet."""
     return RunSummary(
@@ -110,9 +120,16 @@ class RunMeasures:
     """Keeps the measures of a run in its partitions, and serves them to Prometheus if configured."""
 
     def __init__(
-        self, prepared: Prepared, store: PartitionStore, execution: Execution, before: Sequence[Execution], clock: Clock
+        self,
+        prepared: Prepared,
+        store: PartitionStore,
+        execution: Execution,
+        before: Sequence[Execution],
+        clock: Clock,
+        *,
+        native: bool,
     ) -> None:
-        """before: the executions that the partitions already hold."""
+        """before: the executions that the partitions already hold. native: whether operators of Spark keep state."""
         self._store = store
         self._kept = prepared.temporary is None
         self._directory = prepared.config.path
@@ -121,7 +138,7 @@ class RunMeasures:
         self._executions = (*before, execution)
         self._clock = clock
         self._targets = parse_targets(prepared.config.thresholds)
-        self.meter = Meter(execution.number, clock, self._targets, closes=self._kept)
+        self.meter = Meter(execution.number, clock, self._targets, closes=self._kept, native=native)
 
     @property
     def url(self) -> str | None:

@@ -1,4 +1,4 @@
-"""The number of rows in the state of Spark's own operators after a micro-batch, as Spark reports it.
+"""What Spark reports of its own operators after a micro-batch: the rows in their state, and their work.
 
 Spark's progress lists the operators in the order in which it finds them in the executed plan, without their numbers.
 Order and numbers do not change while a query runs, so its plan is walked once.
@@ -16,6 +16,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
+from recovery.planning.measures import OperatorWork
 from recovery.spark.jvm.plan_nodes import walk
 
 _WRITER = "org.apache.spark.sql.execution.streaming.operators.stateful.StateStoreWriter"
@@ -33,28 +34,31 @@ class _Operators:
     rocksdb_counts: bool = False
 
 
-class OperatorRows:
-    """The rows of the operators of one query by operator number. Finds the numbers on the first call, and leaves out
-    what cannot be known."""
+class OperatorReports:
+    """The rows and the work of the operators of one query, by operator number. Finds the numbers on the first call, and
+    leaves out what cannot be known."""
 
     def __init__(self) -> None:
         self._known: _Operators | None = None
 
-    def of(self, query: Any, progress: Mapping[str, Any]) -> dict[int, int]:
-        """The rows of each operator by its number, from the progress of a micro-batch. query: the JVM's handle."""
+    def of(self, query: Any, progress: Mapping[str, Any]) -> tuple[dict[int, int], dict[int, OperatorWork] | None]:
+        """The rows of each operator, and the work of all (None: unknown), from the progress of a micro-batch.
+        query: the JVM's handle."""
         told = progress["stateOperators"]
         if not told:
-            return {}
+            return {}, {}
         if self._known is None:
             self._known = _operators(query)
         known = self._known
         if tuple(each["operatorName"] for each in told) != known.names:
-            return {}
-        return {
+            return {}, None
+        once = {number: each for number, each in zip(known.numbers, told, strict=True) if _ran_once(each)}
+        rows = {
             number: each["numRowsTotal"]
-            for number, each in zip(known.numbers, told, strict=True)
-            if _ran_once(each) and (known.rocksdb_counts or not _is_rocksdb(each))
+            for number, each in once.items()
+            if known.rocksdb_counts or not _is_rocksdb(each)
         }
+        return rows, {number: _work(each) for number, each in once.items()} if len(once) == len(told) else None
 
 
 def _operators(query: Any) -> _Operators:
@@ -78,6 +82,16 @@ def _rocksdb_counts(execution: Any) -> bool:
     settings = execution.sparkSession().conf().getAllAsJava()
     given = _UNTRACKED.findall(settings.keySet().toString())
     return all(settings.get(key) == "true" for key in given)
+
+
+def _work(told: Mapping[str, Any]) -> OperatorWork:
+    return OperatorWork(
+        updated=told["numRowsUpdated"],
+        update_s=told["allUpdatesTimeMs"] / 1000,
+        removed=told["numRowsRemoved"],
+        remove_s=told["allRemovalsTimeMs"] / 1000,
+        memory_bytes=told["memoryUsedBytes"],
+    )
 
 
 def _ran_once(told: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,16 +29,17 @@ class Reports:
         *,
         native_state: Path,
         batch: BatchId,
+        ticks: Sequence[bool],
     ) -> None:
         """native_state: the directory where Spark's own operators keep their state. batch: the last micro-batch of the
-        snapshot that the run resumes from."""
+        snapshot that the run resumes from. ticks: which of Spark's sources wakes steps for their timeouts."""
         self.summary = summary
         self.measures = measures
         self.meter = measures.meter
         self._record = prepared.record
         self._status = status
         self._observer = observer
-        self._input = InputCount(self.meter, summary, native_state, batch, self._on_counted)
+        self._input = InputCount(self.meter, summary, native_state, batch, ticks, self._on_counted)
         self._notifying = threading.Lock()
 
     def notify(self, event: Event) -> None:

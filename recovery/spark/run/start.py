@@ -141,7 +141,9 @@ class Beginning:
         )
         self._mailboxes = Mailboxes(bound.steps, store, execution.lease)
         self._summary = first_summary(prepared, execution)
-        self._measures = RunMeasures(prepared, store, execution, plan.partitions[0].executions, clock)
+        self._measures = RunMeasures(
+            prepared, store, execution, plan.partitions[0].executions, clock, native=bound.keeps_native_state
+        )
         self._steps = step_plan(store, plan, bound, prepared.config)
         self._delivery = Delivery(sink, resume_of_sink(plan, execution, store), recoverable=prepared.temporary is None)
         self._loads = FlowLoads(None if prepared.temporary else prepared.config.path, clock)
@@ -204,6 +206,7 @@ class Beginning:
             self._observer,
             native_state=checkpoint / "state",
             batch=self._plan.snapshot.batch_id if self._plan.snapshot else NO_BATCH,
+            ticks=self._bound.sources.ticking,
         )
 
     def _closer(self, checkpoint: Path, position: Position, reports: Reports) -> EpochCloser:
