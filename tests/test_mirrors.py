@@ -54,9 +54,11 @@ COVERED_BY = {
         storage.sqlite.fold storage.sqlite.rewind storage.sqlite.snap_rows""",
     "storage/test_reach.py": "base.task_key",
     "sinks/test_hadoop_disk.py": "hadoop.files hadoop.writing sinks.places",
+    "cluster/test_reading.py": "spark.jvm.executors",
     "cluster/test_counts.py": "base.version host.identity spark.run.serving spark.steps.sent",
     "storage/test_store.py": "storage.scan",
     # A connection has two ends, and an owner several parts: their tests see the whole.
+    "owner/test_step_rows.py": "owner.reading",
     "wire/test_connections.py": "wire.address wire.client wire.messages wire.server wire.service",
     "owner/test_process.py": "owner.__main__ owner.serving owner.spool owner.tasks",
     "storage/test_epoch_log.py": "cli.gc storage.history",

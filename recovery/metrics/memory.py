@@ -12,19 +12,23 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Resident bytes; None: unknown. Workers are forked, so pages that they share count for each of them."""
+    """Resident bytes; None: unknown. Workers are forked, so pages that they share count for each of them.
+
+    executors_bytes: on a cluster, of all executors together, the most that each has had so far.
+    """
 
     driver_bytes: int | None = None
     jvm_bytes: int | None = None
     workers_bytes: int | None = None
     owner_bytes: int | None = None
+    executors_bytes: int | None = None
 
 
 def measure_memory(pid: int, proc: Path = PROC) -> Memory:
     """Return the memory of process `pid` and its descendants, as Linux reports it; unknown on other systems.
 
     The driver's children are its JVM, whose descendants are Python processes, and on a cluster the owner's process.
-    Executors on other hosts are not covered.
+    Executors on other hosts are not covered: Spark reports theirs.
     """
     children: dict[int, list[tuple[int, str]]] = {}
     try:

@@ -168,9 +168,6 @@ def refused(what, path):
         frame = rows(spark, 10).transform(stateful("counts", key="key", update=count, output="key string, n long"))
         if what == "native":
             return rows(spark, 10).groupBy("key").count()
-        if what == "recovery":
-            states = spark.read.format("recovery").option("step", "counts").load(path)
-            return frame.join(states.select("key"), "key")
         return frame
 
     sinks = {
@@ -179,6 +176,17 @@ def refused(what, path):
     }
     mode = "update" if what == "native" else "append"
     return Flow("refused", build, sink=sinks.get(what, DiscardSink)(), output_mode=mode)
+
+
+def joined(path, last=2):
+    """Rows joined with the states of a step of another directory, and counted."""
+
+    def build(spark):
+        states = spark.read.format("recovery").option("step", "counts").load(path)
+        known = rows(spark, 2000).join(states.select("key", "state"), "key").where("state % 2 = 0")
+        return known.transform(stateful("counts", key="key", update=count, output="key string, n long"))
+
+    return Flow("joined", build, sink=ending(last))
 
 
 def helped(last=2):

@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from recovery.base.ids import BatchId
 from recovery.epochs.closer import EpochClosed
 from recovery.errors import RecoveryError
 from recovery.metrics.exposition import About, Family, exposition, families
+from recovery.metrics.memory import Memory, measure_memory
 from recovery.metrics.meter import Meter
 from recovery.planning.health import Finding, parse_targets, unsaved_s
 from recovery.planning.measures import Measure
 from recovery.planning.values import Execution
+from recovery.spark.clusters import is_cluster
+from recovery.spark.jvm.executors import executors_bytes
 from recovery.spark.run.events import RunSummary
 from recovery.spark.run.operator_rows import OperatorRows
 from recovery.spark.run.prepare import Prepared
@@ -93,6 +97,13 @@ class InputCount:
             self._reports = False
 
 
+def run_memory(context: Any) -> Callable[[int], Memory]:
+    """Return what measures the memory of a run: of the driver's host, and on a cluster of the executors, too."""
+    if not is_cluster(context.master):
+        return measure_memory
+    return lambda pid: replace(measure_memory(pid), executors_bytes=executors_bytes(context))
+
+
 def first_summary(prepared: Prepared, execution: Execution) -> RunSummary:
     """The summary of a run that has done nothing yet."""
     return RunSummary(
@@ -110,9 +121,15 @@ class RunMeasures:
     """Keeps the measures of a run in its partitions, and serves them to Prometheus if configured."""
 
     def __init__(
-        self, prepared: Prepared, store: PartitionStore, execution: Execution, before: Sequence[Execution], clock: Clock
+        self,
+        prepared: Prepared,
+        store: PartitionStore,
+        execution: Execution,
+        before: Sequence[Execution],
+        clock: Clock,
+        memory: Callable[[int], Memory] = measure_memory,
     ) -> None:
-        """before: the executions that the partitions already hold."""
+        """before: the executions that the partitions already hold. memory: see `run_memory`."""
         self._store = store
         self._kept = prepared.temporary is None
         self._directory = prepared.config.path
@@ -121,7 +138,7 @@ class RunMeasures:
         self._executions = (*before, execution)
         self._clock = clock
         self._targets = parse_targets(prepared.config.thresholds)
-        self.meter = Meter(execution.number, clock, self._targets, closes=self._kept)
+        self.meter = Meter(execution.number, clock, self._targets, memory, closes=self._kept)
 
     @property
     def url(self) -> str | None:

@@ -23,7 +23,7 @@ from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.flow import Flow, check_output_mode
 from recovery.sinks import DiscardSink
 from recovery.sinks.delivery import Delivery
-from recovery.spark.clusters import Planned, check_master, check_plan
+from recovery.spark.clusters import Planned, check_master, check_plan, is_cluster
 from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.jvm.errors import as_recovery_error
 from recovery.spark.pipelines.incremental import FlowLoads
@@ -31,14 +31,15 @@ from recovery.spark.planner.bind import BoundPlan, bind
 from recovery.spark.run.events import Observer, Resumed
 from recovery.spark.run.launch import setting_of
 from recovery.spark.run.mailboxes import Mailboxes
-from recovery.spark.run.measuring import RunMeasures, first_summary
+from recovery.spark.run.measuring import RunMeasures, first_summary, run_memory
 from recovery.spark.run.position import Position, restore_position, resume_of_sink, step_plan
 from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.query import Begun, RecoveryQuery
 from recovery.spark.run.reports import Reports
-from recovery.spark.run.serving import TaskAccess
+from recovery.spark.run.serving import TaskAccess, serving
 from recovery.spark.run.source_starts import SourceStarts
 from recovery.spark.run.status import RunStatus
+from recovery.spark.sources.formats import register_serving
 
 if TYPE_CHECKING:
     from recovery.flow import SinkLike
@@ -98,9 +99,12 @@ def start_prepared(
     try:
         session = (spark or _active_session(flow_id)) if isinstance(flow, Flow) else flow.sparkSession
         check_classic(session)
-        frame = build_flow(flow, session) if isinstance(flow, Flow) else flow
         context = session.sparkContext
         check_master(context.master, dict(context.getConf().getAll()))
+        if is_cluster(context.master):
+            # So that the flow can read format("recovery").
+            register_serving(session, serving(prepared.config).at_a_free_port())
+        frame = build_flow(flow, session) if isinstance(flow, Flow) else flow
         parse_trigger(trigger)
         bound = bind(frame, prepared.plan.partitions[0].count, output_mode, keeps_position=not prepared.temporary)
         check_plan(context.master, Planned(sink, bound.inputs, bound.keeps_native_state, str(prepared.scratch)))
@@ -141,7 +145,8 @@ class Beginning:
         )
         self._mailboxes = Mailboxes(bound.steps, store, execution.lease)
         self._summary = first_summary(prepared, execution)
-        self._measures = RunMeasures(prepared, store, execution, plan.partitions[0].executions, clock)
+        memory = run_memory(bound.frame.sparkSession.sparkContext)
+        self._measures = RunMeasures(prepared, store, execution, plan.partitions[0].executions, clock, memory)
         self._steps = step_plan(store, plan, bound, prepared.config)
         self._delivery = Delivery(sink, resume_of_sink(plan, execution, store), recoverable=prepared.temporary is None)
         self._loads = FlowLoads(None if prepared.temporary else prepared.config.path, clock)
