@@ -153,7 +153,7 @@ def _all_keys_sink(planned: Planned) -> str | None:
 
 
 def _native_state(planned: Planned) -> str | None:
-    if not planned.keeps_native_state:
+    if not planned.keeps_native_state or looks_like_address(planned.checkpoint):
         return None
     return f"Spark's own operators would keep their state in {planned.checkpoint}, a directory of the driver's host"
 
@@ -187,8 +187,8 @@ REFUSALS = (
     Refusal(
         _native_state,
         "Executors write that state, each to a disk of its own, and it would be lost.",
-        "Keep the state in a step: recovery.stateful, stateful_arrow or aggregate; or run on one host: "
-        "--master 'local[*]'.",
+        "Give it a place that all hosts reach: --scratch s3a://bucket/scratch, or file:///mnt/share/scratch for a "
+        "mount of all hosts; or keep the state in a step: recovery.stateful, stateful_arrow or aggregate.",
         UnsupportedPlanError,
     ),
     Refusal(

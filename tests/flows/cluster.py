@@ -1,6 +1,7 @@
 """Flows for a cluster, and the plain loop that gives what they must. Their input is made by the tasks themselves: row
 number i has the key of `key_of(i)`, so no host needs a file."""
 
+import json
 import os
 import signal
 import time
@@ -187,6 +188,23 @@ def joined(path, last=2):
         return known.transform(stateful("counts", key="key", update=count, output="key string, n long"))
 
     return Flow("joined", build, sink=ending(last))
+
+
+def native(rows_per_batch=500, last=5, pause_s=0.0):
+    """The rows of each key, counted by Spark's own operator, which puts out all counts after every micro-batch."""
+
+    def build(spark):
+        return rows(spark, rows_per_batch).groupBy("key").count()
+
+    def write(batch, batch_id):
+        found = {row["key"]: row["count"] for row in batch.collect()}
+        print(f"counts {batch_id} {json.dumps(found)}", flush=True)
+        print(f"batch {batch_id}", flush=True)
+        time.sleep(pause_s)
+        if batch_id >= last:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return Flow("native", build, sink=write, output_mode="complete")
 
 
 def helped(last=2):

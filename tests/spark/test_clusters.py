@@ -118,6 +118,7 @@ def test_what_would_write_or_read_the_disk_of_one_host(planned, found, kind, rem
 def test_what_runs_on_a_cluster():
     """Sinks of the driver, shared files, other sources."""
     shared = Input("appended", {"path": "/logs", "sharedfiles": " True "})
+    check_plan(CLUSTER, Planned(None, keeps_native_state=True, checkpoint="s3a://bucket/scratch"))
     check_plan(CLUSTER, Planned(DiscardSink(), [shared, Input("kafka", {}), Input("recovery", {"path": "db"})]))
 
 

@@ -7,7 +7,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from recovery.backup.note import last_backup
@@ -39,11 +38,11 @@ class InputCount:
         self,
         meter: Meter,
         summary: RunSummary,
-        native_state: Path,
+        native_state: bool,
         batch: BatchId,
         on_counted: Callable[[BatchId, int], None],
     ) -> None:
-        """native_state: the directory where Spark's own operators keep their state. batch: the newest micro-batch that
+        """native_state: whether Spark's own operators keep state. batch: the newest micro-batch that
         is already counted. on_counted: called once for each micro-batch, with its rows."""
         self.batch = batch
         self._meter = meter
@@ -84,7 +83,7 @@ class InputCount:
 
         over: waits that many seconds; returns whether nothing more will come.
         """
-        if not (self._reports and self._native_state.is_dir()):
+        if not (self._reports and self._native_state):
             return
         with contextlib.suppress(Exception):
             for _ in range(PROGRESS_LOOKS):

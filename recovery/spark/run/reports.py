@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 from recovery.base.ids import BatchId
 from recovery.epochs.closer import EpochClosed
@@ -26,10 +25,10 @@ class Reports:
         status: RunStatus,
         observer: Observer | None,
         *,
-        native_state: Path,
+        native_state: bool,
         batch: BatchId,
     ) -> None:
-        """native_state: the directory where Spark's own operators keep their state. batch: the last micro-batch of the
+        """native_state: whether Spark's own operators keep state. batch: the last micro-batch of the
         snapshot that the run resumes from."""
         self.summary = summary
         self.measures = measures
