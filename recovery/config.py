@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recovery.base.addresses import host_and_port, local_path
+from recovery.base.addresses import file_system, host_and_port, local_path
 from recovery.base.intervals import Interval, parse_interval
 from recovery.base.wording import counted
 from recovery.errors import ConfigurationError
@@ -42,7 +42,9 @@ class RecoveryConfig:
     keep_steps: steps whose key or state type changed in a way that leaves the stored state right as it is. The start
         checks that the step can read it.
     scratch_directory: where the execution keeps what need not survive it (touched state, Spark's checkpoint);
-        None: inside the recovery directory.
+        None: inside the recovery directory. An address that all hosts of a cluster reach, such as s3a://bucket/scratch,
+        hdfs://… or file:///mnt/share/scratch: there is Spark's checkpoint if its own operators keep state, and
+        everything else inside the recovery directory.
     thresholds: levels of targets that replace the defaults: {"snapshot-duration": "5s/20s", "state-size": "off"}.
     metrics_port: serve metrics for Prometheus at this port during the run; 0: at any free port.
     metrics_host: the address to serve them at.
@@ -96,8 +98,6 @@ class RecoveryConfig:
                 local_path(self.directory)
             # The flow may change the working directory while it runs.
             set_field(self, "directory", Path(self.directory).absolute())
-        if self.scratch_directory is not None:
-            local_path(self.scratch_directory)
         set_field(self, "snapshot_interval", parse_interval(self.snapshot_interval))
         set_field(self, "owner_deadline", parse_interval(self.owner_deadline))
         if self.serve_at is not None:
@@ -121,7 +121,10 @@ class RecoveryConfig:
                 remedy="Give a number up to 65535; 0 takes a free port.",
             )
         if self.scratch_directory is not None:
-            set_field(self, "scratch_directory", Path(self.scratch_directory).absolute())
+            given = os.fspath(self.scratch_directory)
+            if file_system(given, "scratch_directory") is None:
+                given = local_path(given).absolute()
+            set_field(self, "scratch_directory", given)
         self._check_rewind()
 
     def _check_rewind(self) -> None:
@@ -173,6 +176,11 @@ class RecoveryConfig:
     def backup_interval_s(self) -> float:
         """The backup interval in seconds; 0 if it is not given, which applies to the first run on a directory."""
         return given_backup_interval_s(self) or 0.0
+
+
+def checkpoint_address(config: RecoveryConfig) -> str | None:
+    """Return the address for Spark's checkpoint that all hosts reach; None if none is given."""
+    return config.scratch_directory if isinstance(config.scratch_directory, str) else None
 
 
 def given_backup_interval_s(config: RecoveryConfig) -> float | None:

@@ -31,7 +31,7 @@ COVERED_BY = {
     "backup/test_round_trip.py": """backup.make backup.note backup.repository backup.restore backup.sources
         storage.copies""",
     "checkpoint/test_beginning.py": "checkpoint.offsets checkpoint.source_places",
-    "checkpoint/test_capture.py": "checkpoint.restore checkpoint.rows",
+    "checkpoint/test_capture.py": "checkpoint.home checkpoint.restore checkpoint.rows",
     "checkpoint/test_sources.py": "checkpoint.position",
     "native/test_import_and_export.py": """checkpoint.places checkpoint.relocate checkpoint.state_files native.choose
         native.exporting native.held native.importing""",
@@ -56,9 +56,12 @@ COVERED_BY = {
         storage.sqlite.fold storage.sqlite.rewind storage.sqlite.snap_rows""",
     "storage/test_reach.py": "base.task_key",
     "sinks/test_hadoop_disk.py": "hadoop.files hadoop.writing sinks.places",
+    "cluster/test_reading.py": "spark.jvm.executors",
+    "spark/test_native_on_s3.py": "hadoop.home spark.run.checkpoint_home",
     "cluster/test_counts.py": "base.version host.identity spark.run.serving spark.steps.sent",
     "storage/test_store.py": "storage.scan",
     # A connection has two ends, and an owner several parts: their tests see the whole.
+    "owner/test_step_rows.py": "owner.reading",
     "wire/test_connections.py": "wire.address wire.client wire.messages wire.server wire.service",
     "owner/test_process.py": "owner.__main__ owner.serving owner.spool owner.tasks",
     "storage/test_epoch_log.py": "cli.gc storage.history",

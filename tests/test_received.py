@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from recovery.appended.position import InputOffset
+from recovery.checkpoint.home import LocalHome
 from recovery.checkpoint.places import LocalPlace
 from recovery.checkpoint.relocate import relocated
 from recovery.checkpoint.source_places import recorded_places
@@ -56,7 +57,7 @@ def test_a_snapshot_names_files_of_its_own_only(tmp_path):
         checkpoint = tmp_path / str(number)
         write(checkpoint, "state/0/0/1.zip", content)
         with pytest.raises(SparkCheckpointError):
-            StateFiles(checkpoint, {}).needed(0)  # type: ignore[arg-type]
+            StateFiles(LocalHome(checkpoint), {}).needed(0)  # type: ignore[arg-type]
 
 
 def _bomb() -> bytes:

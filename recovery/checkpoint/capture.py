@@ -1,28 +1,29 @@
 """Capturing a running query's checkpoint as of a micro-batch, file by file, only the new files.
 
-The stream's thread decides in one step which files are needed, and gives every new file a second name (a hard link) in
-a staging directory: Spark may remove its own name while the background reads the content, a chunk at a time.
+The stream's thread decides in one step which files are needed, and gives every new file a second name (a hard link, or
+a copy) in a staging directory: Spark may remove its own name while the background reads the content, a chunk at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
-import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from recovery.base.ids import BatchId
-from recovery.checkpoint.position import is_progress, position_files
+from recovery.checkpoint.home import CheckpointHome, Mark, keep, mark_of
+from recovery.checkpoint.position import is_progress, position_files, wait_for_commit
 from recovery.checkpoint.rows import CHUNK_BYTES, Content, HeldFile, as_content, file_of, held_file, row_keys
 from recovery.checkpoint.state_files import StateFiles
 from recovery.errors import SparkCheckpointError
 from recovery.host.durable import make_directories
 
-_NO_LINKS = {errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS, errno.EACCES}
 _TRIES = 20
+_LONGEST_PAUSE_S = 5.0
+"""Between two tries on a place that all hosts share: NFS may show what another host wrote a minute later."""
 _SMALL_BYTES = 64 << 10
 
 
@@ -37,7 +38,7 @@ class Captured(Mapping[str, Content | None]):
         self.held = held
         """The files that the partitions hold once these changes are written."""
         self._new = new
-        self._marks = {path: _mark(file) for path, file in new.items() if isinstance(file, Path)}
+        self._marks = {path: mark_of(file) for path, file in new.items() if isinstance(file, Path)}
         self._rows: dict[str, bool] = dict.fromkeys(gone, False)
         self._rows.update((key, True) for path in new for key in row_keys(path, held[path]))
         self._home = home
@@ -64,7 +65,7 @@ class Captured(Mapping[str, Content | None]):
         with file.open("rb") as source:
             source.seek(max(0, chunk - 1) * CHUNK_BYTES)
             data = source.read(CHUNK_BYTES)
-        if _mark(file) != self._marks[path]:
+        if mark_of(file) != self._marks[path]:
             raise SparkCheckpointError("it was changed after Spark had finished it", path=path)
         return as_content(data)
 
@@ -72,13 +73,13 @@ class Captured(Mapping[str, Content | None]):
 class Capture:
     """The files of a checkpoint that the partitions hold, and the changes that an epoch makes to them.
 
-    held: the files in the newest snapshot. stale: rows in it that belong to none of them. staging: a directory on the
-    checkpoint's file system, created when needed, by default beside the checkpoint. sources: see `position_files`.
+    held: the files in the newest snapshot. stale: rows in it that belong to none of them. staging: a directory of this
+    host, created when needed, by default beside the checkpoint's. sources: see `position_files`.
     """
 
     def __init__(
         self,
-        checkpoint: Path,
+        home: CheckpointHome,
         held: Mapping[str, HeldFile],
         stale: frozenset[str] = frozenset(),
         *,
@@ -87,16 +88,21 @@ class Capture:
     ) -> None:
         self._stale = stale
         self._sources = sources
-        self.checkpoint = checkpoint
-        self._staging = staging or checkpoint.with_name("staging")
+        self._home = home
+        self.checkpoint = home.directory
+        self._staging = staging or home.directory.with_name("staging")
         self._held = dict(held)
-        self._seen = {path: _mark(checkpoint / path) for path in held if is_progress(path)}
+        self._seen = {path: mark_of(self.checkpoint / path) for path in held if is_progress(path)}
         self._number = itertools.count(1)
-        self._state = StateFiles(checkpoint, self._held)
+        self._state = StateFiles(home, self._held)
+
+    def wait_for_commit(self, batch: BatchId, alive: Callable[[], bool]) -> bool:
+        """See `recovery.checkpoint.position.wait_for_commit`."""
+        return wait_for_commit(self._home, batch, alive)
 
     def take(self, batch: BatchId, instead: Mapping[str, bytes] | None = None) -> Captured:
         """Return the changes as of `batch`, which Spark has logged as done. The cost is a listing of the state
-        directories and a link for each new file.
+        directories and a link, or a copy, for each new file.
 
         instead: contents that replace those of the checkpoint, for files of the position. Raises SparkCheckpointError
         when a needed file is missing or was altered, UnsupportedPlanError for an unsupported layout of state.
@@ -105,6 +111,7 @@ class Capture:
         changed: set[str] = set()
         for left in reversed(range(_TRIES)):
             try:
+                self._home.pull(batch)
                 wanted = position_files(self.checkpoint, batch, self._sources) | self._state.needed(batch)
                 # Include the changes that the previous try found: it has already updated their marks.
                 changed = (changed | set(self._changed(wanted))) & wanted
@@ -115,6 +122,12 @@ class Capture:
                 shutil.rmtree(home, ignore_errors=True)
                 if not left:
                     raise SparkCheckpointError("it is missing", path=error.filename) from error
+            except SparkCheckpointError:
+                shutil.rmtree(home, ignore_errors=True)
+                if not left or not self._home.shared:
+                    raise
+            if self._home.shared:
+                time.sleep(min(_LONGEST_PAUSE_S, 0.1 * 2 ** (_TRIES - left)))
         new |= instead or {}
         stay = wanted & self._held.keys() - changed - new.keys()
         held = {path: self._held[path] for path in stay}
@@ -132,19 +145,27 @@ class Capture:
     def _take_hold(self, paths: list[str], home: Path) -> dict[str, bytes | Path]:
         """Return the new files, safe from Spark: small ones of the position as content, the others as staged paths."""
         found: dict[str, bytes | Path] = {}
+        held: dict[str, Path] = {}
         for number, path in enumerate(paths):
-            source = self.checkpoint / path
-            mark = _mark(source)
+            mark = self._mark(path)
             small = not path.startswith("state/") and mark[0] <= _SMALL_BYTES
             if is_progress(path) or not small:
                 self._seen[path] = mark
             if small:
-                found[path] = source.read_bytes()
+                found[path] = (self.checkpoint / path).read_bytes()
                 continue
+            found[path] = target = home / str(number)
             make_directories(home)
-            found[path] = home / str(number)
-            _hold(source, home / str(number), copy=is_progress(path))
+            if path.startswith("state/"):
+                held[path] = target
+            else:
+                # A connector may write to its own again.
+                (shutil.copy2 if is_progress(path) else keep)(self.checkpoint / path, target)
+        self._home.hold(held)
         return found
+
+    def _mark(self, path: str) -> Mark:
+        return self._home.mark(path) if path.startswith("state/") else mark_of(self.checkpoint / path)
 
     def _changed(self, wanted: set[str]) -> Iterator[str]:
         """Yield the held files to take again, because a connector wrote to its own.
@@ -154,30 +175,11 @@ class Capture:
         for path, mark in self._seen.items():
             if path in wanted and path in self._held:
                 with contextlib.suppress(FileNotFoundError):
-                    if _mark(self.checkpoint / path) != mark:
+                    if self._mark(path) != mark:
                         if not is_progress(path):
                             raise SparkCheckpointError("it changed after it was captured", path=path)
                         yield path
 
 
-def _hold(source: Path, target: Path, *, copy: bool) -> None:
-    """Give the file a second name; copy it if it may be written to again, or if links are not possible."""
-    if copy:
-        shutil.copy2(source, target)
-        return
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        shutil.copy2(source, target)
-
-
 def _size(file: bytes | Path) -> int:
     return len(file) if isinstance(file, bytes) else file.stat().st_size
-
-
-def _mark(path: Path) -> tuple[int, int]:
-    """Return the properties that a write to a file changes: its size in bytes and its modification time."""
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns

@@ -23,6 +23,7 @@ import msgspec
 from recovery.base.ids import NO_BATCH, BatchId
 from recovery.base.untrusted_json import MOST
 from recovery.base.untrusted_paths import objection
+from recovery.checkpoint.home import CheckpointHome
 from recovery.checkpoint.rows import file_of
 from recovery.errors import FlowFailedError, SparkCheckpointError, UnsupportedPlanError
 
@@ -78,19 +79,19 @@ def missing_entry(checkpoint: Path, batch: BatchId, sources: Sequence[int] | Non
     return None
 
 
-def wait_for_commit(checkpoint: Path, batch: BatchId, alive: Callable[[], bool], timeout_s: float = 60.0) -> bool:
+def wait_for_commit(home: CheckpointHome, batch: BatchId, alive: Callable[[], bool], timeout_s: float = 60.0) -> bool:
     """Wait until Spark has logged `batch` as done; return False when the query ended without doing so.
 
     Raises FlowFailedError after `timeout_s`.
     """
-    path = checkpoint / "commits" / str(batch)
     deadline = time.monotonic() + timeout_s
-    while not path.exists():
+    while not home.has_logged(batch):
         if not alive():
-            return path.exists()
+            return home.has_logged(batch)
         if time.monotonic() > deadline:
+            path = f"{home.location}/commits/{batch}"
             raise FlowFailedError(f"Spark has not logged micro-batch {batch} after {timeout_s:g} s", path=path)
-        time.sleep(0.002)
+        time.sleep(0.05 if home.shared else 0.002)
     return True
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from recovery.base.ids import BatchId
 from recovery.base.untrusted_paths import open_beneath
+from recovery.checkpoint.home import LocalHome
 from recovery.checkpoint.relocate import names_places, relocated
 from recovery.checkpoint.rows import CHUNK_BYTES, Content, HeldFile, checked_row
 from recovery.checkpoint.state_files import StateFiles
@@ -69,6 +70,6 @@ def _last_batch(held: dict[str, HeldFile]) -> BatchId | None:
 
 def _check_whole(directory: Path, held: dict[str, HeldFile], batch: BatchId) -> None:
     """Raise CorruptPartitionError unless every store can be loaded: Spark would fail in the middle of a micro-batch."""
-    missing = StateFiles(directory, {}).needed(batch) - held.keys()
+    missing = StateFiles(LocalHome(directory), {}).needed(batch) - held.keys()
     if missing:
         raise CorruptPartitionError(f"file {min(missing)!r} of Spark's checkpoint is missing")

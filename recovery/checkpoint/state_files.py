@@ -10,18 +10,19 @@ Names with a leading dot are Spark's unfinished files and Hadoop's checksums; ne
 
 from __future__ import annotations
 
-import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from typing import IO
 
 from recovery.base.ids import BatchId
 from recovery.base.untrusted_paths import checked_name
+from recovery.checkpoint.home import CheckpointHome
 from recovery.checkpoint.needed import Chain, StoreFiles, is_version, needed_chain, store_files
+from recovery.checkpoint.operators import missing_store, operators_of
 from recovery.checkpoint.rows import HeldFile
 from recovery.errors import SparkCheckpointError, UnsupportedPlanError
 
@@ -53,10 +54,11 @@ class _Partition:
 class StateFiles:
     """The needed files of `state/`. What it has looked up about a query's layout is kept."""
 
-    checkpoint: Path
+    home: CheckpointHome
     held: Mapping[str, HeldFile]
     _partitions: dict[str, _Partition] = field(default_factory=dict)
     _shared: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _described: dict[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # Spark may remove a held snapshot from the checkpoint at any time: look up the files that it names now.
@@ -72,24 +74,46 @@ class StateFiles:
         """
         held = _by_directory(self.held)
         wanted: set[str] = set()
-        for operator in _listing(self.checkpoint, "state")[0]:
-            for name in _listing(self.checkpoint, f"state/{operator}")[0]:
+        for operator in self.home.listing("state")[0]:
+            for name in self.home.listing(f"state/{operator}")[0]:
                 directory = f"state/{operator}/{name}"
                 found = self._partition(directory) if name.isdecimal() else _Partition((), (directory,))
                 for store in found.stores:
                     wanted.update(self._store(store, held.pop(store, []), batch))
                 for unversioned in found.unversioned:
-                    wanted.update(_unversioned(self.checkpoint, unversioned, batch))
+                    wanted.update(_unversioned(self.home, unversioned, batch))
         if held:
             raise SparkCheckpointError("the directory that holds the state is missing", path=min(held))
         self._shared = {path: shared for path, shared in self._shared.items() if path in wanted}
+        if self.home.shared:
+            self._check_complete(wanted)
         return wanted
+
+    def _check_complete(self, wanted: Collection[str]) -> None:
+        """Raise SparkCheckpointError if a store is missing: an executor has written it to a disk of its own."""
+        operators = operators_of(dict.fromkeys(wanted, 0), self._content)
+        missing = missing_store(dict.fromkeys(wanted, 0), operators)
+        if missing is not None:
+            raise SparkCheckpointError(
+                f"{missing} is missing, although Spark has finished the micro-batch",
+                path=self.home.location,
+                cause="An executor does not see this place as the driver does: on its host the share is not mounted, "
+                "or the path is one of its own disk.",
+                remedy="Name a place that all hosts reach under the same address, and run the same command again: it "
+                "continues from the last closed epoch.",
+            )
+
+    def _content(self, path: str) -> bytes:
+        if path not in self._described:
+            with self.home.opened(path) as file:
+                self._described[path] = file.read()
+        return self._described[path]
 
     def _partition(self, directory: str) -> _Partition:
         if directory not in self._partitions:
             stores, unversioned = [directory], []
             for store in stores:
-                for name in _listing(self.checkpoint, store)[0]:
+                for name in self.home.listing(store)[0]:
                     if name.startswith("_"):
                         unversioned.append(f"{store}/{name}")
                     elif name not in SHARED:
@@ -102,7 +126,7 @@ class StateFiles:
         try:
             chain = self._chain(directory, self._probe(directory, known, version), known, version)
         except SparkCheckpointError:
-            names = _listing(self.checkpoint, directory)[1]
+            names = self.home.listing(directory)[1]
             present = store_files(names, directory)
             if not present.bases and not present.changes and not held:
                 _check_empty(directory, names)
@@ -130,13 +154,12 @@ class StateFiles:
         base, newest = max(held.bases, default=0), max([0, *held.bases, *held.changes])
         if kinds is None or version - base > MOST_PROBED:
             return StoreFiles({}, {})
-        root = f"{self.checkpoint}/{directory}"
         bases = {number: f"{number}.{kinds[0]}" for number in range(base + 1, version + 1)}
         changes = {number: f"{number}.{kinds[1]}" for number in range(newest + 1, version + 1)}
-        exists = os.path.exists
+        exists = self.home.exists
         return StoreFiles(
-            {number: name for number, name in bases.items() if exists(f"{root}/{name}")},
-            {number: name for number, name in changes.items() if exists(f"{root}/{name}")},
+            {number: name for number, name in bases.items() if exists(f"{directory}/{name}")},
+            {number: name for number, name in changes.items() if exists(f"{directory}/{name}")},
         )
 
     def _cost(self, base: str) -> int:
@@ -146,27 +169,14 @@ class StateFiles:
 
     def _size(self, path: str) -> int:
         held = self.held.get(path)
-        return held.size_bytes if held is not None else (self.checkpoint / path).stat().st_size
+        return held.size_bytes if held is not None else self.home.mark(path)[0]
 
     def _shared_files(self, zip_path: str) -> tuple[str, ...]:
         """Return the further files of a RocksDB snapshot, from the description inside it."""
         if zip_path not in self._shared:
-            self._shared[zip_path] = tuple(_named_in(self.checkpoint / zip_path, zip_path.rpartition("/")[0]))
+            with self.home.opened(zip_path) as file:
+                self._shared[zip_path] = tuple(_named_in(file, zip_path))
         return self._shared[zip_path]
-
-
-def _listing(checkpoint: Path, directory: str) -> tuple[list[str], list[str]]:
-    """Return the directories and files in a directory, without hidden ones; empty when it does not exist."""
-    directories: list[str] = []
-    files: list[str] = []
-    try:
-        with os.scandir(checkpoint / directory) as found:
-            for entry in found:
-                if not entry.name.startswith("."):
-                    (directories if entry.is_dir() else files).append(entry.name)
-    except FileNotFoundError:
-        return [], []
-    return directories, files
 
 
 def _check_empty(directory: str, names: list[str]) -> None:
@@ -179,15 +189,15 @@ def _check_empty(directory: str, names: list[str]) -> None:
         )
 
 
-def _unversioned(checkpoint: Path, directory: str, batch: BatchId) -> Iterator[str]:
+def _unversioned(home: CheckpointHome, directory: str, batch: BatchId) -> Iterator[str]:
     """Yield all files below; of those numbered by micro-batch, only up to `batch`."""
-    directories, files = _listing(checkpoint, directory)
+    directories, files = home.listing(directory)
     for name in files:
         numbered = _BY_BATCH.fullmatch(name)
         if numbered is None or int(numbered[1]) <= batch:
             yield f"{directory}/{name}"
     for name in directories:
-        yield from _unversioned(checkpoint, f"{directory}/{name}", batch)
+        yield from _unversioned(home, f"{directory}/{name}", batch)
 
 
 def _by_directory(held: Mapping[str, HeldFile]) -> dict[str, list[str]]:
@@ -199,9 +209,10 @@ def _by_directory(held: Mapping[str, HeldFile]) -> dict[str, list[str]]:
     return found
 
 
-def _named_in(path: Path, directory: str) -> Iterator[str]:
+def _named_in(snapshot: IO[bytes], path: str) -> Iterator[str]:
+    directory = path.rpartition("/")[0]
     try:
-        with zipfile.ZipFile(path) as archive, archive.open("metadata") as file:
+        with zipfile.ZipFile(snapshot) as archive, archive.open("metadata") as file:
             # A few kilobytes may decompress to terabytes.
             described = file.read(MOST_METADATA_BYTES + 1)
     except (zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:

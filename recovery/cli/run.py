@@ -47,6 +47,7 @@ WITH_DIRECTORY = (
     "metrics_port",
     "metrics_host",
     "serve_at",
+    "scratch_directory",
 )
 """Options that need a recovery directory: without their effect the run would not be the intended one."""
 
@@ -92,6 +93,10 @@ WITH_DIRECTORY = (
                    "port.")  # fmt: skip
 @click.option("--py-files", metavar="A.zip,B.py",
               help="On a cluster: modules of the flow to send to the executors.")  # fmt: skip
+@click.option("--scratch", "scratch_directory", metavar="DIR|ADDRESS", envvar="RECOVERY_SCRATCH",
+              help="Where to keep what need not survive the run; by default inside the recovery directory. For the "
+                   "state of Spark's own operators on a cluster: an address that all hosts reach, such as "
+                   "s3a://bucket/scratch or file:///mnt/share/scratch.")  # fmt: skip
 @settings_options
 @threshold_option
 @click.option("--metrics-port", type=click.IntRange(0, 65535), envvar="RECOVERY_METRICS_PORT",
@@ -118,6 +123,7 @@ def run(
     trigger: str | float,
     master: str,
     serve_at: str | None,
+    scratch_directory: str | None,
     py_files: str | None,
     conf: dict[str, str],
     thresholds: dict[str, str],
@@ -156,6 +162,7 @@ def run(
             metrics_port=metrics_port,
             metrics_host=metrics_host,
             serve_at=serve_at,
+            scratch_directory=scratch_directory,
             state_backend=chosen_backend(),
         )
     else:

@@ -16,7 +16,6 @@ from recovery.base.clock import Clock
 from recovery.base.ids import NO_BATCH, BatchId, Epoch, Lease
 from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP
 from recovery.checkpoint.capture import Capture, Captured
-from recovery.checkpoint.position import wait_for_commit
 from recovery.checkpoint.rows import Content
 from recovery.epochs.snapshot import SharedEpochs, SnapshotTime
 from recovery.errors import RecoveryError
@@ -215,7 +214,7 @@ class EpochCloser:
             return False
         # 1
         self.wait()
-        if not wait_for_commit(self._capture.checkpoint, batch, alive):
+        if not self._capture.wait_for_commit(batch, alive):
             batch = BatchId(batch - 1)
             if batch <= self.sealed_batch:
                 return False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,11 @@ from pyspark.sql import SparkSession
 from recovery.errors import ConfigurationError
 
 _MISSING = ("java.io.FileNotFoundException", "org.apache.hadoop.fs.PathNotFoundException")
+_STATUS = re.compile(
+    r"FileStatus\{path=(?P<path>.*?); isDirectory=false; length=(?P<size>\d+);.*?; modification_time=(?P<time>\d+);",
+    re.DOTALL,
+)
+"""A file in the text of a list, as Hadoop writes it."""
 _EXISTS = "org.apache.hadoop.fs.FileAlreadyExistsException"
 
 
@@ -59,6 +65,57 @@ class HadoopFiles:
                     stream.close()
         except FileNotFoundError:
             return None
+
+    def tree(self, directory: Path) -> dict[str, tuple[int, int]]:
+        """Return the files in a directory and below it, by their path in it, with size in bytes and modification time
+        in milliseconds; nothing if it is missing. Names with a leading dot, and what is below them, are left out.
+
+        The answer crosses to this process as one text: a call for each file would take a second for some thousand."""
+        try:
+            with self._reaching(directory):
+                fs, path = self._client(), self._path(directory)
+                within = str(fs.makeQualified(path).toString()).rstrip("/") + "/"
+                assert self._spark is not None
+                jvm: Any = self._spark._jvm
+                listed = jvm.org.apache.hadoop.util.functional.RemoteIterators.toList(fs.listFiles(path, True))
+                count, text = int(listed.size()), str(listed.toString())
+        except FileNotFoundError:
+            return {}
+        found = [(each["path"], int(each["size"]), int(each["time"])) for each in _STATUS.finditer(text)]
+        if len(found) != count or not all(name.startswith(within) for name, _, _ in found):
+            raise OSError(
+                errno.EIO, f"{count} files are listed in a form that is not known", f"{self._address}{directory}"
+            )
+        named = ((name.removeprefix(within), size, time) for name, size, time in found)
+        return {name: (size, time) for name, size, time in named if not f"/{name}".count("/.")}
+
+    def directories(self, directory: Path) -> list[str]:
+        """Return the names of the directories in a directory; nothing if it is missing."""
+        try:
+            with self._reaching(directory):
+                listed = self._client().listStatus(self._path(directory))
+                return [each.getPath().getName() for each in listed if each.isDirectory()]
+        except FileNotFoundError:
+            return []
+
+    def fetch(self, path: Path, target: Path) -> None:
+        """Copy a file to a path of this host, which must be free."""
+        with self._reaching(path):
+            self._client().copyToLocalFile(False, self._path(path), self._local(target), True)
+
+    def put(self, source: Path, path: Path) -> None:
+        """Copy a file of this host. If this is interrupted, the file may be missing or hold a part of the content."""
+        with self._reaching(path):
+            fs = self._client()
+            assert self._spark is not None
+            jvm: Any = self._spark._jvm
+            # Not copyFromLocalFile: for S3A several at a time wait for each other's threads.
+            file = jvm.java.io.File(str(source.absolute()))
+            jvm.org.apache.hadoop.fs.FileUtil.copy(file, fs, self._path(path), False, fs.getConf())
+
+    def _local(self, path: Path) -> Any:
+        assert self._spark is not None, "_client() comes first"
+        return self._new_path(self._spark, f"file:{path.absolute()}")
 
     def create(self, path: Path, data: bytes) -> None:
         """Create or replace a file. If this is interrupted, the file may be missing or hold a part of the data."""

@@ -15,12 +15,16 @@ STARTED_BY_JVM = "PYSPARK_GATEWAY_PORT"
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Resident bytes; None: unknown. Workers are forked, so pages that they share count for each of them."""
+    """Resident bytes; None: unknown. Workers are forked, so pages that they share count for each of them.
+
+    executors_bytes: on a cluster, of all executors together, the most that each has had so far.
+    """
 
     driver_bytes: int | None = None
     jvm_bytes: int | None = None
     workers_bytes: int | None = None
     owner_bytes: int | None = None
+    executors_bytes: int | None = None
 
 
 def measure_memory(pid: int, proc: Path = PROC) -> Memory:
@@ -28,7 +32,7 @@ def measure_memory(pid: int, proc: Path = PROC) -> Memory:
 
     The driver's children are its JVM, whose descendants are Python processes, and on a cluster the owner's process. If
     the JVM has started the driver, as spark-submit does, it is the driver's parent. Executors on other hosts are not
-    covered.
+    covered: Spark reports theirs.
     """
     children: dict[int, list[tuple[int, str]]] = {}
     try:

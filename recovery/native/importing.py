@@ -18,6 +18,7 @@ from recovery.base.clock import Clock
 from recovery.base.ids import BatchId, Epoch
 from recovery.base.reserved import CHECKPOINT_STEP
 from recovery.checkpoint.capture import Captured
+from recovery.checkpoint.home import LocalHome
 from recovery.checkpoint.operators import NativeOperator, missing_store, operators_of
 from recovery.checkpoint.places import (
     CheckpointPlace,
@@ -139,7 +140,7 @@ def _rows(place: CheckpointPlace, checkpoint: Path, batch: BatchId) -> tuple[Cap
     with storage_errors(checkpoint):
         try:
             missing = missing_entry(checkpoint, batch)
-            wanted = position_files(checkpoint, batch) | StateFiles(checkpoint, {}).needed(batch)
+            wanted = position_files(checkpoint, batch) | StateFiles(LocalHome(checkpoint), {}).needed(batch)
             _check_paths(place, wanted)
             held = {path: held_file((checkpoint / path).stat().st_size) for path in wanted}
             staged = {path: checkpoint / path for path in sorted(wanted)}

@@ -124,6 +124,18 @@ def moment(directory: Path, epoch: int | None = None) -> Moment:
     )
 
 
+def moments(directory: Path, epoch: int | None, since: int | None) -> tuple[Moment, Moment | None]:
+    """Return the moment of an epoch, and that of the older epoch `since`, or None. Raises ConfigurationError if `since`
+    is newer."""
+    now = moment(directory, epoch)
+    before = None if since is None else moment(directory, since)
+    if before is not None and before.epoch > now.epoch:
+        raise ConfigurationError(
+            f"epoch {before.epoch} is newer than epoch {now.epoch}", cause="", remedy="Give the older one as `since`."
+        )
+    return now, before
+
+
 def edit_states(
     directory: Path,
     what: str,

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -52,12 +52,14 @@ class OwnerProcess:
         port: int = 0,
         tls_cert: Path | None = None,
         tls_key: Path | None = None,
+        reads: Sequence[Path] | None = None,
         log: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
     ) -> None:
         """Start the process; return when it serves.
 
         store: the address of the partitions on this host. scratch: the execution's directory. bind, port: where to
-        listen; port 0 is a free one. tls_cert, tls_key: PEM files. Raises ConfigurationError if it cannot listen there.
+        listen; port 0 is a free one. tls_cert, tls_key: PEM files. reads: the partitions' files, by index, for a
+        process that only sends rows. Raises ConfigurationError if it cannot listen there.
         """
         tls_context(_text(tls_cert), _text(tls_key))
         self.lease = lease
@@ -81,6 +83,7 @@ class OwnerProcess:
             driver=os.getpid(),
             tls_cert=_text(tls_cert),
             tls_key=_text(tls_key),
+            reads=None if reads is None else [str(path.absolute()) for path in reads],
         )
         self._stopped = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None

@@ -22,6 +22,7 @@ from recovery.errors import ConfigurationError, RecoveryError
 from recovery.owner.tasks import TaskService
 from recovery.storage.connect import allow_open_files
 from recovery.wire import server
+from recovery.wire.service import Service
 
 STACK_BYTES = 1 << 20
 """Of a thread: the default would reserve 8 MiB for each connection."""
@@ -33,7 +34,8 @@ LOOK_S = 1.0
 class Task(msgspec.Struct, frozen=True):
     """What the owner gets on its standard input.
 
-    listener: file descriptor of the listening socket. store: the address of the partitions on this host.
+    listener: file descriptor of the listening socket. store: the address of the partitions on this host. reads: the
+    partitions' files, by index, for an owner that only sends rows.
     """
 
     task_key: str
@@ -46,6 +48,7 @@ class Task(msgspec.Struct, frozen=True):
     driver: int
     tls_cert: str | None = None
     tls_key: str | None = None
+    reads: list[str] | None = None
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -92,13 +95,22 @@ def _server(task: Task) -> server.OwnerServer:
     listener.settimeout(None)
     return server.OwnerServer(
         listener,
-        TaskService(task.store, Path(task.scratch)),
+        _service(task),
         bytes.fromhex(task.task_key),
         Lease(ExecutionNumber(task.number), task.id),
         task.count,
         tls=tls_context(task.tls_cert, task.tls_key),
         log=_log,
     )
+
+
+def _service(task: Task) -> Service:
+    if task.reads is None:
+        return TaskService(task.store, Path(task.scratch))
+    # The owner of a run does without Arrow.
+    from recovery.owner.reading import ReadingService
+
+    return ReadingService([Path(path) for path in task.reads])
 
 
 def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:

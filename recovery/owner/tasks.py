@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from recovery.errors import OwnerRefusedError
 from recovery.owner.spool import Memory, MessageSpool
 from recovery.storage.reach import reach
 from recovery.storage.seam import TaskStore
+from recovery.wire.messages import Rows
 
 
 class TaskService:
@@ -37,3 +39,7 @@ class TaskService:
             yield spool
         finally:
             spool.close()
+
+    def rows(self, call: Rows) -> Iterator[bytes]:
+        """Refuse: a long reading would take turns from the tasks of the run."""
+        raise OwnerRefusedError(f"the owner of a run does not send rows of step {call.step!r}")

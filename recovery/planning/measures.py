@@ -78,7 +78,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     pause_s: the part of that and of the sealing during which the stream stopped.
     collect_s: of the slowest partition. resume_s: of the execution: reading, planning and restoring the position.
     memory_…: resident bytes of the driver's Python, of its JVM, of Spark's Python workers, and on a cluster of the
-        owner's process; None: unknown.
+        owner's process and of executors; None: unknown.
     operators: the rows in the state of Spark's own operators after micro-batch `batch`, by operator number; an absent
         operator is unknown.
     native: the work of these operators in the epoch's micro-batches, by operator number; None: not measured.
@@ -106,6 +106,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     memory_jvm_bytes: Number | None = None
     memory_workers_bytes: Number | None = None
     memory_owner_bytes: Number | None = None
+    memory_executors_bytes: Number | None = None
     steps: dict[str, StepSize] = {}
     operators: dict[Number, Number] = {}
     native: dict[Number, OperatorWork] | None = {}

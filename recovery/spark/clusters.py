@@ -1,4 +1,4 @@
-"""What a Spark master means: one host, or a cluster whose hosts share no files.
+"""What a Spark master means: one host, or a cluster whose hosts share no files, and where its tasks reach the driver's.
 
 On a cluster tasks reach the recovery partitions over the network. What else they would write or read as files of the
 driver's host is refused before anything starts: `REFUSALS` lists all of it.
@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from recovery.base.addresses import looks_like_address
+from recovery.base.addresses import host_and_port, looks_like_address
 from recovery.errors import ConfigurationError, RecoveryError, UnsupportedPlanError
+from recovery.owner.process import OwnerProcess
 from recovery.sinks import AllKeysSink, DeltaSink, FileSink
+from recovery.wire.address import DEADLINE_S
 
 _ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
 _CLUSTER = re.compile(r"spark://[\w.:,\[\]-]+|yarn|k8s://[^\s]+")
 DEPLOY_MODE = "spark.submit.deployMode"
 PARALLELISM = "spark.default.parallelism"
 INSTANCES, CORES = "spark.executor.instances", "spark.executor.cores"
+ANY = ("0.0.0.0", "::")
+"""Addresses to listen at that no task can reach."""
 
 
 def is_cluster(master: str) -> bool:
@@ -64,6 +68,32 @@ def task_limit(master: str, settings: Mapping[str, str], parallelism: int) -> in
     if not all(text.isdecimal() and int(text) for text in given):
         return None
     return int(given[0]) * int(given[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Where and how a process beside the driver serves the tasks of a cluster.
+
+    at: "HOST:PORT" or ":PORT"; None: at spark.driver.host and a free port. deadline_s: how long a task tries to reach
+    it.
+    """
+
+    at: str | None = None
+    deadline_s: float = DEADLINE_S
+
+    def at_a_free_port(self) -> Serving:
+        """Return the same for a further process on this host."""
+        return replace(self, at=None if self.at is None else f"{host_and_port(self.at)[0]}:0")
+
+    def start(self, settings: Mapping[str, str], make: Callable[..., OwnerProcess]) -> tuple[OwnerProcess, str]:
+        """Start the process; return it with its address for tasks. settings: of the session. make: makes the process,
+        as OwnerProcess does, where it is told to listen. Raises ConfigurationError if nothing can listen there."""
+        driver = settings.get("spark.driver.host", "localhost")
+        given, port = host_and_port(self.at or ":0")
+        bind = given or settings.get("spark.driver.bindAddress", driver)
+        owner = make(bind=bind.strip("[]"), port=port)
+        host = driver if bind.strip("[]") in ANY else given or driver
+        return owner, owner.address(host.strip("[]"), deadline_s=self.deadline_s)
 
 
 class Input(NamedTuple):
@@ -123,7 +153,7 @@ def _all_keys_sink(planned: Planned) -> str | None:
 
 
 def _native_state(planned: Planned) -> str | None:
-    if not planned.keeps_native_state:
+    if not planned.keeps_native_state or looks_like_address(planned.checkpoint):
         return None
     return f"Spark's own operators would keep their state in {planned.checkpoint}, a directory of the driver's host"
 
@@ -134,11 +164,6 @@ def _appended(planned: Planned) -> str | None:
         if each.format == "appended" and not shared:
             return f"the source 'appended' reads {each.options.get('path', '')!r}, files of the driver's host"
     return None
-
-
-def _own_format(planned: Planned) -> str | None:
-    found = any(each.format == "recovery" for each in planned.inputs)
-    return 'the flow reads format("recovery"), recovery partitions of the driver\'s host' if found else None
 
 
 REFUSALS = (
@@ -162,8 +187,8 @@ REFUSALS = (
     Refusal(
         _native_state,
         "Executors write that state, each to a disk of its own, and it would be lost.",
-        "Keep the state in a step: recovery.stateful, stateful_arrow or aggregate; or run on one host: "
-        "--master 'local[*]'.",
+        "Give it a place that all hosts reach: --scratch s3a://bucket/scratch, or file:///mnt/share/scratch for a "
+        "mount of all hosts; or keep the state in a step: recovery.stateful, stateful_arrow or aggregate.",
         UnsupportedPlanError,
     ),
     Refusal(
@@ -171,12 +196,6 @@ REFUSALS = (
         "Executors read the files that the driver plans, and have disks of their own.",
         'Put the files on a mount that all hosts have under the same path, and say so: .option("sharedFiles", "true"); '
         "or send the lines through Kafka.",
-    ),
-    Refusal(
-        _own_format,
-        "Executors do not have the files of the partitions.",
-        "Write the states out first, with recovery state export or a run on one host, and read that.",
-        UnsupportedPlanError,
     ),
 )
 """All that is refused on a cluster."""

@@ -136,7 +136,7 @@ def _read(step: StepId, batch: BatchId, wanted: Mapping[PartitionIndex, tuple[st
     channel.send(Kind.CALL, messages.encode(messages.Read(step, batch, dict(wanted))))
     found: list[str | None] = []
     while True:
-        kind, body = _next(channel)
+        kind, body = next_message(channel)
         if kind != Kind.STATES:
             break
         found += messages.read_states(body)
@@ -180,23 +180,23 @@ def _simple(call: messages.AnyCall, kind: Any, channel: Channel) -> Any:
 
 
 def _answer(channel: Channel, kind: Any) -> Any:
-    found, body = _next(channel)
+    found, body = next_message(channel)
     if found != Kind.ANSWER:
         raise WireError(f"a message of kind {found} instead of an answer")
     return messages.read_answer(body, kind)
 
 
-def _next(channel: Channel, most: int = VALUE_BYTES) -> tuple[int, bytes]:
+def next_message(channel: Channel, most: int = VALUE_BYTES) -> tuple[int, bytes]:
     """Return the next message that tells more than progress. Raises what the owner refuses with."""
     while True:
         kind, body = channel.message(most)
         if kind == Kind.REFUSAL:
-            raise _RefusedError(messages.read_first(body, messages.Refusal))
+            raise RefusedError(messages.read_first(body, messages.Refusal))
         if kind != Kind.PROGRESS:
             return kind, body
 
 
-class _RefusedError(Exception):
+class RefusedError(Exception):
     """The owner refused a call; the connection can be used further."""
 
     def __init__(self, refusal: messages.Refusal) -> None:
@@ -241,7 +241,7 @@ class Lines:
         line = self._take()
         try:
             result = line.call(work)
-        except _RefusedError as refused:
+        except RefusedError as refused:
             self._give(line)
             raise messages.as_error(refused.refusal, self._address.location) from None
         except BaseException:
@@ -324,7 +324,7 @@ class Line:
             self._prove(channel)
             channel.until_s = None
             wait_at_most(channel.sock, SILENCE_S)
-        except _RefusedError as refused:
+        except RefusedError as refused:
             channel.close()
             error = messages.as_error(refused.refusal, address.location)
             if isinstance(error, OwnerRefusedError):
@@ -374,7 +374,7 @@ class Line:
     def _expect(self, channel: Channel, kind: Kind, content: Any) -> Any:
         """Return the content of the next message. What is no message of the protocol comes from something else."""
         try:
-            found, body = _next(channel, HELLO_BYTES)
+            found, body = next_message(channel, HELLO_BYTES)
             if found != kind:
                 raise WireError(f"a message of kind {found} instead of {kind.name}")
             return messages.read_first(body, content)

@@ -15,6 +15,7 @@ import msgspec
 from recovery.base.ids import BatchId, PartitionIndex, StepId
 from recovery.base.printable import one_line
 from recovery.errors import RecoveryError, StorageError, error_named
+from recovery.planning.resume import Cut
 from recovery.storage.seam import BatchCount, Changes
 from recovery.wire.frames import MESSAGE_BYTES, VALUE_BYTES, WireError
 
@@ -108,6 +109,20 @@ class Gathered(Call, frozen=True, tag=5):
     note: bool
 
 
+class Rows(msgspec.Struct, frozen=True, array_like=True, tag_field="call", tag=6):
+    """Begins to read the rows of a step in one partition as of a cut; since: an older cut, to read what has changed.
+    Answered, as `More` is, by a ROWS message, which is empty at the end."""
+
+    step: StepId
+    partition: PartitionIndex
+    cut: Cut
+    since: Cut | None = None
+
+
+class More(msgspec.Struct, frozen=True, array_like=True, tag_field="call", tag=7):
+    """Asks for the next ROWS message. So a client that is slow fills no memory, neither here nor there."""
+
+
 class End(msgspec.Struct, frozen=True, array_like=True):
     """The end of an apply. messages: their number for each partition. size_bytes: of all together."""
 
@@ -115,7 +130,7 @@ class End(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
 
 
-AnyCall = Read | Apply | Withdraw | Due | Gathered
+AnyCall = Read | Apply | Withdraw | Due | Gathered | Rows | More
 _ChangesBody = tuple[bool, int, tuple[str, ...]]
 
 _encoder = msgspec.msgpack.Encoder()

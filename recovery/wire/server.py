@@ -19,7 +19,7 @@ from typing import Any
 
 from recovery.base.ids import Lease, PartitionIndex
 from recovery.errors import LeaseLostError, OwnerRefusedError, RecoveryError, StorageError
-from recovery.storage.seam import Changes, TaskStore
+from recovery.storage.seam import Changes
 from recovery.wire import messages
 from recovery.wire.frames import (
     HELLO_BYTES,
@@ -34,6 +34,7 @@ from recovery.wire.frames import (
     wait_at_most,
 )
 from recovery.wire.proof import is_proof, new_nonce, proof
+from recovery.wire.rows import RowsUnderWay
 from recovery.wire.service import Aside, Service
 
 MOST_CONNECTIONS = 2000
@@ -156,6 +157,7 @@ class Session:
         self._server = server
         self._peer = peer
         self._sending = threading.Lock()
+        self._rows = RowsUnderWay()
         self._works = False
         self._cancelled = False
         self._ended = threading.Event()
@@ -175,6 +177,7 @@ class Session:
             self._server.log("".join(traceback.format_exception(error)).rstrip())
         finally:
             self._server.forget(self)
+            self._rows.end()
             self.channel.close()
             self._ended.set()
 
@@ -305,6 +308,8 @@ class Session:
                 self._apply(call)
             elif isinstance(call, messages.Read):
                 self._read(call)
+            elif isinstance(call, messages.Rows | messages.More):
+                self._send_rows(call)
             else:
                 self._answer(self._simple(call))
         except (OSError, WireError):
@@ -316,7 +321,7 @@ class Session:
             self._refuse(error)
 
     def _simple(self, call: messages.AnyCall) -> Any:
-        with self._turn() as store:
+        with self._turn(), self._server.service.store() as store:
             if isinstance(call, messages.Withdraw):
                 return store.withdraw(call.step, call.batch, self._own(call.partitions))
             if isinstance(call, messages.Due):
@@ -333,7 +338,7 @@ class Session:
             average = averages.get(call.step)
             most = FIRST_KEYS if average is None else max(1, min(MOST_KEYS, int(MESSAGE_BYTES / (average + 1))))
             some = _first_keys(left, most)
-            with self._turn() as store:
+            with self._turn(), self._server.service.store() as store:
                 found = store.read(call.step, call.batch, some)
                 states = [state for partition in some for state in found[partition]]
                 body = messages.encode(states)
@@ -345,6 +350,16 @@ class Session:
             with self._sending:
                 self.channel.put(Kind.STATES, body)
         self._answer(sent)
+
+    def _send_rows(self, call: messages.Rows | messages.More) -> None:
+        """Answer with the next rows. Between two calls they wait in their transaction, without a turn."""
+        if isinstance(call, messages.Rows):
+            self._own((call.partition,))
+            self._rows.begin(self._server.service.rows(call))
+        with self._turn():
+            body = self._rows.next()
+        with self._sending:
+            self.channel.send(Kind.ROWS, body)
 
     def _apply(self, call: messages.Apply) -> None:
         self._own(call.partitions)
@@ -364,7 +379,7 @@ class Session:
             for partition, number in zip(call.partitions, end.messages, strict=True):
                 changes[partition] = aside.changes(begin, begin + number)
                 begin += number
-            with self._turn() as store:
+            with self._turn(), self._server.service.store() as store:
                 store.apply(call.step, call.batch, changes, call.count)
         self._answer(None)
 
@@ -387,16 +402,15 @@ class Session:
         return messages.read_end(body)
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[TaskStore]:
-        """Wait for a turn and return a store, unless the client has gone meanwhile."""
+    def _turn(self) -> Iterator[None]:
+        """Wait for a turn, unless the client has gone meanwhile."""
         self._set_working(True)
         try:
             with self._server.turns:
                 if self._cancelled or self.channel.has_ended():
                     raise ConnectionAbortedError("the client has gone")
                 try:
-                    with self._server.service.store() as store:
-                        yield store
+                    yield
                 except OSError as error:
                     # Not one of the connection.
                     raise StorageError(str(error)) from error

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from recovery.storage.seam import Changes, TaskStore
+from recovery.wire.messages import Rows
 
 
 class Aside(Protocol):
@@ -44,4 +45,8 @@ class Service(Protocol):
 
     def aside(self) -> contextlib.AbstractContextManager[Aside]:
         """Return room for the messages of one apply."""
+        ...
+
+    def rows(self, call: Rows) -> Iterator[bytes]:
+        """Yield the rows that a call asks for as ROWS messages, none of which is empty."""
         ...

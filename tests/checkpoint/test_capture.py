@@ -12,6 +12,7 @@ import pytest
 
 from recovery.base.ids import BatchId
 from recovery.checkpoint.capture import Capture
+from recovery.checkpoint.home import LocalHome
 from recovery.checkpoint.restore import restore
 from recovery.checkpoint.rows import CHUNK_BYTES, HeldFile, file_of, held_file, row_keys
 from recovery.errors import CorruptPartitionError, SparkCheckpointError, UnsupportedPlanError
@@ -25,7 +26,7 @@ class Query:
         self.checkpoint = root / "checkpoint"
         self.staging = root / "staging"
         self.rows: dict[str, str | bytes] = {}
-        self.capture = Capture(self.checkpoint, {}, staging=self.staging)
+        self.capture = Capture(LocalHome(self.checkpoint), {}, staging=self.staging)
 
     def close(self, batch: int) -> dict[str, str | bytes | None]:
         """An epoch as of `batch`; what it changed."""
@@ -75,7 +76,7 @@ def test_what_a_connector_writes_again_is_taken_again(query, tmp_path):
         query.restored(tmp_path / str(batch))
         assert (tmp_path / str(batch) / "sources/0/progress/current").read_text() == content
     made = restore(query.rows.items(), tmp_path / "again")
-    query.checkpoint, query.capture = tmp_path / "again", Capture(tmp_path / "again", made.held, made.stale)
+    query.checkpoint, query.capture = tmp_path / "again", Capture(LocalHome(tmp_path / "again"), made.held, made.stale)
     write(query.checkpoint, "sources/0/progress/current", "after it")
     log(query.checkpoint, 4)
     changes = query.close(4)
@@ -276,7 +277,7 @@ def test_a_snapshot_that_is_held_may_be_removed(query, tmp_path):
     query.close(0)
     made = restore(query.rows.items(), tmp_path / "anew")
     query.checkpoint = tmp_path / "anew"
-    query.capture = Capture(query.checkpoint, made.held, staging=query.staging)
+    query.capture = Capture(LocalHome(query.checkpoint), made.held, staging=query.staging)
     for batch in (1, 2):
         log(query.checkpoint, batch)
         write(query.checkpoint, f"{store}/{batch + 1}.changelog", "c")
@@ -320,7 +321,7 @@ def test_a_restored_checkpoint_is_continued(query, tmp_path):
     assert made.batch == 0
     assert made.held["state/0/0/1.delta"] == HeldFile(2 * CHUNK_BYTES, 2)
     query.checkpoint = tmp_path / "anew"
-    query.capture = Capture(query.checkpoint, made.held, staging=query.staging)
+    query.capture = Capture(LocalHome(query.checkpoint), made.held, staging=query.staging)
     log(query.checkpoint, 1)
     delta(query, 2)
     assert {key for key in query.close(1) if key.startswith("state")} == {"state/0/0/2.delta"}

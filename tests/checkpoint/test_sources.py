@@ -9,6 +9,7 @@ import random
 import pytest
 
 from recovery.checkpoint.capture import Capture
+from recovery.checkpoint.home import LocalHome
 from recovery.checkpoint.position import missing_entry, position_files
 from recovery.checkpoint.restore import restore
 from recovery.checkpoint.rows import CHUNK_BYTES
@@ -35,7 +36,7 @@ def saved(rows, layout, directory, batch, write=lambda _: None):
     checkpoint = directory / "checkpoint"
     places = places_of(layout, [name.startswith("tick") for name in layout])
     restored = fit_sources(restore(rows.items(), checkpoint), checkpoint, places)
-    capture = Capture(checkpoint, restored.held, restored.stale, sources=places.ids)
+    capture = Capture(LocalHome(checkpoint), restored.held, restored.stale, sources=places.ids)
     (checkpoint / f"offsets/{batch}").write_text((checkpoint / f"offsets/{restored.batch}").read_text())
     (checkpoint / f"commits/{batch}").write_text("v1")
     write(checkpoint)
@@ -187,7 +188,7 @@ def test_whatever_changes_each_source_goes_on_from_one_that_may_be_it(tmp_path, 
         assert {path: rows[path] for path in held} == {path: present[path] for path in held}
         assert {path for path in rows if path.startswith("sources/")} - held <= fitted.stale
         # Saved as it is, before any micro-batch, it is the same again.
-        again = after_saving(rows, Capture(home, fitted.held, fitted.stale, sources=after.numbers).take(9))
+        again = after_saving(rows, Capture(LocalHome(home), fitted.held, fitted.stale, sources=after.numbers).take(9))
         assert again["offsets/9"].split("\n")[2:] == found
         assert {path: text for path, text in again.items() if path.startswith("sources/")} == present
     assert 20 < refused < 180

@@ -56,6 +56,15 @@ class Lab:
         command += ["--master", self.cluster.master]
         for each in (*SMALL, *IMPATIENT, f"spark.driver.host={self.network.driver.address}"):
             command += ["--conf", each]
+        return self._started(command, db, environment)
+
+    def python(self, script: str, db: Path, *arguments: object) -> Run:
+        """Start a script of tests/flows on the driver's host, which makes a session of its own. Its arguments are the
+        master, the driver's address and `db`, then these."""
+        command = [sys.executable, FLOWS / script, self.cluster.master, self.network.driver.address, db, *arguments]
+        return self._started(command, db, {})
+
+    def _started(self, command: list[Any], db: Path, environment: dict[str, str]) -> Run:
         kept = ("PATH", "JAVA_HOME", "JAVA_TOOL_OPTIONS", "TMPDIR")
         given = {name: os.environ[name] for name in kept if name in os.environ}
         given |= {"PYTHONPATH": str(ROOT), **environment}

@@ -14,7 +14,7 @@ import pytest
 from recovery import init_partitions
 from tests.cluster.support import assert_exact, batches_in, counts_in
 from tests.flows.cluster import truth
-from tests.stores import state_at, window
+from tests.stores import paths_of, query, state_at, window
 
 
 @pytest.fixture
@@ -32,6 +32,9 @@ def test_a_word_count_outlives_a_host(make_lab, db):
     lab.network.hosts[0].crash()
     run.succeed()
     assert assert_exact(db, 2000) == 5
+    [(measure,)] = query(paths_of(db)[0], "SELECT content FROM measures ORDER BY measure_id DESC LIMIT 1")
+    for process in ("driver", "owner", "executors"):
+        assert json.loads(measure)[f"memory_{process}_bytes"] > 10_000_000
 
 
 @pytest.mark.long

@@ -23,6 +23,7 @@ from recovery.base.clock import Clock, SystemClock
 from recovery.base.ids import BatchId
 from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP
 from recovery.checkpoint.capture import Capture
+from recovery.checkpoint.home import LocalHome
 from recovery.checkpoint.restore import restore
 from recovery.epochs.closer import ClosingHooks, ClosingSettings, Contributor, EpochCloser
 from recovery.epochs.execution import new_execution
@@ -112,7 +113,7 @@ class MiniRun:
             self.store,
             self.lease,
             plan,
-            Capture(self.checkpoint, restored.held),
+            Capture(LocalHome(self.checkpoint), restored.held),
             (delivery, FlowLoads(None, clock), *contributors),
             ClosingSettings(
                 snapshot_interval_s=config.snapshot_interval_s,

@@ -1,6 +1,7 @@
 """Flows for a cluster, and the plain loop that gives what they must. Their input is made by the tasks themselves: row
 number i has the key of `key_of(i)`, so no host needs a file."""
 
+import json
 import os
 import signal
 import time
@@ -168,9 +169,6 @@ def refused(what, path):
         frame = rows(spark, 10).transform(stateful("counts", key="key", update=count, output="key string, n long"))
         if what == "native":
             return rows(spark, 10).groupBy("key").count()
-        if what == "recovery":
-            states = spark.read.format("recovery").option("step", "counts").load(path)
-            return frame.join(states.select("key"), "key")
         return frame
 
     sinks = {
@@ -179,6 +177,34 @@ def refused(what, path):
     }
     mode = "update" if what == "native" else "append"
     return Flow("refused", build, sink=sinks.get(what, DiscardSink)(), output_mode=mode)
+
+
+def joined(path, last=2):
+    """Rows joined with the states of a step of another directory, and counted."""
+
+    def build(spark):
+        states = spark.read.format("recovery").option("step", "counts").load(path)
+        known = rows(spark, 2000).join(states.select("key", "state"), "key").where("state % 2 = 0")
+        return known.transform(stateful("counts", key="key", update=count, output="key string, n long"))
+
+    return Flow("joined", build, sink=ending(last))
+
+
+def native(rows_per_batch=500, last=5, pause_s=0.0):
+    """The rows of each key, counted by Spark's own operator, which puts out all counts after every micro-batch."""
+
+    def build(spark):
+        return rows(spark, rows_per_batch).groupBy("key").count()
+
+    def write(batch, batch_id):
+        found = {row["key"]: row["count"] for row in batch.collect()}
+        print(f"counts {batch_id} {json.dumps(found)}", flush=True)
+        print(f"batch {batch_id}", flush=True)
+        time.sleep(pause_s)
+        if batch_id >= last:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return Flow("native", build, sink=write, output_mode="complete")
 
 
 def helped(last=2):

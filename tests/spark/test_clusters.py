@@ -8,6 +8,7 @@ from recovery import AllKeysSink, ConfigurationError, DiscardSink, FileSink, Rec
 from recovery.spark.clusters import (
     Input,
     Planned,
+    Serving,
     check_master,
     check_one_host,
     check_plan,
@@ -103,7 +104,6 @@ REFUSED = [
         ConfigurationError,
         "Kafka",
     ),
-    (Planned(None, [Input("rate", {}), Input("recovery", {"path": "db"})]), "format", UnsupportedPlanError, "export"),
 ]
 
 
@@ -118,7 +118,8 @@ def test_what_would_write_or_read_the_disk_of_one_host(planned, found, kind, rem
 def test_what_runs_on_a_cluster():
     """Sinks of the driver, shared files, other sources."""
     shared = Input("appended", {"path": "/logs", "sharedfiles": " True "})
-    check_plan(CLUSTER, Planned(DiscardSink(), [shared, Input("kafka", {}), Input("rate", {})]))
+    check_plan(CLUSTER, Planned(None, keeps_native_state=True, checkpoint="s3a://bucket/scratch"))
+    check_plan(CLUSTER, Planned(DiscardSink(), [shared, Input("kafka", {}), Input("recovery", {"path": "db"})]))
 
 
 def test_every_refusal_says_what_to_do():
@@ -128,3 +129,31 @@ def test_every_refusal_says_what_to_do():
             check_plan(CLUSTER, planned)
         assert raised.value.cause
         assert raised.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("at", "settings", "bind", "port", "told"),
+    [
+        (None, {"spark.driver.host": "h"}, "h", 0, "h:9"),
+        (None, {"spark.driver.host": "h", "spark.driver.bindAddress": "0.0.0.0"}, "0.0.0.0", 0, "h:9"),
+        (":7400", {"spark.driver.host": "h"}, "h", 7400, "h:9"),
+        ("10.0.0.9:7400", {"spark.driver.host": "h"}, "10.0.0.9", 7400, "10.0.0.9:9"),
+        ("0.0.0.0:7400", {"spark.driver.host": "h"}, "0.0.0.0", 7400, "h:9"),
+        ("[::]:7400", {"spark.driver.host": "[fd00::1]"}, "::", 7400, "fd00::1:9"),
+    ],
+)  # fmt: skip
+def test_where_tasks_reach_the_driver(at, settings, bind, port, told):
+    """At the driver's name of Spark, or where the settings say; never at an address that stands for all."""
+
+    class Owner:
+        def __init__(self, **given) -> None:
+            self.given = given
+
+        def address(self, host: str, deadline_s: float) -> str:
+            return f"{host}:9 {deadline_s:g}"
+
+    owner, address = Serving(at, 30).start(settings, Owner)
+    assert owner.given == {"bind": bind, "port": port}
+    again, _ = Serving(at, 30).at_a_free_port().start(settings, Owner)
+    assert again.given == {"bind": bind, "port": 0}
+    assert address == f"{told} 30"

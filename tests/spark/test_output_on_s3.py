@@ -41,12 +41,8 @@ def published(server, prefix: str) -> list[tuple]:
     return sorted(rows)
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_killed_while_it_publishes(server, feed, tmp_path, point):
-    """Killed at a step, run again, and gone back: state and output are those of the uninterrupted run."""
-    for seed in range(3):
-        feed.add_random(seed, count=40)
-    prefix = f"out-{point.replace(':', '-')}"
+def s3a_options(server) -> list[str]:
+    """The options of a run by which Spark reaches the server."""
     port = server.parameters.split("127.0.0.1:")[1].split("&")[0]
     settings = {
         "spark.jars": ",".join(map(str, JARS)),
@@ -56,7 +52,16 @@ def test_killed_while_it_publishes(server, feed, tmp_path, point):
         "spark.hadoop.fs.s3a.access.key": "key",
         "spark.hadoop.fs.s3a.secret.key": "not-a-real-secret",
     }
-    options = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    return [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_while_it_publishes(server, feed, tmp_path, point):
+    """Killed at a step, run again, and gone back: state and output are those of the uninterrupted run."""
+    for seed in range(3):
+        feed.add_random(seed, count=40)
+    prefix = f"out-{point.replace(':', '-')}"
+    options = s3a_options(server)
     target = f"{FLOW}:make({str(feed.path)!r}, 0.0, 's3a://{BUCKET}/{prefix}')"
     options += ["-s", "0", "-b", "1h", "--trigger", "available-now"]
     init_partitions(tmp_path / "db", 2)

@@ -19,7 +19,7 @@ from recovery.config import DEFAULT_MASTER
 from recovery.errors import SparkUnavailableError
 from recovery.host import private
 from recovery.spark.clusters import check_master, is_cluster
-from recovery.spark.jvm import local_files
+from recovery.spark.jvm import executors, local_files
 from recovery.spark.jvm.class_archive import archive_options, archive_path
 from recovery.spark.jvm.java import choose_java, java_home
 from recovery.spark.jvm.launch import LaunchError, end, launch, user_options
@@ -111,7 +111,8 @@ def _of_master(master: str) -> dict[str, str]:
     if not is_cluster(master):
         return {**DEFAULTS_OF_ONE_HOST, **_daemon(), **_private(master)}
     # Spark puts sockets into the JVM's directory for temporary files, on the driver's host too.
-    return {} if private.sockets() == private.home() else {"spark.python.unix.domain.socket.enabled": "false"}
+    sockets = {} if private.sockets() == private.home() else {"spark.python.unix.domain.socket.enabled": "false"}
+    return {**executors.REPORTED, **sockets}
 
 
 def _private(master: str) -> dict[str, str]:

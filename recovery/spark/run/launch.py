@@ -6,7 +6,6 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -40,14 +39,15 @@ def launch(
     process: Callable[[DataFrame, int], None],
     *,
     name: str,
-    checkpoint: Path,
+    checkpoint: str,
     address: str,
     trigger: str | Interval | None,
     started: Callable[[Any], None],
 ) -> None:
     """Start Spark's query: it passes its micro-batches to `process`, and its tasks find the partitions at `address`.
 
-    started: called with the query immediately, so that it can be stopped whatever happens next.
+    checkpoint: the URI of Spark's checkpoint. started: called with the query immediately, so that it can be stopped
+    whatever happens next.
     """
     spark = bound.frame.sparkSession
     told = {ADDRESS_PROPERTY: address, TASKS_PROPERTY: str(bound.tasks), **retry_properties(spark.sparkContext)}
@@ -58,8 +58,7 @@ def launch(
     try:
         with _session_settings(spark, {**SETTINGS, **(UNCHECKED if bound.steps else {})}):
             writer = bound.frame.writeStream.foreachBatch(process).outputMode(bound.output_mode)
-            # Hadoop takes the path literally: an escaped path would name another directory.
-            writer = writer.option("checkpointLocation", f"file:{checkpoint.absolute()}")
+            writer = writer.option("checkpointLocation", checkpoint)
             started(_triggered(writer, trigger).queryName(_free_name(spark, name)).start())
     finally:
         for key, value in before.items():

@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from recovery.backup.note import last_backup
@@ -15,10 +15,13 @@ from recovery.base.ids import BatchId
 from recovery.epochs.closer import EpochClosed
 from recovery.errors import RecoveryError
 from recovery.metrics.exposition import About, Family, exposition, families
+from recovery.metrics.memory import Memory, measure_memory
 from recovery.metrics.meter import Meter
 from recovery.planning.health import Finding, parse_targets, unsaved_s
 from recovery.planning.measures import Measure
 from recovery.planning.values import Execution
+from recovery.spark.clusters import is_cluster
+from recovery.spark.jvm.executors import executors_bytes
 from recovery.spark.run.events import RunSummary
 from recovery.spark.run.operator_rows import OperatorReports
 from recovery.spark.run.prepare import Prepared
@@ -35,14 +38,14 @@ class InputCount:
         self,
         meter: Meter,
         summary: RunSummary,
-        native_state: Path,
+        native_state: bool,
         batch: BatchId,
         ticks: Sequence[bool],
         on_counted: Callable[[BatchId, int], None],
     ) -> None:
-        """native_state: the directory where Spark's own operators keep their state. batch: the newest micro-batch that
-        is already counted. ticks: which of Spark's sources wakes steps for their timeouts; its rows are not input.
-        on_counted: called once for each micro-batch, with its rows."""
+        """native_state: whether Spark's own operators keep state. batch: the newest micro-batch that is already
+        counted. ticks: which of Spark's sources wakes steps for their timeouts; its rows are not input. on_counted:
+        called once for each micro-batch, with its rows."""
         self.batch = batch
         self._meter = meter
         self._summary = summary
@@ -83,7 +86,7 @@ class InputCount:
 
         over: waits that many seconds; returns whether nothing more will come.
         """
-        if not (self._reports and self._native_state.is_dir()):
+        if not (self._reports and self._native_state):
             return
         with contextlib.suppress(Exception):
             for _ in range(PROGRESS_LOOKS):
@@ -101,6 +104,13 @@ def input_rows(progress: Mapping[str, Any], ticks: Sequence[bool]) -> int:
     sources = progress["sources"]
     woken = sum(each["numInputRows"] for each, tick in zip(sources, ticks, strict=False) if tick)
     return int(progress["numInputRows"] - woken)
+
+
+def run_memory(context: Any) -> Callable[[int], Memory]:
+    """Return what measures the memory of a run: of the driver's host, and on a cluster of the executors, too."""
+    if not is_cluster(context.master):
+        return measure_memory
+    return lambda pid: replace(measure_memory(pid), executors_bytes=executors_bytes(context))
 
 
 def first_summary(prepared: Prepared, execution: Execution) -> RunSummary:
@@ -126,10 +136,12 @@ class RunMeasures:
         execution: Execution,
         before: Sequence[Execution],
         clock: Clock,
+        memory: Callable[[int], Memory] = measure_memory,
         *,
         native: bool,
     ) -> None:
-        """before: the executions that the partitions already hold. native: whether operators of Spark keep state."""
+        """before: the executions that the partitions already hold. memory: see `run_memory`. native: whether operators
+        of Spark keep state."""
         self._store = store
         self._kept = prepared.temporary is None
         self._directory = prepared.config.path
@@ -138,7 +150,7 @@ class RunMeasures:
         self._executions = (*before, execution)
         self._clock = clock
         self._targets = parse_targets(prepared.config.thresholds)
-        self.meter = Meter(execution.number, clock, self._targets, closes=self._kept, native=native)
+        self.meter = Meter(execution.number, clock, self._targets, memory, closes=self._kept, native=native)
 
     @property
     def url(self) -> str | None:

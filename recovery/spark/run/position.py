@@ -47,14 +47,16 @@ def restore_position(
     renames: Mapping[str, str] | None = None,
     edits: Iterable[StepEdit] = (),
     setting: Callable[[str], str | None] = lambda _: None,
+    location: str | None = None,
 ) -> Position:
     """Write the checkpoint that Spark continues from. Changes nothing in the partitions.
 
     renames: the new names of steps by the old ones. edits: what to do to the state that steps hold. setting: returns
-    the value of a Spark setting in the flow's session, None if it has none. Raises FlowMismatchError or
+    the value of a Spark setting in the flow's session, None if it has none. location: the URI on which Spark starts, if
+    it is not that of `checkpoint`. Raises FlowMismatchError or
     SparkCheckpointError if Spark could not continue from the checkpoint, or would continue from another place.
     """
-    restored = restore(store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), checkpoint)
+    restored = restore(store.driver_rows(CHECKPOINT_STEP, plan.resume_epoch), checkpoint, location)
     recorded = store.driver_values(SOURCES_STEP, plan.resume_epoch).get(PLACES_KEY)
     left_by = recorded if isinstance(recorded, str) else None
     _check_counted(restored, plan, directory)

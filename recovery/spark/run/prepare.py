@@ -13,6 +13,7 @@ from pathlib import Path
 
 from recovery.base import faults
 from recovery.base.clock import Clock
+from recovery.checkpoint.home import CheckpointHome
 from recovery.config import RecoveryConfig, given_backup_interval_s
 from recovery.metrics.endpoint import MetricsEndpoint
 from recovery.operational.flows import FlowRecord
@@ -62,6 +63,8 @@ class Prepared:
         self.check: BackgroundCheck | None = None
         self.record: FlowRecord | None = None
         self.endpoint: MetricsEndpoint | None = None
+        self.home: CheckpointHome | None = None
+        """Where Spark writes its checkpoint; set when the run has one."""
         if config.path.is_dir():
             self.lock.acquire()
         try:
@@ -82,8 +85,9 @@ class Prepared:
 
     @property
     def scratch(self) -> Path:
-        """The directory for what need not survive the execution, Spark's checkpoint among it."""
-        return Path(self.config.scratch_directory or self.config.path / SCRATCH_NAME)
+        """The directory of this host for what need not survive the execution, Spark's checkpoint among it."""
+        given = self.config.scratch_directory
+        return given if isinstance(given, Path) else self.config.path / SCRATCH_NAME
 
     def open_store(self) -> PartitionStore:
         """Open the partitions for writing."""
@@ -105,6 +109,8 @@ class Prepared:
             self.check.cancel()
         if self.record is not None:
             self.record.end(error)
+        if self.home is not None:
+            self.home.discard()
         if self.store is not None:
             self.store.release()
         self.lock.release()

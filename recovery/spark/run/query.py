@@ -6,7 +6,6 @@ import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
@@ -142,7 +141,7 @@ class RecoveryQuery:
 
     # ---- the micro-batch
 
-    def _launch(self, checkpoint: Path, trigger: str | Interval | None) -> None:
+    def _launch(self, checkpoint: str, trigger: str | Interval | None) -> None:
         launch(
             self._bound,
             self._process,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from recovery.base.ids import BatchId
 from recovery.epochs.closer import EpochClosed
@@ -27,12 +26,12 @@ class Reports:
         status: RunStatus,
         observer: Observer | None,
         *,
-        native_state: Path,
+        native_state: bool,
         batch: BatchId,
         ticks: Sequence[bool],
     ) -> None:
-        """native_state: the directory where Spark's own operators keep their state. batch: the last micro-batch of the
-        snapshot that the run resumes from. ticks: which of Spark's sources wakes steps for their timeouts."""
+        """native_state: whether Spark's own operators keep state. batch: the last micro-batch of the snapshot that the
+        run resumes from. ticks: which of Spark's sources wakes steps for their timeouts."""
         self.summary = summary
         self.measures = measures
         self.meter = measures.meter

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recovery.base.addresses import host_and_port
 from recovery.base.task_key import task_key
 from recovery.config import RecoveryConfig
 from recovery.owner.process import OwnerProcess
 from recovery.planning.values import Execution
-from recovery.spark.clusters import is_cluster
+from recovery.spark.clusters import Serving, is_cluster
 from recovery.storage.seam import PartitionStore
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-ANY = ("0.0.0.0", "::")
-"""Addresses to listen at that no task can reach."""
+
+def serving(config: RecoveryConfig) -> Serving:
+    """Return where the settings of a run let tasks of a cluster reach its partitions."""
+    return Serving(config.serve_at, config.owner_deadline_s)
 
 
 class TaskAccess:
@@ -33,18 +35,9 @@ class TaskAccess:
         nothing can listen at the configured address."""
         self.address = store.address(execution.lease)
         self._owner: OwnerProcess | None = None
-        if not is_cluster(context.master):
-            return
-        settings = context.getConf()
-        driver = settings.get("spark.driver.host", "localhost")
-        given, port = host_and_port(config.serve_at or ":0")
-        bind = given or settings.get("spark.driver.bindAddress", driver)
-        count = store.partition_count
-        self._owner = OwnerProcess(
-            self.address, scratch, task_key(), execution.lease, count, bind=bind.strip("[]"), port=port
-        )
-        host = driver if bind in ANY else given or driver
-        self.address = self._owner.address(host.strip("[]"), deadline_s=config.owner_deadline_s)
+        if is_cluster(context.master):
+            make = partial(OwnerProcess, self.address, scratch, task_key(), execution.lease, store.partition_count)
+            self._owner, self.address = serving(config).start(dict(context.getConf().getAll()), make)
 
     @property
     def owner_pid(self) -> int | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from recovery.base import faults
 from recovery.base.ids import NO_BATCH, BatchId, Lease
 from recovery.checkpoint.beginning import take_beginning, with_starts
+from recovery.checkpoint.home import CheckpointHome
 from recovery.checkpoint.offsets import OffsetLog, labels, read_offsets, ticking
 from recovery.checkpoint.position import logged_entry
 from recovery.checkpoint.source_places import SourcePlaces
@@ -41,7 +41,7 @@ class SourceStarts:
         self,
         store: PartitionStore,
         lease: Lease,
-        checkpoint: Path,
+        home: CheckpointHome,
         places: SourcePlaces,
         closer: EpochCloser,
         position: Position,
@@ -49,7 +49,7 @@ class SourceStarts:
         """position: where the run continues, in a checkpoint whose sources are in `places`."""
         self._store = store
         self._lease = lease
-        self._checkpoint = checkpoint
+        self._home = home
         self._places = places
         self._closer = closer
         self._outdated = position.outdated
@@ -59,7 +59,8 @@ class SourceStarts:
         """Make durable the starts of sources that this micro-batch is the first to read. query: the JVM's handle."""
         if not self._waiting:
             return
-        planned, before = (read_offsets(self._checkpoint, BatchId(each)) for each in (batch, batch - 1))
+        self._home.pull(batch)
+        planned, before = (read_offsets(self._home.directory, BatchId(each)) for each in (batch, batch - 1))
         assert planned is not None, f"Spark has planned micro-batch {batch}"
         begin = planned.begun - ticking(self._places, planned) - (before.begun if before is not None else set())
         if begin or self._outdated:
@@ -73,7 +74,7 @@ class SourceStarts:
         self._waiting = planned.begun != planned.offsets.keys()
 
     def _begin_input(self, position: OffsetLog) -> None:
-        beginning = take_beginning(self._checkpoint, position, self._places)
+        beginning = take_beginning(self._home.directory, position, self._places)
         if beginning is not None:
             self._store.begin_input(self._lease, beginning.to_text())
             faults.reach("start.5")

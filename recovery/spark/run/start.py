@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark import SparkContext
@@ -16,29 +15,34 @@ from recovery.base.ids import NO_BATCH
 from recovery.base.intervals import Interval, parse_trigger
 from recovery.base.tracebacks import headline
 from recovery.checkpoint.capture import Capture
-from recovery.config import RecoveryConfig
+from recovery.checkpoint.home import CheckpointHome
+from recovery.checkpoint.places import storage_errors
+from recovery.config import RecoveryConfig, checkpoint_address
 from recovery.epochs.closer import ClosingHooks, ClosingSettings, EpochCloser
 from recovery.epochs.execution import new_execution
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.flow import Flow, check_output_mode
+from recovery.hadoop.home import HadoopHome
 from recovery.sinks import DiscardSink
 from recovery.sinks.delivery import Delivery
-from recovery.spark.clusters import Planned, check_master, check_plan
+from recovery.spark.clusters import Planned, check_master, check_plan, is_cluster
 from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.jvm.errors import as_recovery_error
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan, bind
+from recovery.spark.run.checkpoint_home import checkpoint_home, discard_earlier
 from recovery.spark.run.events import Observer, Resumed
 from recovery.spark.run.launch import setting_of
 from recovery.spark.run.mailboxes import Mailboxes
-from recovery.spark.run.measuring import RunMeasures, first_summary
+from recovery.spark.run.measuring import RunMeasures, first_summary, run_memory
 from recovery.spark.run.position import Position, restore_position, resume_of_sink, step_plan
 from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.query import Begun, RecoveryQuery
 from recovery.spark.run.reports import Reports
-from recovery.spark.run.serving import TaskAccess
+from recovery.spark.run.serving import TaskAccess, serving
 from recovery.spark.run.source_starts import SourceStarts
 from recovery.spark.run.status import RunStatus
+from recovery.spark.sources.formats import register_serving
 
 if TYPE_CHECKING:
     from recovery.flow import SinkLike
@@ -98,12 +102,16 @@ def start_prepared(
     try:
         session = (spark or _active_session(flow_id)) if isinstance(flow, Flow) else flow.sparkSession
         check_classic(session)
-        frame = build_flow(flow, session) if isinstance(flow, Flow) else flow
         context = session.sparkContext
         check_master(context.master, dict(context.getConf().getAll()))
+        if is_cluster(context.master):
+            # So that the flow can read format("recovery").
+            register_serving(session, serving(prepared.config).at_a_free_port())
+        frame = build_flow(flow, session) if isinstance(flow, Flow) else flow
         parse_trigger(trigger)
         bound = bind(frame, prepared.plan.partitions[0].count, output_mode, keeps_position=not prepared.temporary)
-        check_plan(context.master, Planned(sink, bound.inputs, bound.keeps_native_state, str(prepared.scratch)))
+        checkpoint = checkpoint_address(prepared.config) or str(prepared.scratch)
+        check_plan(context.master, Planned(sink, bound.inputs, bound.keeps_native_state, checkpoint))
         prepared.open_store()
         return Beginning(prepared, bound, sink or DiscardSink(), observer, clock).launch(trigger)
     except BaseException as error:
@@ -141,8 +149,9 @@ class Beginning:
         )
         self._mailboxes = Mailboxes(bound.steps, store, execution.lease)
         self._summary = first_summary(prepared, execution)
+        memory = run_memory(bound.frame.sparkSession.sparkContext)
         self._measures = RunMeasures(
-            prepared, store, execution, plan.partitions[0].executions, clock, native=bound.keeps_native_state
+            prepared, store, execution, plan.partitions[0].executions, clock, memory, native=bound.keeps_native_state
         )
         self._steps = step_plan(store, plan, bound, prepared.config)
         self._delivery = Delivery(sink, resume_of_sink(plan, execution, store), recoverable=prepared.temporary is None)
@@ -156,12 +165,12 @@ class Beginning:
         with contextlib.ExitStack() as failed:
             failed.callback(self._delivery.release)
             failed.callback(self._end_access)
-            checkpoint, position = self._begin_execution()
+            home, position = self._begin_execution()
             faults.reach("start.3")
-            reports = self._reports(checkpoint)
-            closer = self._closer(checkpoint, position, reports)
+            reports = self._reports()
+            closer = self._closer(home, position, reports)
             failed.callback(closer.finish)
-            starts = SourceStarts(self._store, self._execution.lease, checkpoint, self._bound.sources, closer, position)
+            starts = SourceStarts(self._store, self._execution.lease, home, self._bound.sources, closer, position)
             closer.begin(self._steps, position.new_rows, laid_out=position.laid_out)
             faults.reach("start.4")
             # Before the stream starts: after that, the partitions belong to the thread that closes epochs.
@@ -173,50 +182,56 @@ class Beginning:
             self._mailboxes.open()
             query = RecoveryQuery(self._begun(reports, closer, starts), clock)
             failed.callback(query._abort)
-            query._launch(checkpoint, trigger)
+            query._launch(home.location, trigger)
             failed.pop_all()
             return query
 
-    def _begin_execution(self) -> tuple[Path, Position]:
+    def _begin_execution(self) -> tuple[CheckpointHome, Position]:
         """Begin the execution; return the scratch checkpoint, and the position that Spark continues from."""
         prepared, bound, plan, store = self._prepared, self._bound, self._plan, self._store
         config = prepared.config
         scratch = store.prepare(self._execution)
-        checkpoint = scratch / "checkpoint"
+        # Without such state only this host writes the checkpoint.
+        address = checkpoint_address(config) if bound.keeps_native_state else None
+        prepared.home = home = checkpoint_home(address, scratch, plan.store_id, self._execution.lease)
         position = restore_position(
-            store, plan, bound.sources, checkpoint, config.path, config.rename_steps, self._steps.edits,
-            partial(setting_of, bound.frame.sparkSession),
+            store, plan, bound.sources, home.directory, config.path, config.rename_steps, self._steps.edits,
+            partial(setting_of, bound.frame.sparkSession), home.location,
         )  # fmt: skip
+        if isinstance(home, HadoopHome):
+            home.put()
         store.start(self._execution, [s.definition.step_id for s in bound.steps], plan.partitions)
         self._access = TaskAccess(bound.frame.sparkSession.sparkContext, store, self._execution, scratch, config)
         prepared.record_run(self._execution, self._clock)
+        with storage_errors(scratch):
+            discard_earlier(address, plan)
         self._delivery.rollback()
-        return checkpoint, position
+        return home, position
 
     def _end_access(self) -> None:
         if self._access is not None:
             self._access.stop()
 
-    def _reports(self, checkpoint: Path) -> Reports:
+    def _reports(self) -> Reports:
         return Reports(
             self._prepared,
             self._summary,
             self._measures,
             self._status,
             self._observer,
-            native_state=checkpoint / "state",
+            native_state=self._bound.keeps_native_state,
             batch=self._plan.snapshot.batch_id if self._plan.snapshot else NO_BATCH,
             ticks=self._bound.sources.ticking,
         )
 
-    def _closer(self, checkpoint: Path, position: Position, reports: Reports) -> EpochCloser:
+    def _closer(self, home: CheckpointHome, position: Position, reports: Reports) -> EpochCloser:
         prepared, bound = self._prepared, self._bound
         assert prepared.check is not None
         return EpochCloser(
             self._store,
             self._execution.lease,
             self._plan,
-            Capture(checkpoint, position.restored.held, position.restored.stale, sources=bound.sources.numbers),
+            Capture(home, position.restored.held, position.restored.stale, sources=bound.sources.numbers),
             # The loads come last: a mark that somebody sets while the sink prepares does not replace the epoch's.
             (self._delivery, self._loads),
             ClosingSettings(

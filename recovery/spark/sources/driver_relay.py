@@ -4,9 +4,11 @@ Spark plans a Python source in a process beside the driver, without a session. W
 driver's JVM the source could do anything, and it would have to reimplement `native_state` in calls of the JVM. So it
 asks the process that registered it, over a socket that only this user can open, and `native_state` itself answers:
 
-1. `schema`: the driver makes the frame, keeps it under a number, and returns its types.
+1. `schema`: the driver makes the frame of native state, keeps it under a number, and returns its types.
 2. `files`: the driver computes the frame, once. The frame's tasks write its rows as Arrow, which has all of Spark's
    types. The source's own tasks read these files.
+3. `rows`, on a cluster: the driver starts a process that sends the rows of a directory's steps to tasks on other hosts,
+   and returns its address and key. It runs until the driver ends, or another Spark context is used.
 
 The files are in the temporary directory of Spark's driver, which Spark removes when its JVM ends. The socket is in a
 directory that only this process uses.
@@ -23,6 +25,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,14 +34,19 @@ import pyarrow
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from recovery.base.ids import ExecutionNumber, Lease
+from recovery.base.task_key import task_key
 from recovery.errors import RecoveryError, StateValueError
 from recovery.host import private
 from recovery.host.durable import PRIVATE
 from recovery.host.peers import of_trusted_user
 from recovery.native.choose import Wanted
+from recovery.operational.step_edits import moments
+from recovery.owner.process import OwnerProcess
+from recovery.spark.clusters import Serving, is_cluster
 from recovery.spark.jvm.versions import as_type
 from recovery.spark.sources.native_source import Address
-from recovery.spark.sources.native_state import first_line, moments, state_frame
+from recovery.spark.sources.native_state import first_line, state_frame
 
 
 @dataclass(slots=True)
@@ -56,6 +64,8 @@ class Relay:
     def __init__(self, spark: SparkSession, sockets: Path) -> None:
         """sockets: a directory that only this user can access, with a path short enough for sockets."""
         self.context = spark.sparkContext
+        self.serving = Serving()
+        self._readers: dict[tuple[Path, ...], tuple[OwnerProcess, str]] = {}
         self._home = Path(tempfile.mkdtemp(prefix="recovery-", dir=self.context._temp_dir))
         self._sessions: list[SparkSession] = []
         self._frames: dict[object, int] = {}
@@ -67,14 +77,20 @@ class Relay:
     def address(self, spark: SparkSession) -> Address:
         """Return the address of this relay for sources that are registered in a session."""
         with self._lock:
-            for number, known in enumerate(self._sessions):
-                if known is spark or known._jsparkSession.equals(spark._jsparkSession):
-                    return Address(str(self._path), number)
-            self._sessions.append(spark)
-            return Address(str(self._path), len(self._sessions) - 1)
+            found = (
+                number
+                for number, known in enumerate(self._sessions)
+                if known is spark or known._jsparkSession.equals(spark._jsparkSession)
+            )
+            number = next(found, len(self._sessions))
+            if number == len(self._sessions):
+                self._sessions.append(spark)
+        return Address(str(self._path), number, is_cluster(self.context.master))
 
     def close(self) -> None:
-        """Stop answering and remove the socket; called once Spark was stopped."""
+        """Stop answering, remove the socket and end the processes; called once Spark was stopped."""
+        for owner, _ in self._readers.values():
+            owner.stop()
         self._server.shutdown()
         self._server.server_close()
         with contextlib.suppress(OSError):
@@ -82,6 +98,8 @@ class Relay:
 
     def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         try:
+            if "rows" in asked:
+                return self._rows(**asked["rows"])
             return self._files(asked["files"]) if "files" in asked else self._schema(**asked["schema"])
         except RecoveryError as error:
             return {"error": error.as_json()}
@@ -111,13 +129,31 @@ class Relay:
                 kept.files = [row.path for row in written]
             return {"files": kept.files}
 
+    def _rows(self, path: str, epoch: int | None, since: int | None) -> dict[str, Any]:
+        now, before = moments(Path(path), epoch, since)
+        with self._lock:
+            if now.paths not in self._readers:
+                # No execution: only this process's tasks have the key and this id.
+                lease = Lease(ExecutionNumber(0), secrets.token_hex(8))
+                make = partial(OwnerProcess, "", self._home, task_key(), lease, len(now.paths), reads=now.paths)
+                self._readers[now.paths] = self.serving.start(dict(self.context.getConf().getAll()), make)
+            address = self._readers[now.paths][1]
+        return {
+            "address": address,
+            "task_key": task_key().hex(),
+            "cut": now.cut,
+            "since": before and before.cut,
+            "partitions": len(now.paths),
+        }
+
 
 _relay: Relay | None = None
 _relay_lock = threading.Lock()
 
 
-def address_for(spark: SparkSession) -> Address | None:
-    """Return the driver's address for a source that is registered in this session; None if no socket can be made."""
+def address_for(spark: SparkSession, serving: Serving | None = None) -> Address | None:
+    """Return the driver's address for a source that is registered in this session; None if no socket can be made.
+    serving: how tasks of a cluster reach the driver's host; None: as before, or by default."""
     global _relay
     sockets = private.sockets() if hasattr(socket, "AF_UNIX") else None
     if sockets is None:
@@ -127,6 +163,8 @@ def address_for(spark: SparkSession) -> Address | None:
             if _relay is not None:
                 _relay.close()
             _relay = Relay(spark, sockets)
+        if serving is not None:
+            _relay.serving = serving
         return _relay.address(spark)
 
 

@@ -1,9 +1,10 @@
-"""Registration of the format `recovery`, so that it can also read the state of Spark's own operators."""
+"""Registration of the format `recovery`, so that it can also read what only the driver's process can give it."""
 
 from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
+from recovery.spark.clusters import Serving
 from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.sources.driver_relay import address_for
 from recovery.spark.sources.state_source import RecoveryDataSource
@@ -11,7 +12,12 @@ from recovery.spark.sources.state_source import RecoveryDataSource
 
 def register(spark: SparkSession) -> None:
     """Register `format("recovery")` in this session, so that it can read the state of Spark's own operators, for which
-    it asks this process. For everything else, Spark finds it and `format("appended")` by itself if the package is
-    installed."""
+    it asks this process, and so that executors on other hosts can read the state of steps. For everything else, Spark
+    finds it and `format("appended")` by itself if the package is installed."""
+    register_serving(spark, None)
+
+
+def register_serving(spark: SparkSession, serving: Serving | None) -> None:
+    """Do the same; serving: how executors on other hosts reach this one, None: by default."""
     check_classic(spark)
-    spark.dataSource.register(RecoveryDataSource.of(address_for(spark)))
+    spark.dataSource.register(RecoveryDataSource.of(address_for(spark, serving)))

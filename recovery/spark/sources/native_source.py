@@ -23,10 +23,12 @@ from recovery.native.choose import Wanted
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The driver's socket, and the number of one of its sessions."""
+    """The driver's socket, and the number of one of its sessions. cluster: whether tasks of the session may run on
+    other hosts."""
 
     path: str
     session: int
+    cluster: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +128,9 @@ def check_is_here(host: str) -> None:
     if host != this_host():
         raise ConfigurationError(
             f'format("recovery") reads files of host {host.partition(" ")[0]}, and a task of it runs on {host_name()}',
-            cause="The session's master is a cluster, whose executors do not have those files.",
-            remedy="Read it in a session of one host: --master 'local[*]'; or write it out there first.",
+            cause="The session's master is a cluster, whose executors do not have those files, and the format was not "
+            "registered in the session: then they are sent through the driver's host.",
+            remedy='Call recovery.register(spark) before spark.read.format("recovery").',
         )
 
 

@@ -24,7 +24,7 @@ from recovery.checkpoint.places import storage_errors
 from recovery.errors import ConfigurationError, StateValueError
 from recovery.native.choose import JOIN_SIDES, Wanted, choose_operator
 from recovery.native.held import held_operators, materialise
-from recovery.operational.step_edits import Moment, moment
+from recovery.operational.step_edits import Moment, moment, moments
 from recovery.spark.clusters import check_one_host
 from recovery.spark.jvm.connect_sessions import check_classic
 
@@ -55,18 +55,6 @@ def native_state(
     """
     path = local_path(directory)
     return state_frame(spark, path, *moments(path, epoch, since), Wanted(operator, store, variable, timers))
-
-
-def moments(directory: Path, epoch: int | None, since: int | None) -> tuple[Moment, Moment | None]:
-    """Return the moment of an epoch, and that of the older epoch `since`, or None. Raises ConfigurationError if `since`
-    is newer."""
-    now = moment(directory, epoch)
-    before = None if since is None else moment(directory, since)
-    if before is not None and before.epoch > now.epoch:
-        raise ConfigurationError(
-            f"epoch {before.epoch} is newer than epoch {now.epoch}", cause="", remedy="Give the older one as `since`."
-        )
-    return now, before
 
 
 def state_frame(spark: SparkSession, directory: Path, now: Moment, before: Moment | None, wanted: Wanted) -> DataFrame:

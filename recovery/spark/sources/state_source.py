@@ -1,45 +1,42 @@
 """`spark.read.format("recovery")`: the state of a step, or of one of Spark's own operators, at any held epoch, or the
-changes between two epochs."""
+changes between two epochs.
+
+On a cluster, tasks read the state of steps from a process beside the driver, and import no SQLite.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow
+from msgspec.structs import replace
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from recovery.base.addresses import local_path
-from recovery.errors import ConfigurationError, StateValueError
+from recovery.base.ids import BatchId, Epoch, PartitionIndex, StepId
+from recovery.errors import ConfigurationError
 from recovery.host.identity import this_host
-from recovery.operational.step_edits import moment
 from recovery.planning.resume import Cut
 from recovery.spark.sources.native_source import (
     Address,
     NativeFrame,
     NativeReader,
+    ask,
     check_is_here,
     native_frame,
     number_of,
 )
-from recovery.storage.history import KeyState, changes_between, states_at
+from recovery.wire.address import OwnerAddress
+from recovery.wire.messages import Rows
+from recovery.wire.rows import read_rows
 
 STATE_SCHEMA = "key string, state string, epoch bigint, timeout timestamp_ltz"
 CHANGE_SCHEMA = "key string, change string, before string, after string"
-LONGEST_MS = (1 << 63) // 1000 - 1
-ROWS_PER_BATCH = 10_000
-
-STATE_ARROW = pyarrow.schema([
-    ("key", pyarrow.string()),
-    ("state", pyarrow.string()),
-    ("epoch", pyarrow.int64()),
-    ("timeout", pyarrow.timestamp("us", tz="UTC")),
-])  # fmt: skip
-CHANGE_ARROW = pyarrow.schema([(name, pyarrow.string()) for name in ("key", "change", "before", "after")])
 
 
 class RecoveryDataSource(DataSource):
@@ -74,7 +71,7 @@ class RecoveryDataSource(DataSource):
         if _is_native(self.options):
             # Use the frame that `schema` chose, so that schema and rows are of one moment.
             return NativeReader(self._native or native_frame(self.options, self.address), schema)
-        return StateReader(dict(self.options))
+        return StateReader(dict(self.options), self.address)
 
 
 @dataclass
@@ -87,66 +84,67 @@ class StatePartition(InputPartition):
     since: Cut | None
 
 
+@dataclass
+class OwnedPartition(InputPartition):
+    """The same on a cluster: the address of the process that sends its rows, the key to it, and what to ask for."""
+
+    address: str
+    task_key: bytes
+    call: Rows
+
+
 class StateReader(DataSourceReader):
     """Reads the cuts that were found when the frame was planned, so that all its rows are of one moment."""
 
-    def __init__(self, options: dict[str, str]) -> None:
+    def __init__(self, options: dict[str, str], address: Address | None) -> None:
         if not options.get("path") or not options.get("step") or "operator" in options:
             raise ConfigurationError(
                 'format("recovery") needs the options path, and step or operator',
                 cause="",
                 remedy='spark.read.format("recovery").option("step", "count").load("db/")',
             )
-        self._directory = local_path(options["path"])
-        self._step = options["step"]
+        self._directory = local_path(options["path"]).absolute()
+        self._step = StepId(options["step"])
         self._epoch = number_of(options, "epoch")
         self._since = number_of(options, "sinceepoch")
+        self._address = address
 
-    def partitions(self) -> list[StatePartition]:
-        now = moment(self._directory, self._epoch)
-        since = None if self._since is None else moment(self._directory, self._since)
-        if since is not None and since.epoch > now.epoch:
-            raise ConfigurationError(
-                f"sinceEpoch {since.epoch} is newer than epoch {now.epoch}", cause="", remedy="Give the older one."
-            )
+    def partitions(self) -> list[InputPartition]:
+        if self._address is not None and self._address.cluster:
+            return self._owned(self._address)
+        from recovery.operational.step_edits import moments
+
+        now, since = moments(self._directory, self._epoch, self._since)
         return [StatePartition(this_host(), path.absolute(), now.cut, since and since.cut) for path in now.paths]
 
+    def _owned(self, address: Address) -> list[InputPartition]:
+        question = {"path": str(self._directory), "epoch": self._epoch, "since": self._since}
+        answer = ask(address, {"rows": question})
+        since = answer["since"]
+        call = Rows(self._step, PartitionIndex(0), _cut(answer["cut"]), since and _cut(since))
+        key = bytes.fromhex(answer["task_key"])
+        return [
+            OwnedPartition(answer["address"], key, replace(call, partition=PartitionIndex(index)))
+            for index in range(answer["partitions"])
+        ]
+
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        if isinstance(partition, OwnedPartition):
+            address = OwnerAddress.parsed(json.loads(partition.address))
+            for body in read_rows(address, partition.task_key, partition.call):
+                with pyarrow.ipc.open_stream(body) as stream:
+                    yield from stream
+            return
         assert isinstance(partition, StatePartition)
         check_is_here(partition.host)
-        if partition.since is None:
-            states = states_at(partition.path, self._step, partition.cut)
-            rows = ((s.key, self._text(s), s.epoch, _micros(s.timeout_ms)) for s in states)
-            yield from _batches(rows, STATE_ARROW)
-            return
-        changes = changes_between(partition.path, self._step, partition.since, partition.cut)
-        kinds = {(True, False): "added", (False, True): "removed", (False, False): "changed"}
-        yield from _batches(
-            (
-                (c.key, kinds[c.before is None, c.after is None], self._text(c.before), self._text(c.after))
-                for c in changes
-            ),
-            CHANGE_ARROW,
-        )
+        from recovery.owner.step_rows import step_rows
 
-    def _text(self, state: KeyState | None) -> str | None:
-        if state is None:
-            return None
-        if isinstance(state.value, bytes):
-            raise StateValueError(f"the value of step {self._step!r} key {state.key!r:.80} is not text", remedy="")
-        return state.value
+        yield from step_rows(partition.path, self._step, partition.cut, partition.since)
 
 
-def _micros(timeout_ms: int | None) -> int | None:
-    """Return a timeout in microseconds for a timestamp column, limited to the column's range."""
-    return None if timeout_ms is None else min(max(timeout_ms, -LONGEST_MS), LONGEST_MS) * 1000
-
-
-def _batches(rows: Iterator[tuple[Any, ...]], schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
-    while chunk := list(islice(rows, ROWS_PER_BATCH)):
-        columns = zip(*chunk, strict=True)
-        arrays = [pyarrow.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
-        yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+def _cut(found: list[Any]) -> Cut:
+    epoch, execution, batch = found
+    return Epoch(epoch), execution, BatchId(batch)
 
 
 def _is_native(options: Mapping[str, str]) -> bool:

@@ -1,0 +1,38 @@
+"""Where Spark writes the checkpoint of a run: on this host, or where executors on all hosts reach it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recovery.base.addresses import file_system
+from recovery.base.ids import Lease
+from recovery.checkpoint.home import CheckpointHome, LocalHome
+from recovery.hadoop.files import HadoopFiles
+from recovery.hadoop.home import HadoopHome
+from recovery.planning.resume import ResumePlan
+
+
+def checkpoint_home(address: str | None, scratch: Path, store_id: str, lease: Lease) -> CheckpointHome:
+    """Return the place of an execution's checkpoint. address: where all hosts reach it; None: only this host writes it,
+    into `scratch`."""
+    found = None if address is None else file_system(address, "scratch_directory")
+    if found is None:
+        return LocalHome(scratch / "checkpoint")
+    system, path = found
+    return HadoopHome(HadoopFiles(system), system, Path(path, _name(store_id, lease)), scratch / "checkpoint")
+
+
+def discard_earlier(address: str | None, plan: ResumePlan) -> None:
+    """Remove what executions of this directory left at the address, because they were killed. Raises OSError."""
+    found = None if address is None else file_system(address, "scratch_directory")
+    if found is not None:
+        system, path = found
+        files = HadoopFiles(system)
+        # Only executions that this directory knows: one of a copy of it may be under way.
+        known = {_name(plan.store_id, each.lease) for each in plan.partitions[0].executions}
+        for name in known.intersection(files.directories(Path(path))):
+            files.delete(Path(path, name))
+
+
+def _name(store_id: str, lease: Lease) -> str:
+    return f"recovery-{store_id}-{lease.number}-{lease.id}"

@@ -1,0 +1,78 @@
+"""Both ends of a connection over which a task reads the rows of a step, for `format("recovery")`."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Generator, Iterator
+from functools import partial
+
+from recovery.errors import OwnerUnreachableError
+from recovery.wire import messages
+from recovery.wire.address import OwnerAddress
+from recovery.wire.client import Line, RefusedError, next_message
+from recovery.wire.frames import VALUE_BYTES, Channel, Kind, WireError
+
+
+def read_rows(address: OwnerAddress, task_key: bytes, call: messages.Rows) -> Iterator[bytes]:
+    """Yield the rows that a call asks for, as the bytes of Arrow streams. The next ones are asked for when these have
+    been taken.
+
+    Until the first have come, the call is made again on new connections, for the address's deadline. Later a broken
+    connection is an OwnerUnreachableError, and Spark runs the task again: rows have no order by which the reading
+    could be taken up. Raises what the owner refuses with.
+    """
+    line = Line(address, task_key)
+    try:
+        body = line.call(partial(_ask, call))
+        while body:
+            yield body
+            assert line.channel is not None
+            body = _ask(messages.More(), line.channel)
+    except RefusedError as refused:
+        raise messages.as_error(refused.refusal, address.location) from None
+    except (OSError, WireError) as error:
+        raise OwnerUnreachableError(
+            f"the owner of the partitions at {address.location} was lost while {socket.gethostname()} read rows of "
+            f"step {call.step!r}: {error or type(error).__name__}",
+        ) from error
+    finally:
+        line.drop()
+
+
+def _ask(call: messages.Rows | messages.More, channel: Channel) -> bytes:
+    channel.send(Kind.CALL, messages.encode(call))
+    kind, body = next_message(channel)
+    if kind != Kind.ROWS:
+        raise WireError(f"a message of kind {kind} instead of rows")
+    return body
+
+
+class RowsUnderWay:
+    """The owner's end: the rows that a connection reads, which wait in their transaction until it asks for more."""
+
+    def __init__(self) -> None:
+        self._rows: Iterator[bytes] | None = None
+
+    def begin(self, rows: Iterator[bytes]) -> None:
+        """Read these from now on."""
+        self.end()
+        self._rows = rows
+
+    def next(self) -> bytes:
+        """Return the next message; empty at the end. Raises the error of the rows."""
+        if self._rows is None:
+            raise WireError("more rows are asked for, and none were before")
+        try:
+            body = next(self._rows, b"")
+            if len(body) > VALUE_BYTES:
+                raise messages.too_large(len(body))
+        except BaseException:
+            self.end()
+            raise
+        return body
+
+    def end(self) -> None:
+        """End the transaction; may be called again."""
+        rows, self._rows = self._rows, None
+        if isinstance(rows, Generator):
+            rows.close()
