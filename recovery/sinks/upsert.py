@@ -174,6 +174,9 @@ class UpsertSink:
             "same_key": " AND ".join(f"s.{quoted(k)} = t.{quoted(k)}" for k in self.key),
         }
 
+    def __repr__(self) -> str:
+        return f"UpsertSink(table={self.table!r}, key={list(self.key)!r})"
+
     # ---- the phases
 
     def check(self, resume: Resume) -> None:

@@ -67,13 +67,16 @@ def test_killed_at_any_moment(feed, tmp_path, server):
     init_partitions(tmp_path / "db", 3)
     arguments = ", ".join(map(repr, (str(feed.path), str(server.home), database.user, database.name)))
     target = f"{ROOT / 'tests/flows/upsert.py'}:make({arguments})"
-    ended = 0
-    for number in range(KILLS):
+    ended, gone_to = 0, set()
+    for _ in range(KILLS):
         for _ in range(6):
             feed.add_random(lot.randrange(10**6), count=40)
-        newest = max(file.description.newest.epoch for file in scan(tmp_path / "db")) if number else 0
-        back = ["--resume-epoch", str(lot.randrange(1, newest + 1))] if newest and lot.random() < 0.2 else []
-        process = recovery_command(target, tmp_path / "db", "-s", "0", "-b", "1h", *back)
+        # A second rewind to the same snapshot would have to be asked for.
+        held = set(range(1, 1 + max(each.description.newest_epoch for each in scan(tmp_path / "db")))) - gone_to
+        back = lot.choice(sorted(held)) if held and lot.random() < 0.2 else None
+        gone_to.add(back)
+        options = [] if back is None else ["--resume-epoch", str(back)]
+        process = recovery_command(target, tmp_path / "db", "-s", "0", "-b", "1h", *options)
         wait_for_batch(process)
         time.sleep(lot.random() ** 2)
         way = lot.choice(["kill", "kill", "kill", "cut", "restart"])

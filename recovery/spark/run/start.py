@@ -26,6 +26,7 @@ from recovery.sinks.delivery import Delivery
 from recovery.spark.clusters import Planned, check_master, check_plan
 from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.jvm.errors import as_recovery_error
+from recovery.spark.jvm.given_sessions import tell_what_is_slower
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan, bind
 from recovery.spark.run.events import Observer, Resumed
@@ -37,6 +38,7 @@ from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.query import Begun, RecoveryQuery
 from recovery.spark.run.reports import Reports
 from recovery.spark.run.serving import TaskAccess
+from recovery.spark.run.shown import notebook_line
 from recovery.spark.run.source_starts import SourceStarts
 from recovery.spark.run.status import RunStatus
 
@@ -98,6 +100,7 @@ def start_prepared(
     try:
         session = (spark or _active_session(flow_id)) if isinstance(flow, Flow) else flow.sparkSession
         check_classic(session)
+        tell_what_is_slower(session)
         frame = build_flow(flow, session) if isinstance(flow, Flow) else flow
         context = session.sparkContext
         check_master(context.master, dict(context.getConf().getAll()))
@@ -202,6 +205,7 @@ class Beginning:
             self._measures,
             self._status,
             self._observer,
+            notebook_line(self._prepared.flow_id),
             native_state=checkpoint / "state",
             batch=self._plan.snapshot.batch_id if self._plan.snapshot else NO_BATCH,
         )
