@@ -79,10 +79,11 @@ class RunSummary:
     exceeded: list[dict[str, Any]] = field(default_factory=list)
     discarded: dict[str, Any] | None = None
 
-    def as_rows(self) -> list[tuple[str, object]]:
-        """Return name and value of what is worth a look."""
-        told = ("directory", "execution", "resume_epoch", "last_epoch", "epochs", "batches", "rows", "states")
-        return [(name.replace("_", " "), getattr(self, name)) for name in told]
-
     def _repr_html_(self) -> str:
-        return html_table(f"flow {self.flow}", [*self.as_rows(), ("seconds", round(self.elapsed_s, 1))])
+        return html_table(f"flow {self.flow}", [*rows_of(self), ("seconds", round(self.elapsed_s, 1))])
+
+
+def rows_of(summary: RunSummary) -> list[tuple[str, object]]:
+    """Return name and value of what is worth a look."""
+    told = ("directory", "execution", "resume_epoch", "last_epoch", "epochs", "batches", "rows", "states")
+    return [(name.replace("_", " "), getattr(summary, name)) for name in told]

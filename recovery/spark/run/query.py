@@ -25,7 +25,7 @@ from recovery.sinks.delivery import Delivery
 from recovery.spark.jvm.errors import JVM_GONE, may_still_close
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan
-from recovery.spark.run.events import BatchDone
+from recovery.spark.run.events import BatchDone, rows_of
 from recovery.spark.run.launch import launch, running, stop_query
 from recovery.spark.run.listener import announce
 from recovery.spark.run.mailboxes import Mailboxes
@@ -148,7 +148,7 @@ class RecoveryQuery:
         return f"<RecoveryQuery {self._prepared.flow_id!r} on {where}: {self._told()}>"
 
     def _repr_html_(self) -> str:
-        rows = [("", self._told()), *self.summary.as_rows()]
+        rows = [("", self._told()), *rows_of(self.summary)]
         return html_table(f"flow {self._prepared.flow_id}", rows)
 
     def _told(self) -> str:
