@@ -248,3 +248,13 @@ def test_a_processor_with_timers_goes_on(shell: Any) -> None:
     """Every visit is put out once, by its timer, with all its pages: also the one that both runs have seen."""
     printed = shell(commands_of("spark_state.py"))
     assert re.findall(r"^(\w+): (\d) pages$", printed, re.MULTILINE) == [("ann", "2"), ("bob", "3")]
+
+
+@pytest.mark.parametrize(
+    ("language", "file"), [("ini", "recovery-words.service"), ("dockerfile", "Dockerfile"), ("yaml", "words.yaml")]
+)
+def test_the_files_of_a_deployment_are_those_that_are_explained(language, file):
+    """A page and a file that differ would both be believed."""
+    page = (ROOT / "docs" / "deploying.md").read_text()
+    [shown] = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+    assert (EXAMPLES / "deploy" / file).read_text() == shown

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from recovery.base.intervals import format_interval
 from recovery.base.printable import fitted, one_line
 from recovery.base.wording import counted
 from recovery.cli.common import format_time, tell
 from recovery.host.signals import again
 from recovery.planning.going_back import after_text
 from recovery.planning.health import DEFAULTS
+from recovery.spark.run.shown import status_line
 
 if TYPE_CHECKING:
     from recovery.epochs.closer import EpochClosed
@@ -132,15 +132,8 @@ class Progress:
 
     def _line(self, batch: BatchDone) -> str:
         """Return the status line. Its rows are those that the sources read since the run began, as in the summary."""
-        rate = counted(round(self._rate), "row")
-        text = (
-            f"batch {batch.batch} · epoch {batch.epoch} · {counted(self._rows, 'row')} · {rate}/s · "
-            f"{counted(batch.keys, 'key')} touched"
-        )
-        if self._closed is not None:
-            age = format_interval(round(time.monotonic() - self._closed_at))
-            text += f" · snapshot {self._closed.epoch} {age} old, took {self._closed.duration_s:.2f} s"
-        return text
+        age_s = time.monotonic() - self._closed_at
+        return status_line(batch, self._rows, self._rate, self._closed, age_s)
 
     def _say(self, text: str) -> None:
         start = "" if not self._live else CLEAR if _at_start() else "\n"

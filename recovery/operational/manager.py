@@ -59,6 +59,10 @@ class StateManager:
         self.prefix = f"@{escape(environment)}/" if environment else ""
         self._history = RunHistory(self.backend, self._clock, self.prefix)
 
+    def __repr__(self) -> str:
+        environment = f", environment={self.environment!r}" if self.environment else ""
+        return f"StateManager({self.backend.location!r}{environment})"
+
     # ---- high-water marks
 
     def get_hwm(self, key: str, default: Any = None) -> Any:

@@ -13,10 +13,17 @@ PLACEHOLDERS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 PLACE = "\0"
 """Marks a value's place in a statement, until the module's own sign is known; no name may contain it."""
 
-FORBIDDEN = "42501"
+POSTGRESQL = ("psycopg", "psycopg2", "pg8000")
+"""The modules of connections to PostgreSQL."""
+FORBIDDEN = ("42501", "25006")
 ABSENT = "42P01"
 LOCKED = ("55P03", "40001", "40P01")
 """SQLSTATEs. SQLite and DuckDB report locks only in the message text."""
+
+COLUMN_TYPES = """
+SELECT format_type(atttypid, atttypmod) FROM pg_attribute
+WHERE attrelid = CAST({p} AS regclass) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+"""
 
 
 class Session:
@@ -24,6 +31,7 @@ class Session:
 
     def __init__(self, connection: Any, names: Mapping[str, str], paramstyle: str | None) -> None:
         self.is_sqlite = _module(connection) == "sqlite3"
+        self._is_postgresql = _module(connection) in POSTGRESQL
         self._place = _placeholder(connection, paramstyle)
         self._names = {**names, "p": PLACE}
         self._connection = connection
@@ -59,6 +67,9 @@ class Session:
             found = [kind for (kind,) in self.run("SELECT type FROM pragma_table_info('recovery_probe')")]
             self.run("DROP TABLE temp.recovery_probe")
             return found
+        if self._is_postgresql:
+            # pg8000's results do not say how long a text may be.
+            return [kind for (kind,) in self.run(COLUMN_TYPES, (self._names[table],))]
         self.columns(table)
         # After the name come the type and the sizes.
         return [[str(each) for each in list(column)[1:6]] for column in self._cursor.description]
@@ -78,6 +89,11 @@ class Session:
         """Return names as the database stores them: some databases cut long names."""
         self.run("SELECT {all}", all=", ".join(f"1 AS {quoted(name)}" for name in names))
         return [column[0] for column in self._cursor.description]
+
+    def check_constraints(self) -> None:
+        """Check now what the database would check at the commit, where it can be asked for that."""
+        if self._is_postgresql:
+            self.run("SET CONSTRAINTS ALL IMMEDIATE")
 
     def restart(self) -> None:
         """Undo the transaction and begin again: some databases refuse everything after an error."""
@@ -218,7 +234,7 @@ def _explained(error: Exception) -> tuple[str, str]:
     """Return the error's probable cause, and the remedy."""
     again = "run the same command again: it publishes the output of closed epochs and recomputes the rest."
     code, text = _said(error)
-    if code == FORBIDDEN or "readonly" in text or "read-only" in text:
+    if code in FORBIDDEN or "readonly" in text or "read-only" in text:
         return (
             "This connection's user lacks a right, or it may only read. It must be able to create tables, and to read "
             "and write them and the target table.",

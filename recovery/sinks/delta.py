@@ -118,6 +118,10 @@ class DeltaSink:
         self._last: tuple[str, int] | None = None
         self._note: _Note | None = None
 
+    def __repr__(self) -> str:
+        key = f", key={list(self.key)!r}" if self.key else ""
+        return f"DeltaSink({self.uri!r}, mode={self.mode!r}{key})"
+
     def check(self, resume: Resume) -> None:
         """Raise if `rollback` would be impossible; see `EpochSink`."""
         with _translated(self.uri):

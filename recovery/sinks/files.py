@@ -73,6 +73,9 @@ class FileSink:
         )
         self._execution = ""
 
+    def __repr__(self) -> str:
+        return f"FileSink({str(self.path)!r}, {self.format!r})"
+
     def check(self, resume: Resume) -> None:
         """Raise if `rollback` would be impossible; see `EpochSink`."""
         self._output.plan(resume)

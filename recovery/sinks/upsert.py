@@ -174,6 +174,9 @@ class UpsertSink:
             "same_key": " AND ".join(f"s.{quoted(k)} = t.{quoted(k)}" for k in self.key),
         }
 
+    def __repr__(self) -> str:
+        return f"UpsertSink(table={self.table!r}, key={list(self.key)!r})"
+
     # ---- the phases
 
     def check(self, resume: Resume) -> None:
@@ -183,8 +186,9 @@ class UpsertSink:
             self._lacking(columns, "table")
             self._check_names(database)
             self._check_collation(database)
-            self._plan(database, resume)
+            plan = self._plan(database, resume)
         self._check_writable(columns)
+        self._check_rights(columns, plan)
 
     def rollback(self, resume: Resume) -> None:
         """Leave exactly the effect of the closed epochs; see `EpochSink`. One transaction."""
@@ -230,33 +234,35 @@ class UpsertSink:
         self._lacking(columns, "output")
         of_key = [list(columns).index(k) for k in self.key]
         mark = (self._execution, batch_id)
-        with self._session() as database:
-            self._hold(database)
-            self._refuse_unknown(columns, self._columns(database))
-            self._make_staged(database, columns)
-            database.run("DELETE FROM {staged} WHERE recovery_execution = {p} AND recovery_batch = {p}", mark)
-            all_columns = [*columns, *MARKS]
-            places = ", ".join([PLACE] * len(all_columns))
-            chunks = iter(rows)
-            while chunk := list(itertools.islice(chunks, ROWS_PER_CALL)):
-                if database.is_sqlite:
-                    chunk = list(map(for_sqlite, chunk))
-                for row in chunk:
-                    if any(row[position] is None for position in of_key):
-                        raise self._bad_row(batch_id, f"a row has NULL in its key: {tuple(row)!r}")
-                try:
+        all_columns = [*columns, *MARKS]
+        chunks = iter(rows)
+        chunk: list[Sequence[Any]] = []
+        try:
+            with self._session() as database:
+                self._hold(database)
+                self._refuse_unknown(columns, self._columns(database))
+                self._make_staged(database, columns)
+                database.run("DELETE FROM {staged} WHERE recovery_execution = {p} AND recovery_batch = {p}", mark)
+                while chunk := list(itertools.islice(chunks, ROWS_PER_CALL)):
+                    if database.is_sqlite:
+                        chunk = list(map(for_sqlite, chunk))
+                    for row in chunk:
+                        if any(row[position] is None for position in of_key):
+                            raise self._bad_row(batch_id, f"a row has NULL in its key: {tuple(row)!r}")
                     database.run_many(
                         "INSERT INTO {staged} ({columns}) VALUES ({places})",
                         [(*row, *mark) for row in chunk],
                         columns=listed(all_columns),
-                        places=places,
+                        places=", ".join([PLACE] * len(all_columns)),
                     )
-                except SinkFailedError as error:
-                    named = self._not_taken(database, columns, chunk, types) if says_unfit(error) else None
-                    raise named or error from error.__cause__
-            for twice in database.run(TWICE, mark):
-                raise self._bad_row(batch_id, f"the key {twice!r} comes more than once, and no row counts as the last")
-            database.commit()
+                for twice in database.run(TWICE, mark):
+                    raise self._bad_row(
+                        batch_id, f"the key {twice!r} comes more than once, and no row counts as the last"
+                    )
+                database.commit()
+        except SinkFailedError as error:
+            named = self._not_taken(columns, chunk, types) if chunk and says_unfit(error) else None
+            raise named or error from error.__cause__
         faults.reach("upsert.1")
 
     def prepare(self, output: EpochOutput) -> str:
@@ -290,13 +296,15 @@ class UpsertSink:
             database.run(CREATE_STAGED, columns=listed(columns))
 
     def _not_taken(
-        self, database: Session, columns: Sequence[str], rows: Iterable[Sequence[Any]], types: Sequence[str]
+        self, columns: Sequence[str], rows: Iterable[Sequence[Any]], types: Sequence[str]
     ) -> SinkFailedError | None:
         """Return the error that names the column whose value could not be staged; None if no value caused the failure.
-        Undoes the transaction."""
+
+        In a session of its own, which is undone: pg8000 mixes up the server's answers after a value that it could not
+        send.
+        """
         one = "INSERT INTO {staged} ({column}) VALUES ({value})"
-        with contextlib.suppress(SinkFailedError):
-            database.restart()
+        with contextlib.suppress(SinkFailedError), self._session() as database:
             self._make_staged(database, columns)
             # If even this fails, the values are not the cause.
             database.run(one, column=quoted(columns[0]), value="NULL")
@@ -322,6 +330,7 @@ class UpsertSink:
             self._hold(database)
             try:
                 self._replace(database, self._columns(database), output.epoch, output.batch, output.execution.id)
+                database.check_constraints()
             except SinkFailedError as error:
                 raise SinkFailedError(
                     f"table {self.table} does not take the rows of epoch {output.epoch}: {error.found}",
@@ -538,6 +547,20 @@ class UpsertSink:
                     "not insert into it.",
                     remedy="Take a table without it, and compute it in a view or in the flow; or grant the right.",
                 ) from error
+
+    def _check_rights(self, columns: Sequence[str], plan: _Plan) -> None:
+        """Try what `rollback` needs a right for, and undo it: afterwards the partitions have gone back already."""
+        with self._session() as database:
+            if plan.known:
+                database.run("UPDATE {owner} SET execution_id = execution_id")
+                database.run("DROP TABLE {staged}")
+            else:
+                database.run(CREATE_OWNER)
+            database.run(CREATE_STAGED, columns=listed(columns))
+            if plan.takes_back:
+                sets = ", ".join(f"{quoted(column)} = {quoted(column)}" for column in columns)
+                database.run("EXPLAIN UPDATE {table} SET {sets}", sets=sets)
+                database.run("EXPLAIN DELETE FROM {table}")
 
     def _lacking(self, columns: Sequence[str], where: str) -> None:
         lacking = [k for k in self.key if k not in columns]

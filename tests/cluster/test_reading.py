@@ -18,7 +18,7 @@ def db(lab, tmp_path_factory) -> Path:
     """A recovery directory with the counts of three micro-batches, by `start` in a program's own session."""
     path = tmp_path_factory.mktemp("own") / "db"
     init_partitions(path, 4)
-    lab.python("own_session.py", path, "counts", 2).succeed()
+    lab.python("cluster_session.py", path, "counts", 2).succeed()
     return path
 
 
@@ -26,7 +26,7 @@ def db(lab, tmp_path_factory) -> Path:
 def test_a_frame_in_a_session_of_ones_own(lab, db):
     """The same code as a run by the command: exact, and a later start goes on."""
     assert assert_exact(db, 2000) == 3
-    output = lab.python("own_session.py", db, "counts", 4).succeed()
+    output = lab.python("cluster_session.py", db, "counts", 4).succeed()
     assert "batch 3" in output
     assert "batch 2" not in output
     assert assert_exact(db, 2000) == 5
@@ -36,14 +36,14 @@ def test_a_frame_in_a_session_of_ones_own(lab, db):
 def test_the_states_of_an_epoch_and_what_changed(lab, db):
     """A batch job on other hosts reads each partition through the driver's host; unregistered, it says what to do."""
     first, last = truth(2000), truth(4000)
-    output = lab.python("own_session.py", db, "read", 2, 1).succeed()
+    output = lab.python("cluster_session.py", db, "read", 2, 1).succeed()
     assert "partitions 4" in output
     assert dict(re.findall(r"^state (\S+) (\d+)$", output, re.MULTILINE)) == {k: str(n) for k, n in last.items()}
     changed = re.findall(r"^changed (\S+) (\S+) (\d+)$", output, re.MULTILINE)
     assert {(key, before, after) for key, before, after in changed} == {
         (key, str(first.get(key)), str(n)) for key, n in last.items() if n != first.get(key)
     }
-    run = lab.python("own_session.py", db, "read_unregistered")
+    run = lab.python("cluster_session.py", db, "read_unregistered")
     assert run.wait() != 0
     assert re.search(r"reads files of host .*, and a task of it runs on host\d(?s:.*)recovery\.register", run.text())
 

@@ -1,63 +1,82 @@
-"""A program that makes a session of a cluster by itself: MASTER DRIVER DIRECTORY, then what it does there."""
+"""A user's script: a SparkSession of their own, made before `recovery` is imported, with another query beside the flow.
 
+Arguments: the input directory, an output directory, and what to do as JSON. Prints the rows of the output as JSON.
+"""
+
+import json
+import os
+import random
+import signal
 import sys
+import time
+from pathlib import Path
 
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from recovery import RecoveryConfig, register, start, stateful
-from tests.flows.cluster import rows
+PATH, PLACE, SETTINGS = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
 
 
-def main(master, driver, directory, what, *arguments):
-    builder = SparkSession.builder.master(master).config("spark.driver.host", driver)
-    for name, value in {"executor.memory": "512m", "driver.memory": "1g", "ui.enabled": "false"}.items():
-        builder = builder.config(f"spark.{name}", value)
-    spark = builder.getOrCreate()
-    try:
-        globals()[what](spark, directory, *arguments)
-    finally:
-        spark.stop()
+def add_up(key, rows, state):
+    context = TaskContext.get()
+    lot = random.Random(f"{key} {context.partitionId()} {rows[0].value}")
+    if context.attemptNumber() == 0 and lot.random() < 0.02:
+        if SETTINGS["first attempts"] == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(2.0)
+    count, total = state.get if state.exists else (0, 0)
+    count, total = count + len(rows), total + sum(row.value for row in rows)
+    state.update([count, total])
+    yield key, count, total
 
 
-def count(key, rows, state):
-    """Here, where Spark sends it by value: executors do not have the tests."""
-    state.update((state.get if state.exists else 0) + len(rows))
-    yield key, state.get
+def main():
+    builder = SparkSession.builder.appName("mine")
+    for key, value in SETTINGS["conf"].items():
+        builder = builder.config(key, value)
+    if SETTINGS.get("hive"):
+        builder = builder.enableHiveSupport()
+    mine = builder.getOrCreate()
+    beside = (
+        mine.readStream.format("rate").load().selectExpr("value % 3 AS k").groupBy("k").count()
+        .writeStream.format("memory").queryName("beside").outputMode("complete").start()
+    )  # fmt: skip
 
+    import recovery
+    from recovery.aggregates import count, max_
 
-def counts(spark, directory, last):
-    """A word count of a frame, by `start`, until micro-batch number `last`."""
-    step = stateful("counts", key="key", update=count, output="key string, n long")
-    frame = rows(spark, 2000).transform(step)
-    done = []
+    def build(spark):
+        assert spark is mine
+        lines = spark.readStream.option("maxFilesPerTrigger", 1).text(PATH)
+        return lines.selectExpr("split(value, ',')[0] AS key", "cast(split(value, ',')[1] AS long) AS value")
 
-    def sink(batch, batch_id):
-        done.append((batch_id, batch.count()))
-        print(f"batch {batch_id}", flush=True)
-        if batch_id >= int(last):
-            query.stop()
+    def totals(spark):
+        step = recovery.stateful("totals", key="key", update=add_up, output="key string, n long, total long")
+        return build(spark).transform(step)
 
-    config = RecoveryConfig(directory, snapshot_interval=0, backup_interval="1h")
-    query = start(frame, config, spark=spark, sink=sink, name="counts")
-    query.await_termination()
+    def most(spark):
+        return build(spark).transform(recovery.aggregate("most", key="key", n=count(), most=max_("value")))
 
-
-def read(spark, directory, epoch, since):
-    """The states of a step at an epoch, and what changed since another one."""
-    register(spark)
-    reader = spark.read.format("recovery").option("step", "counts").option("epoch", epoch)
-    states = reader.load(directory)
-    print(f"partitions {states.rdd.getNumPartitions()}")
-    for row in states.collect():
-        print(f"state {row.key} {row.state}")
-    for row in reader.option("sinceEpoch", since).load(directory).collect():
-        print(f"changed {row.key} {row.before} {row.after}")
-
-
-def read_unregistered(spark, directory):
-    """The same without `register`."""
-    print(spark.read.format("recovery").option("step", "counts").load(directory).count())
+    flow = recovery.Flow("totals", totals, sink=recovery.FileSink(PLACE / "out"))
+    recovery.init_partitions(PLACE / "db", 3)
+    recovery.init_partitions(PLACE / "db2", 2)
+    config = recovery.RecoveryConfig(PLACE / "db", snapshot_interval=0, backup_interval="1h")
+    first = recovery.start(flow, config, spark=mine, trigger="available-now")
+    second = recovery.start(
+        most(mine), recovery.RecoveryConfig(PLACE / "db2", snapshot_interval=0), name="most", trigger="available-now"
+    )
+    first.await_termination()
+    second.await_termination()
+    again = recovery.RecoveryConfig(PLACE / "db", snapshot_interval=0, backup_interval="1h", resume_after=1)
+    assert recovery.run(flow, again, spark=mine).batches == first.summary.batches - 1
+    assert beside.isActive, beside.exception()
+    beside.stop()
+    for key, value in SETTINGS["conf"].items():
+        assert mine.conf.get(key) == value, key
+    shown = [list(row) for row in mine.read.parquet(str(PLACE / "out")).collect()]
+    mine.stop()
+    print(json.dumps(sorted(shown)))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -12,8 +12,10 @@ import pytest
 from recovery.errors import ConfigurationError, OutputMismatchError, SinkFailedError
 from recovery.sinks.database import Session, quoted
 from recovery.sinks.upsert import UpsertSink
+from tests.sinks import postgresql
+from tests.sinks.conftest import Real
 from tests.sinks.support import Closed, Store
-from tests.sinks.test_upsert import Real, Run
+from tests.sinks.test_upsert import EVERY, Run
 
 
 class Sqlite(Real):
@@ -126,9 +128,10 @@ def test_columns_and_tables_of_any_name(tmp_path, module):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_columns_of_any_name_in_duckdb(tmp_path, name):
-    """Another database with its own rules of quoting."""
-    database = Real("duckdb", tmp_path / "db")
+@pytest.mark.parametrize("module", ["duckdb", *postgresql.MODULES])
+def test_columns_of_any_name_in_other_databases(real, module, name):
+    """Each has its own rules of quoting."""
+    database = real(module)
     database.execute(f"CREATE TABLE words ({quoted(name)} TEXT PRIMARY KEY, n INTEGER)")
     there_and_back(database, "words", name, "n")
 
@@ -161,27 +164,27 @@ def test_a_table_whose_name_is_too_long(tmp_path):
 OWN = ("recovery_rank", "recovery_epoch", "recovery_had", "recovery_batch", "recovery_execution", "Recovery_Rank")
 
 
-@pytest.mark.parametrize("module", ["sqlite3", "duckdb"])
+@pytest.mark.parametrize("module", ["sqlite3", "duckdb", "psycopg"])
 @pytest.mark.parametrize("name", OWN)
-def test_a_column_that_is_called_as_one_of_the_sink_s_own(tmp_path, module, name):
+def test_a_column_that_is_called_as_one_of_the_sink_s_own(real, module, name):
     """It is refused before anything is made, also where the flow does not write it; other names with the prefix are
     the user's."""
-    database = Real(module, tmp_path / "db")
-    database.execute(f"CREATE TABLE words (word TEXT PRIMARY KEY, recovery_n INTEGER, {name} INTEGER)")
+    database = real(module)
+    database.execute(f"CREATE TABLE words (word TEXT PRIMARY KEY, recovery_n INTEGER, {quoted(name)} INTEGER)")
     with pytest.raises(ConfigurationError, match=f"table words: a column cannot be called {name}"):
         Run(Store(), database, key=["word"])
     tables = (
-        "SELECT table_name FROM information_schema.tables" if module == "duckdb" else "SELECT name FROM sqlite_master"
+        "SELECT name FROM sqlite_master" if module == "sqlite3" else "SELECT table_name FROM information_schema.tables"
     )
     assert ("words_recovery_owner",) not in database.execute(tables)
-    database.execute(f"ALTER TABLE words DROP COLUMN {name}")
+    database.execute(f"ALTER TABLE words DROP COLUMN {quoted(name)}")
     run = Run(Store(), database, key=["word"])
     with pytest.raises(ConfigurationError, match=f"table words: a column cannot be called {name}"):
         run.sink.stage(["word", name], [("a", 2)], 0)
-    database.execute(f"ALTER TABLE words ADD COLUMN {name} INTEGER")
+    database.execute(f"ALTER TABLE words ADD COLUMN {quoted(name)} INTEGER")
     with pytest.raises(ConfigurationError, match=f"table words: a column cannot be called {name}"):
         run.sink.stage(["word", "recovery_n"], [("a", 2)], 0)
-    database.execute(f"ALTER TABLE words DROP COLUMN {name}")
+    database.execute(f"ALTER TABLE words DROP COLUMN {quoted(name)}")
     there_and_back(database, "words", "word", "recovery_n")
 
 
@@ -195,10 +198,10 @@ def test_a_column_whose_name_differs_in_case(tmp_path):
     assert "The table has N" in caught.value.remedy
 
 
-@pytest.mark.parametrize("module", ["sqlite3", "duckdb"])
-def test_only_absence_is_absence(tmp_path, module):
+@pytest.mark.parametrize("module", EVERY)
+def test_only_absence_is_absence(real, module):
     """A table that is not there is none; the message of every other error says what happened."""
-    database = Real(module, tmp_path / "db")
+    database = real(module)
     database.execute("CREATE TABLE words (n INTEGER)")
     with contextlib.closing(database.connect()) as connection:
         names = {"words": "words", "none": "none", "elsewhere": "nowhere.none", "broken": "words WHERE nope"}

@@ -28,10 +28,12 @@ from recovery.errors import (
 from recovery.sinks.protocol import EpochOutput
 from recovery.sinks.upsert import UpsertSink
 from tests.sinks.memory_disk import Killed
+from tests.sinks.postgresql import MODULES
 from tests.sinks.support import Closed, Store
 
 CREATE = "CREATE TABLE words (word TEXT, part INTEGER, n INTEGER, own TEXT DEFAULT 'mine', PRIMARY KEY (word, part))"
 COLUMNS = ["n", "word", "part"]
+EVERY = ["sqlite3", "duckdb", *MODULES]
 _values = itertools.count()
 
 
@@ -106,7 +108,9 @@ class Run:
 
     def __init__(self, store: Store, database, *, resume_epoch: int | None = None, key=("word", "part")) -> None:
         self.store = store
-        self.sink = UpsertSink(database.connect, "words", list(key), paramstyle="qmark")
+        # Its connections are of no module.
+        paramstyle = "qmark" if isinstance(database, Database) else None
+        self.sink = UpsertSink(database.connect, "words", list(key), paramstyle=paramstyle)
         resume = store.begin(resume_epoch)
         self.lease = resume.execution
         self.closed_batch = store.closed[-1].batch if store.closed else -1
@@ -440,27 +444,10 @@ def test_a_column_that_is_added_during_a_run(tmp_path):
         Run(store, database, resume_epoch=2)
 
 
-class Real:
-    """A database of a module, in a file."""
-
-    def __init__(self, module: str, path: Path) -> None:
-        self._connect, self._path = pytest.importorskip(module).connect, str(path)
-
-    def connect(self):
-        return self._connect(self._path)
-
-    def execute(self, *statements: str) -> list[tuple]:
-        with contextlib.closing(self.connect()) as connection:
-            for statement in statements:
-                found = connection.execute(statement).fetchall()
-            connection.commit()
-        return found
-
-
-@pytest.mark.parametrize("module", ["sqlite3", "duckdb"])
-def test_a_column_that_is_removed(tmp_path, module):
+@pytest.mark.parametrize("module", EVERY)
+def test_a_column_that_is_removed(real, module):
     """The next run of a flow that does not write it any more goes on, also with an epoch that has no rows."""
-    database = Real(module, tmp_path / "db")
+    database = real(module)
     execute = database.execute
     execute("CREATE TABLE words (word TEXT PRIMARY KEY, n INTEGER, extra INTEGER)")
     store = Store()
@@ -486,14 +473,13 @@ RETYPED = {
         "DROP TABLE words",
         "ALTER TABLE other RENAME TO words",
     ),
-    "duckdb": ("ALTER TABLE words ALTER n TYPE TEXT",),
 }
 
 
-@pytest.mark.parametrize("module", RETYPED)
-def test_a_column_that_gets_another_type(tmp_path, module):
+@pytest.mark.parametrize("module", EVERY)
+def test_a_column_that_gets_another_type(real, module):
     """Its values are staged and kept as what they are now; what they were is not put back into it."""
-    database = Real(module, tmp_path / "db")
+    database = real(module)
     database.execute("CREATE TABLE words (word TEXT PRIMARY KEY, n INTEGER, own INTEGER)")
     store = Store()
     run = Run(store, database, key=["word"])
@@ -501,7 +487,7 @@ def test_a_column_that_gets_another_type(tmp_path, module):
     run.close(0)
     run.sink.stage(["word", "n"], [("a", 3)], 1)
     run.close(1)
-    database.execute(*RETYPED[module])
+    database.execute(*RETYPED.get(module, ["ALTER TABLE words ALTER n TYPE TEXT"]))
     with pytest.raises(OutputMismatchError, match="and they had other columns"):
         Run(copy.deepcopy(store), database, key=["word"], resume_epoch=2)
     run = Run(store, database, key=["word"])
@@ -515,9 +501,10 @@ def test_a_column_that_gets_another_type(tmp_path, module):
     assert database.execute("SELECT * FROM words ORDER BY word") == before
 
 
-def test_a_column_of_the_user_s_own_that_gets_wider(tmp_path):
+@pytest.mark.parametrize("module", ["duckdb", *MODULES])
+def test_a_column_of_the_user_s_own_that_gets_wider(real, module):
     """What could not be kept is known before the epoch is closed, and the next run goes on."""
-    database = Real("duckdb", tmp_path / "db")
+    database = real(module)
     database.execute("CREATE TABLE words (word TEXT PRIMARY KEY, n INTEGER, own INTEGER)")
     store = Store()
     run = Run(store, database, key=["word"])
@@ -546,31 +533,29 @@ class TestRowsThatTheTableDoesNotTake:
     """They are known before the epoch is closed, for afterwards nothing but them can follow."""
 
     @pytest.mark.parametrize("constraint", CONSTRAINTS)
-    @pytest.mark.parametrize("module", ["sqlite3", "duckdb"])
-    def test_the_epoch_is_not_closed(self, tmp_path, module, constraint):
+    @pytest.mark.parametrize("module", EVERY)
+    def test_the_epoch_is_not_closed(self, real, module, constraint):
         """Nothing of it is seen; a corrected flow goes on with the same database."""
-        connect = pytest.importorskip(module).connect
-        path = str(tmp_path / "db")
+        database = real(module)
+        connect = database.connect
 
-        class Other:
-            @staticmethod
-            def connect():
-                connection = connect(path)
-                if module == "sqlite3":
-                    connection.execute("PRAGMA foreign_keys = ON")
-                return connection
+        def with_foreign_keys():
+            connection = connect()
+            if module == "sqlite3":
+                connection.execute("PRAGMA foreign_keys = ON")
+            return connection
 
         def rows() -> list[tuple]:
-            with contextlib.closing(Other.connect()) as connection:
-                return connection.execute("SELECT word, n FROM words ORDER BY word").fetchall()
+            return database.execute("SELECT word, n FROM words ORDER BY word")
 
-        with contextlib.closing(Other.connect()) as connection:
-            connection.execute("CREATE TABLE known (n INTEGER PRIMARY KEY)")
-            connection.execute("INSERT INTO known VALUES (1), (2)")
-            connection.execute(f"CREATE TABLE words (word TEXT PRIMARY KEY, {CONSTRAINTS[constraint]})")
-            connection.commit()
+        database.connect = with_foreign_keys
+        database.execute(
+            "CREATE TABLE known (n INTEGER PRIMARY KEY)",
+            "INSERT INTO known VALUES (1), (2)",
+            f"CREATE TABLE words (word TEXT PRIMARY KEY, {CONSTRAINTS[constraint]})",
+        )
         store = Store()
-        run = Run(store, Other, key=["word"])
+        run = Run(store, database, key=["word"])
         run.sink.stage(["word", "n"], [("a", 1)], 0)
         run.close(0)
         run.sink.stage(["word", "n"], [("a", 2), ("b", None if constraint == "not null" else -1)], 1)
@@ -578,7 +563,7 @@ class TestRowsThatTheTableDoesNotTake:
             run.close(1)
         assert "was not closed" in caught.value.remedy
         assert (len(store.closed), rows()) == (1, [("a", 1)])
-        run = Run(store, Other, key=["word"])
+        run = Run(store, database, key=["word"])
         run.sink.stage(["word", "n"], [("a", 2), ("b", 1)], 1)
         run.close(1)
         assert rows() == [("a", 2), ("b", 1)]
@@ -617,22 +602,12 @@ def test_an_epoch_closed_by_another_sink(lived):
     assert database.table() == expected(store)
 
 
-def test_duckdb(tmp_path):
-    """Another database through the same calls: what it is asked for is not SQLite's alone."""
-    duckdb = pytest.importorskip("duckdb")
-
-    class Duck:
-        def connect(self):
-            return duckdb.connect(str(tmp_path / "duck.db"))
-
-        def table(self):
-            with self.connect() as connection:
-                rows = connection.execute("SELECT word, part, n FROM words").fetchall()
-            return {(word, part): n for word, part, n in rows}
-
-    database, store = Duck(), Store()
-    with database.connect() as connection:
-        connection.execute(CREATE)
+@pytest.mark.parametrize("module", [name for name in EVERY if name != "sqlite3"])
+def test_other_databases(real, module):
+    """The same calls lead to the same table: what they ask for is not SQLite's alone."""
+    database, store = real(module), Store()
+    database.execute(CREATE)
+    database.table = lambda: {(w, part): n for w, part, n in database.execute("SELECT word, part, n FROM words")}
     story(store, database)
     assert database.table() == expected(store)
     Run(store, database, resume_epoch=2)

@@ -21,7 +21,7 @@ from recovery.cli.flow_loader import import_paths
 from recovery.errors import SparkUnavailableError
 from recovery.spark.jvm.java import _bundled_java, java_home
 from recovery.spark.jvm.launch import ErrorOutput, reason_in
-from recovery.spark.jvm.session import _daemon, _of_master, prepare_environment
+from recovery.spark.jvm.session import _of_master, daemon, prepare_environment
 
 ROOT = str(Path(recovery.__file__).resolve().parents[1])
 
@@ -65,11 +65,11 @@ def test_workers_run_this_python(environment):
     """Unless the user says otherwise; our daemon is for this one, in which it is installed."""
     prepare_environment()
     assert environment["PYSPARK_PYTHON"] == sys.executable
-    assert _daemon() == {"spark.python.daemon.module": "recovery.spark.jvm.daemon"}
+    assert daemon() == {"spark.python.daemon.module": "recovery.spark.jvm.daemon"}
     environment["PYSPARK_PYTHON"] = "/opt/other/python"
     prepare_environment()
     assert environment["PYSPARK_PYTHON"] == "/opt/other/python"
-    assert _daemon() == {}
+    assert daemon() == {}
 
 
 class Where(DataSource):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from recovery.storage.scan import scan
 from tests.namespaces import are_running, as_process_1, family, process_1, signal_all
 from tests.spark.support import ROOT
 from tests.spark.test_crashes import finish, wait_for_batch
+from tests.spark.test_processes import python_for_others
 
 FLOW = ROOT / "tests" / "flows" / "lines.py"
 
@@ -76,6 +79,41 @@ def test_a_signal_to_all_processes_of_a_container(tmp_path):
     with pytest.raises(DirectoryLockedError, match=r"process 1 on .*, in another container \(flow lines\)"):
         DirectoryLock(directory, SystemClock(), "test").acquire()
     ends_well(process, directory, signal.SIGTERM, process_1(process))
+
+
+CONTAINER = """
+set -e
+mount --make-rprivate /
+mount --bind "$0" "$0"
+mount -o remount,bind,ro /
+if touch /read-only 2>/dev/null; then exit 99; fi
+cd "$0"
+exec setpriv --reuid 54321 --regid 54321 --clear-groups env -u HOME -u PYSPARK_PYTHON TMPDIR="$0/tmp" "$@"
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs another user, and mounts")
+def test_a_container_with_a_read_only_root_and_one_volume():
+    """Process 1 with a user id that has no name and no home: it starts, and a signal to all is a graceful stop."""
+    python = python_for_others()
+    if python is None:
+        pytest.skip("other users can start no Python of this version")
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        volume = Path(name)
+        (volume / "tmp").mkdir()
+        lines(volume / "input")
+        init_partitions(volume / "db", 2)
+        for path in (volume, *volume.rglob("*")):
+            os.chown(path, 54321, 54321)
+        target = f"make({str(volume / 'input')!r}, 2.0)"
+        packages = os.pathsep.join([str(ROOT), *(each for each in sys.path if "-packages" in each)])
+        process = as_process_1(
+            "sh", "-c", CONTAINER, volume, python, *command(target, volume / "db", "-s", "1h")[1:],
+            env={**os.environ, "PYTHONPATH": packages},
+        )  # fmt: skip
+        wait_for_batch(process)
+        ends_well(process, volume / "db", signal.SIGTERM, process_1(process))
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,10 @@ DEFAULTS_OF_ONE_HOST = {
 """Of masters whose executors run on this host."""
 
 
+_MADE: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The contexts of the sessions that `create_session` has made."""
+
+
 def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str, str] | None = None) -> Any:
     """Create a SparkSession with this process's own JVM. Raises SparkUnavailableError.
 
@@ -81,6 +86,7 @@ def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str
         context.setLogLevel("ERROR")
         session = SparkSession(context)
         local_files.install(session)
+        _MADE.add(context)
     except Exception as error:
         # Read the text before the JVM ends: it is kept there.
         text = str(error).strip() or repr(error)
@@ -109,7 +115,7 @@ def _of_master(master: str) -> dict[str, str]:
     """Settings that depend on where executors run. On other hosts there are neither this process's directories nor,
     perhaps, this Python."""
     if not is_cluster(master):
-        return {**DEFAULTS_OF_ONE_HOST, **_daemon(), **_private(master)}
+        return {**DEFAULTS_OF_ONE_HOST, **daemon(), **_private(master)}
     # Spark puts sockets into the JVM's directory for temporary files, on the driver's host too.
     sockets = {} if private.sockets() == private.home() else {"spark.python.unix.domain.socket.enabled": "false"}
     return {**executors.REPORTED, **sockets}
@@ -149,7 +155,7 @@ def _quieten() -> None:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _daemon() -> dict[str, str]:
+def daemon() -> dict[str, str]:
     """The setting for this package's daemon of Python workers, if they run this Python, where it is installed."""
     return {"spark.python.daemon.module": "recovery.spark.jvm.daemon"} if _runs_this_python() else {}
 
@@ -173,6 +179,11 @@ def _runs_this_python() -> bool:
     given = shutil.which(os.environ.get("PYSPARK_PYTHON", ""))
     this = Path(sys.executable)
     return given is not None and Path(given).parent == this.parent and this.samefile(given)
+
+
+def is_made_here(spark: SparkSession) -> bool:
+    """Whether `create_session` has made the session, or another session of its context."""
+    return spark.sparkContext in _MADE
 
 
 def is_on(spark: SparkSession, setting: str) -> bool:

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from recovery.base.clock import Clock, SystemClock
+from recovery.base.notebooks import html_table
 from recovery.base.reserved import CLOCK_STEP, EPOCH_STEP
 from recovery.config import DEFAULT_MASTER, RecoveryConfig, given_backup_interval_s
 from recovery.epochs.writer import EpochWriter
@@ -54,6 +55,10 @@ class PipelineSummary:
     pipeline: str
     run_id: str
     nodes: Mapping[str, NodeRun]
+
+    def _repr_html_(self) -> str:
+        rows = [(name, node.status, node.error or "") for name, node in self.nodes.items()]
+        return html_table(f"pipeline {self.pipeline}, run {self.run_id}", rows)
 
 
 def run_pipeline(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recovery.base.ids import BatchId, Epoch
+from recovery.base.notebooks import html_table
 from recovery.epochs.closer import EpochClosed
 from recovery.planning.going_back import Discarded
 from recovery.planning.resume import ResumePlan
@@ -77,3 +78,12 @@ class RunSummary:
     elapsed_s: float = 0.0
     exceeded: list[dict[str, Any]] = field(default_factory=list)
     discarded: dict[str, Any] | None = None
+
+    def _repr_html_(self) -> str:
+        return html_table(f"flow {self.flow}", [*rows_of(self), ("seconds", round(self.elapsed_s, 1))])
+
+
+def rows_of(summary: RunSummary) -> list[tuple[str, object]]:
+    """Return name and value of what is worth a look."""
+    told = ("directory", "execution", "resume_epoch", "last_epoch", "epochs", "batches", "rows", "states")
+    return [(name.replace("_", " "), getattr(summary, name)) for name in told]

@@ -14,7 +14,9 @@ from pyspark.sql import DataFrame
 from recovery.base.clock import Clock
 from recovery.base.ids import BatchId, Lease
 from recovery.base.intervals import Interval
+from recovery.base.notebooks import html_table
 from recovery.base.tracebacks import essence_of
+from recovery.base.wording import counted
 from recovery.epochs.closer import EpochCloser
 from recovery.errors import FlowFailedError
 from recovery.metrics.meter import BatchMeasure
@@ -22,13 +24,14 @@ from recovery.sinks.delivery import Delivery
 from recovery.spark.jvm.errors import JVM_GONE, may_still_close
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan
-from recovery.spark.run.events import BatchDone
+from recovery.spark.run.events import BatchDone, rows_of
 from recovery.spark.run.launch import launch, running, stop_query
 from recovery.spark.run.listener import announce
 from recovery.spark.run.mailboxes import Mailboxes
 from recovery.spark.run.prepare import BackgroundCheck, Prepared
 from recovery.spark.run.reports import Reports
 from recovery.spark.run.serving import TaskAccess
+from recovery.spark.run.shown import end_line
 from recovery.spark.run.source_starts import SourceStarts
 from recovery.spark.run.status import RunStatus
 from recovery.spark.tuning.outcome import Outcome
@@ -138,6 +141,19 @@ class RecoveryQuery:
     def _tell_stopping(self, number: int) -> None:
         """Tell the observer that a signal ends the run, and which micro-batch it waits for."""
         self._reports.stopping(number, self._under_way)
+
+    def __repr__(self) -> str:
+        where = self.summary.directory or "no recovery directory"
+        return f"<RecoveryQuery {self._prepared.flow_id!r} on {where}: {self._told()}>"
+
+    def _repr_html_(self) -> str:
+        rows = [("", self._told()), *rows_of(self.summary)]
+        return html_table(f"flow {self._prepared.flow_id}", rows)
+
+    def _told(self) -> str:
+        if self._finished:
+            return end_line(self.summary, self._status.error)
+        return f"running, {counted(self.summary.batches, 'micro-batch', 'micro-batches')} so far"
 
     # ---- the micro-batch
 
@@ -281,6 +297,7 @@ class RecoveryQuery:
             self._prepared.release(self._status.error)
             self._mailboxes.remove()
             self.summary.elapsed_s = self._clock.elapsed_s() - self._began_s
+            self._reports.ended()
 
     def _abort(self) -> None:
         """Stop the query after a failed start: it must not go on alone."""

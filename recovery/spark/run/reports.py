@@ -12,6 +12,7 @@ from recovery.metrics.meter import BatchMeasure
 from recovery.spark.run.events import BatchDone, Event, InputCounted, Observer, RunSummary, Stopping
 from recovery.spark.run.measuring import InputCount, RunMeasures
 from recovery.spark.run.prepare import Prepared
+from recovery.spark.run.shown import NotebookLine
 from recovery.spark.run.status import RunStatus
 
 
@@ -25,6 +26,7 @@ class Reports:
         measures: RunMeasures,
         status: RunStatus,
         observer: Observer | None,
+        line: NotebookLine | None,
         *,
         native_state: bool,
         batch: BatchId,
@@ -38,14 +40,23 @@ class Reports:
         self._record = prepared.record
         self._status = status
         self._observer = observer
+        self._line = line
         self._input = InputCount(self.meter, summary, native_state, batch, ticks, self._on_counted)
         self._notifying = threading.Lock()
 
     def notify(self, event: Event) -> None:
         """Pass the event to the observer."""
-        if self._observer is not None:
+        if self._observer is not None or self._line is not None:
             with self._notifying:
-                self._observer(event)
+                if self._line is not None:
+                    self._line.observe(event)
+                if self._observer is not None:
+                    self._observer(event)
+
+    def ended(self) -> None:
+        """Show in a notebook how the run ended."""
+        if self._line is not None:
+            self._line.ended(self.summary, self._status.error)
 
     def stopping(self, number: int, batch: BatchId | None) -> None:
         """Tell the observer that the signal with this number ends the run, and which micro-batch the run waits for."""

@@ -28,6 +28,7 @@ from recovery.sinks.delivery import Delivery
 from recovery.spark.clusters import Planned, check_master, check_plan, is_cluster
 from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.jvm.errors import as_recovery_error
+from recovery.spark.jvm.given_sessions import tell_what_is_slower
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan, bind
 from recovery.spark.run.checkpoint_home import checkpoint_home, discard_earlier
@@ -40,6 +41,7 @@ from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.query import Begun, RecoveryQuery
 from recovery.spark.run.reports import Reports
 from recovery.spark.run.serving import TaskAccess, serving
+from recovery.spark.run.shown import notebook_line
 from recovery.spark.run.source_starts import SourceStarts
 from recovery.spark.run.status import RunStatus
 from recovery.spark.sources.formats import register_serving
@@ -102,6 +104,7 @@ def start_prepared(
     try:
         session = (spark or _active_session(flow_id)) if isinstance(flow, Flow) else flow.sparkSession
         check_classic(session)
+        tell_what_is_slower(session)
         context = session.sparkContext
         check_master(context.master, dict(context.getConf().getAll()))
         if is_cluster(context.master):
@@ -219,6 +222,7 @@ class Beginning:
             self._measures,
             self._status,
             self._observer,
+            notebook_line(self._prepared.flow_id),
             native_state=self._bound.keeps_native_state,
             batch=self._plan.snapshot.batch_id if self._plan.snapshot else NO_BATCH,
             ticks=self._bound.sources.ticking,

@@ -14,7 +14,7 @@ from unittest import mock
 import pyspark
 import pytest
 
-from recovery.spark.jvm.session import _daemon, _for_python
+from recovery.spark.jvm.session import _for_python, daemon
 from tests.stores import ROOT
 
 HOME = Path(pyspark.__file__).parent
@@ -115,7 +115,7 @@ def test_this_python_by_any_name(given, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(directory))
     monkeypatch.setenv("PYSPARK_PYTHON", given)
     assert for_python("/mine")["PYTHONPATH"].endswith(f"startup{os.pathsep}/mine")
-    assert _daemon()
+    assert daemon()
 
 
 @pytest.mark.parametrize("place", ["elsewhere", "linked"])
@@ -125,7 +125,7 @@ def test_another_python_is_left_alone(place, tmp_path, monkeypatch):
     (tmp_path / "linked").symlink_to(sys.executable)
     monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / place))
     assert for_python("/mine") == {}
-    assert _daemon() == {}
+    assert daemon() == {}
 
 
 def test_sparks_own_daemon_makes_way(tmp_path, this_python, request):

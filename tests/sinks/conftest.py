@@ -1,0 +1,48 @@
+"""Databases of every kind that UpsertSink is tested with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sinks import postgresql
+
+
+class Real:
+    """A database of a module, in a file."""
+
+    def __init__(self, module: str, path: Path) -> None:
+        self._connect, self._path = pytest.importorskip(module).connect, str(path)
+
+    def connect(self):
+        return self._connect(self._path)
+
+    def execute(self, *statements: str) -> list[tuple]:
+        with contextlib.closing(self.connect()) as connection:
+            for statement in statements:
+                found = connection.execute(statement).fetchall()
+            connection.commit()
+        return found
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[postgresql.Server]:
+    """The PostgreSQL server of all tests that leave it running."""
+    with postgresql.running() as started:
+        yield started
+
+
+@pytest.fixture
+def real(request, tmp_path):
+    """A function that makes an empty database of a module."""
+
+    def make(module: str) -> Any:
+        if module in postgresql.MODULES:
+            return request.getfixturevalue("server").database(module)
+        return Real(module, tmp_path / "db")
+
+    return make

@@ -1,0 +1,392 @@
+"""UpsertSink with a PostgreSQL server: connections and servers that end, rights, locks and types. Without Spark.
+
+What every database has to do is in test_upsert and test_database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import datetime
+import math
+import os
+import random
+import signal
+from collections.abc import Iterator
+from decimal import Decimal
+
+import psycopg
+import pytest
+
+from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, SinkFailedError
+from tests.sinks import postgresql
+from tests.sinks.support import Store
+from tests.sinks.test_upsert import CREATE, RESUMES, Run, expected, story
+
+both = pytest.mark.parametrize("module", postgresql.MODULES)
+
+
+class Cut:
+    """A database whose connections are cut at a statement: before it, or after it with its answer lost."""
+
+    def __init__(self, database: postgresql.Database) -> None:
+        self.database = database
+        self.statements = self.cut_at = self.lose_at = 0
+
+    def table(self) -> dict:
+        rows = self.database.execute("SELECT word, part, n FROM words")
+        return {(word, part): n for word, part, n in rows}
+
+    def healthy(self) -> Cut:
+        self.statements = self.cut_at = self.lose_at = 0
+        return self
+
+    def connect(self):
+        connection = self.database.connect()
+        cursor = connection.cursor()
+        cursor.execute("SELECT pg_backend_pid()")
+        [pid] = cursor.fetchone()
+        connection.rollback()
+        execute, many = self._cutting("execute", pid), self._cutting("executemany", pid)
+
+        class Cursor(type(cursor)):
+            def execute(self, *arguments):
+                return execute(super().execute, *arguments)
+
+            def executemany(self, *arguments):
+                return many(super().executemany, *arguments)
+
+        connection.cursor = lambda: Cursor(connection)
+        return connection
+
+    def _cutting(self, name, pid):
+        def call(run, *arguments):
+            self.statements += 1
+            if self.statements == self.cut_at:
+                self.database.execute(f"SELECT pg_terminate_backend({pid}, 60000)")
+            answer = run(*arguments)
+            if self.statements == self.lose_at:
+                self.database.execute(f"SELECT pg_terminate_backend({pid}, 60000)")
+                raise psycopg.OperationalError("server closed the connection unexpectedly")
+            return answer
+
+        # psycopg's `executemany` and pg8000's call other methods of theirs.
+        return call
+
+
+@pytest.fixture
+def lived(server):
+    """A function that gives a database with a past: a run, a rewind, another run."""
+    made: dict = {}
+
+    def make(module: str) -> tuple[Store, Cut]:
+        if not made:
+            store, database = Store(), Cut(server.database("psycopg"))
+            database.database.execute(CREATE)
+            story(store, database)
+            story(store, database, resume_epoch=2)
+            made["template"] = store, database.database.name
+        store, name = made["template"]
+        return copy.deepcopy(store), Cut(server.database(module, template=name))
+
+    return make
+
+
+def cuts(lived, module: str, resume_epoch: int | None, stride: int) -> None:
+    store, database = lived(module)
+    story(store, database, resume_epoch)
+    count = database.statements
+    seed = int(os.environ.get("RECOVERY_TEST_SEED", random.randrange(10**6)))
+    print(f"replay with RECOVERY_TEST_SEED={seed}")
+    for number in range(1 + seed % stride, count + 1, stride):
+        for way in ("cut_at", "lose_at"):
+            store, database = lived(module)
+            setattr(database, way, number)
+            with contextlib.suppress(RecoveryError):
+                story(store, database, resume_epoch)
+            database.healthy().cut_at = random.Random(number).randrange(1, 25)
+            with contextlib.suppress(RecoveryError):
+                Run(store, database)
+            Run(store, database.healthy())
+            assert database.table() == expected(store), f"{way} {number}"
+            story(store, database)
+            assert database.table() == expected(store), f"{way} {number}"
+
+
+def test_a_connection_that_is_cut(lived):
+    """The run ends with a typed error; after the next start each row took effect once."""
+    cuts(lived, "psycopg", 2, 60)
+
+
+@pytest.mark.long
+@both
+@pytest.mark.parametrize("name", RESUMES)
+def test_a_connection_that_is_cut_at_any_statement(lived, module, name):
+    """Before it, with its answer lost, and once more during the next start."""
+    cuts(lived, module, RESUMES[name], int(os.environ.get("RECOVERY_TEST_CUT_STRIDE", "1")))
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[postgresql.Server]:
+    """A server that these tests may stop."""
+    with postgresql.running() as server:
+        yield server
+
+
+class TestRestarts:
+    """The server ends without a word to anyone, as after a power cut of its host, and comes again."""
+
+    @both
+    def test_between_two_steps_and_within_one(self, own, module):
+        """Between two the run does not notice; within one it ends, and the next run goes on."""
+        store, database = Store(), Cut(own.database(module))
+        database.database.execute(CREATE)
+        run = Run(store, database)
+        run.write(0)
+        own.stop()
+        own.start()
+        run.close(0)
+        run.write(1)
+
+        def rows():
+            yield from [(number, f"k{number}", 0) for number in range(1500)]
+            own.stop()
+            yield (1500, "k1500", 0)
+
+        with pytest.raises(SinkFailedError, match="the database says"):
+            run.sink.stage(["n", "word", "part"], rows(), 2)
+        with pytest.raises(SinkFailedError, match="the database says"):
+            Run(copy.deepcopy(store), database)
+        own.start()
+        assert database.table() == expected(store)
+        run = Run(store, database)
+        story(store, database)
+        own.stop(signal.SIGINT)
+        own.start()
+        Run(store, database, resume_epoch=2)
+        assert database.table() == expected(store)
+
+
+class TestRights:
+    """A role that lacks one is refused before anything is written, with PostgreSQL's own words."""
+
+    @pytest.fixture
+    def database(self, server, request):
+        database = server.database(request.getfixturevalue("module"))
+        database.user, database.other = f"few_{database.name}", f"other_{database.name}"
+        database.execute(
+            CREATE,
+            f"CREATE ROLE {database.user} LOGIN",
+            f"CREATE ROLE {database.other} LOGIN",
+            f"GRANT SELECT, INSERT ON words TO {database.user}",
+        )
+        return database
+
+    def grant(self, database, *rights: str) -> None:
+        database.execute(*(f"GRANT {right} TO {database.user}" for right in rights))
+
+    def tables(self, database) -> list:
+        return database.execute("SELECT relname FROM pg_class WHERE relname LIKE 'words_recovery%'")
+
+    @both
+    def test_to_read_insert_and_create(self, database, module):
+        """Each is asked for by name."""
+        database.execute(f"REVOKE INSERT ON words FROM {database.user}")
+        with pytest.raises(ConfigurationError, match="permission denied for table words") as caught:
+            Run(Store(), database)
+        assert "grant the right" in caught.value.remedy
+        self.grant(database, "INSERT ON words")
+        with pytest.raises(SinkFailedError, match="permission denied for schema public") as caught:
+            Run(Store(), database)
+        assert "lacks a right" in caught.value.cause
+        database.execute(f"REVOKE SELECT ON words FROM {database.user}")
+        with pytest.raises(SinkFailedError, match=r"table words cannot be read: .*permission denied"):
+            Run(Store(), database)
+        assert self.tables(database) == []
+
+    @both
+    def test_to_update_and_delete(self, database, module):
+        """Without UPDATE no epoch is closed. DELETE is needed to go back alone, and is missed before that begins."""
+        self.grant(database, "CREATE ON SCHEMA public")
+        store = Store()
+        run = Run(store, database)
+        run.write(0)
+        with pytest.raises(SinkFailedError, match=r"does not take the rows of epoch 1: .*permission denied"):
+            run.close(0)
+        self.grant(database, "UPDATE ON words")
+        story(store, database)
+        before = database.execute("SELECT * FROM words ORDER BY word, part")
+        with pytest.raises(SinkFailedError, match="permission denied for table words") as caught:
+            Run(copy.deepcopy(store), database, resume_epoch=2)
+        assert "lacks a right" in caught.value.cause
+        assert database.execute("SELECT * FROM words ORDER BY word, part") == before
+        self.grant(database, "DELETE ON words")
+        Run(store, database, resume_epoch=2)
+        assert len(database.execute("SELECT * FROM words")) == len(expected(store))
+
+    @both
+    def test_of_another_role(self, database, module):
+        """The tables beside belong to the role that made them."""
+        self.grant(database, "CREATE ON SCHEMA public", "UPDATE ON words")
+        store = Store()
+        story(store, database)
+        first, database.user = database.user, database.other
+        self.grant(database, "ALL ON words", "ALL ON SCHEMA public")
+        with pytest.raises(SinkFailedError, match="permission denied for table words_recovery_owner") as caught:
+            Run(copy.deepcopy(store), database)
+        assert "connect as the user who made those tables" in caught.value.remedy
+        self.grant(database, "ALL ON ALL TABLES IN SCHEMA public")
+        with pytest.raises(SinkFailedError, match="must be owner of table words_recovery_staged") as caught:
+            Run(copy.deepcopy(store), database)
+        assert "connect as the user who made those tables" in caught.value.remedy
+        database.user = first
+        story(store, database)
+
+    @both
+    def test_to_read_alone(self, database, module):
+        """As a standby allows it."""
+        database.user = postgresql.SUPERUSER
+        database.execute(f"ALTER DATABASE {database.name} SET default_transaction_read_only = on")
+        with pytest.raises(RecoveryError, match="in a read-only transaction"):
+            Run(Store(), database)
+
+
+@both
+def test_a_constraint_that_is_checked_at_the_commit(server, module):
+    """It is checked before the epoch is closed, for afterwards nothing but its rows could follow."""
+    database, store = server.database(module), Store()
+    database.execute(
+        "CREATE TABLE known (n INTEGER PRIMARY KEY)",
+        "CREATE TABLE words (word TEXT PRIMARY KEY, n INTEGER REFERENCES known DEFERRABLE INITIALLY DEFERRED)",
+    )
+    run = Run(store, database, key=["word"])
+    run.sink.stage(["word", "n"], [("a", 1)], 0)
+    with pytest.raises(SinkFailedError, match=r"does not take the rows of epoch 1: .*foreign key constraint"):
+        run.close(0)
+    database.execute("INSERT INTO known VALUES (1)")
+    run = Run(store, database, key=["word"])
+    run.sink.stage(["word", "n"], [("a", 1)], 0)
+    run.close(0)
+    assert database.execute("SELECT * FROM words") == [("a", 1)]
+
+
+@both
+def test_a_text_that_may_be_longer(server, module):
+    """The next run keeps what it replaces with the new length."""
+    database, store = server.database(module), Store()
+    database.execute("CREATE TABLE words (word TEXT PRIMARY KEY, n INTEGER, own VARCHAR(3) DEFAULT 'x')")
+    run = Run(store, database, key=["word"])
+    run.sink.stage(["word", "n"], [("a", 1)], 0)
+    run.close(0)
+    database.execute("ALTER TABLE words ALTER own TYPE VARCHAR(9)", "UPDATE words SET own = 'longer'")
+    run = Run(store, database, key=["word"])
+    run.sink.stage(["word", "n"], [("a", 2)], 1)
+    run.close(1)
+    run.sink.stage(["word", "n"], [("a", 3)], 2)
+    run.close(2)
+    Run(store, database, key=["word"], resume_epoch=3)
+    assert database.execute("SELECT * FROM words") == [("a", 2, "longer")]
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_a_stricter_isolation(server, level):
+    """That of the connection is not the sink's to choose."""
+    database, store = Cut(server.database("psycopg")), Store()
+    database.database.execute(
+        CREATE, f"ALTER DATABASE {database.database.name} SET default_transaction_isolation = '{level}'"
+    )
+    story(store, database)
+    story(store, database, resume_epoch=2)
+    assert database.table() == expected(store)
+
+
+@both
+def test_a_run_that_hangs_within_a_transaction(server, module):
+    """A start waits for it as long as the connection says, and blames no column."""
+    database, store = server.database(module), Store()
+    database.execute(CREATE)
+    story(store, database)
+    with contextlib.closing(server.connect("psycopg", database.name)) as other:
+        other.execute("UPDATE words_recovery_owner SET execution_id = execution_id")
+        database.execute(f"ALTER DATABASE {database.name} SET lock_timeout = '100ms'")
+        with pytest.raises(SinkFailedError, match="lock timeout") as caught:
+            Run(copy.deepcopy(store), database)
+        assert "holds a lock" in caught.value.cause
+    Run(store, database)
+
+
+VALUES = {
+    "BOOLEAN": True,
+    "SMALLINT": -7,
+    "INTEGER": 1 << 20,
+    "BIGINT": 1 << 40,
+    "REAL": 0.5,
+    "DOUBLE PRECISION": math.inf,
+    "NUMERIC(20, 3)": Decimal("12345678901234567.125"),
+    "VARCHAR(9)": "ünïcode%",
+    "TEXT": 'it\'s "quoted" \\ {x} %s',
+    "JSONB": '{"a": [1, null]}',
+    "UUID": "6b1d02f0-f8c2-44ee-8000-000000000000",
+    "BYTEA": bytearray(b"\x00\xff"),
+    "DATE": datetime.date(2024, 2, 29),
+    "TIMESTAMP": datetime.datetime(2024, 3, 31, 2, 30, 0, 5),  # noqa: DTZ001
+    "TIMESTAMPTZ": datetime.datetime(2024, 10, 27, 0, 30, tzinfo=datetime.UTC),
+    "TEXT[]": ["a", None, "c"],
+    "BIGINT[]": [1, None, 3],
+}
+
+
+@both
+def test_values_of_spark_s_rows(server, module):
+    """Each comes back as it was, and so does NULL, also after going back."""
+    database, store = server.database(module), Store()
+    names = [f"c{number}" for number in range(len(VALUES))]
+    database.execute(
+        f"CREATE TABLE words (word TEXT PRIMARY KEY, {', '.join(map(' '.join, zip(names, VALUES, strict=True)))})"
+    )
+    run = Run(store, database, key=["word"])
+    run.sink.stage(["word", *names], [("a", *VALUES.values()), ("b", *[None] * len(names))], 0)
+    run.close(0)
+    first = database.execute("SELECT * FROM words ORDER BY word")
+    [(_, *found), (_, *nothing)] = first
+    wanted = {**VALUES, "JSONB": {"a": [1, None]}, "BYTEA": b"\x00\xff"}
+    assert [str(each) if kind == "UUID" else each for kind, each in zip(wanted, found, strict=True)] == list(
+        wanted.values()
+    )
+    assert nothing == [None] * len(names)
+    run.sink.stage(["word", *names], [("b", *VALUES.values()), ("a", *[None] * len(names))], 1)
+    run.close(1)
+    Run(store, database, key=["word"], resume_epoch=2)
+    assert database.execute("SELECT * FROM words ORDER BY word") == first
+
+
+@both
+@pytest.mark.parametrize(
+    ("kind", "value"), [("TEXT", "nul\0inside"), ("INTEGER", 1 << 40), ("INTEGER", "x"), ("TEXT", {"a": {1}})]
+)
+def test_a_value_that_is_not_taken(server, module, kind, value):
+    """The error names the column."""
+    database = server.database(module)
+    database.execute(f"CREATE TABLE words (word TEXT PRIMARY KEY, n {kind})")
+    run = Run(Store(), database, key=["word"])
+    with pytest.raises(SinkFailedError, match="table words does not take a value of column n"):
+        run.sink.stage(["word", "n"], [("a", value)], 0)
+
+
+def test_keys_that_only_the_table_takes_for_one(server):
+    """Under a collation that ignores case they are one key everywhere, also to go back."""
+    database, store = server.database("psycopg"), Store()
+    database.execute(
+        "CREATE COLLATION nocase (provider = icu, locale = 'und-u-ks-level2', deterministic = false)",
+        "CREATE TABLE words (word TEXT COLLATE nocase PRIMARY KEY, n INTEGER)",
+    )
+    run = Run(store, database, key=["word"])
+    with pytest.raises(FlowFailedError, match="comes more than once"):
+        run.sink.stage(["word", "n"], [("a", 1), ("A", 2)], 0)
+    run.sink.stage(["word", "n"], [("a", 1)], 0)
+    run.close(0)
+    run.sink.stage(["word", "n"], [("A", 2)], 1)
+    run.close(1)
+    assert database.execute("SELECT * FROM words") == [("a", 2)]
+    Run(store, database, key=["word"], resume_epoch=2)
+    assert database.execute("SELECT * FROM words") == [("a", 1)]

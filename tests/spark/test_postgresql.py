@@ -1,0 +1,100 @@
+"""UpsertSink with a PostgreSQL server in a running flow: kills, cut connections, a server that restarts, rewinds."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from recovery import SinkFailedError, UpsertSink, init_partitions
+from recovery.storage.scan import scan
+from tests.sinks import postgresql
+from tests.spark.support import ROOT, run_to_end, states, totals_step
+from tests.spark.test_crashes import finish, recovery_command, wait_for_batch
+
+KILLS = int(os.environ.get("RECOVERY_TEST_POSTGRESQL_KILLS", "50"))
+CREATE = "CREATE TABLE totals (key TEXT PRIMARY KEY, n BIGINT, total BIGINT, own TEXT DEFAULT 'mine')"
+
+
+@pytest.fixture
+def server():
+    with postgresql.running() as started:
+        yield started
+
+
+def rows(database) -> dict:
+    """The table as the truth is: count and sum per key."""
+    return {key: [n, total] for key, n, total in database.execute("SELECT key, n, total FROM totals")}
+
+
+def test_a_session_of_others_that_is_ended_and_a_rewind(spark, feed, tmp_path, server):
+    """The server ends in the midst of a run: the next run and the one that goes back show each row once."""
+    database = server.database("pg8000")
+    database.execute(CREATE, "INSERT INTO totals VALUES ('k1', 0, 0, 'kept')")
+
+    class Ended(UpsertSink):
+        def write(self, batch, batch_id):
+            if batch_id == 2:
+                server.stop()
+            super().write(batch, batch_id)
+
+    frame = feed.frame(spark).transform(totals_step())
+    for seed in range(4):
+        feed.add_random(seed)
+    with pytest.raises(SinkFailedError, match="the database says"):
+        run_to_end(frame, tmp_path / "db", Ended(database.connect, "totals", ["key"]), backup_interval="1h")
+    server.start()
+    sink = UpsertSink(database.connect, "totals", ["key"])
+    run_to_end(frame, tmp_path / "db", sink, backup_interval="1h")
+    assert rows(database) == feed.totals()
+    run_to_end(frame, tmp_path / "db", sink, resume_epoch=2, backup_interval="1h")
+    assert rows(database) == feed.totals() == states(tmp_path / "db", "totals")
+    assert database.execute("SELECT own FROM totals WHERE key = 'k1'") == [("kept",)]
+
+
+@pytest.mark.long
+def test_killed_at_any_moment(feed, tmp_path, server):
+    """The run is killed, its connections are cut, the server restarts, and the run goes back, by lot: after the last
+    run the table is that of an uninterrupted one."""
+    seed = int(os.environ.get("RECOVERY_TEST_SEED", random.randrange(10**6)))
+    print(f"replay with RECOVERY_TEST_SEED={seed}")
+    lot = random.Random(seed)
+    database = server.database("psycopg")
+    database.execute(CREATE)
+    init_partitions(tmp_path / "db", 3)
+    arguments = ", ".join(map(repr, (str(feed.path), str(server.home), database.user, database.name)))
+    target = f"{ROOT / 'tests/flows/upsert.py'}:make({arguments})"
+    ended, gone_to = 0, set()
+    for _ in range(KILLS):
+        for _ in range(6):
+            feed.add_random(lot.randrange(10**6), count=40)
+        # A second rewind to the same snapshot would have to be asked for.
+        held = set(range(1, 1 + max(each.description.newest_epoch for each in scan(tmp_path / "db")))) - gone_to
+        back = lot.choice(sorted(held)) if held and lot.random() < 0.2 else None
+        gone_to.add(back)
+        options = [] if back is None else ["--resume-epoch", str(back)]
+        process = recovery_command(target, tmp_path / "db", "-s", "0", "-b", "1h", *options)
+        wait_for_batch(process)
+        time.sleep(lot.random() ** 2)
+        way = lot.choice(["kill", "kill", "kill", "cut", "restart"])
+        if way == "cut":
+            database.execute(
+                f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database.name}' "
+                "AND pid <> pg_backend_pid()"
+            )
+        elif way == "restart":
+            server.stop()
+            server.start()
+        if way == "kill":
+            os.killpg(process.pid, signal.SIGKILL)
+        printed = finish(process)
+        assert process.returncode in ((-signal.SIGKILL,) if way == "kill" else (0, 37)), printed
+        ended += process.returncode != 0
+    process = recovery_command(target, tmp_path / "db", "-s", "0", "-b", "1h")
+    printed = finish(process)
+    assert process.returncode == 0, printed
+    assert rows(database) == feed.totals() == states(tmp_path / "db", "totals")
+    assert ended >= KILLS // 2
