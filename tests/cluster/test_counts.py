@@ -24,6 +24,13 @@ def db(tmp_path: Path) -> Path:
     return tmp_path / "db"
 
 
+def test_a_word_count(lab, db):
+    """On two hosts without the directory."""
+    lab.run("cluster.py:counts(2000, 2)", db, "-s", "0").succeed()
+    assert assert_exact(db, 2000) == 3
+
+
+@pytest.mark.long
 def test_a_word_count_outlives_a_host(make_lab, db):
     """One of two hosts loses its power in the midst of a run; the state is that of a plain loop."""
     lab = make_lab(2)

@@ -38,7 +38,7 @@ def read(spark, feed, kind):
     return lines.selectExpr("split(value, ',')[0] AS key", "cast(split(value, ',')[1] AS long) AS value")
 
 
-@pytest.mark.parametrize("kind", ["files", "appended"])
+@pytest.mark.parametrize("kind", ["files", pytest.param("appended", marks=pytest.mark.long)])
 def test_sources_that_change_their_order_and_one_more(spark, tmp_path, kind):
     feeds = [Feed(tmp_path / name) for name in "abc"]
     for number, feed in enumerate(feeds):
@@ -78,7 +78,7 @@ def test_a_source_that_is_gone(spark, tmp_path):
     assert held() == before
 
 
-@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("waits", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_steps_side_by_side_come_and_go(spark, tmp_path, waits):
     """The frame is read in one place more, or less; the source is one."""
     feed, other = Feed(tmp_path / "in"), Feed(tmp_path / "other")

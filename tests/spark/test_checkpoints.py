@@ -119,6 +119,7 @@ def import_and_continue(spark, source, expected, home, store, kill):
     assert windows.outputs(home / "before") | windows.outputs(home / "after") == expected
 
 
+@pytest.mark.long
 def test_plain_spark_goes_on_from_an_exported_epoch(spark, source, expected, tmp_path):
     """With RocksDB. And the native state of that run can be looked into, at any epoch and between two."""
     export_and_continue(spark, source, expected, tmp_path, "rocksdb")

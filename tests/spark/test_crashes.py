@@ -110,7 +110,7 @@ FOLD_POINTS = [
     ("points", "backup_interval"),
     [
         pytest.param(["close.2.committed:4"], "1h", id="one"),
-        pytest.param(["fold.2.snaps"], "0", id="one-logged"),
+        pytest.param(["fold.2.snaps"], "0", id="one-logged", marks=pytest.mark.long),
         pytest.param(EVERY_POINT, "1h", id="every", marks=pytest.mark.long),
         pytest.param([*LOGGING_POINTS, *FOLD_POINTS], "0", id="every-logged", marks=pytest.mark.long),
     ],
@@ -248,7 +248,8 @@ def make(path, jvm, number):
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_the_stream_ends_immediately(feed, tmp_path, number):
     """While the flow is built on a Spark that is up: nothing is printed but that it was starting, the JVM ends, and
     the next run begins as if this one had not been."""

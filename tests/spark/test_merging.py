@@ -158,6 +158,7 @@ def run_flow(directory: Path, name: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=240, env=environment)
 
 
+@pytest.mark.long
 def test_without_python_workers(tmp_path):
     """A run whose micro-batches the driver does starts none of Spark's processes for Python."""
     (tmp_path / "in").mkdir()
@@ -170,6 +171,7 @@ def test_without_python_workers(tmp_path):
     assert [line.rsplit(" ", 1)[1] for line in lines] == ["False"] * 3
 
 
+@pytest.mark.long
 def test_killed_between_merging_and_the_sink(tmp_path):
     """What the driver had merged of the micro-batch is merged again, and counts once."""
     feed = Feed(tmp_path / "in")

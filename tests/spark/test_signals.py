@@ -65,6 +65,7 @@ def ends_well(process: subprocess.Popen, directory: Path, number: int, pid: int)
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_a_signal_to_all_processes_of_a_container(tmp_path):
     """The run is process 1 there. For those who look from outside, and cannot see its process, it goes on, and is
     named as one of another container."""

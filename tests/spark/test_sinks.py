@@ -236,7 +236,7 @@ POINTS = {
 
 @pytest.mark.parametrize(
     "points",
-    [pytest.param(points, id=i, marks=[] if i == "some" else pytest.mark.long) for i, points in POINTS.items()],
+    [pytest.param(points, id=i, marks=pytest.mark.long) for i, points in POINTS.items()],
 )
 def test_killed_between_the_steps_of_publishing(feed, tmp_path, points):
     """After kill -9 at each step of publishing and of going back, the files are those of an uninterrupted run."""
