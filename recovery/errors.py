@@ -39,6 +39,7 @@ RecoveryError                     10
 ├── OutputLostError               49  a task wrote a file that the driver does not find
 ├── SparkUnavailableError         50
 ├── ExecutorPackageError          51  an executor without this package, or with another version
+├── InputLostError                52  records that a Kafka source had still to read are gone
 ├── BackupTargetError             60  unreachable, refused, or not a place for backups
 ├── NoBackupError                 61
 ├── BackupDamagedError            62
@@ -481,6 +482,17 @@ class ExecutorPackageError(RecoveryError):
     default_remedy = (
         "Install the driver's version of recovery, with what it needs, for the Python of every executor; or send an "
         "environment with spark.archives and PYSPARK_PYTHON."
+    )
+
+
+class InputLostError(RecoveryError):
+    """Records that the flow had still to read are no longer in Kafka."""
+
+    exit_code = 52
+    default_cause = "Retention removed them, or the topic was deleted, made again, or left out of the flow."
+    default_remedy = (
+        'To go on without them, run once with .option("failOnDataLoss", "false"), then take it out. Keep retention '
+        "longer than the flow may stand still."
     )
 
 

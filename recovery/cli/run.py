@@ -97,6 +97,9 @@ WITH_DIRECTORY = (
               help="Where to keep what need not survive the run; by default inside the recovery directory. For the "
                    "state of Spark's own operators on a cluster: an address that all hosts reach, such as "
                    "s3a://bucket/scratch or file:///mnt/share/scratch.")  # fmt: skip
+@click.option("--jars", metavar="A.jar,B.jar", help="Jars to load, such as a connector; a pattern may name several.")
+@click.option("--packages", metavar="GROUP:ARTIFACT:VERSION,...",
+              help="Jars to load from Maven, with those that they need. Spark fetches and keeps them.")  # fmt: skip
 @settings_options
 @threshold_option
 @click.option("--metrics-port", type=click.IntRange(0, 65535), envvar="RECOVERY_METRICS_PORT",
@@ -125,6 +128,8 @@ def run(
     serve_at: str | None,
     scratch_directory: str | None,
     py_files: str | None,
+    jars: str | None,
+    packages: str | None,
     conf: dict[str, str],
     thresholds: dict[str, str],
     metrics_port: int | None,
@@ -169,11 +174,13 @@ def run(
         _refuse_directory_options(click.get_current_context())
     from recovery.cli.flow_loader import import_paths, load
     from recovery.pipeline import Pipeline
+    from recovery.spark.jvm.jars import with_jars
     from recovery.spark.jvm.session import prepare_environment
     from recovery.spark.run.blocking import run as run_flow
 
     if py_files:
         conf = {**conf, PY_FILES: ",".join(filter(None, [conf.get(PY_FILES), py_files]))}
+    conf = with_jars(conf, jars, packages)
     prepare_environment(*import_paths(target), master=master)
     flow = load(target)
     if isinstance(flow, Pipeline):

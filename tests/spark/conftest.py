@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recovery.spark.tuning.tuning import TACTICS, VARIABLE
+from tests.kafka import CONNECTOR
 from tests.spark.support import Feed
 
 
@@ -15,7 +16,9 @@ def spark():
     from tests.spark.support import ROOT
 
     prepare_environment(str(ROOT))
-    session = create_session("tests", master="local[2,4]", conf={"spark.sql.shuffle.partitions": "2"})
+    # A JVM loads jars when it starts, so Kafka's come with it, where there are some.
+    conf = {"spark.sql.shuffle.partitions": "2", "spark.jars": ",".join(map(str, CONNECTOR))}
+    session = create_session("tests", master="local[2,4]", conf=conf)
     yield session
     session.stop()
 

@@ -12,6 +12,7 @@ from recovery.errors import (
     ExecutorPackageError,
     FlowFailedError,
     FlowMismatchError,
+    InputLostError,
     RecoveryError,
     StepChangedError,
     StorageError,
@@ -27,6 +28,13 @@ _OPERATORS_CHANGED = re.compile(
     r"|STATE_STORE_COLUMN_FAMILY_SCHEMA_INCOMPATIBLE)[^\]]*)\] *([^\n]*)"
 )
 _OTHER_BASE_PATH = re.compile(r"Wrong basePath (\S+) for the root path: (\S+)")
+_DATA_LOST = re.compile(
+    r"Some data may have been lost because they are not available in Kafka.*?Reason:\s*(.*?)"
+    r"(?=\s*SQLSTATE|\n\s*\n|\n\s*at |\nCaused by|\Z)",
+    re.DOTALL,
+)
+_OFFSETS_LOST = re.compile(r"offset \[(\d+), (\d+)\) for topic partition (\S+)-(\d+)\b")
+_TOPIC_PARTITION = re.compile(r"(?:\b[Pp]artition )?\b([\w.-]+)-(\d+)(?=[\s,;:)\]}]|$)")
 _WORKER_GONE = re.compile(r"Python worker exited unexpectedly \(crashed\)(?:: (.*?)(?=\n\tat |\Z))?", re.DOTALL)
 _MODULE_MISSING = re.compile(
     r"\((?P<host>\S+) executor (?!driver\b)[^)]*\)(?:(?! executor ).)*?"
@@ -88,6 +96,9 @@ def as_recovery_error(error: BaseException) -> BaseException:
             "the workers more memory, or let fewer run in parallel: --master 'local[1]'. To see where one "
             "crashed: --conf spark.sql.execution.pyspark.udf.faulthandler.enabled=true.",
         )
+    lost = _DATA_LOST.search(text)
+    if lost is not None:
+        return InputLostError(_lost_records(" ".join(lost[1].split())))
     changed = _OPERATORS_CHANGED.search(text)
     if changed is not None:
         return StepChangedError(
@@ -106,6 +117,17 @@ def as_recovery_error(error: BaseException) -> BaseException:
     if isinstance(error, Py4JJavaError):
         return FlowFailedError(_without_frames(str(error.java_exception.toString())))
     return FlowFailedError(essence_of(error))
+
+
+def _lost_records(reason: str) -> str:
+    """What is lost, from the reason that Kafka's connector gives."""
+    found = _OFFSETS_LOST.search(reason)
+    if found is not None:
+        start, end, topic, partition = found.groups()
+        place = f"topic {topic}, partition {partition}, offsets {start} to {int(end) - 1}"
+        return f"Kafka no longer has all records to read: {place}"
+    named = _TOPIC_PARTITION.sub(r"topic \1, partition \2", reason)
+    return f"Kafka no longer has all records to read: {named}"
 
 
 def in_short(error: BaseException) -> str:

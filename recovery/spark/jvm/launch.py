@@ -34,6 +34,12 @@ _NOISE = re.compile(
     r"|Setting default log level to|To adjust logging level use|^Picked up |^WARNING: .*(sun.misc.Unsafe|terminally)"
     r"|^WARNING: (A (terminally|restricted)|Please consider|Use --enable-native|Restricted methods|package )"
 )
+_RESOLVING = re.compile(
+    r"^:: (loading settings|resolving|resolution report|modules in use|evicted modules|retrieving)\b"
+    r"|^(Ivy Default Cache set|The jars for the packages stored)|^\S+#\S+ added as a dependency$"
+    r"|^\t(confs: |found \S+#|\[SUCCESSFUL |\||-{20}|\d+ artifacts copied|\S+#\S+;\S+ (from|by) )"
+)
+"""What Ivy says about packages that it finds. What it downloads and what it does not find is shown."""
 _FRAME = re.compile(r"^\s+at |^\s+\.\.\. \d+ (more|common frames omitted)")
 _REASON = re.compile(
     r'^Exception in thread "[^"]*" |^Caused by: |^Error[: ]|^\[?FATAL|Could not create the Java Virtual Machine'
@@ -73,7 +79,7 @@ class ErrorOutput:
     def _copy(self) -> None:
         for line in self._stream:
             text = line.decode(errors="replace")
-            if _NOISE.search(text):
+            if _NOISE.search(text) or _RESOLVING.search(text):
                 continue
             self._lines.append(text.rstrip("\n"))
             # The object that replaced sys.stderr may be closed. Go on: the JVM blocks on output that nobody reads.

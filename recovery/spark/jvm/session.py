@@ -22,6 +22,7 @@ from recovery.host import private
 from recovery.spark.clusters import check_master, is_cluster
 from recovery.spark.jvm import executors, local_files
 from recovery.spark.jvm.class_archive import archive_options, archive_path
+from recovery.spark.jvm.jars import advice, check_jars, check_loaded
 from recovery.spark.jvm.java import choose_java, java_home
 from recovery.spark.jvm.launch import LaunchError, end, launch, user_options
 
@@ -58,7 +59,8 @@ _MADE: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str, str] | None = None) -> Any:
-    """Create a SparkSession with this process's own JVM. Raises SparkUnavailableError.
+    """Create a SparkSession with this process's own JVM. Raises SparkUnavailableError, or ConfigurationError for jars
+    that are missing.
 
     A signal to the process group, or to every process of a unit, does not kill the JVM under a running micro-batch.
     The JVM ends when this process does, however it ends, and when this function raises.
@@ -66,13 +68,17 @@ def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
+    conf = conf or {}
     check_master(master, conf)
+    check_jars(conf)
+    if SparkContext._gateway is not None:
+        check_loaded(conf, SparkContext._gateway.jvm.System.getProperty)
     prepare_environment(master=master)
     _quieten()
     settings = SparkConf(loadDefaults=False).setMaster(master).setAppName(name)
     gateway = None
     try:
-        for key, value in {**DEFAULTS, **_of_master(master), **(conf or {})}.items():
+        for key, value in {**DEFAULTS, **_of_master(master), **conf}.items():
             settings.set(key, value)
         given = settings.get("spark.driver.extraJavaOptions", "")
         shared = archive_options(archive_path(java_home()), given)
@@ -90,12 +96,13 @@ def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str
     except Exception as error:
         # Read the text before the JVM ends: it is kept there.
         text = str(error).strip() or repr(error)
+        cause, remedy = advice(conf, text) or _advice(text)
         if gateway is not None:
             end(gateway)
         raise SparkUnavailableError(
             f"Spark did not start: {text if isinstance(error, LaunchError) else text.splitlines()[0]}",
-            cause=_cause(text),
-            remedy="Check the settings; with --debug the whole error is shown.",
+            cause=cause,
+            remedy=remedy,
         ) from RuntimeError(text).with_traceback(error.__traceback__)
     except BaseException:
         if gateway is not None:
@@ -104,11 +111,12 @@ def create_session(name: str, *, master: str = DEFAULT_MASTER, conf: Mapping[str
     return session
 
 
-def _cause(text: str) -> str:
-    """The probable cause of a failed start with this text."""
+def _advice(text: str) -> tuple[str, str]:
+    """The probable cause of a failed start with this text, and what to do."""
+    remedy = "Check the settings; with --debug the whole error is shown."
     if "Too many open files" in text or "java.security file" in text:
-        return "This process may open too few files: ulimit -n says how many."
-    return "Java, the master or a setting of Spark (--conf, --properties-file)."
+        return "This process may open too few files: ulimit -n says how many.", remedy
+    return "Java, the master or a setting of Spark (--conf, --properties-file).", remedy
 
 
 def _of_master(master: str) -> dict[str, str]:

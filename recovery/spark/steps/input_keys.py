@@ -17,6 +17,7 @@ from recovery.values.keys import ESCAPE
 
 _KEY_TYPES = (
     T.StringType,
+    T.BinaryType,
     T.BooleanType,
     T.ByteType,
     T.ShortType,
@@ -97,6 +98,9 @@ def _part_text(column: Column, kind: T.DataType) -> Column:
     if isinstance(kind, T.TimestampType):
         # The cast to string depends on the session's time zone; microseconds since 1970 do not.
         return F.unix_micros(column).cast("string")
+    if isinstance(kind, T.BinaryType):
+        # Bytes need not be text, and SQLite keeps keys as text.
+        return F.hex(column)
     if isinstance(kind, T.FractionalType) and not isinstance(kind, T.DecimalType):
         column = column + F.lit(0.0)  # -0.0 and 0.0 are one key
     return column if kind == T.StringType() else column.cast("string")
@@ -115,8 +119,8 @@ def _key_fields(frame: DataFrame, step_id: str, keys: Sequence[str | Column]) ->
         if not isinstance(field.dataType, _KEY_TYPES):
             raise ConfigurationError(
                 f"step {step_id!r}: key column {field.name!r} has the type {field.dataType.simpleString()}",
-                cause="A key is a string, number, boolean, date or timestamp, or several of those columns.",
-                remedy="Cast it, for instance with to_json or hex.",
+                cause="A key is a string, number, boolean, date, timestamp or binary, or several of those columns.",
+                remedy="Cast it, for instance with to_json.",
             )
         if isinstance(field.dataType, T.StringType) and not field.dataType.isUTF8BinaryCollation():
             raise ConfigurationError(

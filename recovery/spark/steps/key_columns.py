@@ -34,6 +34,9 @@ def _parsed_keys(texts: list[str], kinds: Sequence[T.DataType], time_zone: str) 
         parts = [list(part) for part in zip(*map(msgspec.json.decode, texts), strict=True)] or [[] for _ in types]
     columns = []
     for part, kind in zip(parts, types, strict=True):
+        if pa.types.is_binary(kind):
+            columns.append(pa.array([None if text is None else bytes.fromhex(text) for text in part], kind))
+            continue
         column = pa.array(part, pa.string())
         if pa.types.is_timestamp(kind) and kind.tz is not None:
             column = column.cast(pa.int64())  # written as microseconds since 1970

@@ -1,0 +1,187 @@
+"""A Kafka broker for tests: one process that stores its topics in a directory, and a client that does not use Spark.
+
+`.ci/run` fetches the jars. Without them, or without kafka-python, what needs a broker is skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recovery.spark.jvm.java import java_home
+from tests.backup.emulators import free_port, running
+
+ROOT = Path(__file__).parents[1]
+JARS = Path(os.environ.get("RECOVERY_TEST_KAFKA_JARS", ROOT / ".ci" / "kafka-jars"))
+CONNECTOR = [
+    path
+    for name in ("spark-sql-kafka-0-10", "spark-token-provider-kafka", "kafka-clients", "commons-pool2")
+    for path in sorted(JARS.glob(f"{name}*.jar"))
+]
+"""What Spark needs of these jars."""
+CONNECTOR_VERSION = CONNECTOR[0].stem.rpartition("-")[2] if CONNECTOR else ""
+needs_jars = pytest.mark.skipif(not CONNECTOR, reason="no jars of Kafka: mvn -f .ci/kafka/pom.xml, as .ci/run does")
+_SETTINGS = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+log.dirs={directory}/data
+num.partitions=1
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+group.initial.rebalance.delay.ms=0
+auto.create.topics.enable=false
+log.retention.check.interval.ms=500
+log.segment.delete.delay.ms=100
+file.delete.delay.ms=100
+"""
+
+
+@dataclass
+class Kafka:
+    """A running broker, and what was sent to it."""
+
+    servers: str
+    admin: Any
+    _producer: Any
+    topics: set[str] = field(default_factory=set)
+
+    def create(self, topic: str, partitions: int = 2, **settings: str) -> str:
+        """Make a topic; returns its name. settings: of the topic, with underscores for dots."""
+        from kafka.admin import NewTopic
+
+        configs = {name.replace("_", "."): value for name, value in settings.items()}
+        self.admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=configs)])
+        self.topics.add(topic)
+        self._await(lambda: len(self.partitions(topic)) == partitions)
+        return topic
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Give a topic more partitions."""
+        self.admin.create_partitions({topic: partitions})
+        self._await(lambda: len(self._producer.partitions_for(topic)) == partitions)
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic with its records."""
+        self.admin.delete_topics([topic])
+        self.topics.discard(topic)
+        self._await(lambda: topic not in self.admin.list_topics())
+
+    def send(self, topic: str, records: Iterable[tuple[bytes | None, bytes | None]], headers: Any = ()) -> None:
+        """Add records (key, value), each to a partition by chance; returns when the broker has them."""
+        count = len(self.partitions(topic))
+        sent = [
+            self._producer.send(topic, key=key, value=value, headers=list(headers), partition=random.randrange(count))
+            for key, value in records
+        ]
+        self._producer.flush()
+        for each in sent:
+            each.get(timeout=30)
+
+    def remove_before(self, topic: str, partition: int, offset: int) -> None:
+        """Remove the records before an offset, as retention does."""
+        from kafka import TopicPartition
+
+        self.admin.delete_records({TopicPartition(topic, partition): offset})
+        self._await(lambda: self.bounds(topic)[partition][0] == offset)
+
+    def partitions(self, topic: str) -> list[int]:
+        """The partitions that a topic has."""
+        [found] = self.admin.describe_topics([topic])
+        return sorted(each["partition_index"] for each in found["partitions"])
+
+    def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
+        """The first and the next offset of each partition."""
+        with self._consumer() as consumer:
+            places = self._places(topic)
+            first, after = consumer.beginning_offsets(places), consumer.end_offsets(places)
+            return {place.partition: (first[place], after[place]) for place in places}
+
+    def records(self, *topics: str) -> list[Any]:
+        """All records that the topics hold, read without Spark."""
+        found: list[Any] = []
+        with self._consumer() as consumer:
+            for place in [place for topic in topics for place in self._places(topic)]:
+                consumer.assign([place])
+                consumer.seek_to_beginning(place)
+                after = consumer.end_offsets([place])[place]
+                while consumer.position(place) < after:
+                    for records in consumer.poll(timeout_ms=1000).values():
+                        found += records
+        return found
+
+    def counted(self, *topics: str) -> dict[str, int]:
+        """How many records the topics hold of each key."""
+        return dict(Counter(record.key.decode() for record in self.records(*topics)))
+
+    def _places(self, topic: str) -> list[Any]:
+        from kafka import TopicPartition
+
+        return [TopicPartition(topic, number) for number in self.partitions(topic)]
+
+    @contextlib.contextmanager
+    def _consumer(self) -> Iterator[Any]:
+        from kafka import KafkaConsumer
+
+        consumer = KafkaConsumer(bootstrap_servers=self.servers, enable_auto_commit=False)
+        try:
+            yield consumer
+        finally:
+            consumer.close()
+
+    def _await(self, done: Any, timeout_s: float = 30) -> None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with contextlib.suppress(Exception):
+                if done():
+                    return
+            assert time.monotonic() < deadline, "the broker did not do it"
+            time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def broker(directory: Path) -> Iterator[Kafka]:
+    """A broker of its own, which keeps its data in this directory."""
+    kafka = pytest.importorskip("kafka", reason="kafka-python is not installed (the test extra has it)")
+    if not CONNECTOR:
+        pytest.skip(needs_jars.kwargs["reason"])
+    port, controller = free_port(), free_port()
+    settings = directory / "server.properties"
+    settings.write_text(_SETTINGS.format(port=port, controller=controller, directory=directory))
+    java = [str(java_home() / "bin" / "java"), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{JARS}/*"]
+    environment = {name: text for name, text in os.environ.items() if name != "JAVA_TOOL_OPTIONS"}
+    formatted = [*java, "kafka.tools.StorageTool", "format", "-t", _cluster_id(), "-c", str(settings)]
+    subprocess.run(formatted, check=True, capture_output=True, env=environment, timeout=120)
+    with running([*java, "kafka.Kafka", str(settings)], port, env=environment):
+        servers = f"127.0.0.1:{port}"
+        producer = kafka.KafkaProducer(bootstrap_servers=servers, acks="all", metadata_max_age_ms=200)
+        admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+        try:
+            yield Kafka(servers, admin, producer)
+        finally:
+            producer.close(timeout=5)
+            admin.close()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _cluster_id() -> str:
+    """A random id in the form that Kafka gives its clusters."""
+    import base64
+
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "a", 1)
