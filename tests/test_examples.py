@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from recovery.spark.jvm.class_archive import CACHE_VARIABLE
+from tests.kafka import CONNECTOR, broker, needs_jars
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -258,3 +259,24 @@ def test_the_files_of_a_deployment_are_those_that_are_explained(language, file):
     page = (ROOT / "docs" / "deploying.md").read_text()
     [shown] = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
     assert (EXAMPLES / "deploy" / file).read_text() == shown
+
+
+@pytest.mark.long
+@needs_jars
+def test_orders_from_a_topic(shell: Any, tmp_path: Path) -> None:
+    """What is no JSON is passed over; the second run goes on with what has come since."""
+    place = tmp_path / "broker"
+    place.mkdir()
+    with broker(place) as kafka:
+        kafka.create("orders")
+        make, run = commands_of("kafka_orders.py").splitlines()
+        run = run.replace("127.0.0.1:9092", kafka.servers).replace("'jars/*.jar'", ",".join(map(str, CONNECTOR)))
+        shell(make)
+        sent = [(None, value) for value in (b'{"user":"ann","amount":2.5}', b"?", b'{"user":"bo","amount":1}')]
+        kafka.send("orders", sent)
+        assert "ann has 1 orders of 2.50" in shell(run)
+        kafka.send("orders", sent[:1])
+        second = shell(run)
+    assert "ann has 2 orders of 5.00" in second
+    assert "bo has" not in second
+    assert states("spent").keys() == {"ann", "bo"}

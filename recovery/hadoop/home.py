@@ -28,7 +28,7 @@ from recovery.errors import StorageError
 from recovery.hadoop.files import HadoopFiles
 from recovery.host.durable import make_directories
 
-AT_ONCE = 16
+CONCURRENT = 16
 """Files that are copied at a time: an object store answers after some ten milliseconds."""
 
 
@@ -47,7 +47,7 @@ class HadoopHome:
         self._below: dict[str, tuple[set[str], set[str]]] = {}
         self._pulled: dict[str, Mark] = {}
         # Kept: the JVM has a thread for each of this process that called it.
-        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="checkpoint")
+        self._pool = ThreadPoolExecutor(CONCURRENT, thread_name_prefix="checkpoint")
 
     def put(self) -> None:
         """Copy the checkpoint that was written to `directory`. Raises StorageError."""
