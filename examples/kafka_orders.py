@@ -3,9 +3,9 @@
     python -m recovery init db/ 2
     python -m recovery run "examples/kafka_orders.py:make('127.0.0.1:9092')" -r db/ --jars 'jars/*.jar'
 
-The second run of the same command reads what has come since, and goes on from the totals of the first. `jars/` holds Spark's
-Kafka connector; where Maven Central can be reached, `--packages org.apache.spark:spark-sql-kafka-0-10_2.13:VERSION` fetches
-it. Add `--trigger 1s` to go on for ever. See docs/kafka.md.
+The second run of the same command reads what has come since, and goes on from the totals of the first. `jars/` holds
+Spark's Kafka connector; where Maven Central can be reached, Spark fetches it: `--packages
+org.apache.spark:spark-sql-kafka-0-10_2.13:VERSION`. Add `--trigger 1s` to go on for ever. See docs/kafka.md.
 """
 
 from __future__ import annotations
