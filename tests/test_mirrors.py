@@ -49,7 +49,7 @@ COVERED_BY = {
     "report/test_page.py": "report.charts report.facts",
     "sinks/test_output.py": "sinks.disk sinks.files sinks.manifest",
     "sinks/test_delivery.py": "sinks.plain sinks.protocol",
-    "sinks/test_delta.py": "sinks.delta_merge sinks.delta_table sinks.delta_takeback",
+    "sinks/test_delta.py": "sinks.delta.merge sinks.delta.sink sinks.delta.table sinks.delta.takeback",
     "storage/test_contract.py": "storage.memory storage.memory_contents storage.seam",
     "storage/test_deltas.py": "storage.connect storage.deltas.delta",
     "storage/test_partition.py": """storage.sqlite.close storage.sqlite.columns storage.sqlite.describe

@@ -11,7 +11,7 @@ upsert.py     UpsertSink; database.py: a transaction of any DB-API connection
 """
 
 from recovery.sinks.all_keys import AllKeysSink
-from recovery.sinks.delta import DeltaSink
+from recovery.sinks.delta.sink import DeltaSink
 from recovery.sinks.files import FileSink
 from recovery.sinks.plain import ConsoleSink, DiscardSink
 from recovery.sinks.protocol import BatchContext, EpochOutput, EpochSink, Resume, Sink, current_batch

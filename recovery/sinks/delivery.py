@@ -13,7 +13,7 @@ from recovery.base.ids import BatchId, Epoch, StepId
 from recovery.base.reserved import SINK_STEP
 from recovery.base.tracebacks import essence_of
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, SinkFailedError, StorageError
-from recovery.sinks.delta import DeltaSink
+from recovery.sinks.delta.sink import DeltaSink
 from recovery.sinks.files import FileSink
 from recovery.sinks.plain import DiscardSink
 from recovery.sinks.protocol import BATCH_BEING_WRITTEN, BatchContext, EpochOutput, Resume

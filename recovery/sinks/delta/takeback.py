@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from recovery.errors import OutputMismatchError
-from recovery.sinks.delta_table import Commit, Record
+from recovery.sinks.delta.table import Commit, Record
 from recovery.sinks.protocol import Resume
 
 

@@ -29,8 +29,8 @@ import msgspec
 from recovery.base import faults
 from recovery.base.untrusted_json import decode_json
 from recovery.errors import ConfigurationError, OutputMismatchError, RecoveryError, SinkFailedError
-from recovery.sinks.delta_merge import check_keys, merge_rows, newest_rows
-from recovery.sinks.delta_table import (
+from recovery.sinks.delta.merge import check_keys, merge_rows, newest_rows
+from recovery.sinks.delta.table import (
     AddedFile,
     DeltaLog,
     Record,
@@ -39,7 +39,7 @@ from recovery.sinks.delta_table import (
     spark_uri,
     statistics,
 )
-from recovery.sinks.delta_takeback import TakeBack, plan_take_back
+from recovery.sinks.delta.takeback import TakeBack, plan_take_back
 from recovery.sinks.protocol import EpochOutput, Resume
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""DeltaSink: a Delta table that has each record of the closed epochs once."""
