@@ -15,7 +15,7 @@ import pytest
 
 from recovery import DeltaSink
 from recovery.errors import ConfigurationError, FlowFailedError, LeaseLostError, OutputMismatchError
-from recovery.sinks import delta
+from recovery.sinks.delta import sink as delta
 from recovery.sinks.protocol import EpochOutput
 from tests.sinks.support import Closed, Store
 
