@@ -18,7 +18,6 @@ from recovery.cli.common import format_time, tell
 from recovery.host.signals import again
 from recovery.planning.going_back import after_text
 from recovery.planning.health import DEFAULTS
-from recovery.spark.run.shown import status_line
 
 if TYPE_CHECKING:
     from recovery.epochs.closer import EpochClosed
@@ -133,6 +132,9 @@ class Progress:
     def _line(self, batch: BatchDone) -> str:
         """Return the status line. Its rows are those that the sources read since the run began, as in the summary."""
         age_s = time.monotonic() - self._closed_at
+        # Commands that need no Spark import this module, too.
+        from recovery.spark.run.shown import status_line
+
         return status_line(batch, self._rows, self._rate, self._closed, age_s)
 
     def _say(self, text: str) -> None:

@@ -26,8 +26,9 @@ from pyspark.sql.types import (
 
 from recovery.errors import SinkFailedError
 from recovery.sinks.values import changes_of, in_utc
+from tests.sinks.conftest import Real
 from tests.sinks.support import Store
-from tests.sinks.test_upsert import Real, Run
+from tests.sinks.test_upsert import Run
 
 LOCAL = datetime(2024, 7, 1, 8)  # noqa: DTZ001
 """As Spark gives it on a machine in New York."""

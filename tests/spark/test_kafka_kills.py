@@ -75,10 +75,10 @@ def test_killed_at_any_moment(tmp_path):
                 rewinds.append(generator.choice([each for each in range(newest) if each not in rewinds[-1:]]))
                 back = ["--resume-after", str(rewinds[-1])]
             process = begin("--trigger", "0.1", *back)
-            batches = generator.choice([0, 1, 1, 2, 5])
+            what, awaited = generator.choice([("", 1), ("batch ", 1), ("batch ", 3), ("epoch ", 1), ("epoch ", 3)])
             for line in process.stdout:
-                batches -= line.startswith("batch ")
-                if batches <= 0 or process.poll() is not None:
+                awaited -= line.startswith(what)
+                if awaited <= 0 or process.poll() is not None:
                     break
             time.sleep(generator.uniform(0, 0.6) if generator.random() < 0.9 else generator.uniform(0, 4))
             alive = process.poll() is None

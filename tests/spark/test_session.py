@@ -58,7 +58,9 @@ def test_on_a_cluster_the_environment_is_left_to_its_hosts(environment):
     prepare_environment("/home/me/flows", master="spark://h:7077")
     assert "PYSPARK_PYTHON" not in environment
     assert "PYTHONPATH" not in environment
-    assert _of_master("spark://h:7077").keys() <= {"spark.python.unix.domain.socket.enabled"}
+    assert _of_master("spark://h:7077").keys() <= {
+        "spark.python.unix.domain.socket.enabled", "spark.executor.processTreeMetrics.enabled",
+    }  # fmt: skip
 
 
 def test_workers_run_this_python(environment):
