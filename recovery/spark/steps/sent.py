@@ -45,6 +45,9 @@ def sent(definition: StepDefinition, name: str) -> Sent:
         try:
             import recovery
 
+            if recovery.__file__ is None:
+                # Any directory of this name is a package to Python, if no other is found.
+                raise ModuleNotFoundError(name="recovery")
             try:
                 from recovery.base import version
 
@@ -52,9 +55,9 @@ def sent(definition: StepDefinition, name: str) -> Sent:
             except ImportError:
                 here = "an older one"
             if here != wanted:
-                where = getattr(recovery, "__file__", None) or "no file"
                 raise refuse(
-                    f"has another version of the package recovery: {here} ({where}), where {wanted} is wanted",
+                    f"has another version of the package recovery: {here} ({recovery.__file__}), where {wanted} is "
+                    "wanted",
                     "The driver was upgraded and this executor was not, or the reverse.",
                 )
             from recovery.spark.tasks.step_task import run_step
