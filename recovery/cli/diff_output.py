@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from recovery.base.addresses import local_path
 from recovery.cli.state_common import json_text
 from recovery.errors import ConfigurationError, StorageError
+from recovery.host.durable import PRIVATE, create
 from recovery.operational.comparison import KeyDifference
 from recovery.planning.comparing import ABSENT
 
@@ -24,27 +26,32 @@ _ROWS = 8192
 def differences_file(path: Path | None) -> Iterator[Write]:
     """Provide the function that adds a difference to the file; the file appears at the end. None: to no file.
 
-    The suffix chooses the form, `.csv` or `.parquet`; values are JSON. Raises ConfigurationError, StorageError.
+    A new file is readable by this user only: it has states. The suffix chooses the form, `.csv` or `.parquet`;
+    values are JSON. Raises ConfigurationError, StorageError.
     """
     if path is None:
         yield lambda _: None
         return
     local_path(path, "a file of this machine")
-    forms = {".csv": _csv, ".parquet": _parquet}
-    form = forms.get(path.suffix.lower())
-    if form is None or path.is_dir():
+    form = {".csv": _csv, ".parquet": _parquet}.get(path.suffix.lower())
+    if form is None or os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
         raise ConfigurationError(
             f"{path} is not a name for the differences", cause="", remedy="Name a file that ends in .csv or .parquet."
         )
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    # Keep a link, and write its target.
+    file = Path(os.path.realpath(path))
+    draft = file.with_name(f".{file.name[:40]}.{os.getpid()}")
     try:
-        with form(draft) as write:
-            yield write
-        draft.replace(path)
+        mode = stat.S_IMODE(file.stat().st_mode) if file.exists() else PRIVATE.file
+        os.close(create(draft, mode))
+        try:
+            with form(draft) as write:
+                yield write
+            draft.replace(file)
+        finally:
+            draft.unlink(missing_ok=True)
     except OSError as error:
         raise StorageError(str(error), path=path) from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _row(found: KeyDifference) -> tuple[str | None, ...]:

@@ -6,8 +6,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from recovery.base.reserved import CHECKPOINT_STEP
-from recovery.checkpoint.offsets import read_log
+from recovery.base.reserved import CHECKPOINT_STEP, SOURCES_STEP
+from recovery.checkpoint.offsets import labels, read_log
+from recovery.checkpoint.source_places import recorded_places
+from recovery.checkpoint.sources import PLACES_KEY
 from recovery.operational.ids import matches
 from recovery.operational.step_edits import Moment
 from recovery.operational.step_history import content
@@ -57,8 +59,8 @@ def compare(
 ) -> Iterator[KeyDifference]:
     """Yield the keys of a step that differ between two snapshots, by key, and add all of them to `counts`.
 
-    pattern: only keys that match this glob. Of two snapshots of the same files, reads only keys that were written in
-    between; `counts.equal` then counts those of them that are equal again, which is said by `is_partial`.
+    pattern: only keys that match this glob. Of two snapshots of the same files it reads only the keys that changed in
+    between, so `counts.equal` lacks the others; see `is_partial`.
     """
     for key, before, after in _pairs(a, b, step):
         if not matches(key, pattern):
@@ -128,7 +130,7 @@ class SourcePosition:
 
 
 def positions(a: Moment, b: Moment) -> list[SourcePosition]:
-    """Return the position of each source in both snapshots, by its number or name; tick sources are left out."""
+    """Return the position of each source in both snapshots, by its number in the plan; tick sources are left out."""
     one, other = _position(a), _position(b)
     return [SourcePosition(each, one.get(each), other.get(each)) for each in dict.fromkeys([*one, *other])]
 
@@ -137,7 +139,15 @@ def _position(at: Moment) -> dict[str, str]:
     text = _stored(at, f"offsets/{at.cut[2]}")
     if not text:
         return {}
-    return {label: line for label, line in read_log(text).offsets.items() if '"tick_ms"' not in line}
+    log = read_log(text)
+    recorded = at.state(SOURCES_STEP, PLACES_KEY)
+    if recorded is None or not isinstance(recorded.value, str):
+        return dict(log.offsets)
+    places = recorded_places(recorded.value)
+    of_input = [name for name, ticks in zip(labels(places, log), places.ticks, strict=True) if not ticks]
+    return {
+        str(number): log.offsets[name] for number, name in enumerate(dict.fromkeys(of_input)) if name in log.offsets
+    }
 
 
 def _stored(at: Moment, path: str) -> str:

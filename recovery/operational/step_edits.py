@@ -21,6 +21,7 @@ from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.runs import EDIT, RunHistory, RunRecorder
 from recovery.planning.going_back import kept_interval_s
 from recovery.planning.resume import Cut, ResumePlan, common_cuts, plan_resume
+from recovery.planning.values import ClosedEpoch
 from recovery.storage.history import (
     KeyChange,
     KeyState,
@@ -44,10 +45,21 @@ E = TypeVar("E")
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One snapshot of a recovery directory: the files, and the cut that they share."""
+    """One snapshot of a recovery directory: the files, and the cut that they share.
+
+    epochs: the closed epochs that the files held when the snapshot was chosen. oldest: the oldest one that they shared.
+    """
 
     paths: tuple[Path, ...]
     cut: Cut
+    epochs: tuple[ClosedEpoch, ...]
+    oldest: int
+
+    @classmethod
+    def of(cls, plan: ResumePlan, cut: Cut) -> Moment:
+        """Return the snapshot of a cut that all partitions of a plan hold."""
+        held = plan.partitions
+        return cls(tuple(d.path for d in held), cut, held[0].epochs, min(common_cuts(held))[0])
 
     @property
     def epoch(self) -> int:
@@ -113,12 +125,11 @@ def moment(directory: Path, epoch: int | None = None) -> Moment:
     """
     plan = plan_resume(scan(directory))
     cuts = common_cuts(plan.partitions)
-    paths = tuple(d.path for d in plan.partitions)
     if epoch is None:
-        return Moment(paths, max(cuts))
+        return Moment.of(plan, max(cuts))
     for cut in cuts:
         if cut[0] == epoch:
-            return Moment(paths, cut)
+            return Moment.of(plan, cut)
     raise EpochNotHeldError(
         f"epoch {epoch} is not held: the partitions share epochs {min(cuts)[0]} to {max(cuts)[0]}", path=directory
     )
@@ -175,7 +186,7 @@ def edit_states(
 
 
 def _changes(plan: ResumePlan, compute: Callable[[Moment], Mapping[StepKey, Edited]]) -> Mapping[StepKey, Edited]:
-    changes = compute(Moment(tuple(d.path for d in plan.partitions), _cut(plan)))
+    changes = compute(Moment.of(plan, _cut(plan)))
     for step, _ in changes:
         _check_step(step)
     return changes

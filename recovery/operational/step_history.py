@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from recovery.base.ids import NO_BATCH
 from recovery.errors import StateNotFoundError
-from recovery.operational.targets import Steps, unknown_step
+from recovery.operational.targets import Steps, content_of, unknown_step
 from recovery.planning.comparing import ABSENT, Comparison, Difference
-from recovery.planning.resume import common_cuts, plan_resume
 from recovery.planning.values import ClosedEpoch
 from recovery.storage.history import KeyVersion
-from recovery.storage.scan import scan
 
 WRITTEN, REMOVED, TIMED_OUT = "written", "removed", "timed out"
 
@@ -79,15 +75,14 @@ def key_history(target: Steps, step: str, key: str) -> History:
     unknown = unknown_step(target, step)
     if unknown is not None:
         raise unknown
-    partitions = plan_resume(scan(Path(target.location))).partitions
-    closed = {int(each.epoch): each for each in partitions[0].epochs}
-    oldest = min(common_cuts(partitions))[0]
     found = at.versions(step, key)
     if not found:
         raise StateNotFoundError(
-            f"step {step!r:.80} has no state of key {key!r:.200} in epochs {oldest} to {at.epoch}", path=target.location
+            f"step {step!r:.80} has no state of key {key!r:.200} in epochs {at.oldest} to {at.epoch}",
+            path=target.location,
         )
-    return History(step, key, oldest, at.epoch, tuple(_versions(found, closed)))
+    closed = {int(each.epoch): each for each in at.epochs}
+    return History(step, key, at.oldest, at.epoch, tuple(_versions(found, closed)))
 
 
 def _versions(found: Sequence[KeyVersion], closed: Mapping[int, ClosedEpoch]) -> list[Version]:
@@ -122,10 +117,5 @@ def _first(epoch: int, closed: Mapping[int, ClosedEpoch]) -> int | None:
 
 
 def content(value: str | bytes) -> Any:
-    """Return a stored value as JSON; a value that is not JSON, as its text."""
-    text = value if isinstance(value, str) else value.decode(errors="replace")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        # The run's own values are text of any form.
-        return text
+    """Return a stored value as JSON, or as its text."""
+    return content_of(value if isinstance(value, str) else value.decode(errors="replace"))

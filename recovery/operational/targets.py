@@ -331,11 +331,16 @@ def _held(at: Moment, names: Iterable[StepKey]) -> dict[StepKey, KeyState]:
 def _step_entry(step: str, state: KeyState) -> Entry:
     if isinstance(state.value, bytes):
         raise StateValueError(f"the value of step {step!r} key {state.key!r:.80} is not text", cause="", remedy="")
+    return Entry((step, state.key), content_of(state.value), state.epoch, state.timeout_ms)
+
+
+def content_of(text: str) -> Any:
+    """Return a stored value as JSON; a value that is not JSON, as its text."""
     try:
-        return Entry((step, state.key), json.loads(state.value), state.epoch, state.timeout_ms)
+        return json.loads(text)
     except (ValueError, RecursionError):
         # The run's own values are text of any form.
-        return Entry((step, state.key), state.value, state.epoch, state.timeout_ms)
+        return text
 
 
 def _check_unchanged(name: Name, seen: Mapping[Name, Entry | None], found: Entry | None) -> None:

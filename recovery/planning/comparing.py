@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Absent:
-    """What stands for a value that is not there: JSON's null is a value."""
+    """The class of ABSENT, a value that is not there. JSON's null is a value."""
 
     def __repr__(self) -> str:
         return "ABSENT"
@@ -42,9 +42,12 @@ class Comparison:
     ignored: Collection[str] = ()
 
     def differences(self, before: Any, after: Any) -> list[Difference]:
-        """Return the members that differ between two JSON values, in the order of the first; a list whose length
-        differs is one difference."""
-        return list(self._differences("", before, after))
+        """Return the members that differ between two JSON values, in the order of the first. Lists of different lengths
+        are one difference, and so are values that are nested too deeply to be compared by member."""
+        try:
+            return list(self._differences("", before, after))
+        except RecursionError:
+            return [Difference("", before, after)]
 
     def _differences(self, path: str, before: Any, after: Any) -> Iterator[Difference]:
         if isinstance(before, dict) and isinstance(after, dict):
@@ -59,14 +62,19 @@ class Comparison:
             yield Difference(path, before, after)
 
     def _equal(self, before: Any, after: Any) -> bool:
-        if isinstance(before, float) and isinstance(after, int | float) and not isinstance(after, bool):
-            return self._close(before, after)
-        if isinstance(after, float) and isinstance(before, int) and not isinstance(before, bool):
-            return self._close(before, after)
         # In Python True == 1; in JSON they differ.
-        return type(before) is type(after) and bool(before == after)
+        if not (_is_number(before) and _is_number(after)):
+            return type(before) is type(after) and bool(before == after)
+        if before == after or (before != before and after != after):
+            return True
+        if not self.tolerance or not (isinstance(before, float) or isinstance(after, float)):
+            return False
+        try:
+            return math.isclose(before, after, rel_tol=self.tolerance, abs_tol=self.tolerance)
+        except OverflowError:
+            # A whole number beyond every float.
+            return False
 
-    def _close(self, before: float, after: float) -> bool:
-        if math.isnan(before) or math.isnan(after):
-            return math.isnan(before) and math.isnan(after)
-        return math.isclose(before, after, rel_tol=self.tolerance, abs_tol=self.tolerance)
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

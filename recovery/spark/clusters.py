@@ -86,8 +86,8 @@ class Serving:
         return replace(self, at=None if self.at is None else f"{host_and_port(self.at)[0]}:0")
 
     def start(self, settings: Mapping[str, str], make: Callable[..., OwnerProcess]) -> tuple[OwnerProcess, str]:
-        """Start the process; return it with its address for tasks. settings: of the session. make: makes the process,
-        as OwnerProcess does, where it is told to listen. Raises ConfigurationError if nothing can listen there."""
+        """Start the process; return it with its address for tasks. settings: of the session. make: makes the process
+        that listens at the given address, like OwnerProcess. Raises ConfigurationError if nothing can listen there."""
         driver = settings.get("spark.driver.host", "localhost")
         given, port = host_and_port(self.at or ":0")
         bind = given or settings.get("spark.driver.bindAddress", driver)

@@ -163,7 +163,7 @@ def test_the_console_sink(capsys):
     ("truncate", "shown"), [(False, "x" * 30), (True, "x" * 17 + "..."), (6, "xxx..."), (2, "xx"), (30, "x" * 30)]
 )
 def test_the_console_sink_shortens_values(capsys, truncate, shown):
-    """As Spark's console does, if it is told to."""
+    """Like Spark's console sink, with `truncate`."""
 
     class Batch:
         columns = ("a", "b")

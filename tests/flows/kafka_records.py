@@ -26,7 +26,7 @@ def counted(frame, step="counts"):
 
 
 class SlowFiles(FileSink):
-    """It tells of each micro-batch, and takes a while."""
+    """Prints a line for each micro-batch, and takes a while."""
 
     pause_s = 0.0
 

@@ -13,7 +13,9 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery.base.reserved import CHECKPOINT_STEP
+from recovery.base.reserved import CHECKPOINT_STEP, SOURCES_STEP
+from recovery.checkpoint.source_places import places_of
+from recovery.checkpoint.sources import PLACES_KEY
 from recovery.cli import main
 from recovery.operational.comparison import CHANGED, ONLY_A, ONLY_B, StepCounts, compare
 from recovery.operational.step_edits import moment
@@ -87,7 +89,9 @@ def test_the_command(pair, tmp_path):
     assert pq.read_table(tmp_path / "out.parquet").select(["key", "what"]).to_pylist() == [
         {"key": row["key"], "what": row["what"]} for row in rows
     ]
-    assert sorted(each.name for each in tmp_path.iterdir() if each.is_file()) == ["out.csv", "out.parquet"]
+    written = sorted(each for each in tmp_path.iterdir() if each.is_file())
+    assert [each.name for each in written] == ["out.csv", "out.parquet"]
+    assert {each.stat().st_mode & 0o777 for each in written} == {0o600}
 
 
 def test_what_counts_as_equal(pair):
@@ -103,9 +107,25 @@ def test_a_copy_is_equal(pair, tmp_path):
     assert "Both are at the same position" in run_diff(pair[0], tmp_path / "copy", code=0)
 
 
+def test_positions_without_ticks(make_store):
+    """A step with timeouts adds a tick source, and moves the numbers of the others: it is not part of the input."""
+    made = []
+    for ticks in ((False,), (True, False)):
+        lines = ['{"tick_ms": 5}' if tick else '{"logOffset":7}' for tick in ticks]
+        places = places_of(range(len(ticks)), ticks)
+        directory = make_store(2)
+        with Driver(directory) as run:
+            run.apply(0, {"same": "0"})
+            position = {CHECKPOINT_STEP: {"offsets/0": OFFSETS + "\n".join(lines)}}
+            run.close(0, driver_rows={**position, SOURCES_STEP: {PLACES_KEY: places.to_text()}})
+        made.append(directory)
+    assert "Both are at the same position" in run_diff(*made, code=0)
+
+
 def test_mistakes(pair, tmp_path):
     """Each an error of its own exit code; nothing is written."""
     run_diff(*pair, "--step", "other", code=44)
     run_diff(*pair, "--output", tmp_path / "out.txt", code=11)
+    run_diff(*pair, "--output", tmp_path / "missing" / "out.csv", code=12)
     run_diff(pair[0], tmp_path / "nothing", code=20)
     run_diff(*pair, "--epoch-a", 9, code=28)

@@ -95,7 +95,7 @@ def test_other_places_and_mistakes(meltano, tmp_path):
 
 
 def test_the_lock_of_a_state_id(meltano, make_store):
-    """Two processes never hold it together: the second waits, and is told who holds it."""
+    """Two processes never hold it together: the second waits, and its error names the holder."""
     database = make_store(1)
     code = f"""
 from recovery import RetryPolicy

@@ -28,6 +28,8 @@ VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dic
         (1, True, [Difference("", 1, True)]),
         ("1", 1, [Difference("", "1", 1)]),
         (math.nan, math.nan, []),
+        (2**53 + 1, float(2**53), [Difference("", 2**53 + 1, float(2**53))]),
+        (10**400, 1.5, [Difference("", 10**400, 1.5)]),
     ],
 )
 def test_differences(before, after, found):
@@ -41,7 +43,17 @@ def test_tolerance_and_ignored_fields():
     assert close.differences({"mean": 0.1 + 0.2, "seen": 1}, {"mean": 0.3, "seen": 2}) == []
     assert close.differences({"mean": 0.3}, {"mean": 0.3001}) != []
     assert close.differences(10**18, 10**18 + 1) != []
+    assert close.differences(10**400, 1.5) != []
     assert close.differences([{"seen": 1}], [{"seen": 2}]) == []
+
+
+def test_values_that_are_nested_deeply():
+    """One difference, and no error."""
+    before, after = 1, 2
+    for _ in range(5000):
+        before, after = [before], [after]
+    [found] = Comparison().differences(before, after)
+    assert (found.path, found.before is before, found.after is after) == ("", True, True)
 
 
 @given(VALUES, VALUES)

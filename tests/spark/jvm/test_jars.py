@@ -1,4 +1,4 @@
-"""Jars and packages besides Spark's own: what is wrong with them is told before the flow misses a class."""
+"""Jars and packages besides Spark's own: an error says what is wrong with them before the flow misses a class."""
 
 from __future__ import annotations
 
