@@ -30,6 +30,8 @@ from recovery.planning.comparing import ABSENT, Comparison
 
 DIFFERENT = 1
 """Exit code when something differs; errors have 2 and up."""
+MOST_CHARS = 100
+"""Of a position in the text."""
 
 
 @click.command()
@@ -105,16 +107,22 @@ def _same(sources: list[SourcePosition]) -> bool:
 def _position_text(sources: list[SourcePosition]) -> str:
     if _same(sources):
         return "Both are at the same position of the input."
-    lines = [
-        f"  source {each.source}: A {_short(each.a)}\n    B {_short(each.b)}" for each in sources if each.a != each.b
-    ]
-    return "\n".join(["They are at different positions of the input, so states may differ for that reason:", *lines])
+    lines = ["They are at different positions of the input, so states may differ for that reason:"]
+    for each in sources:
+        if each.a != each.b:
+            pairs = enumerate(zip(each.a or "", each.b or "", strict=False))
+            same = next((number for number, (one, other) in pairs if one != other), 0)
+            lines += [f"  source {each.source}: A {_excerpt(each.a, same)}", f"            B {_excerpt(each.b, same)}"]
+    return "\n".join(lines)
 
 
-def _short(position: str | None) -> str:
+def _excerpt(position: str | None, same: int) -> str:
+    """Return a position, or of a long one the part around the first difference. same: characters before that."""
     if position is None:
         return "has not read it"
-    return position if len(position) <= 100 else f"{position[:97]}..."
+    begin = 0 if len(position) <= MOST_CHARS else max(0, same - MOST_CHARS // 3)
+    end = begin + MOST_CHARS
+    return f"{'…' if begin else ''}{position[begin:end]}{'…' if end < len(position) else ''}"
 
 
 def _counts(counts: StepCounts, partial: bool) -> dict[str, Any]:

@@ -94,6 +94,22 @@ def test_the_command(pair, tmp_path):
     assert {each.stat().st_mode & 0o777 for each in written} == {0o600}
 
 
+def test_long_positions(make_store):
+    """The text shows where they differ, not where they begin."""
+    made = []
+    for offset in (19, 71):
+        directory = make_store(1)
+        with Driver(directory) as run:
+            run.apply(0, {"same": "0"})
+            position = f'{{"path":"{"x" * 300}","offset":{offset},"after":"{"y" * 300}"}}'
+            run.close(0, driver_rows={CHECKPOINT_STEP: {"offsets/0": OFFSETS + position}})
+        made.append(directory)
+    text = run_diff(*made, code=0)
+    assert '"offset":19,' in text
+    assert '"offset":71,' in text
+    assert max(map(len, text.splitlines())) < 130
+
+
 def test_what_counts_as_equal(pair):
     """Tolerance for floats, and a choice of keys."""
     found = json.loads(run_diff(*pair, "--tolerance", "1e-9", "--json", code=1))
