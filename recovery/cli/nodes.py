@@ -42,13 +42,13 @@ def run_nodes(
     if not as_json:
         tell(one_line(f"{pipeline.name}: starting Spark …"))
 
-    def told(name: str, node: NodeRun) -> None:
+    def show(name: str, node: NodeRun) -> None:
         if not as_json:
             tell(_line(name, node))
 
     summary = run_pipeline(
         pipeline, config, resume=resume, full_refresh=full_refresh, no_state_update=no_state_update,
-        environment=environment, master=master, conf=conf, observer=told,
+        environment=environment, master=master, conf=conf, observer=show,
     )  # fmt: skip
     if as_json:
         print_json({"pipeline": summary.pipeline, "run_id": summary.run_id, "nodes": {

@@ -25,10 +25,10 @@ def of_trusted_user(connected: socket.socket) -> bool:
     if option is None:
         return True
     try:
-        told = connected.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size)
+        credentials = connected.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size)
     except OSError:
         return False
-    return is_trusted(_CREDENTIALS.unpack(told)[1])
+    return is_trusted(_CREDENTIALS.unpack(credentials)[1])
 
 
 def tcp_of_trusted_user(connected: socket.socket) -> bool:

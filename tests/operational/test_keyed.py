@@ -56,7 +56,7 @@ def test_keys_of_a_scope(manager):
         store.get("")
 
 
-def test_mapped_instances_are_cleared_together_when_told(manager):
+def test_mapped_instances_are_cleared_together_on_request(manager):
     """Otherwise each instance clears its own keys."""
     state = manager()
     stores = [state.task_state_store("d", "t", "r", index) for index in (0, 1)]

@@ -14,7 +14,7 @@ from tests.flows.own_notebook import CELLS
 from tests.spark.support import ROOT, states
 from tests.spark.test_sinks import running_totals
 
-TOLD = "This SparkSession was made elsewhere"
+WARNING = "This SparkSession was made elsewhere"
 UNUSUAL = {
     "spark.master": "local[2,4]",
     "spark.ui.enabled": "false",
@@ -68,8 +68,8 @@ def test_a_script(feed, tmp_path, name):
     assert {key: n for key, (n, _) in feed.totals().items()} == {
         key: value["n"] for key, value in states(tmp_path / "db2", "most").items()
     }
-    assert done.stderr.count(TOLD) == 1, done.stderr
-    [line] = [line for line in done.stderr.splitlines() if TOLD in line]
+    assert done.stderr.count(WARNING) == 1, done.stderr
+    [line] = [line for line in done.stderr.splitlines() if WARNING in line]
     assert "spark.python.unix.domain.socket.enabled=true" in line
     assert ("spark.python.worker.reuse=true" in line) == (name == "unusual")
 
@@ -89,9 +89,9 @@ def test_which_settings_are_slower():
 
 def test_a_session_of_the_package_is_complete(spark, feed, tmp_path, caplog):
     """Nothing is said of it."""
-    from recovery.spark.jvm.given_sessions import tell_what_is_slower
+    from recovery.spark.jvm.given_sessions import log_slower_settings
 
-    tell_what_is_slower(spark)
+    log_slower_settings(spark)
     assert caplog.records == []
 
 

@@ -118,7 +118,8 @@ def run_until(frame, directory, outputs, count) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     query.stop()
-    assert query.streaming_query.exception() is None
+    failure = query.streaming_query.exception()
+    assert failure is None, f"{failure}\n{failure._cause}"
 
 
 @pytest.mark.long

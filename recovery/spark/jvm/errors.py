@@ -135,8 +135,8 @@ def in_short(error: BaseException) -> str:
     if isinstance(error, RecoveryError):
         return f"{type(error).__name__}: {error.found}"
     # The error of a function that failed in a worker names its place in the code.
-    told = essence(str(error)) if isinstance(error, PySparkException) else None
-    return told.split("\n")[0] if told else headline(error)
+    own = essence(str(error)) if isinstance(error, PySparkException) else None
+    return own.split("\n")[0] if own else headline(error)
 
 
 def _without_frames(text: str) -> str:

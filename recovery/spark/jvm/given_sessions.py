@@ -21,16 +21,16 @@ COSTS = {
 }
 """What another value of a setting costs. None of them changes a result."""
 
-_told: weakref.WeakSet[Any] = weakref.WeakSet()
+_logged: weakref.WeakSet[Any] = weakref.WeakSet()
 _log = logging.getLogger("recovery")
 
 
-def tell_what_is_slower(spark: SparkSession) -> None:
+def log_slower_settings(spark: SparkSession) -> None:
     """Log, once for each SparkContext, which settings the user's session lacks, and what that costs."""
     context = spark.sparkContext
-    if context in _told or is_made_here(spark):
+    if context in _logged or is_made_here(spark):
         return
-    _told.add(context)
+    _logged.add(context)
     lacking = slower_settings(dict(context.getConf().getAll()), context.master)
     if lacking:
         listed = "; ".join(f"{name}={value} ({COSTS[name]})" for name, value in lacking.items())

@@ -104,7 +104,7 @@ class _Starting(subprocess.Popen[bytes]):
     output: ErrorOutput | None = None
 
     def __init__(self, command: Sequence[str], *, env: dict[str, str], **options: Any) -> None:
-        self.told = Path(env["_PYSPARK_DRIVER_CONN_INFO_PATH"]).parent
+        self.info_directory = Path(env["_PYSPARK_DRIVER_CONN_INFO_PATH"]).parent
         _Starting.launch = self
         options["preexec_fn"] = _ignore_signals
         super().__init__(command, env={**env, **self.environment}, **options)
@@ -257,7 +257,7 @@ def abandon_launch() -> None:
     if process is not None:
         if getattr(process, "pid", None) is not None:
             _kill(process)
-        shutil.rmtree(process.told, ignore_errors=True)
+        shutil.rmtree(process.info_directory, ignore_errors=True)
         private.remove()
 
 

@@ -43,9 +43,9 @@ from recovery.storage.scan import scan
 from recovery.storage.verify import check_all
 
 PIPELINE = "pipeline"
-TOLD_WITHIN_S = 2.0
+COUNTED_WITHIN_S = 2.0
 NOTED_WITHIN_S = 3.0
-Told = Callable[[str, NodeRun], None]
+NodeObserver = Callable[[str, NodeRun], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def run_pipeline(
     environment: str = "",
     master: str = DEFAULT_MASTER,
     conf: Mapping[str, str] | None = None,
-    observer: Told | None = None,
+    observer: NodeObserver | None = None,
     retry: RetryPolicy | None = None,
     clock: Clock | None = None,
 ) -> PipelineSummary:
@@ -147,7 +147,7 @@ class _PipelineRun:
         writer: EpochWriter | None,
         record: RunRecorder,
         clock: Clock,
-        told: Told,
+        observer: NodeObserver,
         *,
         full_refresh: bool,
         moves_marks: bool,
@@ -157,7 +157,7 @@ class _PipelineRun:
         self._writer = writer
         self._record = record
         self._clock = clock
-        self._told = told
+        self._observer = observer
         self._full_refresh = full_refresh
         self._moves_marks = moves_marks
 
@@ -180,9 +180,9 @@ class _PipelineRun:
                     errors[node.name] = done.error
         if not errors:
             return None
-        told = "; ".join(f"node {name!r}: {error}" for name, error in errors.items())
+        failures = "; ".join(f"node {name!r}: {error}" for name, error in errors.items())
         return FlowFailedError(
-            told, cause="An error in the node's code, its input or its output.",
+            failures, cause="An error in the node's code, its input or its output.",
             remedy="Fix it and run the same command again with --resume: what succeeded is skipped.",
         )  # fmt: skip
 
@@ -193,7 +193,7 @@ class _PipelineRun:
             if node.status == RUNNING:
                 failed = replace(node, status=FAILED, error=str(stopped))
                 self._record.node(name, failed)
-                self._told(name, failed)
+                self._observer(name, failed)
         self._record.end(stopped)
 
     def _run(self, node: Node, why: str) -> NodeRun:
@@ -281,7 +281,7 @@ class _PipelineRun:
 
     def _note(self, node: Node, done: NodeRun) -> None:
         self._record.node(node.name, done)
-        self._told(node.name, done)
+        self._observer(node.name, done)
 
 
 class _Ending:
@@ -369,10 +369,10 @@ def _observed(observation: Observation) -> int | None:
     Spark reports it a moment after the action. If the number is not available, a node that has written must not fail.
     """
     with contextlib.suppress(Exception):
-        told = observation._jo.future()
-        deadline_s = time.monotonic() + TOLD_WITHIN_S
-        while not told.isCompleted() and time.monotonic() < deadline_s:
+        counted = observation._jo.future()
+        deadline_s = time.monotonic() + COUNTED_WITHIN_S
+        while not counted.isCompleted() and time.monotonic() < deadline_s:
             time.sleep(0.01)
-        if told.isCompleted():
+        if counted.isCompleted():
             return int(observation.get["rows"])
     return None

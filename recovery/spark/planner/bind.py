@@ -73,7 +73,7 @@ def bind(
     continues where this one ends.
 
     Raises UnsupportedPlanError for plans whose state would not be kept exactly: a step whose output is used twice,
-    two steps with one id, state stores whose files cannot be told apart, sources that cannot be read again, and plans
+    two steps with one id, state stores whose files have the same names, sources that cannot be read again, and plans
     that Spark itself refuses.
     """
     if not frame.isStreaming:
@@ -280,11 +280,11 @@ def _check_supported(spark: SparkSession, plan: Any, output_mode: str) -> None:
         modes = jvm.org.apache.spark.sql.streaming.OutputMode
         checker.checkForStreaming(plan, getattr(modes, output_mode.capitalize())())
     except AnalysisException as error:
-        told = str(error).splitlines()[0]
-        mode = advice(told) or Advice(
+        reason = str(error).splitlines()[0]
+        mode = advice(reason) or Advice(
             "The operation is not defined on a stream.", "Apply it to each micro-batch in the sink."
         )
-        raise UnsupportedPlanError(f"Spark refuses the plan: {told}", cause=mode.cause, remedy=mode.remedy) from error
+        raise UnsupportedPlanError(f"Spark refuses the plan: {reason}", cause=mode.cause, remedy=mode.remedy) from error
 
 
 def _rebuild(spark: SparkSession, node: Any, partition_count: int, tasks: int) -> Any:

@@ -94,13 +94,13 @@ def _ending_at_once(temporary: Path | None) -> Iterator[None]:
 
 
 def _signals(
-    query: RecoveryQuery, told: Callable[[int], None] = lambda _: None
+    query: RecoveryQuery, on_signal: Callable[[int], None] = lambda _: None
 ) -> contextlib.AbstractContextManager[None]:
-    """Within this context, pass a signal to `told` and stop the query; a second signal ends the process."""
+    """Within this context, pass a signal to `on_signal` and stop the query; a second signal ends the process."""
 
     def stop(number: int) -> None:
         with contextlib.suppress(Exception):
-            told(number)
+            on_signal(number)
         # The query keeps the error, and raises it where the run waits for it.
         with contextlib.suppress(Exception):
             query.stop()

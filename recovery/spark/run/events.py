@@ -85,5 +85,5 @@ class RunSummary:
 
 def rows_of(summary: RunSummary) -> list[tuple[str, object]]:
     """Return name and value of what is worth a look."""
-    told = ("directory", "execution", "resume_epoch", "last_epoch", "epochs", "batches", "rows", "states")
-    return [(name.replace("_", " "), getattr(summary, name)) for name in told]
+    shown = ("directory", "execution", "resume_epoch", "last_epoch", "epochs", "batches", "rows", "states")
+    return [(name.replace("_", " "), getattr(summary, name)) for name in shown]

@@ -50,10 +50,10 @@ def launch(
     whatever happens next.
     """
     spark = bound.frame.sparkSession
-    told = {ADDRESS_PROPERTY: address, TASKS_PROPERTY: str(bound.tasks), **retry_properties(spark.sparkContext)}
+    properties = {ADDRESS_PROPERTY: address, TASKS_PROPERTY: str(bound.tasks), **retry_properties(spark.sparkContext)}
     # In a sink or an observer, this is the thread of another query, whose tasks find its partitions by these.
-    before = {key: spark.sparkContext.getLocalProperty(key) for key in told}
-    for key, value in told.items():
+    before = {key: spark.sparkContext.getLocalProperty(key) for key in properties}
+    for key, value in properties.items():
         spark.sparkContext.setLocalProperty(key, value)
     try:
         with _session_settings(spark, {**SETTINGS, **(UNCHECKED if bound.steps else {})}):
@@ -110,7 +110,7 @@ def is_alive(query: Any) -> bool:
 
 
 def _is_interrupted(query: Any) -> bool:
-    """Whether Spark has told the query's thread to end; True if the JVM is gone."""
+    """Whether Spark has asked the query's thread to end; True if the JVM is gone."""
     try:
         thread = query._jsq.streamingQuery().queryExecutionThread()
         return bool(thread.isInterrupted() or not thread.isAlive())

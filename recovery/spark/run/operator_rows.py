@@ -44,21 +44,21 @@ class OperatorReports:
     def of(self, query: Any, progress: Mapping[str, Any]) -> tuple[dict[int, int], dict[int, OperatorWork] | None]:
         """The rows of each operator, and the work of all (None: unknown), from the progress of a micro-batch.
         query: the JVM's handle."""
-        told = progress["stateOperators"]
-        if not told:
+        reported = progress["stateOperators"]
+        if not reported:
             return {}, {}
         if self._known is None:
             self._known = _operators(query)
         known = self._known
-        if tuple(each["operatorName"] for each in told) != known.names:
+        if tuple(each["operatorName"] for each in reported) != known.names:
             return {}, None
-        once = {number: each for number, each in zip(known.numbers, told, strict=True) if _ran_once(each)}
+        once = {number: each for number, each in zip(known.numbers, reported, strict=True) if _ran_once(each)}
         rows = {
             number: each["numRowsTotal"]
             for number, each in once.items()
             if known.rocksdb_counts or not _is_rocksdb(each)
         }
-        return rows, {number: _work(each) for number, each in once.items()} if len(once) == len(told) else None
+        return rows, {number: _work(each) for number, each in once.items()} if len(once) == len(reported) else None
 
 
 def _operators(query: Any) -> _Operators:
@@ -84,23 +84,23 @@ def _rocksdb_counts(execution: Any) -> bool:
     return all(settings.get(key) == "true" for key in given)
 
 
-def _work(told: Mapping[str, Any]) -> OperatorWork:
+def _work(reported: Mapping[str, Any]) -> OperatorWork:
     return OperatorWork(
-        updated=told["numRowsUpdated"],
-        update_s=told["allUpdatesTimeMs"] / 1000,
-        removed=told["numRowsRemoved"],
-        remove_s=told["allRemovalsTimeMs"] / 1000,
-        memory_bytes=told["memoryUsedBytes"],
+        updated=reported["numRowsUpdated"],
+        update_s=reported["allUpdatesTimeMs"] / 1000,
+        removed=reported["numRowsRemoved"],
+        remove_s=reported["allRemovalsTimeMs"] / 1000,
+        memory_bytes=reported["memoryUsedBytes"],
     )
 
 
-def _ran_once(told: Mapping[str, Any]) -> bool:
+def _ran_once(reported: Mapping[str, Any]) -> bool:
     """Whether every task ran once. Spark adds up what tasks count, so a task that ran again counts twice, for instance
     because the plan is sampled before it is sorted."""
-    stores, partitions = told["numStateStoreInstances"], told["numShufflePartitions"]
-    expected = (1, _STORES_OF_A_JOIN) if told["operatorName"] == "symmetricHashJoin" else (1,)
+    stores, partitions = reported["numStateStoreInstances"], reported["numShufflePartitions"]
+    expected = (1, _STORES_OF_A_JOIN) if reported["operatorName"] == "symmetricHashJoin" else (1,)
     return any(stores == partitions * each for each in expected)
 
 
-def _is_rocksdb(told: Mapping[str, Any]) -> bool:
-    return any(name.startswith("rocksdb") for name in told.get("customMetrics", {}))
+def _is_rocksdb(reported: Mapping[str, Any]) -> bool:
+    return any(name.startswith("rocksdb") for name in reported.get("customMetrics", {}))

@@ -144,13 +144,13 @@ class RecoveryQuery:
 
     def __repr__(self) -> str:
         where = self.summary.directory or "no recovery directory"
-        return f"<RecoveryQuery {self._prepared.flow_id!r} on {where}: {self._told()}>"
+        return f"<RecoveryQuery {self._prepared.flow_id!r} on {where}: {self._status_text()}>"
 
     def _repr_html_(self) -> str:
-        rows = [("", self._told()), *rows_of(self.summary)]
+        rows = [("", self._status_text()), *rows_of(self.summary)]
         return html_table(f"flow {self._prepared.flow_id}", rows)
 
-    def _told(self) -> str:
+    def _status_text(self) -> str:
         if self._finished:
             return end_line(self.summary, self._status.error)
         return f"running, {counted(self.summary.batches, 'micro-batch', 'micro-batches')} so far"

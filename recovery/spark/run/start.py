@@ -28,7 +28,7 @@ from recovery.sinks.delivery import Delivery
 from recovery.spark.clusters import Planned, check_master, check_plan, is_cluster
 from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.jvm.errors import as_recovery_error
-from recovery.spark.jvm.given_sessions import tell_what_is_slower
+from recovery.spark.jvm.given_sessions import log_slower_settings
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan, bind
 from recovery.spark.run.checkpoint_home import checkpoint_home, discard_earlier
@@ -104,7 +104,7 @@ def start_prepared(
     try:
         session = (spark or _active_session(flow_id)) if isinstance(flow, Flow) else flow.sparkSession
         check_classic(session)
-        tell_what_is_slower(session)
+        log_slower_settings(session)
         context = session.sparkContext
         check_master(context.master, dict(context.getConf().getAll()))
         if is_cluster(context.master):
@@ -276,9 +276,9 @@ def build_flow(flow: Flow, spark: SparkSession) -> DataFrame:
     except RecoveryError:
         raise
     except (Exception, SystemExit) as error:
-        told = None if isinstance(error, OSError) else as_recovery_error(error)
-        if isinstance(told, RecoveryError) and not isinstance(told, FlowFailedError):
-            raise told from error
+        typed = None if isinstance(error, OSError) else as_recovery_error(error)
+        if isinstance(typed, RecoveryError) and not isinstance(typed, FlowFailedError):
+            raise typed from error
         raise FlowFailedError(
             f"building flow {flow.name!r} failed: {headline(error)}",
             cause="",

@@ -53,7 +53,7 @@ def main(java_options: str, profile: bool = False) -> None:
             _work(spark, home)
     java: Any = spark._jvm
     given = java.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
-    told = {
+    facts = {
         "class_path": java.System.getProperty("java.class.path"),
         "module_options": [str(option) for option in given if str(option).startswith("--")],
     }
@@ -62,7 +62,7 @@ def main(java_options: str, profile: bool = False) -> None:
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait(_EXIT_S)
-    print(json.dumps(told))
+    print(json.dumps(facts))
 
 
 def _work(spark: SparkSession, home: Path) -> None:

@@ -92,9 +92,9 @@ def ask(address: Address, question: dict[str, Any]) -> dict[str, Any]:
             remedy="Register it in a session that is alive: recovery.register(spark).",
         ) from error
     if "error" in answer:
-        told = answer["error"]
-        kind = error_named(told["error"]) or StateValueError
-        raise kind(told["found"], path=told["path"], cause=told["cause"], remedy=told["remedy"])
+        refused = answer["error"]
+        kind = error_named(refused["error"]) or StateValueError
+        raise kind(refused["found"], path=refused["path"], cause=refused["cause"], remedy=refused["remedy"])
     return answer
 
 

@@ -46,7 +46,7 @@ FROM (
 # Damaged text may not be valid UTF-8.
 CHUNKS = "SELECT epoch, CAST(step_id AS BLOB), number, row_count, CAST(content AS BLOB), digest FROM changes"
 SUMS = "SELECT epoch, row_count, digest FROM changes"
-TOLD = "SELECT epoch, row_count, changes_digest FROM logged"
+LOGGED = "SELECT epoch, row_count, changes_digest FROM logged"
 # Chunks with a correct digest that are not a list, or a list of another length.
 UNREADABLE = """
 SELECT count(*) FROM changes
@@ -235,8 +235,8 @@ def check_log(connection: apsw.Connection, unread: Collection[StepId] = ()) -> l
         check_columns("changes", chunk[:-1])
         damaged += _chunk_digest(*chunk[:-1]) != chunk[-1]
     problems = [mismatch_text(damaged, "changes")] if damaged else []
-    told = rows(connection, TOLD)
-    for epoch, *sums in told:
+    recorded = rows(connection, LOGGED)
+    for epoch, *sums in recorded:
         if found.pop(epoch, (0, 0)) != tuple(sums):
             problems.append(f"the changes of epoch {epoch} are not all there")
     problems += [f"there are changes of epoch {epoch}, which is not logged" for epoch in found]
