@@ -12,6 +12,7 @@ from recovery import ConfigurationError, FileSink, OutputLostError
 from recovery.errors import StorageError
 from recovery.hadoop.writing import reported
 from recovery.sinks import hadoop_disk
+from tests.shares import some
 from tests.sinks.memory_disk import Killed
 from tests.sinks.object_store import StoreDisk
 from tests.sinks.support import OUT, Run, Store, visible
@@ -30,7 +31,7 @@ def lived(torn: bool) -> tuple[Store, StoreDisk]:
 
 
 @KINDS
-@pytest.mark.parametrize("name", RESUMES)
+@pytest.mark.parametrize("name", some(RESUMES, "goes back"))
 def test_killed_at_every_request(name, torn):
     """And once more at some request of the run that follows: after the next one all is exact."""
     store, disk = lived(torn)
@@ -51,7 +52,7 @@ def test_killed_at_every_request(name, torn):
 
 
 @KINDS
-@pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
+@pytest.mark.parametrize("lasting", some([False, True], False), ids=["once", "lasting"])
 def test_every_request_fails(lasting, torn):
     """A failed request is a StorageError, and the next run is exact."""
     store, disk = lived(torn)

@@ -6,6 +6,7 @@ import pytest
 
 from recovery.spark.tuning.tuning import TACTICS, VARIABLE
 from tests.kafka import CONNECTOR
+from tests.shares import some
 from tests.spark.support import Feed
 
 
@@ -23,7 +24,10 @@ def spark():
     session.stop()
 
 
-@pytest.fixture(params=["", ",".join(f"-{name}" for name in sorted(TACTICS))], ids=["tuned", "untuned"])
+UNTUNED = ",".join(f"-{name}" for name in sorted(TACTICS))
+
+
+@pytest.fixture(params=some(["", UNTUNED], ""), ids=["tuned", "untuned"])
 def tuning(request, monkeypatch):
     """The test runs twice: with all tactics that make micro-batches faster, and without any. Other tests have them."""
     monkeypatch.setenv(VARIABLE, request.param)

@@ -160,6 +160,7 @@ class GrowingReader(DataSourceStreamReader):
         yield from [("x", 1)] * partition.value
 
 
+@pytest.mark.long
 def test_separate_reads_while_input_comes_in(spark, tmp_path):
     """Each goes on where it was, by the step that it is for, and one more begins at a present position; those of steps
     that are dropped may be left out."""
@@ -185,6 +186,7 @@ def forward(key, rows, state):
         yield key, row.value
 
 
+@pytest.mark.long
 def test_a_step_that_is_put_before_another(spark, tmp_path):
     """What lies behind it goes on where it was, and again when it is taken out."""
     spark.dataSource.register(Growing)
@@ -260,6 +262,7 @@ def read_by(spark, feed, files):
     return lines.selectExpr("split(value, ',')[0] AS key", "cast(split(value, ',')[1] AS long) AS value")
 
 
+@pytest.mark.long
 def test_one_of_the_steps_that_share_a_read_gets_other_options(spark, tmp_path):
     """It would read everything again, beside what it has counted; the way out takes two runs, without any input."""
     feed = Feed(tmp_path / "in")
@@ -346,6 +349,7 @@ class TopicReader(DataSourceStreamReader):
         yield from ((self.topic, 1) for _ in range(*partition.value))
 
 
+@pytest.mark.long
 def test_topics_with_other_passwords_in_another_order(spark, tmp_path):
     """The topic says which source it is: each resumes at its own offset, whatever its other options are."""
     spark.dataSource.register(Topic)

@@ -59,6 +59,7 @@ def expected(rows):
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_every_function_that_can_be_combined(spark, feed, tmp_path):
     """Over several partitions and micro-batches, with NULL in values and keys: what plain Python computes."""
     generator = random.Random(5)

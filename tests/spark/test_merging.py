@@ -25,6 +25,7 @@ from recovery import (
 )
 from recovery.aggregates import collect, count, last, max_, mean, sum_, top_k
 from recovery.spark.tuning import gathering, merging
+from tests.shares import some
 from tests.spark.support import ODD_KEYS, ROOT, Feed, run_to_end, set_to, states, totals_step
 
 
@@ -84,6 +85,7 @@ def test_few_keys_from_the_first_micro_batch(spark, feed, tmp_path, merged, sink
         assert sink.local == [True] * 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("known", [True, False])
 def test_keys_that_become_many_and_few_again(spark, feed, tmp_path, merged, monkeypatch, known):
     """Where the source tells that there is not much to read, the driver does the first of many keys all the same;
@@ -192,7 +194,7 @@ ABOVE = {
 }
 
 
-@pytest.mark.parametrize("above", ABOVE)
+@pytest.mark.parametrize("above", some(ABOVE, "a projection"))
 def test_what_is_done_with_the_output(spark, feed, tmp_path, merged, above, monkeypatch):
     """As where tasks do it: the same rows, and each time that the sink looks."""
     for seed in range(3):

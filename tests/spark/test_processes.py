@@ -122,6 +122,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.long
 @needs_linux
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs another user")
 def test_other_users_reach_nothing(feed, tmp_path):

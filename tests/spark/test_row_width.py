@@ -16,6 +16,7 @@ from recovery.aggregates import count
 from recovery.spark.tuning import row_width
 from recovery.spark.tuning.outcome import Outcome
 from recovery.spark.tuning.row_width import LIMIT, UNLIMITED
+from tests.shares import some
 from tests.spark.support import run_to_end, set_to, states, totals_step
 
 
@@ -65,7 +66,7 @@ class Wide:
         self.asked += [row.asked for row in batch.mapInArrow(ask, "asked string").collect()]
 
 
-@pytest.mark.parametrize("sink", ["discard", "files", "function"])
+@pytest.mark.parametrize("sink", some(["discard", "files", "function"], "function"))
 def test_many_small_rows(spark, feed, tmp_path, sink):
     """Nothing is known before the first micro-batch."""
     add(feed)
@@ -84,6 +85,7 @@ def test_a_sinks_own_functions_keep_it(spark, feed, tmp_path):
     assert set(sink.asked) == {None}
 
 
+@pytest.mark.long
 def test_a_sink_that_runs_the_plan_itself_keeps_it(spark, feed, tmp_path):
     """What it adds to the plan is in the same jobs."""
     add(feed)
@@ -128,6 +130,7 @@ def test_much_to_read_keeps_it(spark, feed, tmp_path, monkeypatch):
     assert asked(tmp_path / "db") == [None, UNLIMITED, None, UNLIMITED]
 
 
+@pytest.mark.long
 def test_a_source_that_does_not_tell_how_much_there_is_keeps_it(spark, tmp_path):
     log = tmp_path / "input.log"
     log.write_text("".join(f"k{number % 10},{number}\n" for number in range(400)))
@@ -137,6 +140,7 @@ def test_a_source_that_does_not_tell_how_much_there_is_keeps_it(spark, tmp_path)
     assert set(asked(tmp_path / "db")) == {None}
 
 
+@pytest.mark.long
 def test_functions_within_an_rdd_keep_it(spark, feed, tmp_path):
     """What it is made of is not in the plan, and is computed again in each micro-batch's own jobs."""
     add(feed)
@@ -190,7 +194,7 @@ def with_filter(frame):
     return frame.where(F.arrow_udf(echo, T.StringType())("key") == F.col("key"))
 
 
-@pytest.mark.parametrize("other", [with_function, with_map, with_filter])
+@pytest.mark.parametrize("other", some([with_function, with_map, with_filter], with_map))
 @pytest.mark.parametrize("place", ["before", "behind"])
 def test_other_functions_of_the_flow_keep_it(spark, feed, tmp_path, other, place):
     """They may be given wide rows, of which the step sees little."""
@@ -202,7 +206,9 @@ def test_other_functions_of_the_flow_keep_it(spark, feed, tmp_path, other, place
     assert set(asked(tmp_path / "db")) == {None}
 
 
-@pytest.mark.parametrize("lateral", ["LATERAL echo_rows(key)", "LATERAL (SELECT * FROM echo_rows(key))"])
+@pytest.mark.parametrize(
+    "lateral", some(["LATERAL echo_rows(key)", "LATERAL (SELECT * FROM echo_rows(key))"], "LATERAL echo_rows(key)")
+)
 def test_table_functions_keep_it(spark, feed, tmp_path, lateral):
     add(feed)
     spark.udtf.register("echo_rows", F.udtf(Echo, returnType="again string"))

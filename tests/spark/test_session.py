@@ -259,6 +259,7 @@ def test_an_interrupted_start_leaves_no_jvm(after_s, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_session_that_cannot_be_made_leaves_no_jvm():
     """And a later one begins with settings of its own."""
     program = """

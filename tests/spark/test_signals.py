@@ -133,6 +133,7 @@ def test_a_signal_to_all_processes_of_a_unit(number, master, tmp_path):
     ends_well(process, directory, number, process.pid)
 
 
+@pytest.mark.long
 def test_a_signal_ends_a_pipeline(tmp_path):
     """Also as process 1, without waiting for the node under way, which the history has as failed."""
     directory = tmp_path / "db"

@@ -53,6 +53,7 @@ def test_killed_workers_cost_nothing(feed, tmp_path, exchanged):
     assert problems(directory) == []
 
 
+@pytest.mark.long
 def test_an_error_of_a_steps_function_is_not_tried_again(feed, tmp_path):
     """It would come again, at three times the price: it is called once, and reported once."""
     feed.add_random(1)

@@ -82,6 +82,14 @@ def stop_query(query: Any, released: threading.Event) -> None:
     asking.join()
 
 
+def expect_no_state(execution: Any) -> None:
+    """Tell Spark that the micro-batch under way, which a stopping run does not process, writes no state of Spark's own
+    operators. Spark 4.3 asks its coordinator about that before it notices that it was stopped, and a missing answer
+    would make a failure of the stop. execution: what `running` returns."""
+    with contextlib.suppress(Py4JError, AttributeError, *JVM_GONE):
+        execution.streamingQuery().progressReporter().shouldValidateStateStoreCommit().set(False)
+
+
 def running(spark: SparkSession, query: Any) -> Any:
     """The JVM's handle of the query whose micro-batch this thread processes; None if the query was stopped. query:
     Spark's handle; None if Spark's `start` has not returned yet."""

@@ -25,7 +25,7 @@ from recovery.spark.jvm.errors import JVM_GONE, may_still_close
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan
 from recovery.spark.run.events import BatchDone, rows_of
-from recovery.spark.run.launch import launch, running, stop_query
+from recovery.spark.run.launch import expect_no_state, launch, running, stop_query
 from recovery.spark.run.listener import announce
 from recovery.spark.run.mailboxes import Mailboxes
 from recovery.spark.run.prepare import BackgroundCheck, Prepared
@@ -194,6 +194,7 @@ class RecoveryQuery:
                     return
         # The run is ending: the epoch closes as of the previous micro-batch, and the next run processes this one.
         self._status.released.wait()
+        expect_no_state(self._running())
 
     def _process_locked(self, batch: DataFrame, batch_id: BatchId) -> None:
         self._closer.check()
