@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from recovery.epochs.closer import EpochClosed
     from recovery.flow import Flow
     from recovery.group_state import GroupState
+    from recovery.importing.bytewax import ImportedBytewax, import_bytewax
     from recovery.operational.backends.custom import StateStore
     from recovery.operational.backends.retry import RetryPolicy
     from recovery.operational.keyed import KeyedState
@@ -135,6 +136,7 @@ __all__ = [
     "GroupState",
     "HighWaterMarkError",
     "HistoryLossError",
+    "ImportedBytewax",
     "InconsistentPartitionsError",
     "InputCounted",
     "InputLostError",
@@ -180,6 +182,7 @@ __all__ = [
     "UpsertSink",
     "aggregate",
     "current_batch",
+    "import_bytewax",
     "incremental",
     "init_partitions",
     "native_operators",
@@ -212,6 +215,7 @@ _LATER = {
     "FileSink": "recovery.sinks",
     "Flow": "recovery.flow",
     "GroupState": "recovery.group_state",
+    "ImportedBytewax": "recovery.importing.bytewax",
     "KeyedState": "recovery.operational.keyed",
     "InputCounted": "recovery.spark.run.events",
     "MetricsListener": "recovery.spark.run.listener",
@@ -231,6 +235,7 @@ _LATER = {
     "UpsertSink": "recovery.sinks",
     "aggregate": "recovery.spark.steps.aggregate",
     "current_batch": "recovery.sinks",
+    "import_bytewax": "recovery.importing.bytewax",
     "incremental": "recovery.spark.pipelines.incremental",
     "init_partitions": "recovery.storage.initialize",
     "native_operators": "recovery.spark.sources.native_state",

@@ -1,4 +1,4 @@
-"""Other tools whose code meets this package: Meltano, Airflow. They need environments of their own."""
+"""Other tools that this package meets: Meltano, Airflow, Odibi, Bytewax. They need environments of their own."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def python_with(package: str) -> str:
     variable = f"RECOVERY_TEST_{package.upper()}"
     found = os.environ.get(variable)
     if not found:
-        pytest.skip(
-            f"{package} is not installed; name a Python that has it, with apsw, click and msgspec, in {variable}"
-        )
+        pytest.skip(f"{package} is not installed; .ci/tools makes a Python that has it, to be named in {variable}")
     return found
 
 

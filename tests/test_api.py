@@ -14,8 +14,8 @@ PUBLIC = [
     "DeltaSink", "DirectoryLockedError", "DiscardSink", "DuplicatePartitionError", "EpochClosed",
     "EpochNotHeldError", "EpochOutput", "EpochSink", "ExecutorPackageError", "FileReplacedError", "FileSink",
     "Flow", "FlowFailedError", "FlowLoadError", "FlowMismatchError", "ForeignPartitionError", "GroupState",
-    "HighWaterMarkError", "HistoryLossError", "InconsistentPartitionsError", "InputCounted", "InputLostError",
-    "InputRewrittenError", "KeyedState", "LeaseLostError", "LinkedPartitionError", "MetricsListener",
+    "HighWaterMarkError", "HistoryLossError", "ImportedBytewax", "InconsistentPartitionsError", "InputCounted",
+    "InputLostError", "InputRewrittenError", "KeyedState", "LeaseLostError", "LinkedPartitionError", "MetricsListener",
     "MissingPartitionsError",
     "NoBackupError", "NoPartitionsError", "Node", "OutputLostError", "OutputMismatchError", "OwnerRefusedError",
     "OwnerUnreachableError", "Pipeline", "PipelineSummary", "RecoveryConfig", "RecoveryError", "RecoveryQuery",
@@ -23,9 +23,9 @@ PUBLIC = [
     "SparkCheckpointError", "SparkUnavailableError", "StateBackendError", "StateLockedError", "StateManager",
     "StateNotFoundError", "StateStore", "StateValueError", "StepChangedError", "Stopping", "StorageError",
     "UnknownStepError", "UnsupportedPlanError", "UnsupportedVersionError", "UpsertSink", "aggregate",
-    "current_batch", "incremental", "init_partitions", "native_operators", "native_state", "process_state",
-    "query_metrics", "register", "run", "run_pipeline", "start", "stateful", "stateful_arrow", "stateful_map",
-    "task_instance_state", "task_state",
+    "current_batch", "import_bytewax", "incremental", "init_partitions", "native_operators", "native_state",
+    "process_state", "query_metrics", "register", "run", "run_pipeline", "start", "stateful", "stateful_arrow",
+    "stateful_map", "task_instance_state", "task_state",
 ]  # fmt: skip
 
 

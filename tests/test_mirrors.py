@@ -37,6 +37,7 @@ COVERED_BY = {
         native.exporting native.held native.importing""",
     "faults/test_clocks.py": "base.clock",
     "faults/test_hostile_files.py": "base.threads",
+    "importing/test_bytewax.py": "cli.import_bytewax cli.import_group importing.positions importing.staging",
     "metrics/test_meter.py": "metrics.exposition metrics.memory",
     "operational/test_directory.py": "operational.locks operational.manager",
     "operational/test_objects.py": "operational.backends.address",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -151,6 +152,11 @@ def path_in(options: Mapping[str, str]) -> str:
             found = options[option]
             return ",".join(sorted(map(str.strip, found.split(",")))) if option == "subscribe" else found
     return ""
+
+
+def word_for(text: str) -> str:
+    """Return the word that stands for a path or for options in a name. They may be secret, hence a digest."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def format_and_options(name: str) -> str:

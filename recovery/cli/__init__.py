@@ -14,6 +14,7 @@ from recovery.cli.drill import drill
 from recovery.cli.gc import gc
 from recovery.cli.history import history
 from recovery.cli.hwm import hwm
+from recovery.cli.import_group import import_group
 from recovery.cli.init import init
 from recovery.cli.plan import plan
 from recovery.cli.report import report
@@ -54,6 +55,7 @@ for command in (
     restore,
     drill,
     checkpoint,
+    import_group,
     hwm,
     runs,
     state,

@@ -14,7 +14,7 @@ from msgspec import to_builtins
 from recovery.cli.common import format_size, print_json, say, table
 from recovery.errors import ConfigurationError, RecoveryError, StateNotFoundError
 from recovery.native.choose import Wanted, choose_operator
-from recovery.native.held import held_measure, held_operators
+from recovery.native.held import held_measure, held_operators, held_schemas
 from recovery.operational.step_edits import Moment, moment
 from recovery.planning.health import NOT_MEASURED, format_bytes
 from recovery.planning.measures import OperatorWork
@@ -76,17 +76,24 @@ def session(conf: Mapping[str, str]) -> Iterator[SparkSession]:
 
 
 def operators_at(at: Moment) -> list[dict[str, Any]]:
-    """Return the native operators that have state at a moment, with their number of rows and their work in the epoch,
-    or None if it is unknown."""
+    """Return the native operators that have state at a moment, with the schemas of their stores or variables, their
+    number of rows and their work in the epoch; None if it is unknown."""
     operators = held_operators(at)
-    measure = None
+    measure, schemas = None, {}
     if operators:
+        schemas = held_schemas(at)
         # The numbers are for people; commands that check the files report damage.
         with contextlib.suppress(RecoveryError, ValueError):
             measure = held_measure(at, read_measures(at.paths[0]))
     rows, native = (measure.operators, measure.native or {}) if measure is not None else ({}, {})
     return [
-        {**each.as_json(), "rows": rows.get(each.number), "work": _work(native.get(each.number))} for each in operators
+        {
+            **each.as_json(),
+            "schemas": schemas.get(each.number),
+            "rows": rows.get(each.number),
+            "work": _work(native.get(each.number)),
+        }
+        for each in operators
     ]
 
 

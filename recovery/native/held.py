@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from recovery.base.reserved import CHECKPOINT_STEP
@@ -10,6 +10,7 @@ from recovery.checkpoint.operators import NativeOperator, operators_of
 from recovery.checkpoint.places import Observer, Progressed, ignore, storage_errors
 from recovery.checkpoint.restore import Restored, restore
 from recovery.checkpoint.rows import Content, file_of, row_objection
+from recovery.checkpoint.state_schemas import Schema, state_schemas
 from recovery.errors import CorruptPartitionError, EpochNotHeldError, SparkCheckpointError
 from recovery.operational.step_edits import Moment
 from recovery.planning.measures import Measure, operators_measured
@@ -33,12 +34,20 @@ def held_files(at: Moment) -> dict[str, int]:
 
 def held_operators(at: Moment) -> tuple[NativeOperator, ...]:
     """Return the native operators that have state at a moment; reads one small file of each."""
+    return operators_of(held_files(at), _reader(at))
 
+
+def held_schemas(at: Moment) -> dict[int, dict[str, Schema]]:
+    """Return the schemas of native state at a moment, by operator, and by store or variable; without unknown ones."""
+    return state_schemas(held_files(at), _reader(at))
+
+
+def _reader(at: Moment) -> Callable[[str], str | bytes]:
     def read(path: str) -> str | bytes:
         state = at.state(CHECKPOINT_STEP, path)
         return "" if state is None else state.value
 
-    return operators_of(held_files(at), read)
+    return read
 
 
 def held_measure(at: Moment, measures: Sequence[Measure]) -> Measure | None:

@@ -1,13 +1,16 @@
 """Bytewax's page on recovery, from top to bottom; where Bytewax is installed, beside it.
 
-docs/coming-from-spark.md has the names that differ.
+docs/coming-from-bytewax.md has the names that differ.
 """
 
 from __future__ import annotations
 
+import ast
 import json
+import os
 import shutil
 import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -16,7 +19,10 @@ from click.testing import CliRunner
 from recovery import FlowFailedError, stateful_map
 from recovery.cli import main
 from tests import others
+from tests.importing.theirs import run as run_module
+from tests.importing.theirs import word_count
 from tests.spark.support import run_to_end
+from tests.stores import ROOT
 
 WORDS = ["one", "two", "one", "three", "one", "two"]
 LATER = ["two", "four", "one"]
@@ -157,3 +163,59 @@ def test_beside_bytewax(words, feed, tmp_path):
         out = [line.split(",") for line in (tmp_path / "out.txt").read_text().splitlines()]
         assert sorted((word, int(n)) for word, n in out[before:]) == words(ours)[0]
         before = len(out)
+
+
+def output_of_bytewax(directory):
+    """Each word with its number, in order."""
+    return [
+        (word, int(n)) for word, n in (line.split(",") for line in (directory / "out.txt").read_text().splitlines())
+    ]
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["forged", "Bytewax"])
+def test_a_word_count_goes_on(words, feed, tmp_path, monkeypatch, real):
+    """Begun in Bytewax and taken over: the first run reads the next byte of the file, and counts on from its totals.
+    So do later runs, and one that goes back."""
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    monkeypatch.chdir(tmp_path)
+    if real:
+        python = others.python_with("bytewax")
+        (tmp_path / "flow.py").write_text(FLOW)
+        theirs.mkdir()
+        run_module(python, tmp_path, "bytewax.recovery", "theirs", "3")
+        run_module(python, tmp_path, "bytewax.run", "flow.py", "-r", "theirs", "-s", "0", "-b", "0")
+        assert output_of_bytewax(tmp_path) == counts_of(WORDS)
+    else:
+        word_count(theirs, dict(Counter(WORDS)), (tmp_path / "words.txt").stat().st_size, 3)
+    invoke("import", "bytewax", theirs, ours, "--step", "count=count", *(["--drop-step", "out"] if real else []))
+    feed(LATER)
+    continued, summary = words(ours, backup_interval="1h")
+    assert continued == sorted(counts_of(WORDS + LATER)[len(WORDS) :])
+    assert (summary.rows, summary.execution) == (len(LATER), 2)
+    feed(["one"])
+    assert words(ours, backup_interval="1h")[0] == [("one", 5)]
+    # Back to Bytewax's totals, and its position.
+    assert words(ours, resume_after=1)[0] == sorted(counts_of([*WORDS, *LATER, "one"])[len(WORDS) :])
+
+
+def test_the_example(tmp_path):
+    """Both flows, run as their docstrings say."""
+    python = others.python_with("bytewax")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "words.txt").write_text("one\ntwo\none\n")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def run(name):
+        text = ast.get_docstring(ast.parse((ROOT / "examples/bytewax" / name).read_text()))
+        commands = "\n".join(line.strip() for line in text.splitlines() if line.startswith("    "))
+        commands = commands.replace("python -m bytewax", f"{python} -m bytewax")
+        commands = commands.replace("python -m recovery", f"{sys.executable} -m recovery")
+        return others.run(["bash", "-ec", commands], tmp_path, environment)
+
+    run("words.py")
+    assert sorted((tmp_path / "counts.txt").read_text().splitlines()) == ["one 1", "one 2", "two 1"]
+    with (tmp_path / "words.txt").open("a") as file:
+        file.write("one\nthree\n")
+    printed = run("go_on.py")
+    assert all(line in printed for line in ("word=one  total=3", "word=three  total=1"))
+    assert "word=two" not in printed

@@ -214,6 +214,14 @@ def test_windows_and_their_clean_up(spark, tmp_path):
     assert 0 < operator["rows"] < 24
     assert operator["work"]["removed"] > 0
     assert operator["work"]["memory_bytes"] > 0
+    assert operator["schemas"] == {
+        "default": {
+            "key": [
+                {"name": "window", "type": "struct<start:timestamp,end:timestamp>"}, {"name": "user_id", "type": "int"},
+            ],
+            "value": [{"name": "count", "type": "bigint"}, {"name": "buf", "type": "binary"}],
+        }
+    }  # fmt: skip
     assert 'recovery_operator_removed_rows_total{operator="0"} ' in scrapes.text
     assert_five_metrics(directory, scrapes.text, FIVE)
     invoke("checkpoint", "export", directory, tmp_path / "checkpoint")

@@ -8,7 +8,6 @@ not change, so the rest of the plan still fits.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from recovery.checkpoint.source_places import SourcePlaces, path_in, places_of, read_for
+from recovery.checkpoint.source_places import SourcePlaces, path_in, places_of, read_for, word_for
 from recovery.errors import UnsupportedPlanError
 from recovery.spark.clusters import Input, task_limit
 from recovery.spark.jvm.output_modes import Advice, advice
@@ -151,7 +150,7 @@ def _name(node: Any) -> str:
         kind, options = node.dataSource().className(), options_of(node.dataSource())
     options = {name.lower(): value for name, value in options.items()}
     every = json.dumps(options, sort_keys=True)
-    return f"{kind} {_digest(path_in(options) or every)} {_digest(every)}"
+    return f"{kind} {word_for(path_in(options) or every)} {word_for(every)}"
 
 
 def _inputs(plan: Any) -> Iterator[Input]:
@@ -168,10 +167,6 @@ def _inputs(plan: Any) -> Iterator[Input]:
 
 def _input(kind: str, options: Any) -> Input:
     return Input(kind, {name.lower(): value for name, value in options.asCaseSensitiveMap().items()})
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _is_ticks(node: Any) -> bool:

@@ -1,0 +1,123 @@
+"""`recovery import bytewax SRC DIR`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from recovery.base.printable import one_line
+from recovery.base.wording import counted
+from recovery.cli.checkpoint_progress import CheckpointProgress
+from recovery.cli.common import DIRECTORY, json_option, print_json, say, style, table
+from recovery.importing.bytewax import ImportedBytewax, ImportedStep, import_bytewax
+
+
+def _pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for text in given:
+        name, equals, value = text.rpartition("=")
+        if not (equals and name and value):
+            raise click.BadParameter(f"{text!r} is not {parameter.metavar}")
+        if name in found:
+            raise click.BadParameter(f"{name!r} is given twice")
+        found[name] = value
+    return found
+
+
+@click.command()
+@click.argument("source", metavar="SRC", type=DIRECTORY)
+@click.argument("directory", metavar="DIR", type=DIRECTORY)
+@click.option("--step", "steps", multiple=True, metavar="THEIRS=OURS", callback=_pairs,
+              help="Take over the state of Bytewax's step THEIRS, such as count, as that of step OURS. For each step "
+                   "with state.")  # fmt: skip
+@click.option("--input", "inputs", multiple=True, metavar="THEIRS=PATH", callback=_pairs,
+              help="The path that the flow reads in place of Bytewax's file source THEIRS; by default the path that "
+                   "Bytewax has, from the present directory. A DirSource needs it.")  # fmt: skip
+@click.option("--drop-step", "drop_steps", multiple=True, metavar="THEIRS",
+              help="Leave out a step with state, a sink, or a source.")  # fmt: skip
+@click.option("--allow", multiple=True, metavar="MODULE.CLASS",
+              help="A class that pickled states may build. Its code runs.")  # fmt: skip
+@click.option("--partitions", type=click.IntRange(1), metavar="N",
+              help="The number of recovery partitions; by default as many as Bytewax has.")  # fmt: skip
+@click.option("--flow", metavar="NAME", help="The flow that goes on; by default Bytewax's name.")
+@click.option("--no-older-copies", is_flag=True,
+              help="Say that every file of SRC is the newest, where the files do not show it.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Read and check everything, and write nothing.")
+@json_option
+def bytewax(
+    source: Path,
+    directory: Path,
+    steps: dict[str, str],
+    inputs: dict[str, str],
+    drop_steps: tuple[str, ...],
+    allow: tuple[str, ...],
+    partitions: int | None,
+    flow: str | None,
+    no_older_copies: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Take over a recovery directory of Bytewax 0.20 or 0.21 as DIR, which must not exist.
+
+    SRC is only read. Stop the dataflow first. All of DIR appears or nothing.
+    """
+    if allow:
+        # As for a flow's file: its classes are modules of the present directory.
+        sys.path.insert(0, str(Path.cwd()))
+    with CheckpointProgress(quiet=as_json) as progress:
+        done = import_bytewax(
+            source, directory, steps=steps, inputs=inputs, drop_steps=drop_steps, allow=allow, partitions=partitions,
+            flow=flow, no_older_copies=no_older_copies, dry_run=dry_run, observe=progress.observe,
+        )  # fmt: skip
+    if as_json:
+        print_json({"from": str(source), "directory": str(directory), **_facts(done)})
+    else:
+        say(_text(done, source, directory))
+
+
+def _facts(done: ImportedBytewax) -> dict[str, Any]:
+    facts = asdict(done)
+    for each in facts["sources"]:
+        each["files"] = [{"path": str(path), "offset": offset} for path, offset in each["files"]]
+    return facts
+
+
+def _text(done: ImportedBytewax, source: Path, directory: Path) -> str:
+    verb = "imported" if done.written else "would import"
+    lines = [
+        f"{verb} epoch {done.epoch} of {one_line(source)} into {one_line(directory)}: flow {one_line(done.flow)}, "
+        f"{counted(done.partitions, 'partition')}"
+    ]
+    if done.steps:
+        rows = ((each.ours, each.theirs, each.keys, each.discarded, _converted(each)) for each in done.steps)
+        lines += ["", table(("step", "of Bytewax", "keys", "discarded", "types to declare"), rows)]
+    files = [(each.path, each.step, str(path), offset) for each in done.sources for path, offset in each.files]
+    if files:
+        lines += ["", table(("input", "of Bytewax", "file", "read"), files)]
+    if done.left_out:
+        left = ((each.theirs, each.keys, each.example) for each in done.left_out)
+        lines += ["", table(("left out", "keys", "example"), left)]
+    lines += [f"\n{style(each, 'yellow')}" for each in _warnings(done)]
+    if done.written:
+        lines += ["", f"Next: python -m recovery run flow.py -r {one_line(directory)}"]
+    return "\n".join(lines)
+
+
+def _converted(step: ImportedStep) -> str | None:
+    return ", ".join(f"{name} in {counted(count, 'key')}" for name, count in sorted(step.converted.items())) or None
+
+
+def _warnings(done: ImportedBytewax) -> list[str]:
+    found = []
+    if done.unclear:
+        found.append(
+            f"{counted(done.unclear, 'snapshot')} appeared in the second in which an execution began: wrong if Bytewax "
+            "was killed in that second"
+        )
+    if done.quiet:
+        found.append(f"taken as the newest, as you said: {', '.join(done.quiet)}")
+    return found

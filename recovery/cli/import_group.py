@@ -1,0 +1,15 @@
+"""`recovery import`: the group of its commands, one for each tool."""
+
+from __future__ import annotations
+
+import click
+
+from recovery.cli.import_bytewax import bytewax
+
+
+@click.group(name="import")
+def import_group() -> None:
+    """Take over the recovery directory of another tool, as new recovery partitions."""
+
+
+import_group.add_command(bytewax)

@@ -1,0 +1,1 @@
+"""Recovery directories of other tools, taken over as recovery partitions."""
