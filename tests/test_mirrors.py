@@ -30,6 +30,7 @@ COVERED_BY = {
     "backup/test_faults.py": "backup.target",
     "backup/test_round_trip.py": """backup.make backup.note backup.repository backup.restore backup.sources
         storage.copies""",
+    "backup/test_incremental.py": "backup.links backup.objects storage.sqlite.changes_file storage.sqlite.replay",
     "checkpoint/test_beginning.py": "checkpoint.offsets checkpoint.source_places",
     "checkpoint/test_capture.py": "checkpoint.home checkpoint.restore checkpoint.rows",
     "checkpoint/test_sources.py": "checkpoint.position",

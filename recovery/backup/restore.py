@@ -160,7 +160,7 @@ class _Attempt:
     @property
     def left_out(self) -> list[str]:
         """What was wrong with the copies that were not used."""
-        return list(self._damaged.values())
+        return list(dict.fromkeys(self._damaged.values()))
 
     def fill(self, staging: Path) -> int:
         """Steps restore.1 to restore.4; returns the number of partitions."""
@@ -210,6 +210,9 @@ class _Attempt:
             self._source.fetch(copy, path, self._observe)
         except BackupDamagedError as error:
             self._damaged[copy.origin] = error.found
+            # Copies that need the same object cannot be fetched either.
+            others = [each for each in self._source.copies if self._source.is_spoiled(each)]
+            self._damaged |= {each.origin: self._damaged.get(each.origin, error.found) for each in others}
 
     def _check(self, copy: Copy, path: Path) -> None:
         size = copy.description.size_bytes

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from recovery.backup.manifest import MANIFESTS, StoredCopy
+from recovery.backup.objects import SpoiledObject, bring
 from recovery.backup.progress import Observer, Progressed
 from recovery.backup.repository import STALE_AFTER_S, Listing, list_backups
-from recovery.backup.target import DirectoryTarget, Target, UnreadableError
+from recovery.backup.target import DirectoryTarget, Target
 from recovery.base.clock import Clock
-from recovery.base.wording import counted
 from recovery.errors import (
     BackupDamagedError,
     CorruptPartitionError,
@@ -22,7 +20,7 @@ from recovery.errors import (
     RecoveryError,
     StorageError,
 )
-from recovery.host.durable import create, files_below
+from recovery.host.durable import files_below
 from recovery.host.processes import describe_holder
 from recovery.planning.backups import Copy
 from recovery.storage.copies import copy_with_log, describe_copy
@@ -49,6 +47,14 @@ class Source(Protocol):
         """
         ...
 
+    def objects(self, copy: Copy) -> Sequence[tuple[str, int]]:
+        """Return name and size in bytes of each object or file that `fetch` reads for a copy."""
+        ...
+
+    def is_spoiled(self, copy: Copy) -> bool:
+        """Return whether `fetch` has found damage in something that this copy needs, for this copy or another."""
+        ...
+
 
 class BackupSource:
     """The finished backups at a target. A copy that several backups list appears once."""
@@ -71,10 +77,12 @@ class BackupSource:
             if damaged:
                 self.damaged.append(self.problems[-1])
         self._stored: dict[str, StoredCopy] = {}
+        # By name and expected digest: a manifest may be wrong about an object that others list correctly.
+        self._spoiled: dict[tuple[str, str], str] = {}
         self.copies = []
         for manifest in self.listing.manifests:
             for stored in manifest.copies:
-                origin = stored.object_name
+                origin = stored.origin
                 known = self._stored.setdefault(origin, stored)
                 if known is not stored and known != stored:
                     # One of them is wrong; fetching shows which.
@@ -84,32 +92,25 @@ class BackupSource:
                     self.copies.append(Copy(stored.description, origin, stored.taken_ms))
 
     def fetch(self, copy: Copy, path: Path, observe: Observer) -> None:
-        """See `Source.fetch`. The bytes are compared with the manifest as they arrive."""
+        """See `Source.fetch`."""
         stored = self._stored[copy.origin]
-        digest, size = hashlib.sha256(), 0
-        with translated(path), os.fdopen(create(path), "wb") as file:
-            for chunk in self._read(stored.object_name):
-                file.write(chunk)
-                digest.update(chunk)
-                size += len(chunk)
-                observe(Progressed("fetch", path.name, size, stored.size_bytes))
-                if size > stored.size_bytes:
-                    break
-        if (size, digest.hexdigest()) != (stored.size_bytes, stored.sha256):
-            what = (
-                f"{size:,} of {counted(stored.size_bytes, 'byte')}"
-                if size != stored.size_bytes
-                else "its bytes were changed"
-            )
-            raise BackupDamagedError(f"{stored.object_name} differs from what was stored: {what}", path=self.shown)
-
-    def _read(self, name: str) -> Iterator[bytes]:
         try:
-            yield from self._target.read(name)
-        except FileNotFoundError:
-            raise BackupDamagedError(f"{name} is missing", path=self.shown) from None
-        except UnreadableError as error:
-            raise BackupDamagedError(f"{name} cannot be read: {error}", path=self.shown) from None
+            for name, sha256 in stored.digests.items():
+                if (name, sha256) in self._spoiled:
+                    raise SpoiledObject(name, self._spoiled[name, sha256])
+            bring(self._target, stored, path, observe)
+        except SpoiledObject as error:
+            if error.name is not None:
+                self._spoiled[error.name, stored.digests[error.name]] = error.found
+            raise BackupDamagedError(error.found, path=self.shown) from error
+
+    def objects(self, copy: Copy) -> Sequence[tuple[str, int]]:
+        """See `Source.objects`."""
+        return self._stored[copy.origin].objects
+
+    def is_spoiled(self, copy: Copy) -> bool:
+        """See `Source.is_spoiled`."""
+        return not self._spoiled.keys().isdisjoint(self._stored[copy.origin].digests.items())
 
 
 class PlainSource:
@@ -151,6 +152,14 @@ class PlainSource:
         with translated(path):
             copy_with_log(source, path)
         observe(Progressed("fetch", path.name, size, size))
+
+    def objects(self, copy: Copy) -> Sequence[tuple[str, int]]:
+        """See `Source.objects`."""
+        return ((copy.origin, copy.description.size_bytes),)
+
+    def is_spoiled(self, copy: Copy) -> bool:
+        """See `Source.is_spoiled`. No two copies share a file."""
+        return False
 
 
 def _refuse_live(directory: Path) -> None:

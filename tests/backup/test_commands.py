@@ -60,6 +60,26 @@ def test_for_people(store, tmp_path):
     assert result.stderr.index("will be lost") < result.stderr.index("fetched and checked")
 
 
+def test_incremental(store, tmp_path):
+    """The output says what was stored, and why not only the changes; a drill and a dry run know chains."""
+    first = call("backup", store, tmp_path / "dest", "--incremental")
+    assert "stored whole: there is no earlier copy to continue" in first
+    work(store, 1)
+    made = json.loads(call("backup", store, tmp_path / "dest", "--incremental", "--json"))
+    assert (made["stored"], made["changes_stored"], made["whole_because"]) == (0, 3, {})
+    assert len(made["objects"]) == 6
+    head, *rows = call("backup", "--list", tmp_path / "dest").splitlines()
+    assert [row.split()[head.split().index("chain") + 1] for row in rows] == ["1", "2"]
+    assert "it would read 6 files" in call("restore", tmp_path / "dest", tmp_path / "new", "--dry-run")
+    planned = json.loads(call("restore", tmp_path / "dest", tmp_path / "new", "--dry-run", "--json"))
+    assert [each["name"] for each in planned["objects"]] == made["objects"]
+    call("drill", tmp_path / "dest")
+    last = json.loads(call("status", store, "--json"))["last_backup"]
+    assert (last["incremental"], last["chain"], last["epoch"]) == (True, 2, 6)
+    call("backup", store, tmp_path / "dest")
+    assert json.loads(call("status", store, "--json"))["last_backup"]["incremental"] is False
+
+
 def test_errors_have_their_codes(store, tmp_path):
     """Each mistake ends with the code that the documentation lists."""
     call("backup", store, tmp_path / "dest")
