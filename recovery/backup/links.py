@@ -57,7 +57,9 @@ def store_link(linking: Linking, scratch: Path, before: StoredCopy | None, pinne
     # link.2
     link, name = before.links + 1, pinned.path.name
     made = scratch / f"{name}.changes"
-    whole = pinned.write_changes(made, link, start.epoch, len(before.description.executions), before.marks)
+    whole = pinned.write_changes(
+        made, link, start.epoch, len(before.description.executions), before.marks, linking.taken_ms
+    )
     if not whole:
         raise NoLink("a run began meanwhile")
     try:

@@ -20,9 +20,9 @@ import json
 import re
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,7 +32,7 @@ from recovery.backup.target import DRAFT
 from recovery.base.clock import LATEST_MS
 from recovery.base.ids import BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex
 from recovery.errors import shown
-from recovery.planning.chains import LONGEST
+from recovery.planning.chains import LONGEST, Link
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 from recovery.storage.copies import NO_MARKS, Marks
 from recovery.storage.sqlite.digests import record_digest
@@ -184,6 +184,22 @@ class StoredCopy:
     def links(self) -> int:
         """The number of links in its chain."""
         return sum(each.links for each in self.changes)
+
+    def name_of(self, link: int) -> str:
+        """Return the changes file that holds a link of the chain."""
+        return self.changes[self._position(link)].object_name
+
+    def as_of(self, link: Link, description: PartitionDescription) -> StoredCopy:
+        """Return the chain as of one of its links, as of which the partition has this description."""
+        position = self._position(link.number)
+        before = sum(each.links for each in self.changes[:position])
+        last = replace(self.changes[position], links=link.number - before)
+        changes = (*self.changes[:position], last)
+        return replace(self, description=description, taken_ms=link.taken_ms, fingerprint=0, changes=changes)
+
+    def _position(self, link: int) -> int:
+        ends = accumulate(each.links for each in self.changes)
+        return next(position for position, end in enumerate(ends) if link <= end)
 
     def stored_by(self, identity: str) -> int:
         """Return the bytes that the backup of this id stored for the copy."""

@@ -16,7 +16,8 @@ from recovery.backup.target import CHUNK_BYTES, Target, UnreadableError
 from recovery.base.wording import counted
 from recovery.errors import BackupDamagedError, CorruptPartitionError, StorageError, UnsupportedVersionError
 from recovery.host.durable import create
-from recovery.storage.copies import replay
+from recovery.planning.chains import Link
+from recovery.storage.copies import read_links, replay
 
 # The best codec of pyarrow for partitions: 2.4 times smaller at 200 MB/s a core (gzip: 2.3 times at 70 MB/s).
 CODEC = "zstd"
@@ -87,6 +88,25 @@ def bring(target: Target, stored: StoredCopy, path: Path, observe: Observer) -> 
     finally:
         for file in files:
             file.unlink(missing_ok=True)
+
+
+def links_of(target: Target, stored: StoredCopy, scratch: Path) -> list[Link]:
+    """Return what the links of a chain say of themselves, the oldest first. Reads all its changes files.
+
+    Raises SpoiledObject, BackupTargetError or StorageError.
+    """
+    found: list[Link] = []
+    for each in stored.changes:
+        path = scratch / "changes"
+        fetch_object(target, each.object_name, each.sha256, each.size_bytes, path, lambda _: None)
+        try:
+            found += read_links(path)
+        except (CorruptPartitionError, UnsupportedVersionError) as error:
+            raise SpoiledObject(None, f"{each.object_name} cannot be used: {error.found}") from error
+        path.unlink()
+    if [link.number for link in found] != list(range(1, stored.links + 1)):
+        raise SpoiledObject(None, f"{stored.origin} is not the end of a chain of {stored.links} links")
+    return found
 
 
 def fetch_object(

@@ -19,7 +19,13 @@ from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.sources import Source
 from recovery.base.clock import Clock
 from recovery.base.threads import each
-from recovery.errors import AlreadyInitializedError, BackupDamagedError, CorruptPartitionError, RecoveryError
+from recovery.errors import (
+    AlreadyInitializedError,
+    BackupDamagedError,
+    CorruptPartitionError,
+    EpochNotHeldError,
+    RecoveryError,
+)
 from recovery.host.durable import PRIVATE, UMASK
 from recovery.planning.backups import Copy, RestorePlan, plan_restore
 from recovery.planning.resume import plan_resume
@@ -89,6 +95,7 @@ def restore(
     restored one. Raises AlreadyInitializedError, DirectoryLockedError, BackupDamagedError, BackupTargetError,
     StorageError, CorruptPartitionError, and the errors of `plan_restore`.
     """
+    look_into_chains(source, epoch, at_ms)
     attempt = _Attempt(source, clock, observe, announce, epoch, at_ms)
     # Only complete restores are placed, so the newest execution of all copies is at least that of the restored ones.
     newest = max((e.number for copy in source.copies for e in copy.description.executions), default=0)
@@ -116,6 +123,23 @@ def restore(
             attempt.plan_s, attempt.fetch_s, attempt.check_s, spent - attempt.plan_s - attempt.fetch_s - attempt.check_s
         ),
     )
+
+
+def look_into_chains(source: Source, epoch: int | None, at_ms: int | None) -> None:
+    """Let the source describe its chains in full if the wanted epoch may be one that only they hold.
+
+    Raises BackupTargetError or StorageError.
+    """
+    if at_ms is not None:
+        source.describe_chains()
+    elif epoch is not None:
+        try:
+            plan_restore(source.copies, epoch=epoch)
+        except EpochNotHeldError:
+            source.describe_chains()
+        except RecoveryError:
+            # Planning again reports it.
+            return
 
 
 def plan_from(

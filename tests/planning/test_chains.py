@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recovery.planning.chains import FANOUT, LONGEST, continues, merged_from, outgrown
+from recovery.planning.chains import FANOUT, LONGEST, Link, continues, described, merged_from, outgrown
 from tests.planning.test_backups import LINE, ONE, closed, copy, execution, held
 
 
@@ -49,6 +49,23 @@ class TestContinues:
         logged = [*held(1, 3), replace(LINE[3], logged_rows=1, logged_digest=1)]
         assert "logged" in continues(before, description(logged, [ONE])).why_not
         assert "executions" in continues(before, description(held(1, 3), [execution(1, name="other")])).why_not
+
+
+def test_each_link_is_described_as_the_partition_was():
+    """Epochs of earlier links stay until they are collected or abandoned; the first link has those before it."""
+    two = execution(2, resume_epoch=5)
+    links = [
+        Link(1, 2, 1, 0, (ONE,), tuple(held(1, 4))),
+        Link(2, 4, 3, 0, (), tuple(held(5, 6))),
+        Link(3, 4, 3, 0, (two,), (closed(5, two),)),
+        Link(4, 5, 5, 0, (), ()),
+    ]
+    found = described(links, description([closed(5, two)], [ONE, two], collected=5))
+    assert [each.epochs for each in found] == [
+        tuple(held(1, 4)), tuple(held(3, 6)), (*held(3, 4), closed(5, two)), (closed(5, two),)
+    ]  # fmt: skip
+    assert [each.collected for each in found] == [1, 3, 3, 5]
+    assert [each.executions for each in found] == [(ONE,), (ONE,), (ONE, two), (ONE, two)]
 
 
 def description(epochs, executions, collected=0):

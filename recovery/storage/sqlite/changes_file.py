@@ -22,7 +22,10 @@ import apsw
 
 from recovery.base.ids import Epoch
 from recovery.errors import CorruptPartitionError, UnsupportedVersionError
-from recovery.planning.values import ClosedEpoch, PartitionDescription
+from recovery.planning.chains import Link
+from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
+from recovery.storage.sqlite.columns import checked_rows
+from recovery.storage.sqlite.describe import closed_epochs
 from recovery.storage.sqlite.digests import MODULUS, SUM_SQL, combine, load_digests, mismatch_text, row_digest_sql
 from recovery.storage.sqlite.schema import connect, file_uri, rows, transaction, translated, value
 from recovery.storage.sqlite.snap_rows import live_rows_of
@@ -39,7 +42,8 @@ CREATE TABLE links (
     after_epoch  INTEGER NOT NULL,
     after_rows   INTEGER NOT NULL,
     after_digest INTEGER NOT NULL,
-    collected    INTEGER NOT NULL
+    collected    INTEGER NOT NULL,
+    taken_ms     INTEGER NOT NULL
 ) STRICT;
 
 CREATE TABLE exs (
@@ -93,8 +97,8 @@ CREATE TABLE measures (
 ) STRICT;
 """
 """`changed` has a row for each key that an epoch touched: its new value, or NULL if it was discarded. made:
-`superseded` says that the key did not exist before. `totals` has no row if operational state did not change. The other
-tables are those of a partition."""
+`superseded` says that the key did not exist before. `epochs` of a chain's first link also has the epochs before it.
+`totals` has no row if operational state did not change. The other tables are those of a partition."""
 
 # What epochs after one wrote: what was replaced again since, and what is there now of the keys that were touched.
 WRITTEN = """
@@ -156,6 +160,7 @@ def write_link(
     link: int,
     after: Epoch,
     executions: int,
+    taken_ms: int,
     since: Marks,
     operational: tuple[int, int],
 ) -> None:
@@ -167,11 +172,11 @@ def write_link(
     """
     with translated(path), _created(target) as made, transaction(made):
         start = next((each for each in description.epochs if each.epoch == after), None)
-        fields = (link, after, *live_rows_of(start), description.collected)
-        made.execute("INSERT INTO links VALUES (?, ?, ?, ?, ?)", fields)
+        fields = (link, after, *live_rows_of(start), description.collected, taken_ms)
+        made.execute("INSERT INTO links VALUES (?, ?, ?, ?, ?, ?)", fields)
         queries = [
             ("exs", f"SELECT {link}, {EXS} FROM exs ORDER BY ex_num LIMIT -1 OFFSET {executions}"),
-            ("epochs", f"SELECT {link}, {EPOCHS} FROM epochs WHERE epoch > {after}"),
+            ("epochs", f"SELECT {link}, {EPOCHS} FROM epochs WHERE epoch > {after if link > 1 else 0}"),
             ("parts", "SELECT * FROM parts"),
             ("beginning", "SELECT * FROM beginning"),
             ("measures", f"SELECT * FROM measures WHERE measure_id > {since.measure}"),
@@ -254,20 +259,41 @@ def attached(connection: apsw.Connection, path: Path) -> Iterator[None]:
     with translated(path):
         connection.execute("ATTACH ? AS " + ATTACHED, (file_uri(path, "?mode=ro&immutable=1"),))
     try:
-        with translated(path):
-            application = value(connection, f"PRAGMA {ATTACHED}.application_id")
-            version = value(connection, f"PRAGMA {ATTACHED}.user_version")
-            if application != APPLICATION_ID:
-                raise CorruptPartitionError("it is not a changes file", path=path)
-            if version != VERSION:
-                raise UnsupportedVersionError(
-                    f"changes file of version {version}; this version of recovery reads version {VERSION}", path=path
-                )
-            if sorted(rows(connection, OBJECTS.replace("sqlite_schema", f"{ATTACHED}.sqlite_schema"))) != _objects():
-                raise CorruptPartitionError("its tables are not as this package makes them", path=path)
+        _check(connection, ATTACHED, path)
         yield
     finally:
         connection.execute("DETACH " + ATTACHED)
+
+
+def read_links(path: Path) -> list[Link]:
+    """Return what the links of a changes file say of themselves. Raises CorruptPartitionError, UnsupportedVersionError
+    or StorageError."""
+    with contextlib.closing(connect(path, "unshared")) as connection, translated(path):
+        _check(connection, "main", path)
+        found = []
+        for link, after, collected, taken_ms in rows(
+            connection, "SELECT link, after_epoch, collected, taken_ms FROM links ORDER BY link"
+        ):
+            executions = checked_rows("exs", rows(connection, f"SELECT {EXS} FROM exs WHERE link = ?", (link,)))
+            epochs = checked_rows("epochs", rows(connection, f"SELECT {EPOCHS} FROM epochs WHERE link = ?", (link,)))
+            begun = tuple(Execution(*row) for row in executions)
+            found.append(Link(link, after, collected, taken_ms, begun, closed_epochs(epochs, ())))
+        return found
+
+
+def _check(connection: apsw.Connection, schema: str, path: Path) -> None:
+    """Raises CorruptPartitionError or UnsupportedVersionError if it is not a changes file of this version."""
+    with translated(path):
+        application = value(connection, f"PRAGMA {schema}.application_id")
+        version = value(connection, f"PRAGMA {schema}.user_version")
+        if application != APPLICATION_ID:
+            raise CorruptPartitionError("it is not a changes file", path=path)
+        if version != VERSION:
+            raise UnsupportedVersionError(
+                f"changes file of version {version}; this version of recovery reads version {VERSION}", path=path
+            )
+        if sorted(rows(connection, OBJECTS.replace("sqlite_schema", f"{schema}.sqlite_schema"))) != _objects():
+            raise CorruptPartitionError("its tables are not as this package makes them", path=path)
 
 
 @contextlib.contextmanager

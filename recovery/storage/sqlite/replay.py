@@ -118,14 +118,14 @@ def _replay(
     connection.execute(f"INSERT INTO main.exs SELECT {EXS} FROM {ATTACHED}.exs WHERE link = ?", (link,))
     # replay.2
     live = after_rows, after_digest
-    of_link = f"FROM {ATTACHED}.epochs WHERE link = ? ORDER BY epoch"
+    of_link, bindings = f"FROM {ATTACHED}.epochs WHERE link = ? AND epoch > ? ORDER BY epoch", (link, after)
     for epoch, *sums in rows(
-        connection, f"SELECT epoch, live_rows, live_digest, superseded_rows, superseded_digest {of_link}", (link,)
+        connection, f"SELECT epoch, live_rows, live_digest, superseded_rows, superseded_digest {of_link}", bindings
     ):
         live, superseded = _repeat(connection, link, epoch, live)
         if (*live, *superseded) != tuple(sums):
             raise CorruptPartitionError(f"its changes do not lead to what epoch {epoch} left", path=file)
-    connection.execute(f"INSERT INTO main.epochs SELECT {EPOCHS} {of_link}", (link,))
+    connection.execute(f"INSERT INTO main.epochs SELECT {EPOCHS} {of_link}", bindings)
     # replay.3
     newest = newest_epoch(connection)
     if collected > (newest.epoch if newest else 0):
