@@ -106,7 +106,7 @@ COVERED_BY = {
     "epochs/test_closer.py": "base.ids",
     "planning/test_resume.py": "planning.values",
     # Commands: their tests call them as users do.
-    "backup/test_commands.py": "backup.progress cli.backup cli.backup_progress cli.restore",
+    "backup/test_commands.py": "backup.progress cli.backup cli.backup_progress cli.readable cli.restore",
     "backup/test_drill.py": "cli.drill",
     "native/test_progress.py": "cli.checkpoint cli.checkpoint_progress cli.native",
     "metrics/test_progress.py": "cli.progress",

@@ -59,8 +59,9 @@ def store_file(target: Target, name: str, path: Path, observe: Callable[[int], N
     return StoredFile(content.sha256, content.size_bytes, stored_bytes)
 
 
-def bring(target: Target, stored: StoredCopy, path: Path, observe: Observer) -> None:
+def bring(target: Target, stored: StoredCopy, path: Path, observe: Observer, *, collects: bool = True) -> None:
     """Write the partition as of a stored copy to the new file `path`: fetch the whole copy, and replay its changes.
+    collects: without the epochs that the partition had collected by then.
 
     Every object is compared with the manifest as it arrives. Files beside `path` whose names begin with its name are
     removed again. Raises SpoiledObject, BackupTargetError or StorageError.
@@ -80,7 +81,7 @@ def bring(target: Target, stored: StoredCopy, path: Path, observe: Observer) -> 
             )  # fmt: skip
             done += each.size_bytes
         if files:
-            replay(path, list(files), stored.links)
+            replay(path, list(files), stored.links, collects=collects)
     except (CorruptPartitionError, UnsupportedVersionError) as error:
         wrong = next((each for file, each in files.items() if error.path == str(file)), None)
         name = wrong.object_name if wrong is not None else stored.object_name

@@ -44,8 +44,9 @@ class Source(Protocol):
     damaged: list[str]
     """The problems that are damage: those copies and backups were good once."""
 
-    def fetch(self, copy: Copy, path: Path, observe: Observer) -> None:
+    def fetch(self, copy: Copy, path: Path, observe: Observer, *, collects: bool = True) -> None:
         """Write a copy's bytes to the new file `path`, and a log beside it if it has one. Nothing is synced.
+        collects: without the epochs that the partition had collected by then, but its chain still holds.
 
         Raises BackupDamagedError if they are not what was stored, BackupTargetError or StorageError.
         """
@@ -101,14 +102,14 @@ class BackupSource:
                 if known is stored:
                     self.copies.append(Copy(stored.description, origin, stored.taken_ms))
 
-    def fetch(self, copy: Copy, path: Path, observe: Observer) -> None:
+    def fetch(self, copy: Copy, path: Path, observe: Observer, *, collects: bool = True) -> None:
         """See `Source.fetch`."""
         stored = self._stored[copy.origin]
         try:
             for name, sha256 in stored.digests.items():
                 if (name, sha256) in self._spoiled:
                     raise SpoiledObject(name, self._spoiled[name, sha256])
-            bring(self._target, stored, path, observe)
+            bring(self._target, stored, path, observe, collects=collects)
         except SpoiledObject as error:
             if error.name is not None:
                 self._spoiled[error.name, stored.digests[error.name]] = error.found
@@ -184,7 +185,7 @@ class PlainSource:
             )  # fmt: skip
             raise NoBackupError(found, path=directory)
 
-    def fetch(self, copy: Copy, path: Path, observe: Observer) -> None:
+    def fetch(self, copy: Copy, path: Path, observe: Observer, *, collects: bool = True) -> None:
         """See `Source.fetch`."""
         source = Path(copy.origin)
         size = copy.description.size_bytes

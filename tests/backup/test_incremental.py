@@ -16,8 +16,10 @@ from recovery.backup.note import LastBackup, note_backup, reads_made_keys
 from recovery.backup.objects import bring
 from recovery.backup.progress import ignore
 from recovery.backup.repository import list_backups, prune
+from recovery.backup.sources import open_source
 from recovery.backup.target import DirectoryTarget, Target
-from recovery.errors import CorruptPartitionError
+from recovery.base.clock import SystemClock
+from recovery.errors import CorruptPartitionError, EpochNotHeldError
 from recovery.planning.backups import KeepRule
 from recovery.planning.measures import Measure
 from recovery.planning.resume import plan_resume
@@ -28,7 +30,7 @@ from recovery.storage.sqlite import changes_file
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
 from tests.backup.writer import state_of, wait_until_closed, writing
 from tests.faults.minirun import MiniRun
-from tests.stores import STEP, Driver, alter, paths_of, problems, query, state_at
+from tests.stores import STEP, Driver, State, alter, paths_of, problems, query, state_at
 
 TABLES = (
     "parts", "exs", "epochs", "commits", "snaps", "changes", "logged", "superseded", "beginning", "states", "totals",
@@ -62,6 +64,7 @@ class History:
     def __init__(self, directory: Path, chance: random.Random) -> None:
         self.directory = directory
         self._chance = chance
+        self.left: dict[tuple[int, str], State] = {}
         self._batch = 0
         self._documents = 0
 
@@ -75,6 +78,7 @@ class History:
             if chance.random() < 0.2:
                 self._batch += 1
                 run.close(self._batch, edits=[self._edit()], floor=self._floor(run), notes_made=notes)
+                self._note(run)
             for _ in range(chance.randint(0, 4)):
                 self._batch += 1
                 run.apply(self._batch, self._changes())
@@ -89,6 +93,7 @@ class History:
                     notes_made=notes,
                     driver_rows={"$at": {"b": str(self._batch)}},
                 )
+                self._note(run)
                 if chance.random() < 0.5:
                     at = {"measured_ms": 1000 * self._batch, "resume_s": 0.0}
                     run.store.record(Measure(execution=run.execution.number, epoch=run.epoch - 1, **at))
@@ -101,6 +106,10 @@ class History:
             self._documents += 1
             changes = {f"doc{self._documents % 3}": lambda _: f'{{"n":{self._documents}}}'}
             change_states(paths_of(self.directory)[0], changes, 10, busy_ms=1000)
+
+    def _note(self, run: Driver) -> None:
+        epoch = run.epoch - 1
+        self.left[epoch, run.execution.id] = state_at(self.directory, epoch)
 
     def _edit(self) -> StepEdit:
         """Convert the step, or rename it; drop it under the other name, which the next tasks do not use."""
@@ -155,6 +164,32 @@ def test_every_backup_of_a_random_history_is_what_a_whole_copy_would_be(make_sto
         measures = "part-0.sqlite3", "measures"
         assert set(found.pop(measures)) <= set(wanted.pop(measures))
         assert found == wanted
+
+    in_full = tmp_path / "in full"
+    in_full.mkdir()
+    for copy in manifests[-1].copies:
+        bring(target, copy, in_full / copy.description.path.name, ignore, collects=False)
+    assert problems(in_full) == []
+    assert_every_epoch_is_there(target, history, tmp_path, chance)
+
+
+def assert_every_epoch_is_there(target: Target, history: History, tmp_path: Path, chance: random.Random) -> None:
+    """What the chains of some backups hold, each epoch of it, is what the run left, whatever else was pruned."""
+    prune(target, [KeepRule(count=chance.randint(1, 3))], int(time.time() * 1000) + 3 * 86_400_000)
+    source = open_source(target, tmp_path, SystemClock())
+    source.describe_chains()
+    held = [{e.epoch for copy in source.copies if copy.index == n for e in copy.description.epochs} for n in (0, 1)]
+    epochs = sorted(set.intersection(*held))
+    assert epochs
+    for epoch in chance.sample(epochs, min(6, len(epochs))):
+        try:
+            done = bring_back(target, tmp_path / "new", tmp_path, epoch=epoch)
+        except EpochNotHeldError:
+            # The partitions hold it of two executions: one was killed before the other partition had it.
+            continue
+        assert_sound(tmp_path / "new")
+        assert state_at(tmp_path / "new", epoch) == history.left[epoch, done.plan.snapshot.execution.id]
+        shutil.rmtree(tmp_path / "new")
 
 
 def fill(directory: Path) -> None:

@@ -4,7 +4,7 @@ replay.1  Go back to the epoch that the link continues, if the copy holds later 
           holds must be what the link says.
 replay.2  Repeat each epoch of the link as closing did it: what it replaces is superseded, what it wrote is live. The
           sums must be those of the epoch's row.
-replay.3  Collect what the partition had collected by then.
+replay.3  Collect what the partition had collected by then, unless all epochs of the chain are wanted.
 replay.4  After the file's last link: replace operational state, measures and the beginning of the input.
 """
 
@@ -64,9 +64,9 @@ SUPERSEDED = f"SELECT {SUM_SQL} FROM superseded WHERE until_epoch = :epoch"
 LINKS = f"SELECT link, after_epoch, after_rows, after_digest, collected FROM {ATTACHED}.links ORDER BY link"
 
 
-def replay(path: Path, files: Sequence[Path], links: int, *, done: int = 0) -> None:
+def replay(path: Path, files: Sequence[Path], links: int, *, done: int = 0, collects: bool = True) -> None:
     """Replay changes files, the oldest first, on the copy at `path`, up to the chain's link number `links`. done: the
-    number of the link that the copy is as of.
+    number of the link that the copy is as of. collects: give up the epochs that the partition had collected.
 
     Not durable, and the copy is unusable after an error. Raises CorruptPartitionError if the files do not continue the
     copy, or are not what was stored; UnsupportedVersionError or StorageError.
@@ -83,7 +83,10 @@ def replay(path: Path, files: Sequence[Path], links: int, *, done: int = 0) -> N
                     if link != done + 1:
                         raise CorruptPartitionError(f"link {link} follows link {done}", path=file)
                     if link <= links:
-                        _replay(connection, file, link, *start)
+                        collected = _replay(connection, file, link, *start)
+                        # replay.3
+                        if collects:
+                            collect(connection, collected)
                     done = link
                 # replay.4
                 replace_unlinked(connection)
@@ -104,7 +107,8 @@ def _replay(
     after_rows: int,
     after_digest: int,
     collected: Epoch,
-) -> None:
+) -> Epoch:
+    """Steps replay.1 and replay.2; returns the epoch up to which the partition had collected."""
     # replay.1
     if value(connection, "SELECT max(epoch) FROM main.epochs WHERE epoch > ?", (after,)):
         abandon(connection, file, Epoch(after + 1))
@@ -126,11 +130,10 @@ def _replay(
         if (*live, *superseded) != tuple(sums):
             raise CorruptPartitionError(f"its changes do not lead to what epoch {epoch} left", path=file)
     connection.execute(f"INSERT INTO main.epochs SELECT {EPOCHS} {of_link}", bindings)
-    # replay.3
     newest = newest_epoch(connection)
     if collected > (newest.epoch if newest else 0):
         raise CorruptPartitionError(f"it collected up to epoch {collected}, which it does not hold", path=file)
-    collect(connection, collected)
+    return collected
 
 
 def _repeat(
