@@ -16,9 +16,9 @@ from recovery.backup.target import DirectoryTarget
 from recovery.errors import BackupDamagedError, BackupTargetError
 from recovery.planning.backups import KeepRule
 from tests.backup.support import assert_sound, back_up, bring_back, states
-from tests.backup.test_faults import NOW_MS, FailingTarget, one_at_a_time  # noqa: F401
+from tests.backup.test_faults import NOW_MS, FailingTarget, Interleaved, one_at_a_time  # noqa: F401
 from tests.backup.test_incremental import fill
-from tests.stores import Driver
+from tests.stores import Driver, state_at
 
 
 @pytest.fixture
@@ -166,3 +166,38 @@ def test_a_damaged_object_is_named_and_what_lies_before_it_is_restored(store, tm
         assert states(tmp_path / "new") == states(store)
         shutil.rmtree(tmp_path / "new")
         shutil.rmtree(here)
+
+
+@pytest.mark.parametrize("other", ["a pruning", "another backup and prunings"])
+@pytest.mark.usefixtures("one_at_a_time")
+def test_others_act_while_a_link_is_made(store, tmp_path, other):
+    """At every operation of a backup that merges: every manifest that is left has all its objects, and restores."""
+    first = tmp_path / "first"
+    chain(store, first, 2)
+    ahead = Path(shutil.copytree(store, tmp_path / "ahead"))
+    change(store)
+    expected = states(store)
+    change(ahead)
+
+    def act(plain: DirectoryTarget) -> None:
+        if other != "a pruning":
+            back_up(ahead, plain, incremental=True)
+            prune(plain, [KeepRule(count=1)], 0)
+        prune(plain, [KeepRule(count=1)], 0)
+
+    for k in itertools.count(1):
+        plain = DirectoryTarget(Path(shutil.copytree(first, tmp_path / "dest")))
+        target = Interleaved(plain, k, lambda plain=plain: act(plain))
+        made = back_up(store, target, incremental=True).manifest
+        stored = {entry.name for entry in plain.entries(OBJECTS)}
+        assert all(objects(manifest) <= stored for manifest in list_backups(plain).manifests), k
+        assert objects(made) <= stored, k
+        if k % 4 == 1:
+            prune(plain, [KeepRule(count=1)], NOW_MS)
+            bring_back(plain, tmp_path / "new", tmp_path, epoch=4)
+            assert state_at(tmp_path / "new", 4) == expected[4]
+            shutil.rmtree(tmp_path / "new")
+        shutil.rmtree(plain.root)
+        if target.operations < k:
+            break
+    assert k > 10
