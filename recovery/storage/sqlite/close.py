@@ -58,7 +58,7 @@ SELECT {SUM_SQL}, coalesce(sum({ROW_BYTES}), 0) FROM snaps WHERE step_id = :step
 """
 # Rows that the epoch superseded, by step.
 SUPERSEDED = f"""
-SELECT step_id, {SUM_SQL}, coalesce(sum({ROW_BYTES}), 0) FROM superseded WHERE until_epoch = ? GROUP BY step_id
+SELECT step_id, {SUM_SQL}, sum({ROW_BYTES}) FROM superseded WHERE until_epoch = ? GROUP BY step_id
 """
 NOTED = "SELECT step_id, count(*) FROM superseded WHERE until_epoch = ? AND snap_epoch IS NULL GROUP BY step_id"
 NOTED_DIGESTS = f"SELECT {SUM_SQL} FROM superseded WHERE until_epoch = ? AND snap_epoch IS NULL"
@@ -243,7 +243,7 @@ def _closing_row(
     superseded = digest = 0
     for step, count, high, low, size_bytes in rows(connection, SUPERSEDED, (request.epoch,)):
         superseded, digest = superseded + count, digest + combine(high, low)
-        totals.gain(step, -count, -size_bytes)
+        totals.gain(step, -count, -(size_bytes or 0))
     live_rows, live_digest = live_rows_of(before)
     live_rows, live_digest = live_rows - superseded + totals.written, live_digest - digest + totals.digest
     if totals.notes_made:
