@@ -150,6 +150,7 @@ class Driver:
                 },
                 edits=settings.get("edits", ()),
                 logged=settings.get("logged", False),
+                notes_made=settings.get("notes_made", False),
             )
             for index in range(self.count)
         ]

@@ -30,6 +30,7 @@ COVERED_BY = {
     "backup/test_faults.py": "backup.target",
     "backup/test_round_trip.py": """backup.make backup.note backup.repository backup.restore backup.sources
         storage.copies""",
+    "backup/test_incremental.py": "backup.links backup.objects storage.sqlite.changes_file storage.sqlite.replay",
     "checkpoint/test_beginning.py": "checkpoint.offsets checkpoint.source_places",
     "checkpoint/test_capture.py": "checkpoint.home checkpoint.restore checkpoint.rows",
     "checkpoint/test_sources.py": "checkpoint.position",
@@ -106,7 +107,7 @@ COVERED_BY = {
     "epochs/test_closer.py": "base.ids",
     "planning/test_resume.py": "planning.values",
     # Commands: their tests call them as users do.
-    "backup/test_commands.py": "backup.progress cli.backup cli.backup_progress cli.restore",
+    "backup/test_commands.py": "backup.progress cli.backup cli.backup_progress cli.readable cli.restore",
     "backup/test_drill.py": "cli.drill",
     "native/test_progress.py": "cli.checkpoint cli.checkpoint_progress cli.native",
     "metrics/test_progress.py": "cli.progress",

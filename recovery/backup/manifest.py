@@ -4,10 +4,13 @@ A place for backups, a directory or a bucket, has this layout:
 
 manifests/<id>.json.gz                  one per finished backup, written last
 objects/part-<i>/<id>.sqlite3.zst       copies of partitions; never changed, shared by the backups that list them
+objects/part-<i>/<id>.changes.zst       what changed since earlier backups; the same
 running/<id>.json.gz                    one per backup that is being made; see `recovery.backup.repository`
 
 The id of a backup begins with its time, so ids sort by age. gzip's checksum and length show a half-written manifest.
 In a shared bucket other programs' files may lie in between: files without a name that backups give are not touched.
+
+A copy is an object of its own, or a chain: a whole copy, and the changes files that lead from it to this backup.
 """
 
 from __future__ import annotations
@@ -17,11 +20,11 @@ import json
 import re
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -29,17 +32,21 @@ from recovery.backup.target import DRAFT
 from recovery.base.clock import LATEST_MS
 from recovery.base.ids import BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex
 from recovery.errors import shown
+from recovery.planning.chains import LONGEST, Link
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
+from recovery.storage.copies import NO_MARKS, Marks
 from recovery.storage.sqlite.digests import record_digest
 
-FORMAT = 1
+FORMAT = 2
+WITHOUT_CHAINS = 1
+"""The format of a manifest without chains, which older programs read."""
 MANIFESTS = "manifests/"
 OBJECTS = "objects/"
 RUNNING = "running/"
 SUFFIX = ".json.gz"
 _ID = r"\d{8}T\d{6}\.\d{3}Z-[0-9a-f]+"
 # The number counts further attempts; see `make_backup`.
-_OBJECT = re.compile(rf"objects/part-\d+/{_ID}(\.\d+)?\.sqlite3\.zst", re.ASCII)
+_OBJECT = re.compile(rf"objects/part-\d+/{_ID}(\.\d+)?\.(sqlite3|changes)\.zst", re.ASCII)
 _OURS = re.compile(rf"{_OBJECT.pattern}|(manifests|running)/{_ID}\.json\.gz", re.ASCII)
 LARGEST = 256 << 20
 """The largest manifest as JSON, in bytes. An epoch takes some 80 bytes in each partition, so three million fit."""
@@ -77,6 +84,14 @@ class _Execution(msgspec.Struct, array_like=True, frozen=True):
     version: _Name
 
 
+class _Changes(msgspec.Struct, frozen=True):
+    object: _Name
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    size_bytes: _Count
+    stored_bytes: _Count
+    links: Annotated[int, msgspec.Meta(ge=1, le=LONGEST)]
+
+
 class _Partition(msgspec.Struct, frozen=True):
     index: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
     object: _Name
@@ -89,6 +104,11 @@ class _Partition(msgspec.Struct, frozen=True):
     collected: _Count
     executions: list[_Execution]
     epochs: list[_Epoch]
+    changes: list[_Changes] = []
+    partition_bytes: _Count | None = None
+    states: _Count = 0
+    states_digest: _Count = 0
+    measure: _Count = 0
 
 
 class _Format(msgspec.Struct, frozen=True):
@@ -115,11 +135,24 @@ _RUNNING = msgspec.json.Decoder(_Running)
 
 
 @dataclass(frozen=True, slots=True)
+class StoredChanges:
+    """A changes file in a chain, and the number of links in it. sha256, size_bytes: of the file; stored_bytes: of the
+    object."""
+
+    object_name: str
+    sha256: str
+    size_bytes: int
+    stored_bytes: int
+    links: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoredCopy:
     """One partition's copy in a backup.
 
-    object_name: the object that holds its bytes. sha256, size_bytes: of the SQLite file; stored_bytes: of the object.
-    fingerprint: equal for two copies of one partition with the same content.
+    object_name: the object that holds its bytes, or the whole copy with which its chain begins. sha256, size_bytes: of
+    the SQLite file in it; stored_bytes: of the object. fingerprint: equal for two copies of one partition with the same
+    content. changes: the rest of its chain. marks: where a further link begins in what belongs to no epoch.
     """
 
     description: PartitionDescription
@@ -129,6 +162,48 @@ class StoredCopy:
     stored_bytes: int
     taken_ms: int
     fingerprint: int
+    changes: tuple[StoredChanges, ...] = ()
+    marks: Marks = NO_MARKS
+
+    @property
+    def objects(self) -> tuple[tuple[str, int], ...]:
+        """Name and size in bytes of each object that a restore reads."""
+        return ((self.object_name, self.stored_bytes), *((c.object_name, c.stored_bytes) for c in self.changes))
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The digest of the file in each of these objects."""
+        return {self.object_name: self.sha256} | {each.object_name: each.sha256 for each in self.changes}
+
+    @property
+    def origin(self) -> str:
+        """The newest of its objects, which no other copy has as its newest."""
+        return self.objects[-1][0]
+
+    @property
+    def links(self) -> int:
+        """The number of links in its chain."""
+        return sum(each.links for each in self.changes)
+
+    def name_of(self, link: int) -> str:
+        """Return the changes file that holds a link of the chain."""
+        return self.changes[self._position(link)].object_name
+
+    def as_of(self, link: Link, description: PartitionDescription) -> StoredCopy:
+        """Return the chain as of one of its links, as of which the partition has this description."""
+        position = self._position(link.number)
+        before = sum(each.links for each in self.changes[:position])
+        last = replace(self.changes[position], links=link.number - before)
+        changes = (*self.changes[:position], last)
+        return replace(self, description=description, taken_ms=link.taken_ms, fingerprint=0, changes=changes)
+
+    def _position(self, link: int) -> int:
+        ends = accumulate(each.links for each in self.changes)
+        return next(position for position, end in enumerate(ends) if link <= end)
+
+    def stored_by(self, identity: str) -> int:
+        """Return the bytes that the backup of this id stored for the copy."""
+        return sum(size for name, size in self.objects if identity in name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +239,9 @@ def manifest_name(identity: str) -> str:
     return f"{MANIFESTS}{identity}{SUFFIX}"
 
 
-def object_name(identity: str, index: int) -> str:
-    """Return the name of a backup's copy of a partition; no other backup ever writes there."""
-    return f"{OBJECTS}part-{index}/{identity}.sqlite3.zst"
+def object_name(identity: str, index: int, kind: Literal["sqlite3", "changes"] = "sqlite3") -> str:
+    """Return the name of a backup's copy of a partition, or of its changes; no other backup ever writes there."""
+    return f"{OBJECTS}part-{index}/{identity}.{kind}.zst"
 
 
 def is_ours(name: str) -> bool:
@@ -194,7 +269,7 @@ def fingerprint(description: PartitionDescription, operational: tuple[int, int])
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest in its stored form: compressed JSON."""
     value = {
-        "format": FORMAT,
+        "format": FORMAT if any(copy.changes for copy in manifest.copies) else WITHOUT_CHAINS,
         "id": manifest.id,
         "store_id": manifest.store_id,
         "flow_id": manifest.flow_id,
@@ -271,6 +346,15 @@ def _encode_copy(copy: StoredCopy) -> dict[str, Any]:
         "stored_bytes": copy.stored_bytes,
         "taken_ms": copy.taken_ms,
         "fingerprint": copy.fingerprint,
+        "changes": [
+            {"object": c.object_name, "sha256": c.sha256, "size_bytes": c.size_bytes, "stored_bytes": c.stored_bytes,
+             "links": c.links}
+            for c in copy.changes
+        ],
+        "partition_bytes": d.size_bytes,
+        "states": copy.marks.operational[0],
+        "states_digest": copy.marks.operational[1],
+        "measure": copy.marks.measure,
         "flow_id": d.flow_id,
         "collected": d.collected,
         "executions": [
@@ -287,9 +371,9 @@ def _encode_copy(copy: StoredCopy) -> dict[str, Any]:
 
 
 def _decode_copy(part: _Partition, store_id: str, count: int) -> StoredCopy:
-    name = part.object
-    if _OBJECT.fullmatch(name) is None or not name.startswith(f"{OBJECTS}part-{part.index}/"):
-        raise ValueError(f"{shown(name)} is not an object of partition {part.index}")
+    _check_object(part.object, part.index, "sqlite3")
+    for each in part.changes:
+        _check_object(each.object, part.index, "changes")
     numbers = [each.epoch for each in part.epochs]
     if any(later <= earlier for earlier, later in pairwise(numbers)):
         raise ValueError(f"the epochs of partition {part.index} are not in order")
@@ -309,15 +393,23 @@ def _decode_copy(part: _Partition, store_id: str, count: int) -> StoredCopy:
                 for e in part.executions
             ),
             epochs=tuple(map(_decode_epoch, part.epochs)),
-            size_bytes=part.size_bytes,
+            size_bytes=part.size_bytes if part.partition_bytes is None else part.partition_bytes,
         ),
-        object_name=name,
+        object_name=part.object,
         sha256=part.sha256,
         size_bytes=part.size_bytes,
         stored_bytes=part.stored_bytes,
         taken_ms=part.taken_ms,
         fingerprint=part.fingerprint,
+        changes=tuple(StoredChanges(c.object, c.sha256, c.size_bytes, c.stored_bytes, c.links) for c in part.changes),
+        marks=Marks((part.states, part.states_digest), part.measure),
     )  # fmt: skip
+
+
+def _check_object(name: str, index: int, kind: str) -> None:
+    """Raises ValueError if it is not the name of an object of this kind and partition."""
+    if _OBJECT.fullmatch(name) is None or not name.startswith(f"{OBJECTS}part-{index}/") or f".{kind}." not in name:
+        raise ValueError(f"{shown(name)} is not an object of partition {index}")
 
 
 def _decode_epoch(found: _Epoch) -> ClosedEpoch:

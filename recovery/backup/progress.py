@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Step = Literal["copy", "check", "store", "stored", "fetch", "fetched", "settle"]
+Step = Literal["copy", "check", "store", "stored", "linked", "fetch", "fetched", "settle"]
 
 
 @dataclass(frozen=True, slots=True)

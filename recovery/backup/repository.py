@@ -1,6 +1,7 @@
 """The backups at one place: listing them, making one count, and removing those that are no longer wanted.
 
-Backups share objects: a partition that did not change is not stored again. So removing a backup must not remove objects
+Backups share objects: a partition that did not change is not stored again, and of one that changed a backup may store
+only the changes; its manifest lists all objects of the chain. So removing a backup must not remove objects
 that another backup needs, or that a backup being made on another machine will need. No store has locks, so:
 
 Making a backup
@@ -114,7 +115,11 @@ def begin(
     while True:
         base = choose_base()
         copies = list(base.copies) if base is not None else []
-        note = {"id": identity, "started_ms": started_ms, "needs": sorted(copy.object_name for copy in copies)}
+        note = {
+            "id": identity,
+            "started_ms": started_ms,
+            "needs": sorted(name for copy in copies for name, _ in copy.objects),
+        }
         target.write(_running_name(identity), [gzip.compress(json.dumps(note).encode(), mtime=0)])
         if base is None or _exists(target, manifest_name(base.id)):
             return copies
@@ -170,7 +175,7 @@ def prune(target: Target, rules: Sequence[KeepRule], now_ms: int) -> Pruned:
     listing = list_backups(target)
     kept += listing.manifests
     # prune.4
-    needed = {copy.object_name for manifest in kept for copy in manifest.copies}
+    needed = {name for manifest in kept for copy in manifest.copies for name, _ in copy.objects}
     needed |= {name for each in running if each is not None for name in each.needs}
     ids = [each.id for each in running if each is not None]
     # Without its manifest, it is unknown which older objects a backup shares, so all older ones stay. Names sort by

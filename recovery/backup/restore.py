@@ -10,16 +10,25 @@ restore.5  Link the files into place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from recovery.backup.places import open_target
 from recovery.backup.progress import Observer, Progressed, ignore
-from recovery.backup.sources import Source
+from recovery.backup.scratch import scratch_directory
+from recovery.backup.sources import Source, open_source
 from recovery.base.clock import Clock
 from recovery.base.threads import each
-from recovery.errors import AlreadyInitializedError, BackupDamagedError, CorruptPartitionError, RecoveryError
+from recovery.errors import (
+    AlreadyInitializedError,
+    BackupDamagedError,
+    CorruptPartitionError,
+    EpochNotHeldError,
+    RecoveryError,
+)
 from recovery.host.durable import PRIVATE, UMASK
 from recovery.planning.backups import Copy, RestorePlan, plan_restore
 from recovery.planning.resume import plan_resume
@@ -77,19 +86,22 @@ def restore(
     epoch: int | None = None,
     at_ms: int | None = None,
     umask: bool = False,
+    collects: bool = True,
     announce: Announce = lambda _plan, _left_out: None,
     observe: Observer = ignore,
 ) -> Restored:
     """Restore the newest common epoch (that of `epoch`, or of `at_ms`) into `directory`, which is made if missing.
 
-    umask: others may read the files, as far as this process's umask allows.
+    umask: others may read the files, as far as this process's umask allows. collects: without the epochs that the
+    partitions had collected by then; else with all that their chains hold.
 
     Nothing appears in the directory before all files are whole and checked. If anything fails, the written files are
     removed; the next attempt removes the files of a killed one. The restored directory holds no epoch after the
     restored one. Raises AlreadyInitializedError, DirectoryLockedError, BackupDamagedError, BackupTargetError,
     StorageError, CorruptPartitionError, and the errors of `plan_restore`.
     """
-    attempt = _Attempt(source, clock, observe, announce, epoch, at_ms)
+    look_into_chains(source, epoch, at_ms)
+    attempt = _Attempt(source, clock, observe, announce, epoch, at_ms, collects)
     # Only complete restores are placed, so the newest execution of all copies is at least that of the restored ones.
     newest = max((e.number for copy in source.copies for e in copy.description.executions), default=0)
     started = clock.elapsed_s()
@@ -116,6 +128,23 @@ def restore(
             attempt.plan_s, attempt.fetch_s, attempt.check_s, spent - attempt.plan_s - attempt.fetch_s - attempt.check_s
         ),
     )
+
+
+def look_into_chains(source: Source, epoch: int | None, at_ms: int | None) -> None:
+    """Let the source describe its chains in full if the wanted epoch may be one that only they hold.
+
+    Raises BackupTargetError or StorageError.
+    """
+    if at_ms is not None:
+        source.describe_chains()
+    elif epoch is not None:
+        try:
+            plan_restore(source.copies, epoch=epoch)
+        except EpochNotHeldError:
+            source.describe_chains()
+        except RecoveryError:
+            # Planning again reports it.
+            return
 
 
 def plan_from(
@@ -145,7 +174,9 @@ class _Attempt:
         announce: Announce,
         epoch: int | None,
         at_ms: int | None,
+        collects: bool,
     ) -> None:
+        self._collects = collects
         self._source = source
         self._clock = clock
         self._observe = observe
@@ -160,7 +191,7 @@ class _Attempt:
     @property
     def left_out(self) -> list[str]:
         """What was wrong with the copies that were not used."""
-        return list(self._damaged.values())
+        return list(dict.fromkeys(self._damaged.values()))
 
     def fill(self, staging: Path) -> int:
         """Steps restore.1 to restore.4; returns the number of partitions."""
@@ -207,15 +238,18 @@ class _Attempt:
             stale.unlink()
         self._staged.pop(copy.index, None)
         try:
-            self._source.fetch(copy, path, self._observe)
+            self._source.fetch(copy, path, self._observe, collects=self._collects)
         except BackupDamagedError as error:
             self._damaged[copy.origin] = error.found
+            # Copies that need the same object cannot be fetched either.
+            others = [each for each in self._source.copies if self._source.is_spoiled(each)]
+            self._damaged |= {each.origin: self._damaged.get(each.origin, error.found) for each in others}
 
     def _check(self, copy: Copy, path: Path) -> None:
         size = copy.description.size_bytes
         self._observe(Progressed("check", path.name, 0, size))
         verdict = PartitionCheck(path).run()
-        problem = verdict.problems[0] if verdict.problems else _misdescribed(copy, path)
+        problem = verdict.problems[0] if verdict.problems else _misdescribed(copy, path, self._collects)
         if problem:
             self._damaged[copy.origin] = f"{copy.origin}: {problem}"
         else:
@@ -235,14 +269,32 @@ class _Attempt:
             )
 
 
-def _misdescribed(copy: Copy, path: Path) -> str | None:
+def _misdescribed(copy: Copy, path: Path, exact: bool) -> str | None:
     """Return how a fetched file differs from the listed description, on which the plan was based; None if it does
-    not."""
+    not. exact: it holds no earlier epochs."""
     found, listed = describe_file(path), copy.description
-    same = (found.store_id, found.index, found.count, found.collected, found.executions) == (
-        listed.store_id, listed.index, listed.count, listed.collected, listed.executions
-    ) and [e.cut for e in found.epochs] == [e.cut for e in listed.epochs]  # fmt: skip
+    epochs = [e.cut for e in found.epochs if exact or e.epoch >= listed.collected]
+    collected = found.collected if exact else max(found.collected, listed.collected)
+    same = (found.store_id, found.index, found.count, collected, found.executions, epochs) == (
+        listed.store_id, listed.index, listed.count, listed.collected, listed.executions,
+        [e.cut for e in listed.epochs],
+    )  # fmt: skip
     return None if same else "it differs from the copy that the backup describes"
+
+
+@contextlib.contextmanager
+def restored_to_read(
+    place: str, clock: Clock, random_id: Callable[[], str], warn: Callable[[str], None]
+) -> Iterator[Path]:
+    """Restore the newest backup at a place into a temporary directory, with all epochs that its chains hold, until the
+    block ends. warn: called with a sentence for each copy that is not used. Raises what `open_source` and `restore`
+    raise."""
+    with scratch_directory("read") as room:
+        source = open_source(open_target(place), room, clock)
+        done = restore(source, room / "restored", clock=clock, random_id=random_id, collects=False)
+        for problem in (*source.problems, *done.left_out):
+            warn(f"{source.shown}: not used: {problem}")
+        yield room / "restored"
 
 
 def _each(work: Callable[[Copy], T], copies: Sequence[Copy]) -> list[T]:

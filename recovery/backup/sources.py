@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Iterator
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from recovery.backup.manifest import MANIFESTS, StoredCopy
+from recovery.backup.objects import SpoiledObject, bring, links_of
 from recovery.backup.progress import Observer, Progressed
-from recovery.backup.repository import STALE_AFTER_S, Listing, list_backups
-from recovery.backup.target import DirectoryTarget, Target, UnreadableError
+from recovery.backup.repository import READERS, STALE_AFTER_S, Listing, list_backups
+from recovery.backup.target import DirectoryTarget, Target
 from recovery.base.clock import Clock
-from recovery.base.wording import counted
+from recovery.base.threads import each
 from recovery.errors import (
     BackupDamagedError,
     CorruptPartitionError,
@@ -22,9 +23,10 @@ from recovery.errors import (
     RecoveryError,
     StorageError,
 )
-from recovery.host.durable import create, files_below
+from recovery.host.durable import files_below
 from recovery.host.processes import describe_holder
 from recovery.planning.backups import Copy
+from recovery.planning.chains import described
 from recovery.storage.copies import copy_with_log, describe_copy
 from recovery.storage.lock import lock_holder
 from recovery.storage.scan import SUFFIX
@@ -42,21 +44,36 @@ class Source(Protocol):
     damaged: list[str]
     """The problems that are damage: those copies and backups were good once."""
 
-    def fetch(self, copy: Copy, path: Path, observe: Observer) -> None:
+    def fetch(self, copy: Copy, path: Path, observe: Observer, *, collects: bool = True) -> None:
         """Write a copy's bytes to the new file `path`, and a log beside it if it has one. Nothing is synced.
+        collects: without the epochs that the partition had collected by then, but its chain still holds.
 
         Raises BackupDamagedError if they are not what was stored, BackupTargetError or StorageError.
         """
+        ...
+
+    def objects(self, copy: Copy) -> Sequence[tuple[str, int]]:
+        """Return name and size in bytes of each object or file that `fetch` reads for a copy."""
+        ...
+
+    def describe_chains(self) -> None:
+        """Add to `copies` what chains hold besides: the links between the described copies. Reads all changes files of
+        those chains. Safe to repeat. Raises BackupTargetError or StorageError."""
+        ...
+
+    def is_spoiled(self, copy: Copy) -> bool:
+        """Return whether `fetch` has found damage in something that this copy needs, for this copy or another."""
         ...
 
 
 class BackupSource:
     """The finished backups at a target. A copy that several backups list appears once."""
 
-    def __init__(self, target: Target, clock: Clock) -> None:
-        """Raises NoBackupError or BackupTargetError."""
+    def __init__(self, target: Target, clock: Clock, scratch: Path | None = None) -> None:
+        """scratch: a directory for temporary files. Raises NoBackupError or BackupTargetError."""
         self.shown = target.shown
         self._target = target
+        self._scratch = scratch
         self.listing: Listing = list_backups(target)
         if not self.listing.manifests:
             others = f"; {len(self.listing.unreadable)} cannot be read" if self.listing.unreadable else ""
@@ -71,10 +88,12 @@ class BackupSource:
             if damaged:
                 self.damaged.append(self.problems[-1])
         self._stored: dict[str, StoredCopy] = {}
+        # By name and expected digest: a manifest may be wrong about an object that others list correctly.
+        self._spoiled: dict[tuple[str, str], str] = {}
         self.copies = []
         for manifest in self.listing.manifests:
             for stored in manifest.copies:
-                origin = stored.object_name
+                origin = stored.origin
                 known = self._stored.setdefault(origin, stored)
                 if known is not stored and known != stored:
                     # One of them is wrong; fetching shows which.
@@ -83,33 +102,55 @@ class BackupSource:
                 if known is stored:
                     self.copies.append(Copy(stored.description, origin, stored.taken_ms))
 
-    def fetch(self, copy: Copy, path: Path, observe: Observer) -> None:
-        """See `Source.fetch`. The bytes are compared with the manifest as they arrive."""
+    def fetch(self, copy: Copy, path: Path, observe: Observer, *, collects: bool = True) -> None:
+        """See `Source.fetch`."""
         stored = self._stored[copy.origin]
-        digest, size = hashlib.sha256(), 0
-        with translated(path), os.fdopen(create(path), "wb") as file:
-            for chunk in self._read(stored.object_name):
-                file.write(chunk)
-                digest.update(chunk)
-                size += len(chunk)
-                observe(Progressed("fetch", path.name, size, stored.size_bytes))
-                if size > stored.size_bytes:
-                    break
-        if (size, digest.hexdigest()) != (stored.size_bytes, stored.sha256):
-            what = (
-                f"{size:,} of {counted(stored.size_bytes, 'byte')}"
-                if size != stored.size_bytes
-                else "its bytes were changed"
-            )
-            raise BackupDamagedError(f"{stored.object_name} differs from what was stored: {what}", path=self.shown)
-
-    def _read(self, name: str) -> Iterator[bytes]:
         try:
-            yield from self._target.read(name)
-        except FileNotFoundError:
-            raise BackupDamagedError(f"{name} is missing", path=self.shown) from None
-        except UnreadableError as error:
-            raise BackupDamagedError(f"{name} cannot be read: {error}", path=self.shown) from None
+            for name, sha256 in stored.digests.items():
+                if (name, sha256) in self._spoiled:
+                    raise SpoiledObject(name, self._spoiled[name, sha256])
+            bring(self._target, stored, path, observe, collects=collects)
+        except SpoiledObject as error:
+            if error.name is not None:
+                self._spoiled[error.name, stored.digests[error.name]] = error.found
+            raise BackupDamagedError(error.found, path=self.shown) from error
+
+    def objects(self, copy: Copy) -> Sequence[tuple[str, int]]:
+        """See `Source.objects`."""
+        return self._stored[copy.origin].objects
+
+    def describe_chains(self) -> None:
+        """See `Source.describe_chains`."""
+        chains: dict[str, StoredCopy] = {}
+        there: dict[str, set[int]] = defaultdict(set)
+        for stored in self._stored.values():
+            there[stored.object_name].add(stored.links)
+            longest = chains.setdefault(stored.object_name, stored)
+            if stored.links > longest.links:
+                chains[stored.object_name] = stored
+        # A whole copy is link 0. It is described by the manifest of the backup that stored it, or not at all.
+        hidden = [chain for name, chain in chains.items() if len(there[name] | {0}) <= chain.links]
+        for stored, found in zip(hidden, each(self._between, hidden, at_once=READERS, name="chains"), strict=True):
+            for copy, origin in found:
+                if copy.links not in there[stored.object_name]:
+                    self._stored[origin] = copy
+                    self.copies.append(Copy(copy.description, origin, copy.taken_ms))
+
+    def _between(self, chain: StoredCopy) -> list[tuple[StoredCopy, str]]:
+        """Return a chain as of each of its links, with its origin. Nothing, and a problem, if it cannot be read."""
+        try:
+            with tempfile.TemporaryDirectory(dir=self._scratch) as name:
+                found = links_of(self._target, chain, Path(name))
+        except SpoiledObject as error:
+            self.problems.append(error.found)
+            self.damaged.append(error.found)
+            return []
+        return [(chain.as_of(link, description), f"{chain.name_of(link.number)}, link {link.number}")
+                for link, description in zip(found, described(found, chain.description), strict=True)]  # fmt: skip
+
+    def is_spoiled(self, copy: Copy) -> bool:
+        """See `Source.is_spoiled`."""
+        return not self._spoiled.keys().isdisjoint(self._stored[copy.origin].digests.items())
 
 
 class PlainSource:
@@ -144,13 +185,24 @@ class PlainSource:
             )  # fmt: skip
             raise NoBackupError(found, path=directory)
 
-    def fetch(self, copy: Copy, path: Path, observe: Observer) -> None:
+    def fetch(self, copy: Copy, path: Path, observe: Observer, *, collects: bool = True) -> None:
         """See `Source.fetch`."""
         source = Path(copy.origin)
         size = copy.description.size_bytes
         with translated(path):
             copy_with_log(source, path)
         observe(Progressed("fetch", path.name, size, size))
+
+    def objects(self, copy: Copy) -> Sequence[tuple[str, int]]:
+        """See `Source.objects`."""
+        return ((copy.origin, copy.description.size_bytes),)
+
+    def describe_chains(self) -> None:
+        """See `Source.describe_chains`. Files are no chains."""
+
+    def is_spoiled(self, copy: Copy) -> bool:
+        """See `Source.is_spoiled`. No two copies share a file."""
+        return False
 
 
 def _refuse_live(directory: Path) -> None:
@@ -177,7 +229,7 @@ def open_source(target: Target, scratch: Path, clock: Clock) -> Source:
     Raises NoBackupError, BackupTargetError, DirectoryLockedError or StorageError.
     """
     try:
-        return BackupSource(target, clock)
+        return BackupSource(target, clock, scratch)
     except NoBackupError:
         if isinstance(target, DirectoryTarget) and not (target.root / MANIFESTS).exists():
             return PlainSource(target.root, scratch)

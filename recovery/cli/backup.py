@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -66,6 +66,9 @@ class KeepType(click.ParamType[KeepRule]):
                    "for 90 days. Several may be given.")  # fmt: skip
 @click.option("--list", "listed", is_flag=True, help="Only show the backups at DEST.")
 @click.option("--prune", "pruned", is_flag=True, help="Only remove the backups at DEST that no --keep keeps.")
+@click.option("--incremental", is_flag=True,
+              help="Of each partition store only what changed since the backup before. For that, give the run a backup "
+                   "interval (-b) longer than the time between two backups.")  # fmt: skip
 @click.option("--check", is_flag=True, help="Read each copy in full and check every digest before it is stored.")
 @umask_option
 @json_option
@@ -75,6 +78,7 @@ def backup(
     keep: tuple[KeepRule, ...],
     listed: bool,
     pruned: bool,
+    incremental: bool,
     check: bool,
     umask: bool,
     as_json: bool,
@@ -101,14 +105,15 @@ def backup(
         _say_pruned(target, prune(target, keep, SystemClock().wall_ms()), as_json)
         return
     directory = _directory(places)
+    how = _How(directory, target, keep, check, incremental, as_json)
     if every is None:
-        unpruned = _once(directory, target, keep, check, CopyProgress(quiet=as_json), as_json)
+        unpruned = _once(how, CopyProgress(quiet=as_json))
         if unpruned is not None:
             if not as_json:
                 tell_error(f"{NOT_REMOVED}: {unpruned}")
             raise SystemExit(unpruned.exit_code)
     else:
-        _again_and_again(directory, target, keep, check, every, as_json)
+        _again_and_again(how, every)
 
 
 def _directory(places: tuple[str, ...]) -> Path:
@@ -118,30 +123,34 @@ def _directory(places: tuple[str, ...]) -> Path:
     return local_path(named)
 
 
-def _once(
-    directory: Path,
-    target: Target,
-    keep: tuple[KeepRule, ...],
-    check: bool,
-    progress: CopyProgress,
-    as_json: bool,
-    line: bool = False,
-) -> RecoveryError | None:
+class _How(NamedTuple):
+    """What the options say about each backup."""
+
+    directory: Path
+    target: Target
+    keep: tuple[KeepRule, ...]
+    check: bool
+    incremental: bool
+    as_json: bool
+
+
+def _once(how: _How, progress: CopyProgress, line: bool = False) -> RecoveryError | None:
     """Make a backup, prune, and report both. Returns the error that stopped the pruning: the backup already counts."""
     from recovery.backup.make import make_backup
     from recovery.backup.repository import prune
 
-    clock = SystemClock()
+    clock, target, keep = SystemClock(), how.target, how.keep
     made = make_backup(
-        directory, target, clock=clock, random_id=lambda: token_hex(4), check=check, observe=progress.observe
-    )
+        how.directory, target, clock=clock, random_id=lambda: token_hex(4), check=how.check,
+        incremental=how.incremental, observe=progress.observe,
+    )  # fmt: skip
     removed: Pruned | None = None
     unpruned: RecoveryError | None = None
     try:
         removed = prune(target, keep, clock.wall_ms()) if keep else None
     except RecoveryError as error:
         unpruned = error
-    if as_json:
+    if how.as_json:
         print_json(_made_facts(target, made, removed, unpruned), line=line)
         return unpruned
     _say_made(made)
@@ -150,19 +159,17 @@ def _once(
     return unpruned
 
 
-def _again_and_again(
-    directory: Path, target: Target, keep: tuple[KeepRule, ...], check: bool, every_s: float, as_json: bool
-) -> None:
+def _again_and_again(how: _How, every_s: float) -> None:
     """Make a backup at each interval. Passing errors are reported, and the next interval tries again."""
     clock = SystemClock()
     signals = StopSignals()
-    once = partial(_once, directory, target, keep, check, CopyProgress(quiet=True), as_json, line=True)
+    once = partial(_once, how, CopyProgress(quiet=True), line=True)
     pause_s = 0.0
     while not signals.came_within(pause_s):
         began_s = clock.elapsed_s()
         try:
             with answering("the backup under way"):
-                _or_say_why(once, as_json)
+                _or_say_why(once, how.as_json)
         except OSError as error:
             if not of_output(error):
                 raise
@@ -192,7 +199,9 @@ def _made_facts(target: Target, made: Made, removed: Pruned | None, unpruned: Re
         "destination": target.shown,
         **_facts(made.manifest),
         "stored": made.stored,
+        "changes_stored": made.linked,
         "unchanged": made.reused,
+        "whole_because": dict(made.whole_because),
         "read_bytes": made.read_bytes,
         "stored_bytes": made.stored_bytes,
         "elapsed_s": made.elapsed_s,
@@ -202,12 +211,24 @@ def _made_facts(target: Target, made: Made, removed: Pruned | None, unpruned: Re
 
 
 def _say_made(made: Made) -> None:
-    unchanged = f", {made.reused} unchanged" if made.reused else ""
-    stored = f"{counted(made.stored, 'partition')} stored{unchanged}"
+    stored = [f"{counted(made.stored, 'partition')} stored"] if made.stored or not made.linked else []
+    stored += [f"changes of {counted(made.linked, 'partition')} stored"] if made.linked else []
+    stored += [f"{made.reused} unchanged"] if made.reused else []
     size = f"{format_size(made.read_bytes)} as {format_size(made.stored_bytes)}"
     say(
-        f"backup {made.manifest.id} of epoch {_shared_epoch(made.manifest)}: {stored}, {size} in {made.elapsed_s:.1f} s"
+        f"backup {made.manifest.id} of epoch {_shared_epoch(made.manifest)}: {', '.join(stored)}, {size} "
+        f"in {made.elapsed_s:.1f} s"
     )
+    for why, names in _by_reason(made.whole_because):
+        say(f"{names} stored whole: {why}")
+
+
+def _by_reason(whole_because: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return each reason with the files that it applies to."""
+    return [
+        (why, ", ".join(sorted(name for name, each in whole_because.items() if each == why)))
+        for why in sorted(set(whole_because.values()))
+    ]
 
 
 def _say_pruned(target: Target, done: Pruned, as_json: bool) -> None:
@@ -240,20 +261,23 @@ def _show(target: Target, listing: Listing, as_json: bool) -> None:
             }
         )
         return
+    chains = any(copy.changes for manifest in listing.manifests for copy in manifest.copies)
     rows = [
         (
             manifest.id,
             format_time(manifest.started_ms),
             _shared_epoch(manifest),
             len(manifest.copies),
-            sum(manifest.id in copy.object_name for copy in manifest.copies),
-            format_size(sum(copy.size_bytes for copy in manifest.copies)),
-            format_size(sum(c.stored_bytes for c in manifest.copies if manifest.id in c.object_name)),
+            sum(manifest.id in copy.origin for copy in manifest.copies),
+            *((max(len(copy.objects) for copy in manifest.copies),) if chains else ()),
+            format_size(sum(copy.description.size_bytes for copy in manifest.copies)),
+            format_size(sum(copy.stored_by(manifest.id) for copy in manifest.copies)),
         )
         for manifest in listing.manifests
     ]
     if rows:
-        say(table(("backup", "taken", "epoch", "partitions", "new", "size", "stored"), rows))
+        heads = ("backup", "taken", "epoch", "partitions", "new", *(("chain",) if chains else ()), "size", "stored")
+        say(table(heads, rows))
     else:
         say(one_line(f"no finished backup in {target.shown}"))
     for entry in listing.unreadable:
@@ -287,8 +311,8 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "finished_ms": manifest.finished_ms,
         "epoch": _shared_epoch(manifest),
         "partitions": len(manifest.copies),
-        "bytes": sum(copy.size_bytes for copy in manifest.copies),
-        "objects": [copy.object_name for copy in manifest.copies],
+        "bytes": sum(copy.description.size_bytes for copy in manifest.copies),
+        "objects": [name for copy in manifest.copies for name, _ in copy.objects],
     }
 
 

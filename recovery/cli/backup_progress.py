@@ -11,7 +11,7 @@ from recovery.backup.progress import Progressed
 from recovery.cli.common import format_size, tell
 
 DOING = {"copy": "copying", "check": "checking", "store": "storing", "fetch": "fetching"}
-DONE = {"stored": "stored", "fetched": "fetched and checked"}
+DONE = {"stored": "stored", "linked": "changes stored", "fetched": "fetched and checked"}
 
 
 class CopyProgress:

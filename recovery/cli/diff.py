@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from recovery.base.wording import counted
-from recovery.cli.common import DIRECTORY, json_option, print_json, say, table
+from recovery.cli.common import json_option, print_json, say, table
 from recovery.cli.diff_output import differences_file
 from recovery.cli.history import SHOWN_CHANGES, difference_text
+from recovery.cli.readable import READABLE, Readable
 from recovery.cli.state_common import short
 from recovery.errors import StateNotFoundError
 from recovery.operational.comparison import (
@@ -35,8 +36,8 @@ MOST_CHARS = 100
 
 
 @click.command()
-@click.argument("a", type=DIRECTORY, metavar="A")
-@click.argument("b", type=DIRECTORY, metavar="B")
+@click.argument("a", type=READABLE, metavar="A")
+@click.argument("b", type=READABLE, metavar="B")
 @click.option("--epoch-a", type=click.IntRange(min=0), metavar="E", help="A as of this epoch; by default the newest.")
 @click.option("--epoch-b", type=click.IntRange(min=0), metavar="E", help="B as of this epoch; by default the newest.")
 @click.option("--step", "steps", multiple=True, metavar="STEP", help="Only this step; may be given several times.")
@@ -49,8 +50,8 @@ MOST_CHARS = 100
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="All differences, as .csv or .parquet.")
 @json_option
 def diff(
-    a: Path,
-    b: Path,
+    a: Readable,
+    b: Readable,
     epoch_a: int | None,
     epoch_b: int | None,
     steps: tuple[str, ...],
@@ -63,14 +64,16 @@ def diff(
 ) -> None:
     """Compare the states of two recovery directories, or of one at two epochs. Reads only; runs may be going on.
 
+    A and B may also be places of backups, which are read like a directory.
+
     Exits with 0 when they are equal and with 1 when they differ.
     """
-    one, other = moment(a, epoch_a), moment(b, epoch_b)
+    one, other = moment(a.path, epoch_a), moment(b.path, epoch_b)
     chosen = steps_of(one, other, steps)
     for step in steps:
         if step not in chosen:
             raise StateNotFoundError(
-                f"there is no step {step!r:.80} in {a} or {b}", remedy="List them: recovery status DIR"
+                f"there is no step {step!r:.80} in {a.shown} or {b.shown}", remedy="List them: recovery status DIR"
             )
     counts = {step: StepCounts() for step in chosen}
     shown: list[KeyDifference] = []
@@ -85,14 +88,14 @@ def diff(
     differ = any(each.differ for each in counts.values())
     if as_json:
         print_json({
-            "a": {"directory": str(a), "epoch": one.epoch}, "b": {"directory": str(b), "epoch": other.epoch},
+            "a": {"directory": a.shown, "epoch": one.epoch}, "b": {"directory": b.shown, "epoch": other.epoch},
             "equal": not differ, "same_position": _same(sources),
             "sources": [{"source": each.source, "a": each.a, "b": each.b} for each in sources],
             "steps": {step: _counts(each, is_partial(one, other)) for step, each in counts.items()},
             "differences": [each.as_json() for each in shown],
         })  # fmt: skip
     else:
-        say(f"A: {a}, epoch {one.epoch}\nB: {b}, epoch {other.epoch}\n{_position_text(sources)}")
+        say(f"A: {a.shown}, epoch {one.epoch}\nB: {b.shown}, epoch {other.epoch}\n{_position_text(sources)}")
         say()
         say(_table(counts, is_partial(one, other)))
         _say_differences(shown, sum(sum(each.counts.values()) for each in counts.values()), output)

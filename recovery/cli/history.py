@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from recovery.base.clock import SystemClock
-from recovery.cli.common import directory_argument, format_time, json_option, print_json, say, table
+from recovery.cli.common import format_time, json_option, print_json, say, table
+from recovery.cli.readable import READABLE, Readable
 from recovery.cli.state_common import json_text
 from recovery.operational.step_history import Version, key_history
 from recovery.operational.targets import Steps
@@ -17,18 +16,19 @@ SHOWN_CHANGES = 5
 
 
 @click.command()
-@directory_argument
+@click.argument("directory", metavar="DIR", type=READABLE, envvar="RECOVERY_DIRECTORY")
 @click.option("--step", metavar="STEP", required=True, help="The step of the flow.")
 @click.option("--key", metavar="KEY", required=True, help="The state key.")
 @json_option
-def history(directory: Path, step: str, key: str, as_json: bool) -> None:
+def history(directory: Readable, step: str, key: str, as_json: bool) -> None:
     """Show how one key came to its value: each version that is held, oldest first, and what changed in it.
 
-    Reads only; a run may be going on. How far back it reaches is the backup interval (-b) of the run.
+    Reads only; a run may be going on. How far back it reaches is the backup interval (-b) of the run. DIR may also be a
+    place of backups; a chain of incremental ones reaches back to its beginning.
     """
-    found = key_history(Steps(directory, step, SystemClock()), step, key)
+    found = key_history(Steps(directory.path, step, SystemClock()), step, key)
     if as_json:
-        print_json({"directory": str(directory), **found.as_json()})
+        print_json({"directory": directory.shown, **found.as_json()})
         return
     say(table(("epoch", "closed", "execution", "micro-batches", "", "value", "changed"), map(_row, found.versions)))
     say(f"held: epochs {found.oldest} to {found.newest}")

@@ -57,7 +57,7 @@ def restore(
     if epoch is not None and at_ms is not None:
         raise click.UsageError("Give --epoch or --at, not both.")
     from recovery.backup.places import open_target
-    from recovery.backup.restore import plan_from
+    from recovery.backup.restore import look_into_chains, plan_from
     from recovery.backup.restore import restore as restore_copies
     from recovery.backup.scratch import scratch_directory
     from recovery.backup.sources import open_source
@@ -66,11 +66,15 @@ def restore(
     with scratch_directory("restore") as scratch:
         found = open_source(open_target(source), scratch, clock)
         if dry_run:
+            look_into_chains(found, epoch, at_ms)
             plan = plan_from(found, epoch=epoch, at_ms=at_ms)
+            read = [each for copy in plan.copies for each in found.objects(copy)]
             if as_json:
-                print_json({**plan_facts(plan, found, clock.wall_ms()), "directory": str(directory), "dry_run": True})
+                facts = {**plan_facts(plan, found, clock.wall_ms()), "directory": str(directory), "dry_run": True}
+                print_json({**facts, "objects": [{"name": name, "bytes": size} for name, size in read]})
             else:
                 say(plan_text(plan, found, clock.wall_ms()))
+                say(f"it would read {counted(len(read), 'file')}, {format_size(sum(size for _, size in read))}")
             return
         progress = CopyProgress(quiet=as_json)
 
@@ -192,7 +196,9 @@ def _backup_of(origin: str) -> str:
     """Return the id of the backup that stored an object, or a plain file's own name."""
     from recovery.backup.manifest import OBJECTS
 
-    return origin.rpartition("/")[2].removesuffix(".sqlite3.zst") if origin.startswith(OBJECTS) else origin
+    if not origin.startswith(OBJECTS):
+        return origin
+    return origin.rpartition("/")[2].removesuffix(".sqlite3.zst").removesuffix(".changes.zst")
 
 
 def _ago(elapsed_ms: int) -> str:

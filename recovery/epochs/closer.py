@@ -93,12 +93,14 @@ class ClosingHooks:
     """What the run does around the writing of each epoch, on the thread that writes.
 
     may_close: called first; raises if the epoch must not be written. on_closed: called last, if the epoch was closed.
-    around: the context in which the thread writes and calls the other two.
+    around: the context in which the thread writes and calls the others. notes_made: whether an epoch notes the keys
+    that it makes.
     """
 
     may_close: Callable[[], None]
     on_closed: Callable[[EpochClosed], None]
     around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    notes_made: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,8 +303,9 @@ class EpochCloser:
             time = self._epochs.time(collects=not ended.logged)
             # 1, as far as the contributors do it.
             requests = self._epochs.requests(
-                ended.epoch, ended.batch, time, self._prepare(ended, time), edits=ended.edits, logged=ended.logged
-            )
+                ended.epoch, ended.batch, time, self._prepare(ended, time), edits=ended.edits, logged=ended.logged,
+                notes_made=self._hooks.notes_made(),
+            )  # fmt: skip
             # 2 to 4, in the partitions.
             closed = self._store.close(self._lease, requests)
             self._note_closed(ended, time, closed)

@@ -58,6 +58,7 @@ class SharedEpochs:
         edits: Sequence[StepEdit] = (),
         state_rows: Mapping[StepId, Mapping[str, Edited]] | None = None,
         logged: bool = False,
+        notes_made: bool = False,
     ) -> list[CloseRequest]:
         """Return one request per partition, each with the rows whose keys that partition holds. See `CloseRequest`."""
         driver = self._divided({**driver_rows, CLOCK_STEP: self._recovery_clock.row(time.clock_ms)})
@@ -73,6 +74,7 @@ class SharedEpochs:
                 edits=edits,
                 state_rows=states[index],
                 logged=logged,
+                notes_made=notes_made,
             )
             for index in range(self._count)
         ]

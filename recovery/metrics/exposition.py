@@ -46,7 +46,13 @@ class About:
 
 
 def families(
-    about: About, totals: Totals, *, resume_s: float, epoch_age_s: float | None, backup_age_s: float | None
+    about: About,
+    totals: Totals,
+    *,
+    resume_s: float,
+    epoch_age_s: float | None,
+    backup_age_s: float | None,
+    backup_objects: int | None = None,
 ) -> Iterator[Family]:
     """Yield all metrics of a run. Those without a value yet have no sample."""
     t, last = totals, totals.last_epoch
@@ -93,6 +99,7 @@ def families(
     resident = [({"process": name}, float(size)) for name, size in memory.items() if size is not None]
     yield Family("recovery_memory_bytes", "gauge", "Resident memory of the run's processes.", resident)
     yield gauge("backup_age_seconds", "Time since `recovery backup` finished; other copies do not count.", backup_age_s)
+    yield gauge("backup_chain_objects", "Objects of the last backup's longest chain.", backup_objects)
     limits = [
         ({"target": target.name, "level": level}, value)
         for target in about.targets

@@ -3,6 +3,9 @@
 A copy is taken through SQLite's backup API from a read transaction. The transactions of all partitions can be
 opened at one moment. Copying may then take any time: each copy is as of that moment, however much is written
 meanwhile. Until it ends, SQLite cannot empty the log beside the file, so the log grows by what the run writes.
+
+Instead of the whole partition, what changed since an earlier epoch can be written (`write_changes`); `merge` and
+`replay` are for those files.
 """
 
 from __future__ import annotations
@@ -21,8 +24,11 @@ from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.host.durable import create, sync
 from recovery.planning.values import PartitionDescription
 from recovery.storage.sqlite.beginning import BEGINNING
+from recovery.storage.sqlite.changes_file import NO_MARKS, Marks, merge, read_links, write_link
 from recovery.storage.sqlite.describe import describe
 from recovery.storage.sqlite.digests import MODULUS, load_digests
+from recovery.storage.sqlite.measures import has_measures
+from recovery.storage.sqlite.replay import replay
 from recovery.storage.sqlite.rewind import rewind
 from recovery.storage.sqlite.schema import (
     beside,
@@ -39,6 +45,20 @@ from recovery.storage.sqlite.schema import (
     translated,
     value,
 )
+from recovery.storage.sqlite.tables import SCHEMA_VERSION
+
+__all__ = [
+    "NO_MARKS",
+    "Marks",
+    "PinnedPartition",
+    "copy_with_log",
+    "describe_copy",
+    "merge",
+    "pin",
+    "read_links",
+    "replay",
+    "settle",
+]
 
 PAGES_PER_STEP = 2048
 CHUNK_BYTES = 4 << 20
@@ -84,6 +104,10 @@ class PinnedPartition:
                 connection.execute("BEGIN")
             self.description: PartitionDescription = describe(connection, self.path)
             self.operational = _operational(connection, self.path)
+            with translated(self.path):
+                self.is_current = connection.pragma("user_version") == SCHEMA_VERSION
+                measure = value(connection, "SELECT max(measure_id) FROM measures") if has_measures(connection) else 0
+                self.marks = Marks(self.operational, measure or 0)
         except BaseException:
             connection.close()
             raise
@@ -126,6 +150,25 @@ class PinnedPartition:
                         observe(int(share * self.description.size_bytes), self.description.size_bytes)
             finally:
                 destination.close()
+
+    def write_changes(
+        self, target: Path, link: int, after: Epoch, executions: int, since: Marks, taken_ms: int
+    ) -> bool:
+        """Write what changed since the epoch `after` as the new changes file `target`, which is not synced. The work is
+        in proportion to that; if epochs made keys of which nothing is noted, also to the state.
+
+        link: its number in the chain. executions, since: what the chain has already. Returns False if a run began
+        meanwhile on a partition that nobody used: `target` is then unusable. The partition must be of this version.
+        Raises CorruptPartitionError or StorageError.
+        """
+        try:
+            write_link(self._connection, self.path, self.description, target, link=link, after=after,
+                       executions=executions, taken_ms=taken_ms, since=since, operational=self.operational)  # fmt: skip
+        except RecoveryError:
+            if not self._alone or stamp(self.path) == self._stamp:
+                raise
+            return False
+        return not self._alone or stamp(self.path) == self._stamp
 
     def release(self) -> None:
         """End the read transaction. Safe to repeat."""

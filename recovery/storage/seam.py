@@ -53,6 +53,8 @@ class CloseRequest:
         when it is written, so a mapping may read it lazily.
     logged: append the epoch's changes to the partition's log; `fold` is called later. Only without edits.
     state_rows: edited states, per step id and key: value and timeout; None discards the key.
+    notes_made: note the keys that the epoch makes, for which nothing is superseded. Backups find them by that without
+        a scan of the state.
     """
 
     epoch: Epoch
@@ -64,6 +66,7 @@ class CloseRequest:
     edits: Sequence[StepEdit] = ()
     state_rows: Mapping[StepId, Mapping[str, Edited]] = field(default_factory=dict)
     logged: bool = False
+    notes_made: bool = False
 
 
 class Collected(NamedTuple):

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from click.testing import CliRunner
 from recovery.cli import main
 from recovery.errors import BackupTargetError, UnsupportedVersionError
 from tests.backup.support import states, work
+from tests.backup.test_incremental import fill
 from tests.stores import ROOT, Driver, run_python
 
 
@@ -58,6 +60,51 @@ def test_for_people(store, tmp_path):
     assert result.stdout.splitlines()[-1].endswith("the next run resumes at epoch 3")
     assert "will be lost: 3 epochs" in result.stderr
     assert result.stderr.index("will be lost") < result.stderr.index("fetched and checked")
+
+
+def test_incremental(store, tmp_path):
+    """The output says what was stored, and why not only the changes; a drill and a dry run know chains."""
+    first = call("backup", store, tmp_path / "dest", "--incremental")
+    assert "stored whole: there is no earlier copy to continue" in first
+    work(store, 1)
+    made = json.loads(call("backup", store, tmp_path / "dest", "--incremental", "--json"))
+    assert (made["stored"], made["changes_stored"], made["whole_because"]) == (0, 3, {})
+    assert len(made["objects"]) == 6
+    head, *rows = call("backup", "--list", tmp_path / "dest").splitlines()
+    assert [row.split()[head.split().index("chain") + 1] for row in rows] == ["1", "2"]
+    assert "it would read 6 files" in call("restore", tmp_path / "dest", tmp_path / "new", "--dry-run")
+    planned = json.loads(call("restore", tmp_path / "dest", tmp_path / "new", "--dry-run", "--json"))
+    assert [each["name"] for each in planned["objects"]] == made["objects"]
+    call("drill", tmp_path / "dest")
+    last = json.loads(call("status", store, "--json"))["last_backup"]
+    assert (last["incremental"], last["chain"], last["epoch"]) == (True, 2, 6)
+    call("backup", store, tmp_path / "dest")
+    assert json.loads(call("status", store, "--json"))["last_backup"]["incremental"] is False
+
+
+def test_a_place_of_backups_is_read_like_a_directory(make_store, tmp_path):
+    """`history` and `diff`, with all epochs of the chain, also those that the partitions collected; nothing is left."""
+    store = make_store(3)
+    fill(store)
+    call("backup", store, tmp_path / "dest", "--incremental")
+    for _ in range(6):
+        work(store, 1, floor=100)
+        call("backup", store, tmp_path / "dest", "--incremental")
+    held = json.loads(call("history", store, "--step", "count", "--key", "k1", "--json"))
+    whole = json.loads(call("history", tmp_path / "dest", "--step", "count", "--key", "k1", "--json"))
+    assert held["oldest_epoch"] == 6
+    assert (whole["oldest_epoch"], whole["newest_epoch"], whole["directory"]) == (0, 7, str(tmp_path / "dest"))
+    assert ([each["epoch"] for each in whole["versions"]], len(held["versions"])) == ([4, 7], 2)
+    assert "Both are at the same position" in call("diff", store, tmp_path / "dest")
+    differences = json.loads(call("diff", tmp_path / "dest", tmp_path / "dest", "--epoch-a", 3, "--json", code=1))
+    assert (differences["a"]["epoch"], differences["b"]["epoch"]) == (3, 7)
+    assert list(Path(tempfile.gettempdir()).glob("recovery-read-*")) == []
+    # A damaged object is reported, and what lies before it is read.
+    [newest, *_] = sorted((tmp_path / "dest" / "objects" / "part-0").glob("*.changes.zst"), reverse=True)
+    newest.write_bytes(b"")
+    result = CliRunner().invoke(main, ["diff", str(tmp_path / "dest"), str(store)])
+    assert newest.name in result.stderr
+    assert (result.exit_code, "epoch 6" in result.stdout) == (1, True)
 
 
 def test_errors_have_their_codes(store, tmp_path):

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import resource
+import shutil
 import socket
 import time
 import tracemalloc
@@ -75,6 +76,17 @@ def forged(place: Path, identity: str) -> list[bytes]:
     wrong.append(changed(good, "partitions", 0, "epochs", to=[*epochs, epochs[0]]))
     wrong.append(changed(good, "partitions", 0, "epochs", 0, 0, to=(1 << 63) - 2))
     wrong.append(changed(good, "partitions", 0, "epochs", 0, 4, to=10**18))
+    wrong += [changed(good, "partitions", 0, "changes", to=value) for value in (None, {}, "x", [{}], [1])]
+    link = {
+        "object": object_name(identity, 0, "changes"),
+        "sha256": "0" * 64,
+        "size_bytes": 1,
+        "stored_bytes": 1,
+        "links": 1,
+    }
+    lies = [("object", name) for name in (*objects[:10], object_name(identity, 0), object_name(identity, 1, "changes"))]
+    lies += [("links", 0), ("links", 1 << 20), ("sha256", "x"), ("size_bytes", -1), ("stored_bytes", None)]
+    wrong += [changed(good, "partitions", 0, "changes", to=[{**link, name: value}]) for name, value in lies]
     # The name says another backup.
     wrong += [{**good, "id": "other"}, 5, [], None, "x"]
     texts = [json.dumps(each).encode() for each in wrong]
@@ -219,3 +231,30 @@ def test_an_object_that_unpacks_to_more_than_the_manifest_says(place, store_dir,
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_oublock - before) * 512 < 64 << 20
     back_up(store_dir, place, check=True)
     assert not bring_back(place, tmp_path / "newer", tmp_path).left_out
+
+
+def test_a_chain_that_somebody_put_together(place, store_dir, tmp_path):
+    """A whole copy as a link, the link of another partition, a link twice, and links in another order: none replays.
+    The backup before is restored."""
+    for _ in range(2):
+        work(store_dir, 1)
+        made = back_up(store_dir, place, incremental=True)
+        assert made.linked == 2
+    good = json.loads(gzip.decompress(encode(made.manifest)))
+    first, second = good["partitions"][0]["changes"]
+    other = good["partitions"][1]["changes"][1]
+    copied = {**other, "object": object_name(NEWER_ID, 0, "changes")}
+    (place / copied["object"]).write_bytes((place / other["object"]).read_bytes())
+    whole = {**good["partitions"][0], "object": object_name(NEWER_ID, 0, "changes"), "links": 1}
+    whole = {name: whole[name] for name in first}
+    for changes in ([first, first], [second, first], [second], [first, copied], [first, second, second], [whole]):
+        if changes == [whole]:
+            (place / whole["object"]).write_bytes((place / good["partitions"][0]["object"]).read_bytes())
+        forged = changed({**good, "id": NEWER_ID}, "partitions", 0, "changes", to=changes)
+        forged["partitions"][0]["taken_ms"] += 1
+        (place / manifest_name(NEWER_ID)).write_bytes(gzip.compress(json.dumps(forged).encode()))
+        restored = bring_back(place, tmp_path / "new", tmp_path)
+        assert restored.left_out
+        assert_sound(tmp_path / "new")
+        assert states(tmp_path / "new") == states(store_dir)
+        shutil.rmtree(tmp_path / "new")

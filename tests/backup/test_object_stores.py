@@ -18,13 +18,15 @@ import pytest
 
 from recovery.backup.manifest import MANIFESTS, OBJECTS, RUNNING
 from recovery.backup.places import open_target
-from recovery.backup.repository import list_backups
+from recovery.backup.repository import list_backups, prune
 from recovery.backup.target import ObjectTarget
 from recovery.errors import BackupTargetError
+from recovery.planning.backups import KeepRule
 from tests.backup import emulators
 from tests.backup.emulators import BUCKET, Emulator
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
 from tests.backup.test_commands import call
+from tests.backup.test_incremental import fill
 from tests.stores import ROOT, Driver
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -72,6 +74,26 @@ def test_back_and_forth(store, place, tmp_path):
     pruned = json.loads(call("backup", "--prune", place, "--keep", 1, "--json"))
     assert (pruned["kept"], pruned["objects"]) == ([third["id"]], 3)
     call("restore", place, tmp_path / "new")
+    assert_sound(tmp_path / "new")
+    assert states(tmp_path / "new") == states(store)
+
+
+def test_a_chain(store, place, tmp_path, monkeypatch):
+    """Links, a link that completes a level, and a pruning: what is restored is what a whole copy would be."""
+    monkeypatch.setattr("recovery.planning.chains.FANOUT", 3)
+    fill(store)
+    target = open_target(place)
+    for _ in range(5):
+        made = back_up(store, target, incremental=True)
+        with Driver(store) as run:
+            run.apply(run.epoch, {f"old{n}": str(run.epoch) for n in range(9)})
+            run.close(run.epoch)
+    assert [len(copy.objects) for copy in made.manifest.copies] == [3, 3, 3]
+    made = back_up(store, target, incremental=True)
+    prune(target, [KeepRule(count=1)], int(time.time() * 1000) + 3 * 86_400_000)
+    names = {name for copy in made.manifest.copies for name, _ in copy.objects}
+    assert {entry.name for entry in target.entries(OBJECTS)} == names
+    assert not bring_back(target, tmp_path / "new", tmp_path).left_out
     assert_sound(tmp_path / "new")
     assert states(tmp_path / "new") == states(store)
 
@@ -142,8 +164,8 @@ def test_a_killed_backup_does_not_count(store, place, emulator, tmp_path):
     work(store, 1)
     code = (
         "import os, signal, sys\n"
-        "from recovery.backup import make\n"
-        "make._Compressed.__iter__ = lambda self: iter(lambda: os.kill(os.getpid(), signal.SIGKILL), 1)\n"
+        "from recovery.backup import objects\n"
+        "objects._Compressed.__iter__ = lambda self: iter(lambda: os.kill(os.getpid(), signal.SIGKILL), 1)\n"
         "from recovery.cli import main\n"
         "main(['backup', sys.argv[1], sys.argv[2]])\n"
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from recovery import StateManager
-from recovery.backup.manifest import OBJECTS, backup_id, is_ours, manifest_name, object_name
+from recovery.backup.manifest import FORMAT, OBJECTS, backup_id, is_ours, manifest_name, object_name
 from recovery.backup.repository import list_backups, prune
 from recovery.backup.target import DirectoryTarget
 from recovery.errors import (
@@ -222,12 +222,12 @@ class TestBackup:
         made = back_up(store, tmp_path / "dest")
         path = tmp_path / "dest" / "manifests" / f"{made.manifest.id}.json.gz"
         value = json.loads(gzip.decompress(path.read_bytes()))
-        path.write_bytes(gzip.compress(json.dumps(value | {"format": 2}).encode()))
+        path.write_bytes(gzip.compress(json.dumps(value | {"format": FORMAT + 1}).encode()))
         work(store, 1)
         back_up(store, tmp_path / "dest")
         target = DirectoryTarget(tmp_path / "dest")
         before = target.entries(OBJECTS)
-        with pytest.raises(UnsupportedVersionError, match="format 2"):
+        with pytest.raises(UnsupportedVersionError, match=f"format {FORMAT + 1}"):
             prune(target, [KeepRule(count=1)], time.time_ns() // 1_000_000)
         assert target.entries(OBJECTS) == before
 

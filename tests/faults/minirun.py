@@ -18,6 +18,7 @@ from typing import NoReturn
 import apsw
 
 from recovery import RecoveryConfig
+from recovery.backup.note import reads_made_keys
 from recovery.base import faults
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.ids import BatchId
@@ -120,7 +121,11 @@ class MiniRun:
                 backup_interval_s=config.backup_interval_s,
                 may_log=True,
             ),
-            ClosingHooks(may_close=self.prepared.check.wait, on_closed=lambda closed: self.closed.append(closed.epoch)),
+            ClosingHooks(
+                may_close=self.prepared.check.wait,
+                on_closed=lambda closed: self.closed.append(closed.epoch),
+                notes_made=lambda: reads_made_keys(config.path, config.backup_interval_s, clock.wall_ms()),
+            ),
             clock,
         )
         self.closer.begin(StepPlan((), {} if declared else {STEP: '{"key":[["key","string"]],"state":"plain"}'}))

@@ -18,9 +18,11 @@ from recovery.storage.scan import scan
 from tests.backup.emulators import script
 from tests.backup.support import back_up, bring_back
 from tests.backup.test_tools import litestream_config
+from tests.flows.native import tumbling, write_events
 from tests.spark.support import ROOT, Feed, run_to_end, states, totals_step
 from tests.spark.test_crashes import finish, recovery_run, wait_for_batch
-from tests.stores import paths_of
+from tests.spark.test_native import Outputs
+from tests.stores import paths_of, query
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
@@ -53,6 +55,32 @@ def test_a_backup_of_a_run_resumes_to_the_same_result(spark, feed, tmp_path):
         summary = run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "new")
         assert 0 < summary.batches < 8
         assert states(tmp_path / "new", "totals") == feed.totals()
+        shutil.rmtree(tmp_path / "new")
+
+
+def test_a_chain_of_a_run_with_state_of_sparks_own_operators(spark, tmp_path):
+    """Links hold that state and the position too: from each epoch on, the same output comes out again."""
+    path, directory, place = tmp_path / "events", tmp_path / "db", tmp_path / "dest"
+    write_events(path, 1, 9)
+    init_partitions(directory, 3)
+    seen, made = Outputs(), []
+
+    def sink(batch, batch_id):
+        seen(batch, batch_id)
+        made.append(back_up(directory, place, incremental=True))
+
+    run_to_end(tumbling(spark, path), directory, sink, backup_interval="10s")
+    assert sum(each.linked for each in made) > 6
+    noted = [
+        query(file, "SELECT count(*) FROM superseded WHERE snap_epoch IS NULL")[0][0] for file in paths_of(directory)
+    ]
+    assert sum(noted) > 0
+    shutil.rmtree(directory)
+    for epoch in (3, 7):
+        assert bring_back(place, tmp_path / "new", tmp_path, epoch=epoch).plan.epoch == epoch
+        again = Outputs()
+        run_to_end(tumbling(spark, path), tmp_path / "new", again, backup_interval="10s")
+        assert again.batches == {batch: rows for batch, rows in seen.batches.items() if batch >= epoch}
         shutil.rmtree(tmp_path / "new")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from recovery.backup.note import last_backup
+from recovery.backup.note import LastBackup, last_backup
 from recovery.base.clock import Clock
 from recovery.base.ids import BatchId
 from recovery.epochs.closer import EpochClosed
@@ -183,6 +183,7 @@ class RunMeasures:
     def _families(self) -> Iterator[Family]:
         """The current metrics."""
         each = self._execution
+        backup = last_backup(self._directory)
         totals = self.meter.totals
         closed_s = totals.last_closed_s
         return families(
@@ -190,10 +191,13 @@ class RunMeasures:
             totals,
             resume_s=self.meter.resume_s,
             epoch_age_s=None if closed_s is None else self._clock.elapsed_s() - closed_s,
-            backup_age_s=self._backup_lag_s(),
+            backup_age_s=self._lag_s(backup),
+            backup_objects=None if backup is None else backup.chain,
         )
 
     def _backup_lag_s(self) -> float | None:
         """Seconds since `recovery backup` last finished; None if it never did."""
-        backup = last_backup(self._directory)
+        return self._lag_s(last_backup(self._directory))
+
+    def _lag_s(self, backup: LastBackup | None) -> float | None:
         return None if backup is None else max(0, self._clock.wall_ms() - backup.finished_ms) / 1000

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
+from recovery.backup.note import reads_made_keys
 from recovery.base import faults
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.ids import NO_BATCH
@@ -243,7 +244,14 @@ class Beginning:
                 backup_interval_s=prepared.backup_interval_s,
                 may_log=not bound.keeps_native_state,
             ),
-            ClosingHooks(may_close=prepared.check.wait, on_closed=reports.closed, around=self._status.own_thread),
+            ClosingHooks(
+                may_close=prepared.check.wait,
+                on_closed=reports.closed,
+                around=self._status.own_thread,
+                notes_made=lambda: reads_made_keys(
+                    prepared.config.path, prepared.backup_interval_s, self._clock.wall_ms()
+                ),
+            ),
             self._clock,
         )
 

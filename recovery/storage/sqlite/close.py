@@ -15,7 +15,7 @@ from recovery.planning.measures import ClosedPartition, StepSize
 from recovery.planning.values import ClosedEpoch, StepEdit
 from recovery.storage.seam import CloseRequest
 from recovery.storage.sqlite.describe import closed_epoch, insert_epoch, next_epoch_after
-from recovery.storage.sqlite.digests import MODULUS, SUM_SQL, combine
+from recovery.storage.sqlite.digests import MODULUS, SUM_SQL, combine, row_digest_sql
 from recovery.storage.sqlite.epoch_log import (
     Logged,
     Sealed,
@@ -43,6 +43,14 @@ INSERT INTO superseded
 SELECT :epoch, :step, m.state_key, s.snap_epoch, s.ser_change, s.timeout_ms, s.digest
 FROM {table} AS m CROSS JOIN snaps AS s WHERE s.step_id = :step AND s.state_key = m.state_key
 """
+# The same with a row, without snap_epoch, for each key that the epoch makes.
+ABSENT_DIGEST = row_digest_sql(":step", "m.state_key", "NULL", "NULL", "NULL")
+SUPERSEDE_AND_NOTE = f"""
+INSERT INTO superseded
+SELECT :epoch, :step, m.state_key, s.snap_epoch, s.ser_change, s.timeout_ms, coalesce(s.digest, {ABSENT_DIGEST})
+FROM {{table}} AS m LEFT JOIN snaps AS s ON s.step_id = :step AND s.state_key = m.state_key
+WHERE s.digest IS NOT NULL OR m.after IS NOT NULL
+"""
 # The same for a step to which nothing else in the epoch has written, by reading the whole step in order. A row costs a
 # quarter of a search, so this is faster once a third of the rows was touched.
 WRITTEN_OF_STEP = f"""
@@ -52,6 +60,8 @@ SELECT {SUM_SQL}, coalesce(sum({ROW_BYTES}), 0) FROM snaps WHERE step_id = :step
 SUPERSEDED = f"""
 SELECT step_id, {SUM_SQL}, sum({ROW_BYTES}) FROM superseded WHERE until_epoch = ? GROUP BY step_id
 """
+NOTED = "SELECT step_id, count(*) FROM superseded WHERE until_epoch = ? AND snap_epoch IS NULL GROUP BY step_id"
+NOTED_DIGESTS = f"SELECT {SUM_SQL} FROM superseded WHERE until_epoch = ? AND snap_epoch IS NULL"
 
 
 def close_epoch(
@@ -90,7 +100,7 @@ def close_epoch(
             collect_s = elapsed_s() - began_s
             faults.reach("close.2.collected")
             # 3
-            totals = Totals()
+            totals = Totals(notes_made=request.notes_made)
             sizes = read_sizes(connection)
             for step, table in sealed.items():
                 _move(connection, totals, step, table, request.epoch, sizes.get(step, StepSize(0, 0)).rows)
@@ -167,7 +177,7 @@ def _move(
     def execute(sql: str) -> Any:
         return connection.execute(sql.format(table=table), bindings).fetchall()
 
-    execute(SUPERSEDE)
+    execute(SUPERSEDE_AND_NOTE if totals.notes_made else SUPERSEDE)
     execute(WRITE)
     wrote = connection.changes()
     execute(DISCARD)
@@ -233,10 +243,17 @@ def _closing_row(
     superseded = digest = 0
     for step, count, high, low, size_bytes in rows(connection, SUPERSEDED, (request.epoch,)):
         superseded, digest = superseded + count, digest + combine(high, low)
-        totals.gain(step, -count, -size_bytes)
-    change_sizes(connection, totals.changes)
+        totals.gain(step, -count, -(size_bytes or 0))
     live_rows, live_digest = live_rows_of(before)
-    live = live_rows - superseded + totals.written, (live_digest - digest + totals.digest) % MODULUS
+    live_rows, live_digest = live_rows - superseded + totals.written, live_digest - digest + totals.digest
+    if totals.notes_made:
+        # A noted key was not live before.
+        for step, count in rows(connection, NOTED, (request.epoch,)):
+            totals.gain(step, count, 0)
+        [(count, high, low)] = rows(connection, NOTED_DIGESTS, (request.epoch,))
+        live_rows, live_digest = live_rows + count, live_digest + combine(high, low)
+    change_sizes(connection, totals.changes)
+    live = live_rows, live_digest % MODULUS
     return closed_epoch(lease, request, totals.written, live, superseded=(superseded, digest % MODULUS))
 
 

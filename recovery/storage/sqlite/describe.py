@@ -81,7 +81,7 @@ def describe(connection: apsw.Connection, path: Path) -> PartitionDescription:
         flow_id=flow_id,
         collected=Epoch(commits[0][1]),
         executions=tuple(Execution(*row) for row in executions),
-        epochs=_closed_epochs(epochs, logged),
+        epochs=closed_epochs(epochs, logged),
         size_bytes=size,
     )
 
@@ -160,7 +160,7 @@ def next_epoch_after(
 
 def newest_epoch(connection: apsw.Connection) -> ClosedEpoch | None:
     found = rows(connection, EPOCHS.format(where="WHERE epoch = (SELECT max(epoch) FROM epochs)"))
-    closed = _closed_epochs(found, _logged_rows(connection))
+    closed = closed_epochs(found, _logged_rows(connection))
     return closed[0] if closed else None
 
 
@@ -174,7 +174,7 @@ def _logged_rows(connection: apsw.Connection) -> list[tuple[Any, ...]]:
     return rows(connection, LOGGED) if has_changes(connection) else []
 
 
-def _closed_epochs(epochs: Sequence[Sequence[Any]], logged: Sequence[Sequence[Any]]) -> tuple[ClosedEpoch, ...]:
+def closed_epochs(epochs: Sequence[Sequence[Any]], logged: Sequence[Sequence[Any]]) -> tuple[ClosedEpoch, ...]:
     of_log = {row[0]: (row[1], row[2]) for row in logged}
     return tuple(
         ClosedEpoch(epoch, Lease(ExecutionNumber(ex_num), ex_id), *rest[:8], *of_log.get(epoch, ()))

@@ -80,7 +80,7 @@ def begin(
             f"it cannot start at epoch {execution.resume_epoch}: it has collected up to {collected}", path=path
         )
     if value(connection, "SELECT max(epoch) FROM epochs WHERE epoch >= ?", (execution.resume_epoch,)):
-        _abandon(connection, path, execution.resume_epoch)
+        abandon(connection, path, execution.resume_epoch)
     last = value(connection, "SELECT max(epoch) FROM epochs") or 0
     if last != execution.resume_epoch - 1 or (last == 0 and rows(connection, "SELECT 1 FROM snaps LIMIT 1")):
         raise CorruptPartitionError(
@@ -111,11 +111,11 @@ def rewind(connection: apsw.Connection, path: Path, newest: Epoch) -> bool:
     with translated(path), transaction(connection):
         found = bool(rows(connection, "SELECT 1 FROM epochs WHERE epoch > ? LIMIT 1", (newest,)))
         if found:
-            _abandon(connection, path, Epoch(newest + 1))
+            abandon(connection, path, Epoch(newest + 1))
         return found
 
 
-def _abandon(connection: apsw.Connection, path: Path, resume_epoch: Epoch) -> None:
+def abandon(connection: apsw.Connection, path: Path, resume_epoch: Epoch) -> None:
     """Restore the rows that abandoned epochs superseded, and remove the keys that these epochs made. The cost is
     proportional to the rows they touched; if they made keys that were not replaced since, it is a scan of the state.
     Logged epochs need no restoring."""

@@ -38,9 +38,10 @@ DRIVER_TABLE = "driver_rows"
 
 
 class Totals:
-    """Running sums of one closing."""
+    """Running sums of one closing. notes_made: whether it notes the keys that the epoch makes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, notes_made: bool = False) -> None:
+        self.notes_made = notes_made
         self.states = self.written = 0
         self.digest = 0
         self.size_bytes = 0

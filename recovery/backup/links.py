@@ -1,0 +1,125 @@
+"""Storing what changed in a partition since the backup before, as the next link of its chain.
+
+link.1  Choose the epoch that the link continues. Without one, or if the chain has grown as long or as large as it may,
+        the partition is stored whole.
+link.2  Write the link as a changes file, which proves itself complete (`recovery.storage.sqlite.changes_file`).
+link.3  If it completes a level of the chain, merge it with the changes files of that level.
+link.4  Write the new changes file to the target. It replaces the merged ones in this backup's manifest; earlier
+        manifests still list those.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from recovery.backup.manifest import StoredChanges, StoredCopy, fingerprint, object_name
+from recovery.backup.objects import SpoiledObject, bring, fetch_object, store_file
+from recovery.backup.progress import Observer, Progressed, ignore
+from recovery.backup.target import Target
+from recovery.errors import CorruptPartitionError
+from recovery.planning.chains import continues, merged_from, outgrown
+from recovery.storage.copies import PinnedPartition, merge, replay
+from recovery.storage.verify import PartitionCheck
+
+
+class NoLink(Exception):  # noqa: N818 - not an error: the partition is stored whole
+    """Why a partition is stored whole."""
+
+
+class Linking(NamedTuple):
+    """Where links are stored, and by which backup. check: read each chain in full before a link is added to it."""
+
+    target: Target
+    identity: str
+    taken_ms: int
+    check: bool
+    observe: Observer
+
+
+def store_link(linking: Linking, scratch: Path, before: StoredCopy | None, pinned: PinnedPartition) -> StoredCopy:
+    """Store a link after the copy `before`, and return the copy that the chain then is. Files are made in `scratch`.
+
+    Raises NoLink, CorruptPartitionError if the partition is damaged, BackupTargetError or StorageError.
+    """
+    # link.1
+    if before is None:
+        raise NoLink("there is no earlier copy to continue")
+    why = outgrown(before.links, before.stored_bytes, sum(each.stored_bytes for each in before.changes))
+    if why is not None:
+        raise NoLink(why)
+    start = continues(before.description, pinned.description)
+    if start.epoch is None:
+        raise NoLink(start.why_not)
+    if not pinned.is_current or pinned.marks.measure < before.marks.measure:
+        raise NoLink("its file was made by an older version, or its measures were lost")
+    # link.2
+    link, name = before.links + 1, pinned.path.name
+    made = scratch / f"{name}.changes"
+    whole = pinned.write_changes(
+        made, link, start.epoch, len(before.description.executions), before.marks, linking.taken_ms
+    )
+    if not whole:
+        raise NoLink("a run began meanwhile")
+    try:
+        if linking.check:
+            _check_chain(linking, scratch, before, made)
+        # link.3
+        counts = [each.links for each in before.changes]
+        first = merged_from([*counts, 1])
+        if first < len(counts):
+            made = _merged(linking, scratch, before.changes[first:], made)
+    except SpoiledObject as error:
+        raise NoLink(error.found) from error
+    pinned.release()
+    # link.4
+    own = object_name(linking.identity, pinned.description.index, "changes")
+    tell = partial(Progressed, name=name, bytes_total=made.stat().st_size)
+    stored = store_file(linking.target, own, made, lambda done: linking.observe(tell(step="store", bytes_done=done)))
+    made.unlink()
+    linking.observe(tell(step="linked", bytes_done=stored.size_bytes))
+    new = StoredChanges(own, stored.sha256, stored.size_bytes, stored.stored_bytes, sum(counts[first:]) + 1)
+    return StoredCopy(
+        description=pinned.description,
+        object_name=before.object_name,
+        sha256=before.sha256,
+        size_bytes=before.size_bytes,
+        stored_bytes=before.stored_bytes,
+        taken_ms=linking.taken_ms,
+        fingerprint=fingerprint(pinned.description, pinned.operational),
+        changes=(*before.changes[:first], new),
+        marks=pinned.marks,
+    )
+
+
+def _check_chain(linking: Linking, scratch: Path, before: StoredCopy, made: Path) -> None:
+    """Read the chain in full, replay the new link, and check every digest. Raises SpoiledObject."""
+    path = scratch / f"{made.name}.check"
+    name = before.origin
+    try:
+        bring(linking.target, before, path, ignore)
+        replay(path, [made], before.links + 1, done=before.links)
+        problems = PartitionCheck(path).run().problems
+    except CorruptPartitionError as error:
+        raise SpoiledObject(None, f"what changed does not follow {name}: {error.found}") from error
+    finally:
+        path.unlink(missing_ok=True)
+    if problems:
+        raise SpoiledObject(None, f"{name} and what changed since are not whole: {problems[0]}")
+
+
+def _merged(linking: Linking, scratch: Path, changes: tuple[StoredChanges, ...], made: Path) -> Path:
+    """Fetch changes files and merge them with the new one. Raises SpoiledObject."""
+    files = [scratch / f"{made.name}.{n}" for n in range(len(changes))]
+    target = scratch / f"{made.name}.merged"
+    try:
+        for file, each in zip(files, changes, strict=True):
+            fetch_object(linking.target, each.object_name, each.sha256, each.size_bytes, file, lambda _: None)
+        merge([*files, made], target)
+    except CorruptPartitionError as error:
+        raise SpoiledObject(None, f"its chain cannot be merged: {error.found}") from error
+    finally:
+        for file in (*files, made):
+            file.unlink(missing_ok=True)
+    return target

@@ -1,0 +1,175 @@
+"""Objects at a place: writing a file as one, and bringing a stored copy back as a file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from recovery.backup.arrow import arrow
+from recovery.backup.manifest import StoredCopy
+from recovery.backup.progress import Observer, Progressed
+from recovery.backup.target import CHUNK_BYTES, Target, UnreadableError
+from recovery.base.wording import counted
+from recovery.errors import BackupDamagedError, CorruptPartitionError, StorageError, UnsupportedVersionError
+from recovery.host.durable import create
+from recovery.planning.chains import Link
+from recovery.storage.copies import read_links, replay
+
+# The best codec of pyarrow for partitions: 2.4 times smaller at 200 MB/s a core (gzip: 2.3 times at 70 MB/s).
+CODEC = "zstd"
+LEVEL = 1
+
+
+class SpoiledObject(Exception):  # noqa: N818 - not an error yet: there may be other copies
+    """An object is missing, or is not what was stored. found: a sentence that begins with its name.
+
+    name: its name; None if it is what was stored, but does not continue the objects before it.
+    """
+
+    def __init__(self, name: str | None, found: str) -> None:
+        super().__init__(found)
+        self.name = name
+        self.found = found
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file that was stored. sha256, size_bytes: of the file; stored_bytes: of the object."""
+
+    sha256: str
+    size_bytes: int
+    stored_bytes: int
+
+
+def store_file(target: Target, name: str, path: Path, observe: Callable[[int], None]) -> StoredFile:
+    """Compress a file and write it as an object. observe: called with the bytes of the file that were read so far.
+
+    Raises BackupTargetError, BackupDamagedError or StorageError.
+    """
+    content = _Compressed(path, observe)
+    stored_bytes = target.write(name, content)
+    if stored_bytes != content.stored_bytes:
+        raise BackupDamagedError(
+            f"{name}: {stored_bytes:,} of {counted(content.stored_bytes, 'byte')} written", path=target.shown
+        )
+    return StoredFile(content.sha256, content.size_bytes, stored_bytes)
+
+
+def bring(target: Target, stored: StoredCopy, path: Path, observe: Observer, *, collects: bool = True) -> None:
+    """Write the partition as of a stored copy to the new file `path`: fetch the whole copy, and replay its changes.
+    collects: without the epochs that the partition had collected by then.
+
+    Every object is compared with the manifest as it arrives. Files beside `path` whose names begin with its name are
+    removed again. Raises SpoiledObject, BackupTargetError or StorageError.
+    """
+    total = stored.size_bytes + sum(each.size_bytes for each in stored.changes)
+    tell = partial(Progressed, "fetch", path.name, bytes_total=total)
+    done = stored.size_bytes
+    fetch_object(
+        target, stored.object_name, stored.sha256, stored.size_bytes, path, lambda n: observe(tell(bytes_done=n))
+    )
+    files = {path.with_name(f"{path.name}.changes-{n}"): each for n, each in enumerate(stored.changes)}
+    try:
+        for file, each in files.items():
+            fetch_object(
+                target, each.object_name, each.sha256, each.size_bytes, file,
+                lambda n, done=done: observe(tell(bytes_done=done + n)),  # type: ignore[misc]
+            )  # fmt: skip
+            done += each.size_bytes
+        if files:
+            replay(path, list(files), stored.links, collects=collects)
+    except (CorruptPartitionError, UnsupportedVersionError) as error:
+        wrong = next((each for file, each in files.items() if error.path == str(file)), None)
+        name = wrong.object_name if wrong is not None else stored.object_name
+        raise SpoiledObject(None, f"{name} cannot be used: {error.found}") from error
+    finally:
+        for file in files:
+            file.unlink(missing_ok=True)
+
+
+def links_of(target: Target, stored: StoredCopy, scratch: Path) -> list[Link]:
+    """Return what the links of a chain say of themselves, the oldest first. Reads all its changes files.
+
+    Raises SpoiledObject, BackupTargetError or StorageError.
+    """
+    found: list[Link] = []
+    for each in stored.changes:
+        path = scratch / "changes"
+        fetch_object(target, each.object_name, each.sha256, each.size_bytes, path, lambda _: None)
+        try:
+            found += read_links(path)
+        except (CorruptPartitionError, UnsupportedVersionError) as error:
+            raise SpoiledObject(None, f"{each.object_name} cannot be used: {error.found}") from error
+        path.unlink()
+    if [link.number for link in found] != list(range(1, stored.links + 1)):
+        raise SpoiledObject(None, f"{stored.origin} is not the end of a chain of {stored.links} links")
+    return found
+
+
+def fetch_object(
+    target: Target, name: str, sha256: str, size_bytes: int, path: Path, observe: Callable[[int], None]
+) -> None:
+    """Write the file in an object to the new file `path`. Nothing is synced.
+
+    Raises SpoiledObject if it is not what was stored, BackupTargetError or StorageError.
+    """
+    digest, size = hashlib.sha256(), 0
+    try:
+        with os.fdopen(create(path), "wb") as file:
+            for chunk in _read(target, name):
+                file.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+                observe(size)
+                if size > size_bytes:
+                    break
+    except OSError as error:
+        raise StorageError(str(error), path=path) from error
+    if (size, digest.hexdigest()) != (size_bytes, sha256):
+        what = f"{size:,} of {counted(size_bytes, 'byte')}" if size != size_bytes else "its bytes were changed"
+        raise SpoiledObject(name, f"{name} differs from what was stored: {what}")
+
+
+def _read(target: Target, name: str) -> Iterator[bytes]:
+    try:
+        yield from target.read(name)
+    except FileNotFoundError:
+        raise SpoiledObject(name, f"{name} is missing") from None
+    except UnreadableError as error:
+        raise SpoiledObject(name, f"{name} cannot be read: {error}") from None
+    except BackupDamagedError as error:
+        raise SpoiledObject(name, error.found) from error
+
+
+class _Compressed:
+    """Yields a file's content as zstd frames, one per chunk; `zstd -d` reads the result."""
+
+    def __init__(self, path: Path, observe: Callable[[int], None]) -> None:
+        self._path = path
+        self._observe = observe
+        self._digest = hashlib.sha256()
+        self.size_bytes = 0
+        self.stored_bytes = 0
+
+    @property
+    def sha256(self) -> str:
+        """The digest of the uncompressed file."""
+        return self._digest.hexdigest()
+
+    def __iter__(self) -> Iterator[bytes]:
+        codec = arrow().Codec(CODEC, compression_level=LEVEL)
+        try:
+            with self._path.open("rb") as file:
+                while block := file.read(CHUNK_BYTES):
+                    self._digest.update(block)
+                    chunk: bytes = codec.compress(block, asbytes=True)
+                    self.size_bytes += len(block)
+                    self.stored_bytes += len(chunk)
+                    yield chunk
+                    self._observe(self.size_bytes)
+        except OSError as error:
+            raise StorageError(str(error), path=self._path) from error

@@ -1,0 +1,46 @@
+"""Arguments of commands that only read: a recovery directory, or a place of backups, which is read like one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, NamedTuple
+
+import click
+
+from recovery.base.clock import SystemClock
+from recovery.base.printable import one_line
+from recovery.cli.common import DIRECTORY, tell
+
+
+class Readable(NamedTuple):
+    """A directory to read, and what to call it: for a place of backups the directory is a temporary one."""
+
+    path: Path
+    shown: str
+
+
+class ReadableType(click.ParamType[Readable]):
+    """A recovery directory, or a place of backups: an address, or a directory of manifests and objects.
+
+    Of a place of backups the newest one is restored into a temporary directory until the command ends, with all epochs
+    that its chains hold.
+    """
+
+    name = "directory"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Readable:
+        if isinstance(value, Readable):
+            return value
+        if "://" not in value and not (Path(value) / "manifests").is_dir():
+            return Readable(DIRECTORY.convert(value, param, ctx), value)
+        # These import Arrow, which other commands need not wait for.
+        from recovery.backup.places import shown_address
+        from recovery.backup.restore import restored_to_read
+
+        assert ctx is not None
+        restored = restored_to_read(value, SystemClock(), lambda: token_hex(4), lambda text: tell(one_line(text)))
+        return Readable(ctx.with_resource(restored), shown_address(value))
+
+
+READABLE = ReadableType()
