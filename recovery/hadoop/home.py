@@ -123,9 +123,13 @@ class HadoopHome:
 
     def discard(self) -> None:
         """See `CheckpointHome.discard`."""
-        self._pool.shutdown()
+        self.close()
         with contextlib.suppress(Exception):
             self._files.delete(self._root)
+
+    def close(self) -> None:
+        """End the threads that copy; what is there stays."""
+        self._pool.shutdown()
 
     def _all(self, work: Callable[[str], None], paths: Iterable[str]) -> None:
         """Do it for all paths, several at a time; return when none is under way. Raises the first error."""
