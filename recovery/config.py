@@ -51,6 +51,9 @@ class RecoveryConfig:
     serve_at: on a cluster, where tasks reach the partitions: "HOST:PORT" or ":PORT"; None: at spark.driver.host and a
         free port.
     owner_deadline: on a cluster, how long a task tries to reach the partitions before it fails.
+    tls_cert, tls_key: on a cluster, PEM files of the certificate that tasks of other hosts see, and its key; None:
+        states cross the network without encryption.
+    tls_ca: a PEM file of the certificates that tasks check it with; None: with tls_cert itself.
     state_backend: where the run history is kept, a URI; None: as the environment variable RECOVERY_STATE_BACKEND
         says, by default the recovery directory.
 
@@ -75,6 +78,9 @@ class RecoveryConfig:
     rewind_again: int | None = None
     serve_at: str | None = None
     owner_deadline: Interval = "60s"
+    tls_cert: str | os.PathLike[str] | None = None
+    tls_key: str | os.PathLike[str] | None = None
+    tls_ca: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -102,6 +108,7 @@ class RecoveryConfig:
         set_field(self, "owner_deadline", parse_interval(self.owner_deadline))
         if self.serve_at is not None:
             host_and_port(self.serve_at)
+        self._check_tls()
         if self.backup_interval is not None:
             set_field(self, "backup_interval", parse_interval(self.backup_interval))
         set_field(self, "rename_steps", dict(self.rename_steps))
@@ -126,6 +133,17 @@ class RecoveryConfig:
                 given = local_path(given).absolute()
             set_field(self, "scratch_directory", given)
         self._check_rewind()
+
+    def _check_tls(self) -> None:
+        given = [name for name in ("tls_cert", "tls_key", "tls_ca") if getattr(self, name) is not None]
+        for name in given:
+            object.__setattr__(self, name, local_path(getattr(self, name), "a file of this machine").absolute())
+        if given and not {"tls_cert", "tls_key"} <= set(given):
+            raise ConfigurationError(
+                f"{' and '.join(given)} without {'tls_key' if 'tls_cert' in given else 'tls_cert'}",
+                cause="A certificate needs its key, and tls_ca a certificate that is checked with it.",
+                remedy="Give both: --tls-cert FILE --tls-key FILE. Without them there is no TLS.",
+            )
 
     def _check_rewind(self) -> None:
         for setting, least in (("resume_epoch", 1), ("resume_after", 0), ("rewind_again", 1)):

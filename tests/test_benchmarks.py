@@ -18,7 +18,7 @@ from benchmarks.harness import pictures, processes, table
 from benchmarks.harness.processes import ROOT, ChildFailedError, Usage, parse_stat, run_child
 from benchmarks.harness.report import Report, replace_section
 from benchmarks.harness.rounds import Contender, Measurement, Rounds
-from benchmarks.suite import storage, throughput, wire
+from benchmarks.suite import scale, storage, throughput, wire
 
 CHILD = """
 import pathlib, subprocess, time
@@ -243,6 +243,19 @@ def test_cases_of_the_wire_check_their_own_result(tmp_path: Path, monkeypatch: p
     assert answer["wrong"] == ""
     assert answer["task_s"] > 0
     assert (answer["calls"], answer["sent_bytes"] > 0) == ((3, True) if kind == "owner" else (0, False))
+
+
+def test_many_owners_check_their_own_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each state is the number of its key's micro-batches; a task calls each of its owners twice."""
+    monkeypatch.chdir(tmp_path)
+    sizes = {"partitions": 4, "owners": 2, "keys": 200, "cores": 3, "touched": 50, "batches": 2}
+    answer = scale.measure(sizes)
+    assert answer["wrong"] == ""
+    # Task 0 has partitions 0 and 3, which two owners have.
+    assert (answer["calls"], answer["driver_calls"]) == (8, 4)
+    assert answer["threads"] >= 3 + sizes["cores"]
+    measured = Measurement("owners", 0, answer, Usage(), None)
+    assert dict(scale.report(sizes, [measured]).rows)["state"] == "correct"
 
 
 def test_the_table_of_the_partitions_compares_each_case_with_its_limit() -> None:

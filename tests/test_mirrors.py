@@ -59,7 +59,7 @@ COVERED_BY = {
     "storage/test_reach.py": "base.task_key",
     "sinks/test_hadoop_disk.py": "hadoop.files hadoop.writing sinks.places",
     "cluster/test_reading.py": "spark.jvm.executors",
-    "spark/test_native_on_s3.py": "hadoop.home spark.run.checkpoint_home",
+    "spark/test_native_on_s3.py": "spark.run.checkpoint_home",
     "cluster/test_counts.py": "base.version host.identity spark.run.serving spark.steps.sent",
     "storage/test_store.py": "storage.scan",
     # A connection has two ends, and an owner several parts: their tests see the whole.

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from recovery.spark.run.events import RunSummary
 
 T = TypeVar("T")
+FILE = click.Path(path_type=Path)
 PY_FILES = "spark.submit.pyFiles"
 WITH_DIRECTORY = (
     "resume_epoch",
@@ -47,6 +48,9 @@ WITH_DIRECTORY = (
     "metrics_port",
     "metrics_host",
     "serve_at",
+    "tls_cert",
+    "tls_key",
+    "tls_ca",
     "scratch_directory",
 )
 """Options that need a recovery directory: without their effect the run would not be the intended one."""
@@ -91,6 +95,10 @@ WITH_DIRECTORY = (
 @click.option("--serve", "serve_at", metavar="[HOST]:PORT", envvar="RECOVERY_SERVE",
               help="On a cluster: where tasks reach the partitions. By default spark.driver.host and a free "
                    "port.")  # fmt: skip
+@click.option("--tls-cert", type=FILE, help="On a cluster: the certificate that tasks see, a PEM file. Without it, "
+              "states cross the network without encryption.")  # fmt: skip
+@click.option("--tls-key", type=FILE, help="Its key.")
+@click.option("--tls-ca", type=FILE, help="What tasks check it with; by default the certificate itself.")
 @click.option("--py-files", metavar="A.zip,B.py",
               help="On a cluster: modules of the flow to send to the executors.")  # fmt: skip
 @click.option("--scratch", "scratch_directory", metavar="DIR|ADDRESS", envvar="RECOVERY_SCRATCH",
@@ -126,6 +134,9 @@ def run(
     trigger: str | float,
     master: str,
     serve_at: str | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_ca: Path | None,
     scratch_directory: str | None,
     py_files: str | None,
     jars: str | None,
@@ -167,6 +178,9 @@ def run(
             metrics_port=metrics_port,
             metrics_host=metrics_host,
             serve_at=serve_at,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            tls_ca=tls_ca,
             scratch_directory=scratch_directory,
             state_backend=chosen_backend(),
         )

@@ -109,7 +109,7 @@ class HadoopFiles:
             fs = self._client()
             assert self._spark is not None
             jvm: Any = self._spark._jvm
-            # Not copyFromLocalFile: for S3A several at a time wait for each other's threads.
+            # Not copyFromLocalFile, for which S3A has another client: what writes here writes everything.
             file = jvm.java.io.File(str(source.absolute()))
             jvm.org.apache.hadoop.fs.FileUtil.copy(file, fs, self._path(path), False, fs.getConf())
 
@@ -141,6 +141,11 @@ class HadoopFiles:
         """Delete a file, or a directory with its content, if it exists."""
         with self._reaching(path):
             self._client().delete(self._path(path), True)
+
+    def delete_at_exit(self, path: Path) -> None:
+        """Let Spark's JVM delete a directory, which exists, with its content when it ends other than by a kill."""
+        with self._reaching(path):
+            self._client().deleteOnExit(self._path(path))
 
     def make_directory(self, path: Path) -> None:
         """Make a directory and its missing parents, where the file system has directories."""

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO
 
+from recovery.base import faults
 from recovery.base.ids import BatchId
 from recovery.checkpoint.home import Mark
 from recovery.errors import StorageError
@@ -58,7 +59,7 @@ class HadoopHome:
         }
         with self._reaching():
             self._files.make_directory(self._root)
-            self._all(lambda path: self._files.put(self.directory / path, self._root / path), sizes)
+            self._all(self._put, sizes)
         self._look()
         there = {path: size for path, (size, _) in self._marks.items()}
         if there != sizes:
@@ -123,9 +124,13 @@ class HadoopHome:
 
     def discard(self) -> None:
         """See `CheckpointHome.discard`."""
-        self._pool.shutdown()
+        self.close()
         with contextlib.suppress(Exception):
             self._files.delete(self._root)
+
+    def close(self) -> None:
+        """End the threads that copy; what is there stays."""
+        self._pool.shutdown()
 
     def _all(self, work: Callable[[str], None], paths: Iterable[str]) -> None:
         """Do it for all paths, several at a time; return when none is under way. Raises the first error."""
@@ -134,10 +139,15 @@ class HadoopHome:
         for future in futures:
             future.result()
 
+    def _put(self, path: str) -> None:
+        self._files.put(self.directory / path, self._root / path)
+        faults.reach("start.3.copied")
+
     def _hold(self, path: str, target: Path) -> None:
         size, _ = self.mark(path)
         with self._reaching():
             self._files.fetch(self._root / path, target)
+        faults.reach("close.1.copied")
         if target.stat().st_size != size:
             # It was replaced, or its copy was cut: look again.
             raise _gone(self.location, path)

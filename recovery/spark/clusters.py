@@ -7,14 +7,19 @@ driver's host is refused before anything starts: `REFUSALS` lists all of it.
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from recovery.base.addresses import host_and_port, looks_like_address
-from recovery.errors import ConfigurationError, RecoveryError, UnsupportedPlanError
+from recovery.base.certificates import read_certificates, shake_hands
+from recovery.config import RecoveryConfig
+from recovery.errors import ConfigurationError, OwnerRefusedError, RecoveryError, UnsupportedPlanError
 from recovery.owner.process import OwnerProcess
-from recovery.sinks import AllKeysSink, DeltaSink, FileSink
+from recovery.owner.serving import tls_context
+from recovery.sinks import DeltaSink, FileSink
 from recovery.wire.address import DEADLINE_S
 
 _ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
@@ -49,12 +54,14 @@ def check_master(master: str, settings: Mapping[str, str] | None = None) -> None
 
 
 def check_one_host(master: str, what: str) -> None:
-    """Raise ConfigurationError if a session's executors may run on hosts without this one's files. what: needs them."""
+    """Raise ConfigurationError if a session's executors may run on hosts without this one's files. what: the function
+    that needs them, and takes a `scratch_directory`."""
     if is_cluster(master):
         raise ConfigurationError(
             f"{what} does not run on master {master}",
             cause="Its executors read files of this host, and may run on hosts that do not have them.",
-            remedy="Use a session of one host: --master 'local[*]'.",
+            remedy=f"Name an address that all hosts reach: {what}(…, scratch_directory='s3a://bucket/scratch'), or "
+            "'file:///mnt/share/scratch' for a mount of all hosts; or use a session of one host: --master 'local[*]'.",
         )
 
 
@@ -75,11 +82,21 @@ class Serving:
     """Where and how a process beside the driver serves the tasks of a cluster.
 
     at: "HOST:PORT" or ":PORT"; None: at spark.driver.host and a free port. deadline_s: how long a task tries to reach
-    it.
+    it. tls_cert, tls_key: PEM files of the certificate that the process shows; None: no TLS. tls_ca: a PEM file of
+    those that tasks check it with; None: with `tls_cert`.
     """
 
     at: str | None = None
     deadline_s: float = DEADLINE_S
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+
+    @classmethod
+    def of(cls, config: RecoveryConfig) -> Serving:
+        """Return what the settings of a run say."""
+        files = (None if each is None else Path(each) for each in (config.tls_cert, config.tls_key, config.tls_ca))
+        return cls(config.serve_at, config.owner_deadline_s, *files)
 
     def at_a_free_port(self) -> Serving:
         """Return the same for a further process on this host."""
@@ -87,13 +104,41 @@ class Serving:
 
     def start(self, settings: Mapping[str, str], make: Callable[..., OwnerProcess]) -> tuple[OwnerProcess, str]:
         """Start the process; return it with its address for tasks. settings: of the session. make: makes the process
-        that listens at the given address, like OwnerProcess. Raises ConfigurationError if nothing can listen there."""
+        that listens at the given address, like OwnerProcess. Raises like `check`, and ConfigurationError if nothing can
+        listen there."""
+        trusted = self.check(settings)
+        bind, host, port = self._place(settings)
+        owner = make(bind=bind, port=port, tls_cert=self.tls_cert, tls_key=self.tls_key)
+        return owner, owner.address(host, deadline_s=self.deadline_s, tls_ca_pem=trusted)
+
+    def check(self, settings: Mapping[str, str]) -> str | None:
+        """Check the certificate as a task will; return what it is checked with. Raises ConfigurationError for a PEM
+        file that cannot be used, and OwnerRefusedError if tasks would not accept the certificate."""
+        if self.tls_cert is None:
+            return None
+        _, host, _ = self._place(settings)
+        shown = tls_context(str(self.tls_cert), str(self.tls_key))
+        assert shown is not None
+        trusted = read_certificates(self.tls_ca or self.tls_cert, "--tls-cert" if self.tls_ca is None else "--tls-ca")
+        try:
+            shake_hands(shown, trusted, host)
+        except ssl.SSLError as error:
+            raise OwnerRefusedError(
+                f"tasks reach the partitions at {host}, and would not accept the certificate: "
+                f"{getattr(error, 'verify_message', None) or error.reason or error}",
+                path=self.tls_cert,
+                cause="It has expired, does not name this host, or was signed by another authority.",
+                remedy=f"Give a certificate for {host} (--tls-cert, --tls-key), and the authority that signed it "
+                "(--tls-ca); or another name of this host, which executors can resolve: --serve HOST:PORT.",
+            ) from None
+        return trusted
+
+    def _place(self, settings: Mapping[str, str]) -> tuple[str, str, int]:
+        """Return the address to listen at, the host's name for tasks, and the port."""
         driver = settings.get("spark.driver.host", "localhost")
         given, port = host_and_port(self.at or ":0")
-        bind = given or settings.get("spark.driver.bindAddress", driver)
-        owner = make(bind=bind.strip("[]"), port=port)
-        host = driver if bind.strip("[]") in ANY else given or driver
-        return owner, owner.address(host.strip("[]"), deadline_s=self.deadline_s)
+        bind = (given or settings.get("spark.driver.bindAddress", driver)).strip("[]")
+        return bind, (driver if bind in ANY else given or driver).strip("[]"), port
 
 
 class Input(NamedTuple):
@@ -148,10 +193,6 @@ def _delta_sink(planned: Planned) -> str | None:
     return f"DeltaSink({sink.uri!r}) names a directory of the driver's host"
 
 
-def _all_keys_sink(planned: Planned) -> str | None:
-    return "AllKeysSink reads all recovery partitions in tasks" if isinstance(planned.sink, AllKeysSink) else None
-
-
 def _native_state(planned: Planned) -> str | None:
     if not planned.keeps_native_state or looks_like_address(planned.checkpoint):
         return None
@@ -178,11 +219,6 @@ REFUSALS = (
         "Tasks write the table's files, and every executor would write them to a disk of its own.",
         "Give it an address that all hosts reach, such as s3://bucket/table, or file:///mnt/table for a mount that all "
         "hosts have; or run on one host: --master 'local[*]'.",
-    ),
-    Refusal(
-        _all_keys_sink,
-        "Executors do not have the files of the partitions.",
-        "Write the output of the step, with UpsertSink for example; or run on one host: --master 'local[*]'.",
     ),
     Refusal(
         _native_state,

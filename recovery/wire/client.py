@@ -18,6 +18,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
+from recovery.base.certificates import client_context
 from recovery.base.ids import BatchId, PartitionIndex, StepId
 from recovery.errors import OwnerRefusedError, OwnerUnreachableError, StorageError
 from recovery.storage.seam import BatchCount, Changes
@@ -337,9 +338,7 @@ class Line:
 
     def _secured(self, sock: socket.socket, tls_ca_pem: str) -> ssl.SSLSocket:
         try:
-            context = ssl.create_default_context(cadata=tls_ca_pem)
-            context.minimum_version = ssl.TLSVersion.TLSv1_2
-            return context.wrap_socket(sock, server_hostname=self._address.host)
+            return client_context(tls_ca_pem).wrap_socket(sock, server_hostname=self._address.host)
         except ssl.SSLCertVerificationError as error:
             raise self._refused(
                 f"its certificate is not accepted: {error.verify_message}",

@@ -56,6 +56,17 @@ def running(command: list[str], port: int, **options: object) -> Iterator[subpro
         process.wait()
 
 
+MOTO = """
+import sys
+from moto.server import main
+from werkzeug.serving import WSGIRequestHandler
+# Werkzeug answers "Expect: 100-continue", and so does the class that it inherits from. The AWS SDK's asynchronous
+# client, by which S3A copies local files, takes the second answer for that of the request, and the copy fails.
+WSGIRequestHandler.handle_expect_100 = lambda self: True
+main(sys.argv[1:])
+"""
+
+
 @contextlib.contextmanager
 def moto() -> Iterator[Emulator]:
     """S3, by moto."""
@@ -66,7 +77,7 @@ def moto() -> Iterator[Emulator]:
         "AWS_SECRET_ACCESS_KEY": "not-a-real-secret",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    with running([sys.executable, "-m", "moto.server", "-p", str(port)], port) as process:
+    with running([sys.executable, "-c", MOTO, "-p", str(port)], port) as process:
         filesystem = pyarrow.fs.S3FileSystem(
             access_key="key", secret_key="not-a-real-secret", endpoint_override=f"127.0.0.1:{port}", scheme="http",
             region="us-east-1", allow_bucket_creation=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -58,6 +59,20 @@ def test_an_aggregate(lab, db):
     """Also where the driver merges its rows: it uses the files."""
     lab.run("cluster.py:totals(2000, 4)", db, "-s", "0").succeed()
     assert numbers_of(db, "totals") == truth(10_000)
+
+
+@pytest.mark.long
+def test_all_keys_of_an_aggregate_at_each_epoch(lab, db):
+    """Tasks read the partitions of the run through a process of the driver's host; a run that goes on begins with what
+    the last one closed."""
+    closed = 0
+    for _ in range(2):
+        output = lab.run(f"cluster.py:every_key({str(db)!r}, {closed + 3})", db, "-s", "0").succeed()
+        found = re.findall(r"^epoch (\d+) (\{.*\})$", output, re.MULTILINE)
+        assert [int(epoch) for epoch, _ in found] == list(range(closed, window(db)[-1] + 1))
+        assert all(json.loads(counts) == truth(2000 * int(epoch)) for epoch, counts in found)
+        closed = window(db)[-1]
+    assert closed >= 6
 
 
 @pytest.mark.long

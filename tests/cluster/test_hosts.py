@@ -55,12 +55,12 @@ def test_a_host_with_another_version(run_without, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("what", ["files", "keys", "native"])
+@pytest.mark.parametrize("what", ["files", "native"])
 def test_what_would_use_the_disk_of_one_host(lab, db, what):
     """It is refused before anything starts, and the partitions stay as they were."""
     run = lab.run(f"cluster.py:refused({what!r}, {str(db)!r})", db)
     code, text = run.wait(), run.text()
-    assert code == {"files": 11, "keys": 11, "native": 32}[what]
+    assert code == {"files": 11, "native": 32}[what]
     assert f"on master {lab.cluster.master}" in text
     assert "What to do" in text
     assert query(paths_of(db)[0], "SELECT count(*) FROM epochs WHERE epoch > 0") == [(0,)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from recovery import init_partitions
 from tests.cluster.native_counts import FEW, assert_counts
 from tests.cluster.support import batches_in
+from tests.flows.cluster import truth
 from tests.stores import paths_of, problems, query
 
 
@@ -39,6 +42,14 @@ def test_killed_resumed_gone_back_and_where_a_host_lacks_the_mount(make_lab, tmp
     assert assert_counts(output, 500) == [2, 3]
     assert problems(db) == []
     assert list((share / "scratch").iterdir()) == []
+
+    output = lab.python("cluster_session.py", db, "native", f"file://{share}/scratch").succeed()
+    states = dict(re.findall(r"^(older|newest) (\{.*\})$", output, re.MULTILINE))
+    assert json.loads(states["older"]) == truth(1000)
+    assert json.loads(states["newest"]) == truth(2000)
+    assert "operators 1" in output
+    assert list((share / "scratch").iterdir()) == []
+    assert re.search(r"native_state does not run on master spark://.*scratch_directory", output)
 
     lab.network.hosts[0].run(["umount", share])
     [(before,)] = query(paths_of(db)[0], "SELECT max(epoch) FROM epochs")

@@ -171,12 +171,21 @@ def refused(what, path):
             return rows(spark, 10).groupBy("key").count()
         return frame
 
-    sinks = {
-        "files": lambda: FileSink(path),
-        "keys": lambda: AllKeysSink(aggregate("totals", key="key", n=number_of()), path, print),
-    }
-    mode = "update" if what == "native" else "append"
-    return Flow("refused", build, sink=sinks.get(what, DiscardSink)(), output_mode=mode)
+    sink = FileSink(path) if what == "files" else DiscardSink()
+    return Flow("refused", build, sink=sink, output_mode="update" if what == "native" else "append")
+
+
+def every_key(path, last=3):
+    """The number of rows of every key, whenever an epoch is closed, until epoch number `last` or a little later."""
+    step = aggregate("totals", key="key", n=number_of())
+
+    def write(frame, epoch):
+        counts = {row.key: row.n for row in frame.collect()}
+        print(f"epoch {epoch} {json.dumps(counts, sort_keys=True)}", flush=True)
+        if epoch == last:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return Flow("every_key", lambda spark: rows(spark, 2000).transform(step), sink=AllKeysSink(step, path, write))
 
 
 def joined(path, last=2):

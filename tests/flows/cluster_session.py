@@ -1,10 +1,11 @@
 """A program that makes a session of a cluster by itself: MASTER DRIVER DIRECTORY, then what it does there."""
 
+import json
 import sys
 
 from pyspark.sql import SparkSession
 
-from recovery import RecoveryConfig, register, start, stateful
+from recovery import RecoveryConfig, native_operators, native_state, register, start, stateful
 from tests.flows.cluster import rows
 
 
@@ -57,6 +58,21 @@ def read(spark, directory, epoch, since):
 def read_unregistered(spark, directory):
     """The same without `register`."""
     print(spark.read.format("recovery").option("step", "counts").load(directory).count())
+
+
+def native(spark, directory, place):
+    """The state of Spark's own operator at two epochs, and without a place that all hosts reach."""
+    older = native_state(spark, directory, epoch=2, scratch_directory=place)
+    newest = native_state(spark, directory, scratch_directory=place)
+    for name, frame in (("older", older), ("newest", newest)):
+        counts = {row.key.key: row.value["count"] for row in frame.collect()}
+        print(f"{name} {json.dumps(counts)}", flush=True)
+    print(f"operators {native_operators(spark, directory, scratch_directory=place).count()}")
+    register(spark)
+    try:
+        spark.read.format("recovery").option("operator", 0).load(directory)
+    except Exception as error:
+        print(" ".join(str(error).split()))
 
 
 if __name__ == "__main__":

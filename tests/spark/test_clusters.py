@@ -1,10 +1,22 @@
-"""What a master means, how many tasks it runs, and what is refused on a cluster. No Spark."""
+"""What a master means, how many tasks it runs, what is refused on a cluster, and how the driver serves. No Spark."""
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+
 import pytest
 
-from recovery import AllKeysSink, ConfigurationError, DiscardSink, FileSink, RecoveryError, UnsupportedPlanError
+from recovery import (
+    ConfigurationError,
+    DiscardSink,
+    FileSink,
+    OwnerRefusedError,
+    RecoveryConfig,
+    RecoveryError,
+    UnsupportedPlanError,
+)
+from recovery.owner.process import OwnerProcess
 from recovery.spark.clusters import (
     Input,
     Planned,
@@ -15,8 +27,12 @@ from recovery.spark.clusters import (
     is_cluster,
     task_limit,
 )
+from recovery.storage.reach import reach
+from tests.stores import KEY, STEP, Driver, OwnedDirectory
+from tests.wire.certificates import make_certificates
 
 CLUSTER = "spark://10.0.0.5:7077"
+LOOPBACK = {"spark.driver.host": "127.0.0.1"}
 
 
 @pytest.mark.parametrize(
@@ -41,7 +57,9 @@ def test_masters_of_other_hosts(master):
     """Their executors may have disks of their own, so nothing may assume that they see this host's."""
     check_master(master)
     assert is_cluster(master)
-    with pytest.raises(ConfigurationError, match=r"native_state does not run on master .*\n.*\n.*local\[\*\]"):
+    with pytest.raises(
+        ConfigurationError, match=r"native_state does not run on master .*\n.*\n.*scratch_directory=.*local\[\*\]"
+    ):
         check_one_host(master, "native_state")
 
 
@@ -81,12 +99,6 @@ def test_how_many_tasks_run_at_the_same_time(master, settings, limit):
     assert task_limit(master, settings, 2) == limit
 
 
-class Step:
-    """What AllKeysSink wants of a step."""
-
-    def all_keys(self) -> None: ...
-
-
 REFUSED = [
     (Planned(FileSink("out")), r"FileSink\('[^']*out'\)", ConfigurationError, "s3a://"),
     (
@@ -95,7 +107,6 @@ REFUSED = [
         ConfigurationError,
         "mount",
     ),
-    (Planned(AllKeysSink(Step(), "db", print)), "AllKeysSink", ConfigurationError, "UpsertSink"),
     (Planned(None, keeps_native_state=True, checkpoint="/db/scratch"), "/db/scratch", UnsupportedPlanError, "stateful"),
     (Planned(None, [Input("appended", {"path": "/logs"})]), "/logs", ConfigurationError, "sharedFiles"),
     (
@@ -149,11 +160,76 @@ def test_where_tasks_reach_the_driver(at, settings, bind, port, told):
         def __init__(self, **given) -> None:
             self.given = given
 
-        def address(self, host: str, deadline_s: float) -> str:
+        def address(self, host: str, deadline_s: float, tls_ca_pem: str | None) -> str:
+            assert tls_ca_pem is None
             return f"{host}:9 {deadline_s:g}"
 
     owner, address = Serving(at, 30).start(settings, Owner)
-    assert owner.given == {"bind": bind, "port": port}
+    assert owner.given == {"bind": bind, "port": port, "tls_cert": None, "tls_key": None}
     again, _ = Serving(at, 30).at_a_free_port().start(settings, Owner)
-    assert again.given == {"bind": bind, "port": 0}
+    assert again.given == {"bind": bind, "port": 0, "tls_cert": None, "tls_key": None}
     assert address == f"{told} 30"
+
+
+class TestTls:
+    """With a certificate; the tests make all of them."""
+
+    @pytest.fixture
+    def files(self, tmp_path):
+        return make_certificates(tmp_path)
+
+    def test_a_task_reads_over_tls_and_no_key_leaves_this_host(self, files, make_store):
+        """Also where the certificates are in one file with the key: neither the address nor a process shows it."""
+        certificate, key, authority = files
+        for file in (certificate, authority):
+            file.write_text(key.read_text() + file.read_text())
+        secret = key.read_text().splitlines()[1]
+        for ca in (authority, None):
+            config = RecoveryConfig(tls_cert=certificate, tls_key=certificate, tls_ca=ca)
+            with Driver(OwnedDirectory(make_store(2))) as run:
+                make = partial(OwnerProcess, run.store.address(run.lease), run.store.scratch, KEY, run.lease, 2)
+                owner, address = Serving.of(config).start(LOOPBACK, make)
+                try:
+                    assert reach(address, task_key=KEY)[0].read(STEP, 0, {0: ("a",)}) == {0: [None]}
+                    shown = [Path(f"/proc/{owner.pid}/{name}").read_text() for name in ("cmdline", "environ")]
+                finally:
+                    owner.stop()
+            assert "BEGIN CERTIFICATE" in address
+            for text in (address, *shown):
+                assert secret not in text
+                assert "PRIVATE" not in text
+
+    @pytest.mark.parametrize("host", ["10.0.0.5", "driver.example"])
+    def test_a_certificate_of_another_name_is_refused_before_anything_starts(self, files, host):
+        """The error says what tasks would say, with the name that they use."""
+        serving = Serving(None, 30, *files)
+        with pytest.raises(OwnerRefusedError, match=rf"at {host}, .*not valid for '{host}'(?s:.*)--serve") as raised:
+            serving.start({"spark.driver.host": host}, pytest.fail)
+        assert raised.value.path == str(files[0])
+
+    def test_a_certificate_of_another_authority_is_refused(self, files, tmp_path):
+        """Tasks get what it is checked with, so this process can check it first."""
+        (tmp_path / "other").mkdir()
+        other = make_certificates(tmp_path / "other")[2]
+        with pytest.raises(OwnerRefusedError, match="would not accept the certificate: certificate signature"):
+            Serving(None, 30, *files[:2], other).check(LOOPBACK)
+
+    def test_a_key_of_another_certificate(self, files, tmp_path):
+        (tmp_path / "other").mkdir()
+        other = make_certificates(tmp_path / "other")[1]
+        with pytest.raises(ConfigurationError, match="the certificate and its key cannot be used"):
+            Serving(None, 30, files[0], other).check(LOOPBACK)
+
+    @pytest.mark.parametrize("given", [("tls_cert",), ("tls_key",), ("tls_ca",), ("tls_key", "tls_ca")])
+    def test_half_of_the_settings(self, given):
+        """Never taken for none."""
+        with pytest.raises(ConfigurationError, match=rf"{given[0]}.* without tls_(cert|key)"):
+            RecoveryConfig("db", **dict.fromkeys(given, "a.pem"))
+
+    def test_settings_are_files_of_this_machine(self, monkeypatch, tmp_path):
+        """The flow may change the working directory."""
+        config = RecoveryConfig("db", tls_cert="a.pem", tls_key="b.pem")
+        monkeypatch.chdir(tmp_path)
+        assert Serving.of(config).tls_cert == config.path.parent / "a.pem"
+        with pytest.raises(ConfigurationError, match="a file of this machine"):
+            RecoveryConfig("db", tls_cert="s3://bucket/a.pem", tls_key="b.pem")

@@ -76,6 +76,20 @@ def test_how_many_rows(spark, ran):
     check_unknown(spark, ran(tumbling, UNTRACKED))
 
 
+def test_by_way_of_an_address(spark, ran, tmp_path):
+    """The same frames, from a copy at a place that other hosts could read; made once for an epoch."""
+    directory, place = ran(tumbling), f"file://{tmp_path}/share"
+    for options in ({}, {"epoch": 1}, {"since": 1}):
+        found = recovery.native_state(spark, directory, scratch_directory=place, **options)
+        assert ordered(found) == ordered(recovery.native_state(spark, directory, **options))
+    [table] = {tuple(row) for row in recovery.native_operators(spark, directory, scratch_directory=place).collect()}
+    assert [table] == [tuple(row) for row in recovery.native_operators(spark, directory).collect()]
+    assert len(list((tmp_path / "share").iterdir())) == 2
+    for wrong, kind in (("share", recovery.ConfigurationError), ("nosuch://bucket/scratch", recovery.StorageError)):
+        with pytest.raises(kind, match="scratch"):
+            recovery.native_state(spark, directory, scratch_directory=wrong)
+
+
 @pytest.mark.long
 def test_rows_of_a_plan_that_is_sorted(spark, ran):
     """It is computed twice, and Spark counts twice: unknown."""

@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 
-def serving(config: RecoveryConfig) -> Serving:
-    """Return where the settings of a run let tasks of a cluster reach its partitions."""
-    return Serving(config.serve_at, config.owner_deadline_s)
-
-
 class TaskAccess:
     """The address of a run's partitions for its tasks, and on a cluster the process that answers there.
 
@@ -31,13 +26,13 @@ class TaskAccess:
     def __init__(
         self, context: SparkContext, store: PartitionStore, execution: Execution, scratch: Path, config: RecoveryConfig
     ) -> None:
-        """Call it when the execution has begun. scratch: the execution's directory. Raises ConfigurationError if
-        nothing can listen at the configured address."""
+        """Call it when the execution has begun. scratch: the execution's directory. Raises the errors of
+        `Serving.start`."""
         self.address = store.address(execution.lease)
         self._owner: OwnerProcess | None = None
         if is_cluster(context.master):
             make = partial(OwnerProcess, self.address, scratch, task_key(), execution.lease, store.partition_count)
-            self._owner, self.address = serving(config).start(dict(context.getConf().getAll()), make)
+            self._owner, self.address = Serving.of(config).start(dict(context.getConf().getAll()), make)
 
     @property
     def owner_pid(self) -> int | None:

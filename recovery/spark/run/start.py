@@ -26,7 +26,7 @@ from recovery.flow import Flow, check_output_mode
 from recovery.hadoop.home import HadoopHome
 from recovery.sinks import DiscardSink
 from recovery.sinks.delivery import Delivery
-from recovery.spark.clusters import Planned, check_master, check_plan, is_cluster
+from recovery.spark.clusters import Planned, Serving, check_master, check_plan, is_cluster
 from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.jvm.errors import as_recovery_error
 from recovery.spark.jvm.given_sessions import log_slower_settings
@@ -41,7 +41,7 @@ from recovery.spark.run.position import Position, restore_position, resume_of_si
 from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.query import Begun, RecoveryQuery
 from recovery.spark.run.reports import Reports
-from recovery.spark.run.serving import TaskAccess, serving
+from recovery.spark.run.serving import TaskAccess
 from recovery.spark.run.shown import notebook_line
 from recovery.spark.run.source_starts import SourceStarts
 from recovery.spark.run.status import RunStatus
@@ -107,10 +107,13 @@ def start_prepared(
         check_classic(session)
         log_slower_settings(session)
         context = session.sparkContext
-        check_master(context.master, dict(context.getConf().getAll()))
+        settings = dict(context.getConf().getAll())
+        check_master(context.master, settings)
         if is_cluster(context.master):
+            serving = Serving.of(prepared.config)
+            serving.check(settings)
             # So that the flow can read format("recovery").
-            register_serving(session, serving(prepared.config).at_a_free_port())
+            register_serving(session, serving.at_a_free_port())
         frame = build_flow(flow, session) if isinstance(flow, Flow) else flow
         parse_trigger(trigger)
         bound = bind(frame, prepared.plan.partitions[0].count, output_mode, keeps_position=not prepared.temporary)

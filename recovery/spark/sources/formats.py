@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
+from recovery.config import RecoveryConfig
 from recovery.spark.clusters import Serving
 from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.sources.driver_relay import address_for
 from recovery.spark.sources.state_source import RecoveryDataSource
 
 
-def register(spark: SparkSession) -> None:
+def register(spark: SparkSession, config: RecoveryConfig | None = None) -> None:
     """Register `format("recovery")` in this session, so that it can read the state of Spark's own operators, for which
     it asks this process, and so that executors on other hosts can read the state of steps. For everything else, Spark
-    finds it and `format("appended")` by itself if the package is installed."""
-    register_serving(spark, None)
+    finds it and `format("appended")` by itself if the package is installed.
+
+    config: its `serve_at`, `owner_deadline` and certificates say how executors reach this host; the port is a free one.
+    None: as before, or by default.
+    """
+    register_serving(spark, None if config is None else Serving.of(config).at_a_free_port())
 
 
 def register_serving(spark: SparkSession, serving: Serving | None) -> None:

@@ -1,16 +1,18 @@
 """The state of Spark's own operators at any held epoch, read with Spark's `statestore` source from its checkpoint.
 
-A frame reads its checkpoint only when it is computed, so the checkpoint stays in a temporary directory of this process
-until the interpreter exits. The checkpoint of an epoch is made once.
+A frame reads its checkpoint only when it is computed, so the checkpoint stays until the interpreter exits: in a
+temporary directory of this process, or at an address that all hosts reach. That of an epoch is made once at each place.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
+import secrets
 import shutil
 import tempfile
 import threading
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from recovery.base.addresses import local_path
+from recovery.base.addresses import file_system, incomplete, local_path
 from recovery.checkpoint.places import storage_errors
 from recovery.errors import ConfigurationError, StateValueError
+from recovery.hadoop.files import HadoopFiles
+from recovery.hadoop.home import HadoopHome
 from recovery.native.choose import JOIN_SIDES, Wanted, choose_operator
 from recovery.native.held import held_operators, materialise
 from recovery.operational.step_edits import Moment, moment, moments
@@ -39,6 +43,7 @@ def native_state(
     variable: str | None = None,
     since: int | None = None,
     timers: bool = False,
+    scratch_directory: str | None = None,
 ) -> DataFrame:
     """Return the state of one native operator as a frame with the columns `key`, `value` and `partition_id`.
 
@@ -49,27 +54,42 @@ def native_state(
     timers: for transformWithState, return the registered timers instead, one row each; the column
     `expiration_timestamp_ms`, in milliseconds since 1970, replaces `value`.
     since: an older epoch; then the columns are `change` ("added", "changed" or "removed"), `key`, `before`, `after`.
-    The directory is only read, so a run may be active. The epoch's checkpoint is written to a temporary directory,
-    which is removed when the interpreter exits. Raises EpochNotHeldError, StateNotFoundError, ConfigurationError,
-    CorruptPartitionError.
+    scratch_directory: an address that all hosts of a cluster reach, such as s3a://bucket/scratch.
+    The directory is only read, so a run may be active. The epoch's checkpoint is written to a temporary directory, or
+    to one at `scratch_directory`, which is removed when the interpreter exits. Raises EpochNotHeldError,
+    StateNotFoundError, ConfigurationError, CorruptPartitionError, StorageError.
     """
     path = local_path(directory)
-    return state_frame(spark, path, *moments(path, epoch, since), Wanted(operator, store, variable, timers))
+    wanted = Wanted(operator, store, variable, timers)
+    return state_frame(spark, path, *moments(path, epoch, since), wanted, scratch_directory)
 
 
-def state_frame(spark: SparkSession, directory: Path, now: Moment, before: Moment | None, wanted: Wanted) -> DataFrame:
+def state_frame(
+    spark: SparkSession,
+    directory: Path,
+    now: Moment,
+    before: Moment | None,
+    wanted: Wanted,
+    scratch_directory: str | None = None,
+) -> DataFrame:
     """Return the frame of `native_state` for these moments."""
     check_classic(spark)
-    check_one_host(spark.sparkContext.master, "native_state")
+    place = _place(spark, scratch_directory, "native_state")
     if before is None:
-        return _read(spark, directory, now, wanted)
-    frame = _read(spark, directory, now, wanted, by_key=True)
+        return _read(spark, directory, now, wanted, place)
+    frame = _read(spark, directory, now, wanted, place, by_key=True)
     if before.epoch == 0 or not any(each.number == wanted.operator for each in held_operators(before)):
         return _changes(frame.limit(0), frame, wanted.timers)
-    return _changes(_read(spark, directory, before, wanted, by_key=True), frame, wanted.timers)
+    return _changes(_read(spark, directory, before, wanted, place, by_key=True), frame, wanted.timers)
 
 
-def native_operators(spark: SparkSession, directory: str | Path, *, epoch: int | None = None) -> DataFrame:
+def native_operators(
+    spark: SparkSession,
+    directory: str | Path,
+    *,
+    epoch: int | None = None,
+    scratch_directory: str | None = None,
+) -> DataFrame:
     """Return the native operators that have state at an epoch, one row for each of their stores.
 
     The columns are those of Spark's `state-metadata` source: `operatorId`, `operatorName`, `stateStoreName`,
@@ -77,9 +97,19 @@ def native_operators(spark: SparkSession, directory: str | Path, *, epoch: int |
     """
     path = local_path(directory)
     check_classic(spark)
-    check_one_host(spark.sparkContext.master, "native_operators")
-    made = _checkpoints.of(path, moment(path, epoch))
-    return spark.read.format("state-metadata").load(f"file:{made}")
+    place = _place(spark, scratch_directory, "native_operators")
+    made = _checkpoints.of(path, moment(path, epoch), place)
+    return spark.read.format("state-metadata").load(made)
+
+
+def _place(spark: SparkSession, scratch_directory: str | None, function: str) -> tuple[str, str] | None:
+    """Return the file system and the path of the place for checkpoints; None: a directory of this host."""
+    found = None if scratch_directory is None else file_system(scratch_directory, "scratch_directory")
+    if scratch_directory is not None and found is None:
+        raise incomplete(scratch_directory, "scratch_directory", "Leave it out on one host.")
+    if found is None:
+        check_one_host(spark.sparkContext.master, function)
+    return found
 
 
 def of_key(frame: DataFrame, key: str) -> DataFrame:
@@ -120,7 +150,15 @@ def rows_as_json(frame: DataFrame, limit: int | None) -> tuple[list[dict[str, An
     return [json.loads(text) for text in found[:limit]], limit is not None and len(found) > limit
 
 
-def _read(spark: SparkSession, directory: Path, at: Moment, wanted: Wanted, *, by_key: bool = False) -> DataFrame:
+def _read(
+    spark: SparkSession,
+    directory: Path,
+    at: Moment,
+    wanted: Wanted,
+    place: tuple[str, str] | None,
+    *,
+    by_key: bool = False,
+) -> DataFrame:
     """Return the state at a moment. by_key: one row per key, where Spark would otherwise give one per element of a list
     or per row of a join."""
     choose_operator(held_operators(at), wanted, at.epoch)
@@ -137,7 +175,7 @@ def _read(spark: SparkSession, directory: Path, at: Moment, wanted: Wanted, *, b
     if wanted.timers:
         reader = reader.option("readRegisteredTimers", True)
     try:
-        return reader.load(f"file:{_checkpoints.of(directory, at)}")
+        return reader.load(_checkpoints.of(directory, at, place))
     except PySparkException as error:
         raise StateValueError(
             f"Spark cannot read the state of operator {wanted.operator}: {first_line(error)}",
@@ -186,18 +224,20 @@ def _has_map(kind: DataType) -> bool:
 
 
 class _Checkpoints:
-    """The checkpoints made in this process, one for each requested epoch."""
+    """The checkpoints made in this process, one for each requested epoch and place."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._home: Path | None = None
-        self._made: dict[tuple[Path, object], Path] = {}
+        self._made: dict[object, str] = {}
 
-    def of(self, directory: Path, at: Moment) -> Path:
-        """Return the checkpoint of a moment; make it on the first request."""
+    def of(self, directory: Path, at: Moment, place: tuple[str, str] | None) -> str:
+        """Return the URI of a moment's checkpoint; make it on the first request. place: a file system, and a path
+        there; None: a temporary directory."""
         with self._lock:
             # The cut contains the execution's random id, so no other directory has the same one.
-            known = self._made.get((directory.resolve(), at.cut))
+            wanted = directory.resolve(), at.cut, place
+            known = self._made.get(wanted)
             if known is not None:
                 return known
             if self._home is None:
@@ -206,12 +246,35 @@ class _Checkpoints:
                 atexit.register(shutil.rmtree, self._home, ignore_errors=True)
             target = self._home / str(len(self._made) + 1)
             try:
-                materialise(directory, at, target)
+                if place is None:
+                    materialise(directory, at, target)
+                    made = f"file:{target}"
+                else:
+                    made = _copied(directory, at, target, *place)
             except BaseException:
                 shutil.rmtree(target, ignore_errors=True)
                 raise
-            self._made[directory.resolve(), at.cut] = target
-            return target
+            self._made[wanted] = made
+            return made
+
+
+def _copied(directory: Path, at: Moment, target: Path, system: str, path: str) -> str:
+    """Write a moment's checkpoint at an address that all hosts reach, by way of `target`; return its URI. Spark's JVM
+    removes it when it ends."""
+    files = HadoopFiles(system)
+    root = Path(path, f"recovery-state-{secrets.token_hex(8)}")
+    home = HadoopHome(files, system, root, target)
+    materialise(directory, at, target, location=home.location)
+    try:
+        with closing(home):
+            home.put()
+        files.delete_at_exit(root)
+    except BaseException:
+        with suppress(Exception):
+            files.delete(root)
+        raise
+    shutil.rmtree(target)
+    return home.location
 
 
 _checkpoints = _Checkpoints()

@@ -1,0 +1,59 @@
+"""Certificates in PEM files, and what a client checks an owner's certificate with."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import ssl
+from pathlib import Path
+
+from recovery.errors import ConfigurationError
+
+MOST_BYTES = 64 << 10
+"""Of the certificates in a file: every task gets them."""
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_ROUNDS = 10
+"""Of a handshake, which needs three."""
+
+
+def read_certificates(path: Path, option: str = "--tls-ca") -> str:
+    """Return the certificates in a PEM file, without what else is in it, such as a key. option: names the file in an
+    error. Raises ConfigurationError."""
+    try:
+        found = "\n".join(_CERTIFICATE.findall(path.read_text(encoding="utf-8", errors="replace")))
+        if not found:
+            raise ValueError("there is none in it")
+        if len(found) > MOST_BYTES:
+            raise ValueError(f"{len(found)} bytes of them, where {MOST_BYTES} are allowed")
+        client_context(found)
+    except (OSError, ValueError, MemoryError) as error:
+        raise ConfigurationError(
+            f"the certificates of {option} cannot be used: {getattr(error, 'strerror', None) or error}",
+            path=path,
+            cause="It is not a PEM file, or it holds all authorities of a system.",
+            remedy=f"Give a PEM file with the certificate of the authority alone: {option} FILE",
+        ) from error
+    return found + "\n"
+
+
+def client_context(pem: str) -> ssl.SSLContext:
+    """Return what a client checks with that a server's certificate is one of these, or signed by one of them, and names
+    the server. Raises ssl.SSLError, which is an OSError."""
+    context = ssl.create_default_context(cadata=pem)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # So that a certificate that an authority has signed can be given without that authority's.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
+def shake_hands(server: ssl.SSLContext, pem: str, host: str) -> None:
+    """Let a client of this process, which wants to reach `host`, accept what `server` shows. Raises ssl.SSLError."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        client_context(pem).wrap_bio(to_client, to_server, server_hostname=host),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for _ in range(_ROUNDS):
+        for end in ends:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
