@@ -67,6 +67,7 @@ from recovery.errors import (
 )
 
 if TYPE_CHECKING:
+    from recovery.backup.fork import Forked, fork
     from recovery.config import RecoveryConfig
     from recovery.epochs.closer import EpochClosed
     from recovery.flow import Flow
@@ -132,6 +133,7 @@ __all__ = [
     "FlowLoadError",
     "FlowMismatchError",
     "ForeignPartitionError",
+    "Forked",
     "GroupState",
     "HighWaterMarkError",
     "HistoryLossError",
@@ -180,6 +182,7 @@ __all__ = [
     "UpsertSink",
     "aggregate",
     "current_batch",
+    "fork",
     "incremental",
     "init_partitions",
     "native_operators",
@@ -211,6 +214,7 @@ _LATER = {
     "EpochSink": "recovery.sinks",
     "FileSink": "recovery.sinks",
     "Flow": "recovery.flow",
+    "Forked": "recovery.backup.fork",
     "GroupState": "recovery.group_state",
     "KeyedState": "recovery.operational.keyed",
     "InputCounted": "recovery.spark.run.events",
@@ -231,6 +235,7 @@ _LATER = {
     "UpsertSink": "recovery.sinks",
     "aggregate": "recovery.spark.steps.aggregate",
     "current_batch": "recovery.sinks",
+    "fork": "recovery.backup.fork",
     "incremental": "recovery.spark.pipelines.incremental",
     "init_partitions": "recovery.storage.initialize",
     "native_operators": "recovery.spark.sources.native_state",

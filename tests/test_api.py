@@ -13,7 +13,8 @@ PUBLIC = [
     "BatchContext", "BatchDone", "ConfigurationError", "ConsoleSink", "CorruptPartitionError", "CorruptStateError",
     "DeltaSink", "DirectoryLockedError", "DiscardSink", "DuplicatePartitionError", "EpochClosed",
     "EpochNotHeldError", "EpochOutput", "EpochSink", "ExecutorPackageError", "FileReplacedError", "FileSink",
-    "Flow", "FlowFailedError", "FlowLoadError", "FlowMismatchError", "ForeignPartitionError", "GroupState",
+    "Flow", "FlowFailedError", "FlowLoadError", "FlowMismatchError", "ForeignPartitionError", "Forked",
+    "GroupState",
     "HighWaterMarkError", "HistoryLossError", "InconsistentPartitionsError", "InputCounted", "InputLostError",
     "InputRewrittenError", "KeyedState", "LeaseLostError", "LinkedPartitionError", "MetricsListener",
     "MissingPartitionsError",
@@ -23,7 +24,7 @@ PUBLIC = [
     "SparkCheckpointError", "SparkUnavailableError", "StateBackendError", "StateLockedError", "StateManager",
     "StateNotFoundError", "StateStore", "StateValueError", "StepChangedError", "Stopping", "StorageError",
     "UnknownStepError", "UnsupportedPlanError", "UnsupportedVersionError", "UpsertSink", "aggregate",
-    "current_batch", "incremental", "init_partitions", "native_operators", "native_state", "process_state",
+    "current_batch", "fork", "incremental", "init_partitions", "native_operators", "native_state", "process_state",
     "query_metrics", "register", "run", "run_pipeline", "start", "stateful", "stateful_arrow", "stateful_map",
     "task_instance_state", "task_state",
 ]  # fmt: skip

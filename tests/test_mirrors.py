@@ -25,6 +25,7 @@ COVERED_BY = {
     "appended/test_content.py": "appended.files appended.position",
     "appended/test_plan.py": "appended.options",
     "appended/test_rotation.py": "appended.locate appended.planner appended.reach appended.survey",
+    "backup/test_fork.py": "cli.fork host.cloned host.new_directory",
     "backup/test_hostile_manifests.py": "backup.manifest",
     "backup/test_object_stores.py": "backup.places",
     "backup/test_faults.py": "backup.target",
