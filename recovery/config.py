@@ -51,6 +51,10 @@ class RecoveryConfig:
     serve_at: on a cluster, where tasks reach the partitions: "HOST:PORT" or ":PORT"; None: at spark.driver.host and a
         free port.
     owner_deadline: on a cluster, how long a task tries to reach the partitions before it fails.
+    no_output: compute and drop the rows instead of passing them to the flow's sink. For forks only: elsewhere the
+        output of what is processed would never appear.
+    until: stop after the same input that the store from which this one was forked had read: 17 is its epoch 17,
+        "batch:41" its micro-batch 41. The input up to there is one micro-batch.
     state_backend: where the run history is kept, a URI; None: as the environment variable RECOVERY_STATE_BACKEND
         says, by default the recovery directory.
 
@@ -75,6 +79,8 @@ class RecoveryConfig:
     rewind_again: int | None = None
     serve_at: str | None = None
     owner_deadline: Interval = "60s"
+    no_output: bool = False
+    until: int | str | None = None
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -126,6 +132,8 @@ class RecoveryConfig:
                 given = local_path(given).absolute()
             set_field(self, "scratch_directory", given)
         self._check_rewind()
+        if self.until is not None:
+            set_field(self, "until", parse_until(self.until))
 
     def _check_rewind(self) -> None:
         for setting, least in (("resume_epoch", 1), ("resume_after", 0), ("rewind_again", 1)):
@@ -176,6 +184,19 @@ class RecoveryConfig:
     def backup_interval_s(self) -> float:
         """The backup interval in seconds; 0 if it is not given, which applies to the first run on a directory."""
         return given_backup_interval_s(self) or 0.0
+
+
+def parse_until(given: int | str) -> int | str:
+    """Return an epoch as a number, or a micro-batch as "batch:N". Raises ConfigurationError."""
+    text = str(given)
+    kind, colon, number = text.rpartition(":")
+    if type(given) is bool or not number.isdecimal() or (colon and kind != "batch"):
+        raise ConfigurationError(
+            f"{text!r:.80} is neither an epoch nor a micro-batch",
+            cause="",
+            remedy="Write 17 for epoch 17, or batch:41 for micro-batch 41.",
+        )
+    return text if colon else int(number)
 
 
 def checkpoint_address(config: RecoveryConfig) -> str | None:

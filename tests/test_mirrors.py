@@ -96,6 +96,9 @@ COVERED_BY = {
         spark.run.status""",
     "spark/test_several.py": "spark.run.launch",
     "spark/test_closing.py": "spark.run.prepare",
+    "spark/run/test_until.py": "checkpoint.until",
+    "spark/test_state_source.py": "spark.sources.compared",
+    "operational/test_step_history.py": "cli.history operational.epoch_input",
     "spark/test_changed_sources.py": "spark.run.source_starts",
     "spark/test_native.py": "spark.planner.state_store spark.run.operator_rows",
     "spark/test_native_state.py": "spark.sources.formats spark.sources.native_source",
@@ -112,7 +115,6 @@ COVERED_BY = {
     "metrics/test_progress.py": "cli.progress",
     "operational/test_commands.py": """cli.hwm cli.places cli.state cli.state_common cli.state_files
         cli.state_transfer operational.exports""",
-    "operational/test_step_history.py": "cli.history",
     "operational/test_comparison.py": "cli.diff cli.diff_output",
     "spark/test_processes.py": "cli.settings",
     "cli/test_output.py": "cli.common cli.init cli.status",
