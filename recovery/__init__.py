@@ -67,6 +67,7 @@ from recovery.errors import (
 )
 
 if TYPE_CHECKING:
+    from recovery.backup.fork import Forked, fork
     from recovery.config import RecoveryConfig
     from recovery.epochs.closer import EpochClosed
     from recovery.flow import Flow
@@ -133,6 +134,7 @@ __all__ = [
     "FlowLoadError",
     "FlowMismatchError",
     "ForeignPartitionError",
+    "Forked",
     "GroupState",
     "HighWaterMarkError",
     "HistoryLossError",
@@ -182,6 +184,7 @@ __all__ = [
     "UpsertSink",
     "aggregate",
     "current_batch",
+    "fork",
     "import_bytewax",
     "incremental",
     "init_partitions",
@@ -214,6 +217,7 @@ _LATER = {
     "EpochSink": "recovery.sinks",
     "FileSink": "recovery.sinks",
     "Flow": "recovery.flow",
+    "Forked": "recovery.backup.fork",
     "GroupState": "recovery.group_state",
     "ImportedBytewax": "recovery.importing.bytewax",
     "KeyedState": "recovery.operational.keyed",
@@ -235,6 +239,7 @@ _LATER = {
     "UpsertSink": "recovery.sinks",
     "aggregate": "recovery.spark.steps.aggregate",
     "current_batch": "recovery.sinks",
+    "fork": "recovery.backup.fork",
     "import_bytewax": "recovery.importing.bytewax",
     "incremental": "recovery.spark.pipelines.incremental",
     "init_partitions": "recovery.storage.initialize",

@@ -54,6 +54,10 @@ class RecoveryConfig:
     tls_cert, tls_key: on a cluster, PEM files of the certificate that tasks of other hosts see, and its key; None:
         states cross the network without encryption.
     tls_ca: a PEM file of the certificates that tasks check it with; None: with tls_cert itself.
+    no_output: compute and drop the rows instead of passing them to the flow's sink. For forks only: elsewhere the
+        output of what is processed would never appear.
+    until: stop after the same input that the store from which this one was forked had read: 17 is its epoch 17,
+        "batch:41" its micro-batch 41. The input up to there is one micro-batch.
     state_backend: where the run history is kept, a URI; None: as the environment variable RECOVERY_STATE_BACKEND
         says, by default the recovery directory.
 
@@ -81,6 +85,8 @@ class RecoveryConfig:
     tls_cert: str | os.PathLike[str] | None = None
     tls_key: str | os.PathLike[str] | None = None
     tls_ca: str | os.PathLike[str] | None = None
+    no_output: bool = False
+    until: int | str | None = None
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -133,6 +139,8 @@ class RecoveryConfig:
                 given = local_path(given).absolute()
             set_field(self, "scratch_directory", given)
         self._check_rewind()
+        if self.until is not None:
+            set_field(self, "until", parse_until(self.until))
 
     def _check_tls(self) -> None:
         given = [name for name in ("tls_cert", "tls_key", "tls_ca") if getattr(self, name) is not None]
@@ -194,6 +202,19 @@ class RecoveryConfig:
     def backup_interval_s(self) -> float:
         """The backup interval in seconds; 0 if it is not given, which applies to the first run on a directory."""
         return given_backup_interval_s(self) or 0.0
+
+
+def parse_until(given: int | str) -> int | str:
+    """Return an epoch as a number, or a micro-batch as "batch:N". Raises ConfigurationError."""
+    text = str(given)
+    kind, colon, number = text.rpartition(":")
+    if type(given) is bool or not number.isdecimal() or (colon and kind != "batch"):
+        raise ConfigurationError(
+            f"{text!r:.80} is neither an epoch nor a micro-batch",
+            cause="",
+            remedy="Write 17 for epoch 17, or batch:41 for micro-batch 41.",
+        )
+    return text if colon else int(number)
 
 
 def checkpoint_address(config: RecoveryConfig) -> str | None:

@@ -113,6 +113,30 @@ def test_word_count_goes_on_where_it_stopped(shell: Any) -> None:
 
 
 @pytest.mark.long
+def test_the_story_of_a_bug_is_that_of_its_page(shell: Any) -> None:
+    """What the commands print is what docs/point-in-time.md shows, but for ids, times and places."""
+    printed = without_chance(shell(f"exec 2>&1\n{commands_of('bugfix/flights.py')}"))
+    [section] = re.findall(r"^## A bug in a flow.*?(?=^## )", (ROOT / "docs/point-in-time.md").read_text(), re.M | re.S)
+    blocks = re.findall(r"^```text\n(.*?)^```", section, re.M | re.S)
+    shown = [line for block in blocks for line in without_chance(block).splitlines() if not line.startswith("$ ")]
+    assert len(shown) > 30
+    assert [line for line in shown if line not in printed.splitlines()] == ["AA,N3ALAA,-15"]
+    assert "AA,N3ALAA,-15\n" in Path("flights.csv").read_bytes()[79_124:128_267].decode()
+    late: defaultdict[str, int] = defaultdict(int)
+    for line in Path("flights.csv").read_text().splitlines():
+        carrier, tailnum, delay = line.split(",")
+        late[f'["{carrier}","{tailnum}"]'] += 0 if delay == "NA" else max(0, int(float(delay)))
+    assert {key: state["minutes_late"] for key, state in states("delays").items()} == late
+
+
+def without_chance(text: str) -> str:
+    """The lines without ids, times, sizes in bytes, rates and places, and with single spaces."""
+    text = re.sub(r"[0-9a-f]{16}|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d", "…", text)
+    text = re.sub(r"[\d.,]+ (rows/s|[kM]B|B|m?s|min)\b|(?<=')?/[\w/.-]+(?=/(out|flights\.csv))", "…", text)
+    return re.sub(r" · snapshot.*|[ -]+(?=\n)| +(?= )", "", text)
+
+
+@pytest.mark.long
 def test_flight_delays_match_the_data(shell: Any) -> None:
     """After two runs on a growing file, the figures of every carrier and airplane are those of all of it."""
     printed = shell(commands_of("flight_delays.py"))

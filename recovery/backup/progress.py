@@ -1,4 +1,4 @@
-"""Progress of backup, restore and drill."""
+"""Progress of backup, restore, drill and fork."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Step = Literal["copy", "check", "store", "stored", "linked", "fetch", "fetched", "settle"]
+Step = Literal["copy", "check", "store", "stored", "linked", "fetch", "fetched", "settle", "copied", "cloned"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from recovery.cli.common import Commands
 from recovery.cli.demo import demo
 from recovery.cli.diff import diff
 from recovery.cli.drill import drill
+from recovery.cli.fork import fork
 from recovery.cli.gc import gc
 from recovery.cli.history import history
 from recovery.cli.hwm import hwm
@@ -54,6 +55,7 @@ for command in (
     backup,
     restore,
     drill,
+    fork,
     checkpoint,
     import_group,
     hwm,

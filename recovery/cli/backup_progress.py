@@ -1,4 +1,4 @@
-"""Progress of backup, restore and drill: one line per file, and on a terminal a status line updated in place."""
+"""Progress of backup, restore, drill and fork: one line per file, and on a terminal a status line updated in place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from recovery.backup.progress import Progressed
 from recovery.cli.common import format_size, tell
 
 DOING = {"copy": "copying", "check": "checking", "store": "storing", "fetch": "fetching"}
-DONE = {"stored": "stored", "linked": "changes stored", "fetched": "fetched and checked"}
+DONE = {
+    "stored": "stored",
+    "linked": "changes stored",
+    "fetched": "fetched and checked",
+    "copied": "copied",
+    "cloned": "cloned",
+}
 
 
 class CopyProgress:

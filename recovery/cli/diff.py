@@ -22,8 +22,8 @@ from recovery.operational.comparison import (
     SourcePosition,
     StepCounts,
     compare,
-    is_partial,
     positions,
+    since,
     steps_of,
 )
 from recovery.operational.step_edits import moment
@@ -42,6 +42,7 @@ MOST_CHARS = 100
 @click.option("--epoch-b", type=click.IntRange(min=0), metavar="E", help="B as of this epoch; by default the newest.")
 @click.option("--step", "steps", multiple=True, metavar="STEP", help="Only this step; may be given several times.")
 @click.option("--key", "pattern", metavar="GLOB", help="Only keys that match: * any characters, ? one, [abc] one of.")
+@click.option("--every-key", is_flag=True, help="Read all keys, also where both share a history.")
 @click.option("--tolerance", type=click.FloatRange(min=0), default=0.0, help="By how much floats may differ.")
 @click.option("--ignore-field", "ignored", multiple=True, metavar="NAME", help="Do not compare fields of this name.")
 @click.option(
@@ -56,6 +57,7 @@ def diff(
     epoch_b: int | None,
     steps: tuple[str, ...],
     pattern: str | None,
+    every_key: bool,
     tolerance: float,
     ignored: tuple[str, ...],
     limit: int,
@@ -80,24 +82,27 @@ def diff(
     comparison = Comparison(tolerance, frozenset(ignored))
     with differences_file(output) as write:
         for step in chosen:
-            for found in compare(one, other, step, comparison, counts[step], pattern):
+            for found in compare(one, other, step, comparison, counts[step], pattern, every_key=every_key):
                 write(found)
                 if len(shown) < limit:
                     shown.append(found)
-    sources = positions(one, other)
+    sources, partly = positions(one, other), None if every_key else since(one, other)
     differ = any(each.differ for each in counts.values())
     if as_json:
         print_json({
             "a": {"directory": a.shown, "epoch": one.epoch}, "b": {"directory": b.shown, "epoch": other.epoch},
             "equal": not differ, "same_position": _same(sources),
+            "compared_since_epoch": partly,
             "sources": [{"source": each.source, "a": each.a, "b": each.b} for each in sources],
-            "steps": {step: _counts(each, is_partial(one, other)) for step, each in counts.items()},
+            "steps": {step: _counts(each, partly is not None) for step, each in counts.items()},
             "differences": [each.as_json() for each in shown],
         })  # fmt: skip
     else:
         say(f"A: {a.shown}, epoch {one.epoch}\nB: {b.shown}, epoch {other.epoch}\n{_position_text(sources)}")
+        if one.paths != other.paths and partly is not None:
+            say(f"Both share the history up to epoch {partly}; compared is what changed since.")
         say()
-        say(_table(counts, is_partial(one, other)))
+        say(_table(counts, partly is not None))
         _say_differences(shown, sum(sum(each.counts.values()) for each in counts.values()), output)
     if differ:
         raise SystemExit(DIFFERENT)

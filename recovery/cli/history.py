@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import click
 
 from recovery.base.clock import SystemClock
+from recovery.base.printable import one_line
+from recovery.base.reserved import EPOCH_STEP
 from recovery.cli.common import format_time, json_option, print_json, say, table
+from recovery.cli.places import open_state, state_options
 from recovery.cli.readable import READABLE, Readable
 from recovery.cli.state_common import json_text
-from recovery.operational.step_history import Version, key_history
+from recovery.errors import StateNotFoundError, UnsupportedPlanError
+from recovery.operational.step_history import History, Version, key_history, mark_history
 from recovery.operational.targets import Steps
+from recovery.operational.values import to_json
 from recovery.planning.comparing import ABSENT, Difference
 
 SHOWN_CHANGES = 5
@@ -17,21 +26,97 @@ SHOWN_CHANGES = 5
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=READABLE, envvar="RECOVERY_DIRECTORY")
-@click.option("--step", metavar="STEP", required=True, help="The step of the flow.")
-@click.option("--key", metavar="KEY", required=True, help="The state key.")
+@click.option("--step", metavar="STEP", help="The step of the flow.")
+@click.option("--key", metavar="KEY", help="The state key.")
+@click.option("--hwm", metavar="KEY", help="A high-water mark, in place of --step and --key.")
+@click.option("--operator", type=click.IntRange(min=0), metavar="N", help="One of Spark's own operators, in place of "
+              "--step: says how to see its keys.")  # fmt: skip
+@click.option("--input", "with_input", is_flag=True, help="Show which bytes of the files of the format `appended` each "
+              "epoch read.")  # fmt: skip
+@state_options
 @json_option
-def history(directory: Readable, step: str, key: str, as_json: bool) -> None:
+def history(
+    directory: Readable,
+    step: str | None,
+    key: str | None,
+    hwm: str | None,
+    operator: int | None,
+    with_input: bool,
+    environment: str,
+    as_json: bool,
+) -> None:
     """Show how one key came to its value: each version that is held, oldest first, and what changed in it.
 
     Reads only; a run may be going on. How far back it reaches is the backup interval (-b) of the run. DIR may also be a
     place of backups; a chain of incremental ones reaches back to its beginning.
     """
-    found = key_history(Steps(directory.path, step, SystemClock()), step, key)
+    given = [each is not None for each in (step, hwm, operator)]
+    if given.count(True) != 1 or (hwm is None) != (key is not None):
+        raise click.UsageError("Give --step and --key, or --hwm, or --operator and --key.")
+    if operator is not None:
+        raise _of_spark(directory.path, operator)
+    now: dict[str, Any] = {}
+    if hwm is not None:
+        found = mark_history(Steps(directory.path, EPOCH_STEP, SystemClock()), environment, hwm, with_input=with_input)
+        now = _mark_now(directory.path, environment, hwm, found)
+    else:
+        assert step is not None
+        assert key is not None
+        found = key_history(Steps(directory.path, step, SystemClock()), step, key, with_input=with_input)
     if as_json:
-        print_json({"directory": directory.shown, **found.as_json()})
+        print_json({"directory": directory.shown, **found.as_json(), **now})
         return
     say(table(("epoch", "closed", "execution", "micro-batches", "", "value", "changed"), map(_row, found.versions)))
+    if now.get("now"):
+        mark = now["now"]
+        say(one_line(f"set outside of epochs, {format_time(mark['changed_ms'])}: {json_text(mark['value'])}"))
+    elif "now" in now:
+        say("removed since, outside of epochs")
+    if with_input:
+        say()
+        say(_input_text(found.versions))
     say(f"held: epochs {found.oldest} to {found.newest}")
+
+
+def _of_spark(directory: Path, operator: int) -> UnsupportedPlanError:
+    return UnsupportedPlanError(
+        f"operator {operator} is one of Spark's own, whose rows only Spark can decode",
+        path=directory,
+        cause="Its state is held as files of Spark's state store, in Spark's own form.",
+        remedy=f"Read it with Spark: python -m recovery checkpoint show DIR --operator {operator} --epoch E, and "
+        "--changes-since EPOCH for what changed.",
+    )
+
+
+def _mark_now(directory: Path, environment: str, key: str, found: History) -> dict[str, Any]:
+    """Return what the mark is now, if it is not the newest version: it was set or removed outside of epochs. Raises
+    StateNotFoundError if there is no such mark, and was none."""
+    mark = next((each for each in open_state(str(directory), environment).list_hwms() if each.key == key), None)
+    last = found.versions[-1].value if found.versions else ABSENT
+    if mark is None:
+        if not found.versions:
+            raise StateNotFoundError(
+                f"there is no mark {key!r:.120}", path=directory, remedy="List them: python -m recovery hwm list DIR"
+            )
+        return {} if last is ABSENT else {"now": None}
+    value = to_json(mark.value)
+    return {} if last is not ABSENT and value == last else {"now": {"value": value, "changed_ms": mark.changed_ms}}
+
+
+def _input_text(versions: Sequence[Version]) -> str:
+    """Return the bytes that each epoch read, one range of a file in a line."""
+    rows: list[tuple[object, ...]] = []
+    for each in versions:
+        if each.input is None:
+            rows.append((each.epoch, None, "not known: the epoch before it is not held", None, None))
+            continue
+        for source in each.input:
+            if source.ranges is None:
+                rows.append((each.epoch, source.source, "not a source of the format appended", None, None))
+            rows += [
+                (each.epoch, source.source, part.path, str(part.begin), str(part.end)) for part in source.ranges or ()
+            ]
+    return table(("epoch", "source", "file", "from byte", "to byte"), rows)
 
 
 def _row(version: Version) -> tuple[object, ...]:

@@ -24,6 +24,7 @@ from recovery.errors import RecoveryError
 from recovery.planning.explain import Explanation, explain
 from recovery.planning.going_back import after_text, discarded
 from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.storage.origin import read_origins
 from recovery.storage.scan import scan
 
 
@@ -48,10 +49,13 @@ def plan(directory: Path, resume_after: int | None, resume_epoch: int | None, as
             say(_files_text(files))
             tell_error(error)
         raise SystemExit(error.exit_code) from error
+    origins = read_origins(directory)
     if as_json:
-        print_json(_plan_facts(directory, planned, files))
+        print_json({**_plan_facts(directory, planned, files), "origins": [each.as_json() for each in origins]})
         return
     say(_summary(planned))
+    for origin in origins:
+        say(one_line(origin.text(format_time)))
     say()
     notes = {v.path: v.note for v in planned.verdicts}
     say(_files_text(files, notes if rewind_to is not None else {}))

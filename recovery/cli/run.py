@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from recovery.base.intervals import AVAILABLE_NOW
+from recovery.base.printable import one_line
 from recovery.cli.common import (
     DIRECTORY,
     INTERVAL,
@@ -52,6 +53,8 @@ WITH_DIRECTORY = (
     "tls_key",
     "tls_ca",
     "scratch_directory",
+    "no_output",
+    "until",
 )
 """Options that need a recovery directory: without their effect the run would not be the intended one."""
 
@@ -85,6 +88,11 @@ WITH_DIRECTORY = (
 @click.option("--rename-step", multiple=True, metavar="OLD=NEW", help="Keep a step's state under its new id.")
 @click.option("--keep-step", multiple=True, metavar="STEP",
               help="Keep a step's state unchanged although its key or state type changed.")  # fmt: skip
+@click.option("--no-output", is_flag=True,
+              help="Of a fork: compute and drop the rows, instead of giving them to the flow's sink.")  # fmt: skip
+@click.option("--until", metavar="EPOCH|batch:N",
+              help="Of a fork: stop after the same input that its origin had read at the end of this epoch or "
+                   "micro-batch.")  # fmt: skip
 @click.option("--trigger", type=TRIGGER, default=AVAILABLE_NOW, show_default=True,
               metavar="available-now|once|INTERVAL",
               help="Run to the end of the input, or for ever with this time between micro-batches. once is "
@@ -131,6 +139,8 @@ def run(
     drop_step: tuple[str, ...],
     rename_step: tuple[str, ...],
     keep_step: tuple[str, ...],
+    no_output: bool,
+    until: str | None,
     trigger: str | float,
     master: str,
     serve_at: str | None,
@@ -183,6 +193,8 @@ def run(
             tls_ca=tls_ca,
             scratch_directory=scratch_directory,
             state_backend=chosen_backend(),
+            no_output=no_output,
+            until=until,
         )
     else:
         _refuse_directory_options(click.get_current_context())
@@ -198,6 +210,8 @@ def run(
     prepare_environment(*import_paths(target), master=master)
     flow = load(target)
     if isinstance(flow, Pipeline):
+        if no_output or until is not None:
+            raise click.UsageError("--no-output and --until are for flows.")
         if metrics_port is not None:
             raise click.UsageError("--metrics-port is for flows; `recovery runs` shows what a pipeline did.")
 
@@ -216,6 +230,9 @@ def run(
     if config is None and not as_json:
         tell("No -r given: running without recovery, state is lost at the end.")
 
+    if no_output and not as_json:
+        tell(one_line(f"--no-output: {_sink_text(flow.sink)}; rows are computed and dropped"))
+
     def run_once(config: RecoveryConfig | None) -> RunSummary:
         with Progress(flow.name, quiet=as_json) as progress:
             return run_flow(flow, config, trigger=trigger, master=master, conf=conf, observer=progress.observe)
@@ -227,6 +244,15 @@ def run(
         print_json(asdict(summary))
     else:
         tell(summary_text(summary))
+
+
+def _sink_text(sink: object) -> str:
+    if sink is None:
+        return "the flow has no sink"
+    is_described = type(sink).__repr__ is not object.__repr__
+    return (
+        f"{getattr(sink, '__qualname__', None) or (repr(sink) if is_described else type(sink).__name__)} gets nothing"
+    )
 
 
 def asking(run_with: Callable[[RecoveryConfig | None], T], config: RecoveryConfig | None) -> T:

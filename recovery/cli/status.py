@@ -54,12 +54,18 @@ def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
     Only reads; a run may be going on.
     """
     gathered = gather(directory, parse_targets(thresholds), SystemClock().wall_ms())
-    facts = {**collect_status(directory, list(gathered.found), gathered.sizes), **collect_health(gathered)}
+    facts = {
+        **collect_status(directory, list(gathered.found), gathered.sizes),
+        "origins": [each.as_json() for each in gathered.origins],
+        **collect_health(gathered),
+    }
     if as_json:
         print_json(facts)
         return
     flow = f"flow {one_line(facts['flow'])}" if facts["flow"] else "no flow yet"
     say(f"{one_line(directory)}: store {one_line(facts['store_id'])}, {flow}")
+    for origin in gathered.origins:
+        say(one_line(origin.text(format_time)))
     holder = facts["lock"]
     if holder:
         say(one_line(f"in use by {describe_holder(holder)}"))

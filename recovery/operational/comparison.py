@@ -6,15 +6,15 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from recovery.base.reserved import CHECKPOINT_STEP, SOURCES_STEP
-from recovery.checkpoint.offsets import labels, read_log
-from recovery.checkpoint.source_places import recorded_places
-from recovery.checkpoint.sources import PLACES_KEY
+from recovery.operational.epoch_input import position_of
 from recovery.operational.ids import matches
 from recovery.operational.step_edits import Moment
 from recovery.operational.step_history import content
 from recovery.planning.comparing import ABSENT, Comparison, Difference
-from recovery.storage.history import KeyState
+from recovery.storage.history import KeyChange, KeyState
+
+Pair = tuple[str, KeyState | None, KeyState | None]
+"""A key with its states in both snapshots; None: it has none."""
 
 CHANGED, ONLY_A, ONLY_B = "changed", "only in A", "only in B"
 
@@ -55,17 +55,24 @@ class StepCounts:
 
 
 def compare(
-    a: Moment, b: Moment, step: str, comparison: Comparison, counts: StepCounts, pattern: str | None = None
+    a: Moment,
+    b: Moment,
+    step: str,
+    comparison: Comparison,
+    counts: StepCounts,
+    pattern: str | None = None,
+    *,
+    every_key: bool = False,
 ) -> Iterator[KeyDifference]:
     """Yield the keys of a step that differ between two snapshots, by key, and add all of them to `counts`.
 
-    pattern: only keys that match this glob. Of two snapshots of the same files it reads only the keys that changed in
-    between, so `counts.equal` lacks the others; see `is_partial`.
+    pattern: only keys that match this glob. Where both share a history that they hold, it reads only the keys that
+    changed since, so `counts.equal` lacks the others; see `since`. every_key: it reads all of them nevertheless.
     """
-    for key, before, after in _pairs(a, b, step):
+    for key, before, after in _all_pairs(a, b, step) if every_key else pairs(a, b, step):
         if not matches(key, pattern):
             continue
-        found = _difference(step, key, before, after, comparison)
+        found = difference_of(step, key, before, after, comparison)
         if found is None:
             counts.equal += 1
         else:
@@ -73,18 +80,49 @@ def compare(
             yield found
 
 
-def is_partial(a: Moment, b: Moment) -> bool:
-    """Return whether two snapshots are of the same files, so that a comparison reads only what was written between."""
-    return a.paths == b.paths
+def since(a: Moment, b: Moment) -> int | None:
+    """Return the epoch from which on a comparison reads what was written; None: it reads all keys.
+
+    That is the older of two snapshots of the same files, or the newest epoch that two stores hold of a history that
+    they share.
+    """
+    if a.paths == b.paths:
+        return min(a.epoch, b.epoch)
+    shared = a.shared_with(b)
+    return shared[0].epoch if shared else None
 
 
-def _pairs(a: Moment, b: Moment, step: str) -> Iterator[tuple[str, KeyState | None, KeyState | None]]:
-    if is_partial(a, b):
+def pairs(a: Moment, b: Moment, step: str) -> Iterator[Pair]:
+    """Yield the keys of a step that may differ between two snapshots, by key, with their states in both."""
+    if a.paths == b.paths:
         older, newer = sorted((a, b), key=lambda at: at.epoch)
         for change in newer.changes_in_order(step, older):
             both = (change.before, change.after) if older is a else (change.after, change.before)
             yield change.key, *both
         return
+    shared = a.shared_with(b)
+    yield from _all_pairs(a, b, step) if shared is None else _changed_pairs(a, b, step, shared)
+
+
+def _changed_pairs(a: Moment, b: Moment, step: str, shared: tuple[Moment, Moment]) -> Iterator[Pair]:
+    """Yield the keys that changed on either side since the snapshot that both share. A side on which a key did not
+    change has the state that it had in that snapshot."""
+    changes, others = a.changes_in_order(step, shared[0]), b.changes_in_order(step, shared[1])
+    one, other = next(changes, None), next(others, None)
+    while one is not None or other is not None:
+        if other is None or (one is not None and one.key < other.key):
+            assert one is not None
+            yield one.key, one.after, one.before
+            one = next(changes, None)
+        elif one is None or other.key < one.key:
+            yield other.key, other.before, other.after
+            other = next(others, None)
+        else:
+            yield one.key, one.after, other.after
+            one, other = next(changes, None), next(others, None)
+
+
+def _all_pairs(a: Moment, b: Moment, step: str) -> Iterator[Pair]:
     rows, others = a.states_in_order(step), b.states_in_order(step)
     row, other = next(rows, None), next(others, None)
     while row is not None or other is not None:
@@ -100,9 +138,17 @@ def _pairs(a: Moment, b: Moment, step: str) -> Iterator[tuple[str, KeyState | No
             row, other = next(rows, None), next(others, None)
 
 
-def _difference(
+def changed_states(a: Moment, b: Moment, step: str) -> Iterator[KeyChange]:
+    """Yield the keys of a step whose state differs between two snapshots, by key, with both states as stored."""
+    for key, before, after in pairs(a, b, step):
+        if difference_of(step, key, before, after, Comparison()) is not None:
+            yield KeyChange(key, before, after)
+
+
+def difference_of(
     step: str, key: str, before: KeyState | None, after: KeyState | None, comparison: Comparison
 ) -> KeyDifference | None:
+    """Return how a key differs between two snapshots; None: it does not."""
     timeouts = (before.timeout_ms if before else None, after.timeout_ms if after else None)
     if before is None or after is None:
         found = before or after
@@ -131,33 +177,8 @@ class SourcePosition:
 
 def positions(a: Moment, b: Moment) -> list[SourcePosition]:
     """Return the position of each source in both snapshots, by its number in the plan; tick sources are left out."""
-    one, other = _position(a), _position(b)
+    one, other = position_of(a), position_of(b)
     return [SourcePosition(each, one.get(each), other.get(each)) for each in dict.fromkeys([*one, *other])]
-
-
-def _position(at: Moment) -> dict[str, str]:
-    text = _stored(at, f"offsets/{at.cut[2]}")
-    if not text:
-        return {}
-    log = read_log(text)
-    recorded = at.state(SOURCES_STEP, PLACES_KEY)
-    if recorded is None or not isinstance(recorded.value, str):
-        return dict(log.offsets)
-    places = recorded_places(recorded.value)
-    of_input = [name for name, ticks in zip(labels(places, log), places.ticks, strict=True) if not ticks]
-    return {
-        str(number): log.offsets[name] for number, name in enumerate(dict.fromkeys(of_input)) if name in log.offsets
-    }
-
-
-def _stored(at: Moment, path: str) -> str:
-    """Return a file of the checkpoint that a snapshot holds, as text; empty if it holds none."""
-    whole = at.state(CHECKPOINT_STEP, path)
-    chunks = [whole] if whole else []
-    while not whole and (chunk := at.state(CHECKPOINT_STEP, f"{path}#{len(chunks) + 1:05}")):
-        chunks.append(chunk)
-    pieces = (each.value.encode() if isinstance(each.value, str) else each.value for each in chunks)
-    return b"".join(pieces).decode(errors="replace")
 
 
 def steps_of(a: Moment, b: Moment, wanted: Collection[str] = ()) -> list[str]:

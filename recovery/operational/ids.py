@@ -5,6 +5,7 @@ and %25, so a part cannot reach into another scope:
 
     hwm                                      the high-water marks
     rewinds                                  the rewinds that executions made; in the recovery directory
+    origin                                   the store that this one was made from; in the recovery directory
     runs/<pipeline>/<moment>-<random>        one run
     process/<namespace>/<name>               state of a process
     task/<dag>/<task>                        state of a task

@@ -7,12 +7,12 @@ import heapq
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from recovery.base.clock import Clock
-from recovery.base.ids import Epoch
+from recovery.base.ids import NO_EPOCH, Epoch
 from recovery.base.reserved import RESERVED_PREFIX
 from recovery.epochs.writer import EpochWriter, StepKey
 from recovery.errors import ConfigurationError, EpochNotHeldError, FlowMismatchError, RecoveryError
@@ -21,6 +21,7 @@ from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.runs import EDIT, RunHistory, RunRecorder
 from recovery.planning.going_back import kept_interval_s
 from recovery.planning.resume import Cut, ResumePlan, common_cuts, plan_resume
+from recovery.planning.timeline import TimelinePart, fork, timeline
 from recovery.planning.values import ClosedEpoch
 from recovery.storage.history import (
     KeyChange,
@@ -47,24 +48,40 @@ E = TypeVar("E")
 class Moment:
     """One snapshot of a recovery directory: the files, and the cut that they share.
 
-    epochs: the closed epochs that the files held when the snapshot was chosen. oldest: the oldest one that they shared.
+    epochs: the closed epochs that the files held when the snapshot was chosen. cuts: the snapshots that they shared.
+    timeline: which execution closed which epochs up to this one.
     """
 
     paths: tuple[Path, ...]
     cut: Cut
     epochs: tuple[ClosedEpoch, ...]
-    oldest: int
+    cuts: frozenset[Cut]
+    timeline: tuple[TimelinePart, ...]
 
     @classmethod
     def of(cls, plan: ResumePlan, cut: Cut) -> Moment:
         """Return the snapshot of a cut that all partitions of a plan hold."""
         held = plan.partitions
-        return cls(tuple(d.path for d in held), cut, held[0].epochs, min(common_cuts(held))[0])
+        snapshot = next((closed for closed in held[0].epochs if closed.cut == cut), None)
+        parts = timeline(held[0].executions, snapshot)
+        return cls(tuple(d.path for d in held), cut, held[0].epochs, frozenset(common_cuts(held)), parts)
 
     @property
     def epoch(self) -> int:
         """The snapshot's epoch; 0 for the time before the first."""
         return self.cut[0]
+
+    @property
+    def oldest(self) -> int:
+        """The oldest epoch that the files shared."""
+        return min(self.cuts)[0]
+
+    def shared_with(self, other: Moment) -> tuple[Moment, Moment] | None:
+        """Return the newest snapshot that both directories hold of the history that they share, as a moment of each;
+        None if there is none. A fork shares the history of its origin, and a restored backup that of its store."""
+        limit = min(fork(self.timeline, other.timeline), self.epoch, other.epoch)
+        cuts = [cut for cut in self.cuts & other.cuts if NO_EPOCH < cut[0] <= limit]
+        return (replace(self, cut=max(cuts)), replace(other, cut=max(cuts))) if cuts else None
 
     def states(self, step: str) -> Iterator[KeyState]:
         """Yield the states of a step, one partition after the other."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from recovery.base.ids import NO_BATCH
-from recovery.errors import StateNotFoundError
+from recovery.base.reserved import EPOCH_STEP
+from recovery.errors import CorruptPartitionError, StateNotFoundError
+from recovery.operational import marks
+from recovery.operational.epoch_input import SourceInput, epoch_input
+from recovery.operational.ids import escape
+from recovery.operational.step_edits import Moment
 from recovery.operational.targets import Steps, content_of, unknown_step
 from recovery.planning.comparing import ABSENT, Comparison, Difference
 from recovery.planning.values import ClosedEpoch
@@ -32,6 +37,8 @@ class Version:
     closed: ClosedEpoch | None
     first_batch: int | None
     changes: tuple[Difference, ...]
+    input: tuple[SourceInput, ...] | None = None
+    """What the epoch read, if it was asked for; None: it was not, or the epoch before is not held."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the version as JSON."""
@@ -46,6 +53,7 @@ class Version:
             "first_batch": self.first_batch,
             "last_batch": None if closed is None else closed.batch_id,
             "changes": [each.as_json() for each in self.changes],
+            **({} if self.input is None else {"input": [each.as_json() for each in self.input]}),
         }
 
 
@@ -66,8 +74,9 @@ class History:
                 "versions": found}  # fmt: skip
 
 
-def key_history(target: Steps, step: str, key: str) -> History:
-    """Return every version of a key that a directory holds. Only reads; a run may be active.
+def key_history(target: Steps, step: str, key: str, *, with_input: bool = False) -> History:
+    """Return every version of a key that a directory holds. Only reads; a run may be active. with_input: add what each
+    epoch read.
 
     Raises the errors of planning and reading, and StateNotFoundError for a step or key without any version.
     """
@@ -81,11 +90,40 @@ def key_history(target: Steps, step: str, key: str) -> History:
             f"step {step!r:.80} has no state of key {key!r:.200} in epochs {at.oldest} to {at.epoch}",
             path=target.location,
         )
-    closed = {int(each.epoch): each for each in at.epochs}
-    return History(step, key, at.oldest, at.epoch, tuple(_versions(found, closed)))
+    return _history(at, step, key, found, content, with_input)
 
 
-def _versions(found: Sequence[KeyVersion], closed: Mapping[int, ClosedEpoch]) -> list[Version]:
+def mark_history(target: Steps, environment: str, key: str, *, with_input: bool = False) -> History:
+    """Return every version of a high-water mark that epochs of a directory moved; without versions if none did. Raises
+    the errors of planning and reading."""
+    found = target.moment.versions(EPOCH_STEP, f"{escape(environment)}/{key}")
+    return _history(target.moment, EPOCH_STEP, key, found, _mark_value, with_input)
+
+
+def _history(
+    at: Moment,
+    step: str,
+    key: str,
+    found: Sequence[KeyVersion],
+    value_of: Callable[[str | bytes], Any],
+    with_input: bool,
+) -> History:
+    versions = _versions(found, {int(each.epoch): each for each in at.epochs}, value_of)
+    if with_input:
+        versions = [replace(each, input=epoch_input(at, each.epoch)) for each in versions]
+    return History(step, key, at.oldest, at.epoch, tuple(versions))
+
+
+def _mark_value(value: str | bytes) -> Any:
+    try:
+        return marks.checked_row(content(value))["value"]
+    except ValueError as error:
+        raise CorruptPartitionError(f"the mark of an epoch cannot be read: {error}") from None
+
+
+def _versions(
+    found: Sequence[KeyVersion], closed: Mapping[int, ClosedEpoch], value_of: Callable[[str | bytes], Any]
+) -> list[Version]:
     versions: list[Version] = []
 
     def add(epoch: int, what: str, value: Any, timeout_ms: int | None) -> None:
@@ -96,7 +134,7 @@ def _versions(found: Sequence[KeyVersion], closed: Mapping[int, ClosedEpoch]) ->
         )
 
     for number, each in enumerate(found):
-        add(each.state.epoch, WRITTEN, content(each.state.value), each.state.timeout_ms)
+        add(each.state.epoch, WRITTEN, value_of(each.state.value), each.state.timeout_ms)
         replaced = number + 1 < len(found) and found[number + 1].state.epoch == each.until
         if each.until is not None and not replaced:
             ended = closed.get(each.until)

@@ -10,7 +10,7 @@ import pyarrow
 
 from recovery.errors import StateValueError
 from recovery.planning.resume import Cut
-from recovery.storage.history import KeyState, changes_between, states_at
+from recovery.storage.history import KeyChange, KeyState, changes_between, states_at
 
 MOST_ROWS = 10_000
 MOST_CHARS = 4 << 20
@@ -39,7 +39,11 @@ def step_rows(path: Path, step: str, cut: Cut, since: Cut | None = None) -> Batc
     if since is None:
         states = states_at(path, step, cut)
         return _batches(((s.key, _text(step, s), s.epoch, _micros(s.timeout_ms)) for s in states), STATE_ARROW)
-    changes = changes_between(path, step, since, cut)
+    return change_rows(step, changes_between(path, step, since, cut))
+
+
+def change_rows(step: str, changes: Iterable[KeyChange]) -> Batches:
+    """Yield changes of a step's states as record batches. Raises StateValueError for a value that is not text."""
     return _batches(
         (
             (c.key, _KINDS[c.before is None, c.after is None], _text(step, c.before), _text(step, c.after))

@@ -15,7 +15,7 @@ from pathlib import Path
 from recovery.base.ids import NO_EPOCH, Epoch
 from recovery.base.intervals import format_interval
 from recovery.base.wording import counted
-from recovery.errors import LinkedPartitionError
+from recovery.errors import ForeignPartitionError, LinkedPartitionError, RecoveryError
 from recovery.planning.resume import Cut, common_cuts, cut_off
 from recovery.planning.values import ClosedEpoch, Execution, FoundFile, PartitionDescription
 
@@ -35,6 +35,13 @@ class Role(StrEnum):
     DAMAGED = "damaged"
     FOREIGN = "foreign"
     DUPLICATE = "duplicate"
+
+
+_ROLES: dict[type[RecoveryError], Role] = {
+    LinkedPartitionError: Role.DUPLICATE,
+    ForeignPartitionError: Role.FOREIGN,
+}
+"""The roles of files that cannot be used, by the error; others are damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +224,6 @@ def _stray(d: PartitionDescription, store_id: str, count: int) -> Explanation:
 def _unreadable(file: FoundFile, needed: str) -> Explanation:
     assert file.error is not None
     named = file.path.name.startswith("part-")
-    linked = isinstance(file.error, LinkedPartitionError)
-    fix = needed if named and needed and not linked else file.error.remedy
-    return Explanation(file.path, Role.DUPLICATE if linked else Role.DAMAGED, None, None, None, file.error.found, fix)
+    role = _ROLES.get(type(file.error), Role.DAMAGED)
+    fix = needed if named and needed and role is not Role.DUPLICATE else file.error.remedy
+    return Explanation(file.path, role, None, None, None, file.error.found, fix)

@@ -9,7 +9,7 @@ from typing import Any
 
 from recovery.backup.note import LastBackup, last_backup
 from recovery.base.reserved import CHECKPOINT_STEP, RESERVED_PREFIX
-from recovery.errors import RecoveryError
+from recovery.errors import RecoveryError, with_path
 from recovery.native.held import held_operators, held_rows
 from recovery.operational.step_edits import moment
 from recovery.planning.advice import Known
@@ -18,6 +18,7 @@ from recovery.planning.measures import Measure, StepSize, summed
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.lock import lock_holder
+from recovery.storage.origin import Origin, read_origins
 from recovery.storage.scan import largest_states, read_measures, scan, sizes_in
 
 
@@ -27,6 +28,7 @@ class Facts:
 
     plan: None when no run can resume from the files; `problem` explains why.
     sizes: per file name, the steps in its newest snapshot; None: the file does not contain them.
+    origins: the stores that this one was made from, the nearest first.
     operator_count, operator_rows: Spark's own operators that have state, and the rows in it; None: not known of all.
     """
 
@@ -43,6 +45,7 @@ class Facts:
     problems: tuple[str, ...]
     operator_count: int = 0
     operator_rows: int | None = None
+    origins: tuple[Origin, ...] = ()
 
     @property
     def described(self) -> list[PartitionDescription]:
@@ -95,6 +98,7 @@ def gather(directory: Path, targets: Sequence[Target], now_ms: int) -> Facts:
     lag_s = None if backup is None else max(0, now_ms - backup.finished_ms) / 1000
     began = (execution for file in found if file.description for execution in file.description.executions)
     waiting_s = unsaved_s(began, now_ms)
+    origins = _origins(directory, problems) if problem is None else ()
     return Facts(
         directory=directory,
         now_ms=now_ms,
@@ -109,6 +113,7 @@ def gather(directory: Path, targets: Sequence[Target], now_ms: int) -> Facts:
         problems=tuple(problems),
         operator_count=operators,
         operator_rows=operator_rows,
+        origins=origins,
     )
 
 
@@ -130,6 +135,14 @@ def _operators(
         return 0, None
     counts = [rows.get(each.number) for each in operators]
     return len(operators), None if None in counts else sum(count or 0 for count in counts)
+
+
+def _origins(directory: Path, problems: list[str]) -> tuple[Origin, ...]:
+    try:
+        return read_origins(directory)
+    except RecoveryError as error:
+        problems.append(with_path(error.found, error.path))
+        return ()
 
 
 def _state_bytes(sizes: Mapping[str, Mapping[str, StepSize] | None], partitions: int) -> int | None:

@@ -99,10 +99,11 @@ def _header(facts: Facts, title: str) -> str:
         holder = facts.holder
         running = f" · in use by process {escaped(holder['pid'])} on {escaped(holder['host'])}"
     partitions = counted(count, "partition")
+    origin = f'<p class="sub">{escaped(facts.origins[0].text(moment_text))}</p>' if facts.origins else ""
     return (
         f'<header><div class="brand">{MARK}recovery</div><div class="head"><div><h1><bdi>{escaped(shortened(title))}'
-        f'</bdi></h1><p class="sub">store {escaped(", ".join(stores) or "not known")} · {partitions}{running}</p></div>'
-        f'<span class="pill {level}">{escaped(said)}</span></div></header>'
+        f'</bdi></h1><p class="sub">store {escaped(", ".join(stores) or "not known")} · {partitions}{running}</p>'
+        f'{origin}</div><span class="pill {level}">{escaped(said)}</span></div></header>'
     )
 
 

@@ -18,6 +18,7 @@ import msgspec
 from recovery.base.untrusted_json import Count, Number, decode_json
 from recovery.base.untrusted_paths import name_objection
 from recovery.errors import OutputMismatchError, shown
+from recovery.sinks.forks import check_not_of_origin
 from recovery.sinks.protocol import Resume
 
 VERSION = 1
@@ -249,6 +250,7 @@ def _check_unused(found: Found, note: Note | None, path: str, fresh: bool) -> No
 
 
 def _check_owner(owner: Owner, resume: Resume, format: str, path: str) -> None:
+    check_not_of_origin(resume, owner.store, path, "FileSink(NEW_DIRECTORY, fresh=True)")
     if (owner.store, owner.flow) != (resume.store_id, resume.flow_id):
         raise OutputMismatchError(
             f"it holds the output of flow {owner.flow!r} on recovery directory {owner.store}, "

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from recovery.base.ids import BatchId, Epoch, Lease
 from recovery.errors import ConfigurationError
 from recovery.planning.timeline import TimelinePart
+from recovery.storage.origin import Origin
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -115,6 +116,7 @@ class Resume:
     note: what `prepare` returned for the newest closed epoch in which this sink took part, None if there is none.
     timeline: which execution closed which epochs below `epoch`.
     floor: as in `EpochOutput`.
+    origins: the stores that this one was forked or repartitioned from, the nearest first.
     """
 
     epoch: Epoch
@@ -124,6 +126,7 @@ class Resume:
     flow_id: str
     floor: Epoch
     timeline: tuple[TimelinePart, ...]
+    origins: tuple[Origin, ...] = ()
 
     def closed(self, epoch: int, execution_id: str) -> bool:
         """Whether this execution closed this epoch on the current timeline."""

@@ -45,6 +45,7 @@ from recovery.sinks.database import (
     says_unfit,
     session,
 )
+from recovery.sinks.forks import check_not_of_origin
 from recovery.sinks.protocol import EpochOutput, Resume
 from recovery.sinks.values import changed, changes_of, for_sqlite, rows_of
 
@@ -360,6 +361,7 @@ class UpsertSink:
         [[sink, store_id, flow_id, history_from]] = database.run(
             "SELECT sink, store_id, flow_id, history_from FROM {owner}"
         )
+        check_not_of_origin(resume, store_id, f"table {self.table}")
         if (store_id, flow_id) != (resume.store_id, resume.flow_id):
             raise self._mismatch(
                 f"it is written by flow {flow_id!r} on recovery directory {store_id}, "

@@ -21,11 +21,12 @@ import apsw
 
 from recovery.base.ids import Epoch
 from recovery.errors import CorruptPartitionError, RecoveryError
+from recovery.host.cloned import clone
 from recovery.host.durable import create, sync
 from recovery.planning.values import PartitionDescription
 from recovery.storage.sqlite.beginning import BEGINNING
 from recovery.storage.sqlite.changes_file import NO_MARKS, Marks, merge, read_links, write_link
-from recovery.storage.sqlite.describe import describe
+from recovery.storage.sqlite.describe import describe, set_store
 from recovery.storage.sqlite.digests import MODULUS, load_digests
 from recovery.storage.sqlite.measures import has_measures
 from recovery.storage.sqlite.replay import replay
@@ -42,6 +43,7 @@ from recovery.storage.sqlite.schema import (
     reading_mode,
     rows,
     stamp,
+    transaction,
     translated,
     value,
 )
@@ -170,6 +172,21 @@ class PinnedPartition:
             return False
         return not self._alone or stamp(self.path) == self._stamp
 
+    def clone_to(self, target: Path) -> bool:
+        """Clone the file, with its log, to the new file `target`; return whether that was possible. If not, use
+        `copy_to`, after `discard_copy`.
+
+        The log may hold more than it did when the transaction began, so the clone is of that moment or a later one.
+        Until `release`, a checkpoint moves only what the transaction sees from the log into the file, so both fit
+        together whenever they are cloned. Raises StorageError.
+        """
+        log = beside(self.path, "-wal")
+        with translated(target):
+            if not clone(self.path, target) or (log.exists() and not clone(log, beside(target, "-wal"))):
+                return False
+        # The transaction of a file without a log takes no lock.
+        return not self._alone or stamp(self.path) == self._stamp
+
     def release(self) -> None:
         """End the read transaction. Safe to repeat."""
         self._connection.close()
@@ -205,8 +222,16 @@ def pin(paths: Iterable[Path]) -> list[PinnedPartition]:
     return pinned
 
 
-def settle(path: Path, newest: Epoch) -> PartitionDescription:
-    """Make a restored file ready for use: move a log beside it into it, discard the epochs after `newest`, sync it.
+def discard_copy(path: Path) -> None:
+    """Remove a copy that is not to be used, and what lies beside it. Raises StorageError."""
+    with translated(path):
+        for each in (path, *(beside(path, suffix) for suffix in ("-wal", "-shm"))):
+            each.unlink(missing_ok=True)
+
+
+def settle(path: Path, newest: Epoch, *, store_id: str | None = None) -> PartitionDescription:
+    """Make a copied file ready for use: move a log beside it into it, discard the epochs after `newest`, sync it.
+    store_id: make it a file of this store.
 
     Afterwards the file is complete by itself. Raises CorruptPartitionError or StorageError.
     """
@@ -217,6 +242,9 @@ def settle(path: Path, newest: Epoch) -> PartitionDescription:
             connection.pragma("synchronous", "FULL")
         rewind(connection, path, newest)
         with translated(path):
+            if store_id is not None:
+                with transaction(connection):
+                    set_store(connection, store_id)
             connection.wal_checkpoint("main", mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         described = describe(connection, path)
     finally:

@@ -42,13 +42,18 @@ RESTORING = ".restore-"
 _STAGING_NAME = re.compile(r"\.(init|restore-\d+)-[0-9a-f]+")
 
 
+def new_store_id() -> str:
+    """Return a random id for a store that is being made."""
+    return secrets.token_hex(8)
+
+
 def init_partitions(
     directory: str | os.PathLike[str],
     count: int,
     *,
     umask: bool = False,
     clock: Clock | None = None,
-    random_id: Callable[[], str] = lambda: secrets.token_hex(8),
+    random_id: Callable[[], str] = new_store_id,
 ) -> list[Path]:
     """Create `count` empty recovery partitions in `directory` and return their paths. Creates the directory if needed.
 

@@ -18,6 +18,7 @@ from recovery.errors import (
 )
 from recovery.planning.measures import Measure, StepSize
 from recovery.planning.values import FoundFile, PartitionDescription
+from recovery.storage.origin import name_relatives
 from recovery.storage.sqlite import describe
 from recovery.storage.sqlite.columns import checked_rows
 from recovery.storage.sqlite.epoch_log import overlaid
@@ -38,6 +39,7 @@ SUFFIX = ".sqlite3"
 def scan(directory: Path) -> list[FoundFile]:
     """Return every file of `directory` that is, or by its name should be, a recovery partition. Changes nothing.
 
+    A file of the store that this one was made from has an error that says so.
     Raises NoPartitionsError when no file is.
     """
     found: list[FoundFile] = []
@@ -56,7 +58,7 @@ def scan(directory: Path) -> list[FoundFile]:
                 found.append(FoundFile(path, None, error))
     if not found:
         raise NoPartitionsError("it holds no recovery partition", path=directory)
-    return found
+    return name_relatives(found)
 
 
 def describe_file(path: Path) -> PartitionDescription:

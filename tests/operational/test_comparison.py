@@ -6,6 +6,8 @@ import csv
 import json
 import random
 import shutil
+import tempfile
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,6 +15,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recovery import fork
 from recovery.base.reserved import CHECKPOINT_STEP, SOURCES_STEP
 from recovery.checkpoint.source_places import places_of
 from recovery.checkpoint.sources import PLACES_KEY
@@ -121,6 +124,50 @@ def test_a_copy_is_equal(pair, tmp_path):
     """Another place with the same content; the exit code says so."""
     shutil.copytree(pair[0], tmp_path / "copy")
     assert "Both are at the same position" in run_diff(pair[0], tmp_path / "copy", code=0)
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 10**9))
+def test_a_fork_is_compared_since_it_was_made(store_maker, seed):
+    """Equal histories are equal, one changed key is exactly that key, and all else is as when all keys are read."""
+    generator = random.Random(seed)
+    directory = store_maker(generator.randrange(1, 4))
+
+    def write(place, batches, changes):
+        with Driver(place) as run:
+            for _ in range(batches):
+                changed = changes()
+                run.apply(run.epoch, changed)
+                run.close(run.epoch)
+
+    def anything():
+        return {key: generator.choice([None, '"1"', '"2"']) for key in generator.sample(KEYS, 3)}
+
+    write(directory, generator.randrange(1, 4), anything)
+    with tempfile.TemporaryDirectory() as name:
+        forked = Path(name) / "fork"
+        epoch = fork(directory, forked, generator.choice([None, 1])).origin.epoch
+        assert run_json(directory, forked, "--epoch-a", epoch) == (epoch, {})
+        write(directory, generator.randrange(0, 3), anything)
+        write(forked, generator.randrange(0, 3), anything)
+        for words in ((), ("--epoch-a", epoch), ("--epoch-b", epoch)):
+            since, found = run_json(directory, forked, *words)
+            assert (since, found) == (epoch, run_json(directory, forked, *words, "--every-key")[1])
+            swapped = [{"--epoch-a": "--epoch-b", "--epoch-b": "--epoch-a"}.get(word, word) for word in words]
+            assert run_json(forked, directory, *swapped)[1] == {key: (b, a) for key, (a, b) in found.items()}
+        one, other = Path(name) / "one", Path(name) / "other"
+        fork(directory, one)
+        fork(directory, other)
+        write(other, 1, lambda: {"z": '"changed"'})
+        assert run_json(one, other)[1].keys() == {"z"}
+
+
+def run_json(a, b, *words):
+    """Since which epoch two directories are compared, and what differs, by key."""
+    done = CliRunner().invoke(main, ["diff", str(a), str(b), *map(str, words), "--json"])
+    found = json.loads(done.output)
+    assert done.exit_code == (0 if found["equal"] else 1), done.output
+    return found["compared_since_epoch"], {each["key"]: (each.get("a"), each.get("b")) for each in found["differences"]}
 
 
 def test_positions_without_ticks(make_store):

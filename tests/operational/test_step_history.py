@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery import StateNotFoundError
+from recovery import StateManager, StateNotFoundError, UnsupportedPlanError
+from recovery.appended.position import FilePosition, InputOffset
 from recovery.base.clock import SystemClock
+from recovery.base.reserved import CHECKPOINT_STEP, EPOCH_STEP
 from recovery.cli import main
+from recovery.operational import marks
+from recovery.operational.closed_marks import changes
 from recovery.operational.step_history import REMOVED, TIMED_OUT, WRITTEN, key_history
 from recovery.operational.targets import Steps
 from recovery.planning.comparing import ABSENT
@@ -122,3 +127,72 @@ def test_a_row_that_was_altered(ran):
         alter(path, "UPDATE superseded SET ser_change = '{\"n\":7}' WHERE state_key = 'a' AND snap_epoch IS NOT NULL")
     done = CliRunner().invoke(main, ["history", str(ran), "--step", STEP, "--key", "a"])
     assert done.exit_code == 23, done.output
+
+
+def offset(**ends):
+    """A position in appended files: how far each was read, by name."""
+    positions = {
+        number: FilePosition(f"/in/{name}", f"/in/{name}", end, end, 0, 7, "ab")
+        for number, (name, end) in enumerate(ends.items(), 1)
+    }
+    return json.dumps(InputOffset(positions, len(ends) + 1).to_json())
+
+
+def call(directory, *words):
+    """Run the command; its text, or its exit code."""
+    done = CliRunner().invoke(main, ["history", str(directory), *map(str, words)])
+    return done.output if done.exit_code == 0 else done.exit_code
+
+
+def test_the_bytes_that_an_epoch_read(store_dir):
+    """Of appended files, beside a source of another kind; nothing of an epoch whose predecessor is not held."""
+    key = ("--step", STEP, "--key", "k")
+    with Driver(store_dir) as run:
+        for batch, ends in enumerate(({"a": 10}, {"a": 10, "b": 5}, {"a": 30, "b": 5})):
+            position = f'v1\n{{"batchWatermarkMs":0}}\n{offset(**ends)}\n{{"logOffset":{batch}}}'
+            run.apply(batch, {"k": str(batch)})
+            run.close(batch, floor=0, driver_rows={CHECKPOINT_STEP: {f"offsets/{batch}": position}})
+            if batch == 0:
+                [only] = json.loads(call(store_dir, *key, "--input", "--json"))["versions"]
+                ranges = [{"path": "/in/a", "begin": 0, "end": 10}]
+                assert only["input"] == [{"source": "0", "ranges": ranges}, {"source": "1", "ranges": None}]
+    *_, second, third = json.loads(call(store_dir, *key, "--input", "--json"))["versions"]
+    assert second["input"][0]["ranges"] == [{"path": "/in/b", "begin": 0, "end": 5}]
+    assert third["input"][0]["ranges"] == [{"path": "/in/a", "begin": 10, "end": 30}]
+    assert "/in/a" in call(store_dir, *key, "--input")
+    assert "input" not in json.loads(call(store_dir, *key, "--json"))["versions"][0]
+    with Driver(store_dir) as run:
+        run.apply(3, {"k": "3"})
+        run.close(3, floor=3)
+    assert "not known: the epoch before it is not held" in call(store_dir, *key, "--input")
+
+
+def test_a_high_water_mark(store_dir):
+    """Moved by two epochs, then set and removed by hand."""
+    state = StateManager(store_dir)
+    for epoch, value in enumerate((5, 8), 1):
+        with Driver(store_dir) as run:
+            moved = changes("", {"orders": marks.epoch_row(None, "orders", value, 1_000 * epoch)})
+            rows = {key: text for (_, key), (text, _) in moved.items()}
+            request, *others = run.requests(epoch)
+            run.store.close(run.lease, [replace(request, driver_rows={EPOCH_STEP: rows}), *others])
+    assert state.get_hwm("orders") == 8
+    found = json.loads(call(store_dir, "--hwm", "orders", "--json"))
+    assert [(each["epoch"], each["value"]) for each in found["versions"]] == [(1, 5), (2, 8)]
+    assert found["versions"][1]["changes"] == [{"path": "", "before": 5, "after": 8}]
+    assert "now" not in found
+    state.set_hwm("orders", 12)
+    assert json.loads(call(store_dir, "--hwm", "orders", "--json"))["now"]["value"] == 12
+    assert "set outside of epochs" in call(store_dir, "--hwm", "orders")
+    state.remove_hwm("orders")
+    assert json.loads(call(store_dir, "--hwm", "orders", "--json"))["now"] is None
+    state.set_hwm("by hand", 3)
+    assert json.loads(call(store_dir, "--hwm", "by hand", "--json"))["versions"] == []
+    assert call(store_dir, "--hwm", "other") == StateNotFoundError.exit_code
+
+
+def test_what_only_spark_can_decode(ran):
+    """An error that says how to see it; and words that do not go together."""
+    assert call(ran, "--operator", "0", "--key", "a") == UnsupportedPlanError.exit_code
+    for words in ([], ["--step", STEP], ["--hwm", "x", "--key", "a"], ["--hwm", "x", "--step", STEP], ["--key", "a"]):
+        assert call(ran, *words) == 2

@@ -7,7 +7,7 @@ import json
 import pytest
 from pyspark.errors import PySparkException
 
-from recovery import register
+from recovery import fork, register
 from recovery.base.clock import SystemClock
 from recovery.operational.targets import REMOVED, Steps
 from tests.spark.support import run_to_end, states, totals_step
@@ -32,6 +32,30 @@ def test_any_held_epoch_and_what_changed(spark, feed, tmp_path):
     expected = {k: (truth[1].get(k), value) for k, value in truth[3].items() if truth[1].get(k) != value}
     assert {r.key: (json.loads(r.before or "null"), json.loads(r.after)) for r in changed} == expected
     assert {r.change for r in changed} == {"added", "changed"}
+
+
+def test_what_differs_in_another_directory(spark, feed, tmp_path):
+    """Between a store and its fork, and between directories with other numbers of partitions."""
+    directory, forked, other = tmp_path / "db", tmp_path / "fork", tmp_path / "other"
+    feed.add([("a", 1), ("b", 2)])
+    frame = feed.frame(spark).transform(totals_step())
+    run_to_end(frame, directory, backup_interval="1h")
+    fork(directory, forked)
+    feed.add([("b", 1), ("c", 2)])
+    run_to_end(frame, directory)
+    run_to_end(frame, other, partitions=2)
+
+    def found(**options):
+        reader = spark.read.format("recovery").options(step="totals", **{k: str(v) for k, v in options.items()})
+        rows = reader.load(str(directory)).collect()
+        return {row.key: (row.change, json.loads(row.before), row.after and json.loads(row.after)) for row in rows}
+
+    assert found(other=forked) == {"b": ("changed", [2, 3], [1, 2]), "c": ("removed", [1, 2], None)}
+    assert found(other=forked, epoch=1) == {}
+    assert found(other=other) == {}
+    assert found(other=other, otherEpoch=1) == found(other=forked)
+    with pytest.raises(PySparkException, match="needs path and step, and no sinceEpoch"):
+        found(other=forked, sinceEpoch=1)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from recovery.errors import OutputMismatchError
 from recovery.sinks.delta.table import Commit, Record
+from recovery.sinks.forks import check_not_of_origin
 from recovery.sinks.protocol import Resume
 
 
@@ -50,6 +51,8 @@ def plan_take_back(table: Any, history: Iterable[Commit], resume: Resume, uri: s
     for commit in history:
         record = commit.record
         if record is None or record.store != resume.store_id:
+            if record is not None:
+                check_not_of_origin(resume, record.store, uri, "DeltaSink(NEW_TABLE, fresh=True)")
             foreign = max(foreign, 0 if commit.harmless or commit.version == 0 else commit.version)
             continue
         done.update(record.taken_back)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from recovery.planning.values import Execution, StepEdit
 from recovery.sinks import Resume
 from recovery.sinks.delivery import NOTE_KEY
 from recovery.spark.planner.bind import BoundPlan
+from recovery.storage.origin import Origin
 from recovery.storage.seam import PartitionStore
 
 
@@ -63,24 +64,38 @@ def restore_position(
     begins = restored.batch is None
     if begins:
         restored, left_by = _restore_beginning(store, checkpoint, setting)
-    before = recorded_places(left_by) if left_by is not None else None
-    if before is not None:
-        # No edit renames a step that holds no state now. A command that is run again finds the rename already done.
-        edited = {edit.old for edit in edits if edit.new is not None}
-        before = before.renamed(
-            {
-                old: new
-                for old, new in (renames or {}).items()
-                if old in edited or new not in before.steps or old not in sources.steps
-            }
-        )
-    restored = fit_sources(restored, checkpoint, sources, before)
-    check_logs(restored, checkpoint, sources)
+    # No edit renames a step that holds no state now. A command that is run again finds the rename already done.
+    edited = {edit.old for edit in edits if edit.new is not None}
+    restored = fitted(restored, checkpoint, sources, left_by, renames or {}, edited)
     places = sources.to_text()
     changed = places != recorded
     laid_out = changed and recorded is not None and not begins
     outdated = begins and left_by not in (None, places)
     return Position(restored, {SOURCES_STEP: {PLACES_KEY: places}} if changed else {}, laid_out, outdated)
+
+
+def fitted(
+    restored: Restored,
+    checkpoint: Path,
+    sources: SourcePlaces,
+    left_by: str | None,
+    renames: Mapping[str, str],
+    edited: Collection[str] = (),
+) -> Restored:
+    """Lay out a restored checkpoint for the sources of this flow. left_by: the text of the sources that left it, if it
+    is known. edited: the steps that are renamed now. Raises FlowMismatchError or SparkCheckpointError."""
+    before = recorded_places(left_by) if left_by is not None else None
+    if before is not None:
+        before = before.renamed(
+            {
+                old: new
+                for old, new in renames.items()
+                if old in edited or new not in before.steps or old not in sources.steps
+            }
+        )
+    restored = fit_sources(restored, checkpoint, sources, before)
+    check_logs(restored, checkpoint, sources)
+    return restored
 
 
 def _restore_beginning(
@@ -113,8 +128,10 @@ def step_plan(store: PartitionStore, plan: ResumePlan, bound: BoundPlan, config:
     return plan_steps(held, declared, steps, choices, config.path, misread)
 
 
-def resume_of_sink(plan: ResumePlan, execution: Execution, store: PartitionStore) -> Resume:
-    """Where the sink must go back to."""
+def resume_of_sink(
+    plan: ResumePlan, execution: Execution, store: PartitionStore, origins: tuple[Origin, ...] = ()
+) -> Resume:
+    """Where the sink must go back to. origins: the stores that this one was made from."""
     note = store.driver_values(SINK_STEP, plan.resume_epoch).get(NOTE_KEY)
     return Resume(
         epoch=plan.resume_epoch,
@@ -124,6 +141,7 @@ def resume_of_sink(plan: ResumePlan, execution: Execution, store: PartitionStore
         flow_id=execution.flow_id,
         floor=plan.window[0],
         timeline=timeline(plan.partitions[0].executions, plan.snapshot),
+        origins=origins,
     )
 
 

@@ -21,9 +21,11 @@ from recovery.operational.rewinds import check_start, note_start
 from recovery.planning.going_back import discarded, kept_interval_s
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import Execution
+from recovery.spark.run.until import check_fork, find_until
 from recovery.storage.connect import SCRATCH_NAME, connect_driver
 from recovery.storage.initialize import init_partitions
 from recovery.storage.lock import DirectoryLock
+from recovery.storage.origin import read_origins
 from recovery.storage.scan import log_bytes, scan
 from recovery.storage.seam import PartitionStore
 from recovery.storage.verify import PartitionCheck, Verdict
@@ -74,6 +76,10 @@ class Prepared:
             began_s = clock.elapsed_s()
             self.plan = plan_resume(scan(config.path), flow_id=flow_id, resume_epoch=config.rewind_to)
             check_start(self.plan, config, clock)
+            self.origins = () if self.temporary is not None else read_origins(config.path)
+            if config.no_output:
+                check_fork(self.origins, config.path)
+            self.until = None if config.until is None else find_until(config.until, self.plan, self.origins)
             self.discarded = discarded(self.plan)
             self.backup_interval_s = kept_interval_s(self.plan.partitions, given_backup_interval_s(config))
             self.planned_s = clock.elapsed_s() - began_s

@@ -56,6 +56,8 @@ class Begun:
     closer: EpochCloser
     starts: SourceStarts
     began_s: float
+    last: BatchId | None = None
+    """The micro-batch after which the run ends; None: it ends with the input."""
 
 
 class RecoveryQuery:
@@ -78,6 +80,7 @@ class RecoveryQuery:
         self._closer = begun.closer
         self._starts = begun.starts
         self._began_s = begun.began_s
+        self._last = begun.last
         self._clock = clock
         self._finished = False
         self._finish_lock = threading.Lock()
@@ -158,6 +161,8 @@ class RecoveryQuery:
     # ---- the micro-batch
 
     def _launch(self, checkpoint: str, trigger: str | Interval | None) -> None:
+        if self._is_at_last():
+            self._status.parked.set()
         launch(
             self._bound,
             self._process,
@@ -168,6 +173,8 @@ class RecoveryQuery:
             started=self._launched,
         )
         announce(str(self._status.query.runId), self.meter)
+        if self._is_at_last():
+            self.stop()
         self._timer = threading.Thread(target=self._watch, name="epoch-timer", daemon=True)
         self._timer.start()
 
@@ -224,6 +231,12 @@ class RecoveryQuery:
         measure = BatchMeasure(counts.rows, counts.keys, counts.looked_up, counts.seam_s, seconds)
         done = BatchDone(batch_id, self._closer.epoch, counts.rows, counts.keys, seconds)
         self._reports.batch_done(done, measure)
+        if self._is_at_last():
+            self._status.parked.set()
+            self.stop()
+
+    def _is_at_last(self) -> bool:
+        return self._last is not None and self._closer.finished >= self._last
 
     def _running(self) -> Any:
         """The JVM's handle of the query, also before Spark's `start` has returned one."""

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from recovery.backup.note import reads_made_keys
 from recovery.base import faults
 from recovery.base.clock import Clock, SystemClock
-from recovery.base.ids import NO_BATCH
+from recovery.base.ids import NO_BATCH, BatchId
 from recovery.base.intervals import Interval, parse_trigger
 from recovery.base.tracebacks import headline
 from recovery.checkpoint.capture import Capture
@@ -118,6 +118,10 @@ def start_prepared(
         parse_trigger(trigger)
         bound = bind(frame, prepared.plan.partitions[0].count, output_mode, keeps_position=not prepared.temporary)
         checkpoint = checkpoint_address(prepared.config) or str(prepared.scratch)
+        if prepared.config.no_output:
+            sink = None
+        if prepared.until is not None:
+            prepared.until.check_plan(bound.keeps_native_state)
         check_plan(context.master, Planned(sink, bound.inputs, bound.keeps_native_state, checkpoint))
         prepared.open_store()
         return Beginning(prepared, bound, sink or DiscardSink(), observer, clock).launch(trigger)
@@ -161,10 +165,12 @@ class Beginning:
             prepared, store, execution, plan.partitions[0].executions, clock, memory, native=bound.keeps_native_state
         )
         self._steps = step_plan(store, plan, bound, prepared.config)
-        self._delivery = Delivery(sink, resume_of_sink(plan, execution, store), recoverable=prepared.temporary is None)
+        resume = resume_of_sink(plan, execution, store, prepared.origins)
+        self._delivery = Delivery(sink, resume, recoverable=prepared.temporary is None)
         self._loads = FlowLoads(None if prepared.temporary else prepared.config.path, clock)
         self._status = RunStatus(store, execution.lease)
         self._access: TaskAccess | None = None
+        self._last: BatchId | None = None
 
     def launch(self, trigger: str | Interval | None) -> RecoveryQuery:
         """Perform the steps, and launch Spark's query."""
@@ -205,6 +211,8 @@ class Beginning:
             store, plan, bound.sources, home.directory, config.path, config.rename_steps, self._steps.edits,
             partial(setting_of, bound.frame.sparkSession), home.location,
         )  # fmt: skip
+        if prepared.until is not None:
+            self._last = prepared.until.lay_out(home.directory, position.restored.batch, bound.sources, config)
         if isinstance(home, HadoopHome):
             home.put()
         store.start(self._execution, [s.definition.step_id for s in bound.steps], plan.partitions)
@@ -277,6 +285,7 @@ class Beginning:
             closer=closer,
             starts=starts,
             began_s=self._began_s,
+            last=self._last,
         )
 
 

@@ -22,6 +22,7 @@ from recovery.base.ids import BatchId, Epoch, PartitionIndex, StepId
 from recovery.errors import ConfigurationError
 from recovery.host.identity import this_host
 from recovery.planning.resume import Cut
+from recovery.spark.sources.compared import ComparedReader
 from recovery.spark.sources.native_source import (
     Address,
     NativeFrame,
@@ -44,6 +45,7 @@ class RecoveryDataSource(DataSource):
 
     Options: `path`, the recovery directory; `step`; `epoch`, by default the newest that all partitions hold;
     `sinceEpoch`, an older epoch, to read only the keys whose state has changed since then.
+    `other`, another directory, and `otherEpoch`: the keys whose state differs there, `before` here and `after` there.
     In place of `step`: `operator`, and `store`, `variable` or `timers`, as for `native_state`.
     """
 
@@ -65,12 +67,14 @@ class RecoveryDataSource(DataSource):
         if _is_native(self.options):
             self._native = native_frame(self.options, self.address)
             return self._native.schema
-        return CHANGE_SCHEMA if "sinceepoch" in self.options else STATE_SCHEMA
+        return CHANGE_SCHEMA if {"sinceepoch", "other"} & self.options.keys() else STATE_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         if _is_native(self.options):
             # Use the frame that `schema` chose, so that schema and rows are of one moment.
             return NativeReader(self._native or native_frame(self.options, self.address), schema)
+        if "other" in self.options:
+            return ComparedReader(self.options, self.address is not None and self.address.cluster)
         return StateReader(dict(self.options), self.address)
 
 

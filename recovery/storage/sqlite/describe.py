@@ -95,6 +95,13 @@ def insert_parts(
     set_collected(connection, index, NO_EPOCH)
 
 
+def set_store(connection: apsw.Connection, store_id: str) -> None:
+    """Make the partition one of another store. Inside the caller's transaction."""
+    [(index, count, _, flow_id, created_ms, _)] = rows(connection, PARTS)
+    parts = (index, count, store_id, flow_id, created_ms)
+    connection.execute("UPDATE parts SET store_id = ?, digest = ?", (store_id, record_digest(*parts)))
+
+
 def check_lease(connection: apsw.Connection, path: Path, lease: Lease) -> None:
     """Raise LeaseLostError if a later execution began. One read."""
     with translated(path):

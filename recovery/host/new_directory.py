@@ -1,0 +1,113 @@
+"""A directory that appears under its name when it is whole: it is filled beside that name, and renamed at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from recovery.errors import AlreadyInitializedError, DirectoryLockedError, RecoveryError, StorageError
+from recovery.host.durable import PRIVATE, Modes, make_directories, sync
+
+CONTENT = "part-"
+"""How the names of all files begin that a draft holds. A directory with other files is not removed."""
+
+
+def check_free(target: Path) -> None:
+    """Check that nothing is at `target`, or an empty directory. Raises AlreadyInitializedError or StorageError."""
+    try:
+        names = sorted(path.name for path in target.iterdir())
+    except FileNotFoundError:
+        if not target.is_symlink():
+            return
+        raise StorageError("a link that leads nowhere is in the way", path=target, cause="", remedy="") from None
+    except OSError as error:
+        raise StorageError(str(error), path=target, cause="", remedy="Name a new directory.") from error
+    if any(name.startswith(CONTENT) for name in names):
+        raise AlreadyInitializedError(
+            f"it holds {', '.join(names[:3])}", path=target, cause="", remedy="Name a new directory."
+        )
+    if names:
+        raise StorageError(f"it holds {', '.join(names[:3])}", path=target, cause="", remedy="Name a new directory.")
+
+
+@contextlib.contextmanager
+def new_directory(target: Path, verb: str, modes: Modes = PRIVATE) -> Iterator[Path]:
+    """Provide a directory to fill with synced files beside `target`, and give it that name at the end.
+
+    `target` is missing or empty. If the block fails, nothing stays; what a killed attempt left, the next one removes.
+    verb: names the command in the draft's name. Raises AlreadyInitializedError, DirectoryLockedError if another attempt
+    is under way, StorageError, and what the block raises.
+    """
+    check_free(target)
+    # A link or a name like `..` leads to the place whose name is to change.
+    target = Path(os.path.realpath(target))
+    missing = [each for each in target.parents if not each.exists()]
+    with _as_storage_errors(target):
+        make_directories(target.parent, modes)
+        beginning = f".{target.name[:100]}.{verb}-"
+        _clear_killed_attempts(target, beginning)
+        draft = target.parent / f"{beginning}{secrets.token_hex(8)}"
+        draft.mkdir(modes.directory)
+        try:
+            with _held(draft, target):
+                yield draft
+                sync(draft)
+                # It replaces an empty directory only.
+                draft.rename(target)
+                for parent in (target.parent, *(each.parent for each in missing)):
+                    sync(parent)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            for each in missing:
+                with contextlib.suppress(OSError):
+                    each.rmdir()
+            raise
+
+
+@contextlib.contextmanager
+def _held(draft: Path, target: Path) -> Iterator[None]:
+    """Hold a draft: another attempt removes only drafts that nobody holds."""
+    descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DirectoryLockedError(
+                "another process makes this directory at this moment",
+                path=target,
+                cause="The same command is still going on.",
+                remedy="Wait until it ends, and use what it made.",
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _clear_killed_attempts(target: Path, beginning: str) -> None:
+    name = re.compile(f"{re.escape(beginning)}[0-9a-f]{{16}}")
+    for draft in target.parent.iterdir():
+        if name.fullmatch(draft.name) and not draft.is_symlink() and draft.is_dir():
+            with _held(draft, target):
+                if all(_is_content(path) for path in draft.iterdir()):
+                    shutil.rmtree(draft)
+
+
+def _is_content(path: Path) -> bool:
+    return path.name.startswith(CONTENT) and stat.S_ISREG(path.lstat().st_mode)
+
+
+@contextlib.contextmanager
+def _as_storage_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except RecoveryError:
+        raise
+    except OSError as error:
+        raise StorageError(str(error), path=path) from error

@@ -1,0 +1,105 @@
+"""Where sources stand at an epoch, and which input an epoch read: of files that only grow, the bytes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from recovery.appended.position import InputOffset
+from recovery.base.ids import NO_EPOCH
+from recovery.base.reserved import CHECKPOINT_STEP, SOURCES_STEP
+from recovery.checkpoint.offsets import labels, read_log
+from recovery.checkpoint.source_places import recorded_places
+from recovery.checkpoint.sources import PLACES_KEY
+from recovery.errors import RecoveryError
+from recovery.operational.step_edits import Moment
+from recovery.planning.resume import Cut
+
+
+def position_of(at: Moment) -> dict[str, str]:
+    """Return the position of each source at a moment, by its number in the plan, without tick sources."""
+    text = _stored(at, f"offsets/{at.cut[2]}")
+    if not text:
+        return {}
+    log = read_log(text)
+    recorded = at.state(SOURCES_STEP, PLACES_KEY)
+    if recorded is None or not isinstance(recorded.value, str):
+        return dict(log.offsets)
+    places = recorded_places(recorded.value)
+    of_input = [name for name, ticks in zip(labels(places, log), places.ticks, strict=True) if not ticks]
+    return {
+        str(number): log.offsets[name] for number, name in enumerate(dict.fromkeys(of_input)) if name in log.offsets
+    }
+
+
+def _stored(at: Moment, path: str) -> str:
+    """Return a file of the checkpoint that a snapshot holds, as text; empty if it holds none."""
+    whole = at.state(CHECKPOINT_STEP, path)
+    chunks = [whole] if whole else []
+    while not whole and (chunk := at.state(CHECKPOINT_STEP, f"{path}#{len(chunks) + 1:05}")):
+        chunks.append(chunk)
+    pieces = (each.value.encode() if isinstance(each.value, str) else each.value for each in chunks)
+    return b"".join(pieces).decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """Bytes [begin, end) of a file, under the name that it had when the epoch was closed."""
+
+    path: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceInput:
+    """What an epoch read of one source, by the source's number in the plan. ranges: None: it is not `appended`."""
+
+    source: str
+    ranges: tuple[FileRange, ...] | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the input as JSON."""
+        ranges = None if self.ranges is None else [asdict(each) for each in self.ranges]
+        return {"source": self.source, "ranges": ranges}
+
+
+def epoch_input(at: Moment, epoch: int) -> tuple[SourceInput, ...] | None:
+    """Return what an epoch read of each source; None if the epoch, or the one before it, is not held any more.
+
+    Raises the errors of reading, and those of a position that cannot be read.
+    """
+    cuts: dict[int, Cut] = {cut[0]: cut for cut in at.cuts}
+    if epoch not in cuts or (epoch - 1 not in cuts and epoch - 1 != NO_EPOCH):
+        return None
+    after = position_of(replace(at, cut=cuts[epoch]))
+    before = position_of(replace(at, cut=cuts[epoch - 1])) if epoch - 1 in cuts and epoch > 1 else {}
+    return tuple(SourceInput(source, _ranges(before.get(source), text)) for source, text in after.items())
+
+
+def _ranges(before: str | None, after: str) -> tuple[FileRange, ...] | None:
+    old, new = _offset(before), _offset(after)
+    if new is None:
+        return None
+    files = old.files if old is not None else {}
+    return tuple(
+        FileRange(position.path, begin, position.offset)
+        for number, position in new.files.items()
+        if (begin := files[number].offset if number in files else 0) < position.offset
+    )
+
+
+def _offset(text: str | None) -> InputOffset | None:
+    """Return a position in appended files; None for that of another source, and for none."""
+    try:
+        found = json.loads(text or "null")
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or found.keys() != {"version", "next", "turn", "files"}:
+        return None
+    try:
+        return InputOffset.from_json(found)
+    except RecoveryError:
+        # Another source may have a position of this form.
+        return None

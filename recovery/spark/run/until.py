@@ -1,0 +1,137 @@
+"""`--until`: end a run of a fork after the same input that its origin had read."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from recovery.base.ids import NO_BATCH, BatchId, Epoch
+from recovery.base.reserved import CHECKPOINT_STEP, SOURCES_STEP
+from recovery.base.wording import listed
+from recovery.checkpoint.restore import restore
+from recovery.checkpoint.source_places import SourcePlaces
+from recovery.checkpoint.sources import PLACES_KEY
+from recovery.checkpoint.until import fix_end
+from recovery.config import RecoveryConfig
+from recovery.errors import ConfigurationError, EpochNotHeldError, SparkCheckpointError, UnsupportedPlanError
+from recovery.operational.comparison import positions
+from recovery.operational.step_edits import Moment
+from recovery.planning.resume import ResumePlan, common_cuts, plan_resume
+from recovery.planning.timeline import fork, timeline
+from recovery.planning.values import ClosedEpoch
+from recovery.spark.run.position import fitted
+from recovery.storage.origin import Origin
+from recovery.storage.scan import scan
+
+
+def check_fork(origins: Sequence[Origin], directory: Path) -> None:
+    """Check that output may be dropped. Raises ConfigurationError unless the store was forked."""
+    if all(each.how != "fork" for each in origins):
+        raise ConfigurationError(
+            f"{directory} is not a fork: without output, that of what is processed would never appear",
+            cause="no_output (--no-output) is for a store that recovery fork made.",
+            remedy=f"Fork it: python -m recovery fork {directory} NEW_DIR",
+        )
+
+
+def find_until(until: int | str, plan: ResumePlan, origins: Sequence[Origin]) -> Until:
+    """Return the position that the origin had reached. until: as in RecoveryConfig.
+
+    Raises ConfigurationError, EpochNotHeldError, and the errors of planning for the origin's directory.
+    """
+    if not origins:
+        raise ConfigurationError(
+            "there is no origin whose input could be read up to a place",
+            cause="until (--until) is for a store that recovery fork made.",
+            remedy="Leave it out, or fork the store first.",
+        )
+    origin = Path(origins[0].directory)
+    reached = plan_resume(scan(origin))
+    if reached.store_id != origins[0].store_id:
+        raise ConfigurationError(
+            f"{origin} holds store {reached.store_id}, and this one was forked from {origins[0].store_id}",
+            cause="The origin was moved, or made again.",
+            remedy="Put it back, or fork it again where it is now.",
+        )
+    epochs = {closed.epoch: closed for closed in reached.partitions[0].epochs}
+    ends = {closed.batch_id: epoch for epoch, closed in epochs.items()}
+    batch = BatchId(int(until.partition(":")[2])) if isinstance(until, str) else None
+    epoch = ends.get(batch) if batch is not None else Epoch(int(until))
+    held = {cut[0]: cut for cut in common_cuts(reached.partitions)}
+    if epoch is None or epoch not in held or epoch not in epochs:
+        raise EpochNotHeldError(
+            f"the origin holds epochs {listed(epochs)}, which end with micro-batches {listed(ends)}, and not {until}",
+            path=origin,
+            cause="It was collected, or it was never closed; inside an epoch a position is not kept.",
+            remedy="Name one of them.",
+        )
+    shared = fork(
+        timeline(plan.partitions[0].executions, plan.snapshot),
+        timeline(reached.partitions[0].executions, epochs[epoch]),
+    )
+    parted = next((e.batch_id for d in (*plan.partitions, *reached.partitions) for e in d.epochs if e.epoch == shared),
+                  None if shared else NO_BATCH)  # fmt: skip
+    now = plan.snapshot.batch_id if plan.snapshot is not None else NO_BATCH
+    on_its_way = plan.resume_epoch - 1 <= shared or now == parted or _is_at_one(plan, reached, epochs, shared, epoch)
+    return Until(Moment.of(reached, held[epoch]), on_its_way, f"epoch {epoch} of {origin}")
+
+
+def _is_at_one(
+    plan: ResumePlan, reached: ResumePlan, epochs: Mapping[Epoch, ClosedEpoch], shared: int, last: int
+) -> bool:
+    """Return whether this store is at the position of one of the origin's epochs before `last`: an earlier run went on
+    to there."""
+    if plan.snapshot is None:
+        return False
+    mine = Moment.of(plan, plan.snapshot.cut)
+    held = common_cuts(reached.partitions)
+    between = [closed.cut for epoch, closed in epochs.items() if shared < epoch < last and closed.cut in held]
+    return any(all(each.a == each.b for each in positions(mine, Moment.of(reached, cut))) for cut in between)
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """A position of the origin. on_its_way: whether all that this store has read, the origin has read on its way
+    there."""
+
+    at: Moment
+    on_its_way: bool
+    shown: str
+
+    def check_plan(self, keeps_native_state: bool) -> None:
+        """Raises UnsupportedPlanError for a flow whose own operators keep state in Spark."""
+        if keeps_native_state:
+            raise UnsupportedPlanError(
+                "the flow has Spark's own stateful operators, whose results depend on where micro-batches end",
+                cause="until (--until) reads all input up to a place as one micro-batch, under one watermark.",
+                remedy="Leave it out. The fork then reads to the end of the input; diff says where both are.",
+            )
+
+    def lay_out(
+        self, checkpoint: Path, batch: BatchId | None, sources: SourcePlaces, config: RecoveryConfig
+    ) -> BatchId:
+        """Let the next micro-batch in `checkpoint` end at the position; return the last micro-batch of the run: this
+        one, or `batch`, if that has reached the position. Raises ConfigurationError, SparkCheckpointError,
+        FlowMismatchError."""
+        with tempfile.TemporaryDirectory(prefix="recovery-until-") as name:
+            reached = Path(name) / "checkpoint"
+            rows = ((state.key, state.value) for state in self.at.states(CHECKPOINT_STEP))
+            restored = restore(rows, reached)
+            if restored.batch is None:
+                raise SparkCheckpointError(f"{self.shown} holds no position in the input")
+            places = self.at.state(SOURCES_STEP, PLACES_KEY)
+            left_by = places.value if places is not None and isinstance(places.value, str) else None
+            restored = fitted(restored, reached, sources, left_by, config.rename_steps, config.rename_steps)
+            assert restored.batch is not None
+            last = fix_end(checkpoint, batch, reached, restored.batch, sources)
+        if last is None:
+            return NO_BATCH if batch is None else batch
+        if not self.on_its_way:
+            raise ConfigurationError(
+                f"this store has read on since it was forked, on another way than to {self.shown}",
+                cause="A run without until (--until), or with another one, processed input here.",
+                remedy="Fork the origin again, or go back to where this one was forked: --resume-after.",
+            )
+        return last

@@ -1,0 +1,71 @@
+"""The other half of `format("recovery")` with the option `other`: the keys of a step that differ between two snapshots,
+of two directories or of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from recovery.base.addresses import local_path
+from recovery.errors import ConfigurationError
+from recovery.host.identity import this_host
+from recovery.operational.step_edits import Moment
+from recovery.spark.sources.native_source import check_is_here, number_of
+
+
+@dataclass
+class ComparedPartition(InputPartition):
+    """What one task compares: files of both directories that have the same keys. host: whose files they are."""
+
+    host: str
+    a: Moment
+    b: Moment
+
+
+class ComparedReader(DataSourceReader):
+    """Compares the snapshots that were found when the frame was planned."""
+
+    def __init__(self, options: Mapping[str, str], cluster: bool) -> None:
+        if not options.get("path") or not options.get("step") or "sinceepoch" in options:
+            raise ConfigurationError(
+                'format("recovery") with the option other needs path and step, and no sinceEpoch',
+                cause="",
+                remedy='spark.read.format("recovery").option("step", "count").option("other", "fork/").load("db/")',
+            )
+        if cluster:
+            raise ConfigurationError(
+                "two directories cannot be compared by executors on other hosts",
+                cause="The session runs on a cluster, and the option other reads the files of both directories.",
+                remedy="Use a session with master local[*], or recovery diff with --output.",
+            )
+        self._step = options["step"]
+        self._places = [local_path(options[name]).absolute() for name in ("path", "other")]
+        self._epochs = [number_of(options, name) for name in ("epoch", "otherepoch")]
+
+    def partitions(self) -> list[InputPartition]:
+        from recovery.operational.step_edits import moment
+
+        a, b = (moment(place, epoch) for place, epoch in zip(self._places, self._epochs, strict=True))
+        if len(a.paths) != len(b.paths):
+            return [ComparedPartition(this_host(), _absolute(a), _absolute(b))]
+        # With as many partitions, a key has the same number in both.
+        return [
+            ComparedPartition(this_host(), _absolute(replace(a, paths=(one,))), _absolute(replace(b, paths=(other,))))
+            for one, other in zip(a.paths, b.paths, strict=True)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        assert isinstance(partition, ComparedPartition)
+        check_is_here(partition.host)
+        from recovery.operational.comparison import changed_states
+        from recovery.owner.step_rows import change_rows
+
+        yield from change_rows(self._step, changed_states(partition.a, partition.b, self._step))
+
+
+def _absolute(at: Moment) -> Moment:
+    return replace(at, paths=tuple(Path(path).absolute() for path in at.paths))

@@ -1,0 +1,148 @@
+"""Where a store comes from: the document of part-0 that `fork` and `repartition` write into the store that they make.
+
+It lists the store that this one was made from, then the store that that one was made from, and so on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Literal
+
+from recovery.base.ids import Epoch
+from recovery.base.untrusted_json import Count, Moment, decode_json
+from recovery.base.wording import counted
+from recovery.errors import CorruptPartitionError, ForeignPartitionError, RecoveryError
+from recovery.planning.values import FoundFile
+from recovery.storage.documents import StoredState, change_states, home, read_states
+
+DOCUMENT = "origin"
+KEPT = 1000
+BUSY_MS = 60_000
+
+How = Literal["fork", "repartition"]
+_VERBS: dict[str, str] = {"fork": "forked", "repartition": "repartitioned"}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The store that a store was made from.
+
+    epoch: the newest one that came along. made_ms: when, wall time. partitions: how many the origin had. directory:
+    where it was then.
+    """
+
+    how: How
+    store_id: str
+    epoch: Count
+    made_ms: Moment
+    partitions: Count
+    directory: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the origin as JSON."""
+        return asdict(self)
+
+    def text(self, show_time: Callable[[int], str]) -> str:
+        """Return the origin as a line for people; `show_time` formats milliseconds since 1970."""
+        return (
+            f"{_VERBS[self.how]} after epoch {self.epoch} from store {self.store_id} in {self.directory} "
+            f"({counted(self.partitions, 'partition')}), {show_time(self.made_ms)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Origins:
+    """The document."""
+
+    origins: tuple[Origin, ...]
+
+
+def read_origins(directory: Path) -> tuple[Origin, ...]:
+    """Return the stores that the store of a directory was made from, the nearest first; empty for one made by `init`.
+
+    Raises CorruptPartitionError, also for a document that no version up to this one writes, NoPartitionsError,
+    MissingPartitionsError or StorageError.
+    """
+    return _read(home(directory))
+
+
+def add_origin(directory: Path, origin: Origin) -> None:
+    """Record the store that the store of a directory was made from, before those that its part-0 already lists; durable
+    when it returns. Raises CorruptPartitionError or StorageError."""
+    path = home(directory)
+
+    def change(stored: StoredState | None) -> str:
+        origins = [origin, *_parsed(path, stored)][:KEPT]
+        return json.dumps({"origins": [each.as_json() for each in origins]}, ensure_ascii=False, separators=(",", ":"))
+
+    change_states(path, {DOCUMENT: change}, origin.made_ms, busy_ms=BUSY_MS)
+
+
+def origin_of(directory: Path, how: How, store_id: str, epoch: Epoch, made_ms: int, partitions: int) -> Origin:
+    """Return the record of an origin in `directory`, whose name may hold bytes that are not text."""
+    name = os.fsencode(directory.absolute()).decode(errors="replace")
+    return Origin(how, store_id, epoch, made_ms, partitions, name)
+
+
+def continued(origins: Sequence[Origin]) -> tuple[str, ...]:
+    """Return the ids of the stores that this one takes the place of: those that only repartitioning lies between."""
+    return tuple(each.store_id for each in takewhile(lambda each: each.how == "repartition", origins))
+
+
+def name_relatives(found: Sequence[FoundFile]) -> list[FoundFile]:
+    """Return the files of a directory; of two stores in it, where one was made from the other, the files of the origin
+    become errors that say so."""
+    described = [file.description for file in found if file.description is not None]
+    if len({d.store_id for d in described}) < 2:
+        return list(found)
+    origins: dict[str, tuple[str, Origin]] = {}
+    for d in described:
+        if d.index == 0:
+            origins |= {each.store_id: (d.store_id, each) for each in _read_quietly(d.path)}
+    return [_named(file, origins) for file in found]
+
+
+def _named(file: FoundFile, origins: dict[str, tuple[str, Origin]]) -> FoundFile:
+    if file.description is None or file.description.store_id not in origins:
+        return file
+    store_id, origin = origins[file.description.store_id]
+    error = ForeignPartitionError(
+        f"a copy of the store that this one was {_VERBS[origin.how]} from: it belongs to store {origin.store_id}, and "
+        f"this is store {store_id}",
+        path=file.path,
+        cause=f"The file was copied here from {origin.directory}, or from a backup of it.",
+        remedy="Put back this store's own file, from a backup made since.",
+    )
+    return FoundFile(file.path, None, error)
+
+
+def _read_quietly(path: Path) -> tuple[Origin, ...]:
+    # The files of two stores are refused anyway; the origin only makes that clearer.
+    try:
+        return _read(path)
+    except RecoveryError:
+        return ()
+
+
+def _read(path: Path) -> tuple[Origin, ...]:
+    return _parsed(path, read_states(path, [DOCUMENT]).get(DOCUMENT))
+
+
+def _parsed(path: Path, stored: StoredState | None) -> tuple[Origin, ...]:
+    if stored is None or stored.content is None:
+        return ()
+
+    def refuse(why: str) -> CorruptPartitionError:
+        return CorruptPartitionError(
+            f"its record of the store's origin cannot be read: {why}",
+            path=path,
+            cause="Another program wrote it, or a newer version of recovery.",
+            remedy=f"Remove the record: python -m recovery state clear DIR {DOCUMENT}",
+        )
+
+    return decode_json(stored.content, refuse, _Origins).origins
