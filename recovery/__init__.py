@@ -104,6 +104,8 @@ if TYPE_CHECKING:
     from recovery.spark.steps.arrow import stateful_arrow
     from recovery.spark.steps.stateful import stateful, stateful_map
     from recovery.storage.initialize import init_partitions
+    from recovery.stores.in_place import drop_old
+    from recovery.stores.repartition import Repartitioned, RepartitionPlan, repartition
 
 __all__ = [
     "AllKeysSink",
@@ -158,6 +160,8 @@ __all__ = [
     "RecoveryConfig",
     "RecoveryError",
     "RecoveryQuery",
+    "RepartitionPlan",
+    "Repartitioned",
     "Resume",
     "Resumed",
     "RetryPolicy",
@@ -182,6 +186,7 @@ __all__ = [
     "UpsertSink",
     "aggregate",
     "current_batch",
+    "drop_old",
     "fork",
     "incremental",
     "init_partitions",
@@ -190,6 +195,7 @@ __all__ = [
     "process_state",
     "query_metrics",
     "register",
+    "repartition",
     "run",
     "run_pipeline",
     "start",
@@ -224,6 +230,8 @@ _LATER = {
     "PipelineSummary": "recovery.spark.pipelines.run",
     "RecoveryConfig": "recovery.config",
     "RecoveryQuery": "recovery.spark.run.query",
+    "RepartitionPlan": "recovery.stores.repartition",
+    "Repartitioned": "recovery.stores.repartition",
     "Resume": "recovery.sinks",
     "Resumed": "recovery.spark.run.events",
     "RetryPolicy": "recovery.operational.backends.retry",
@@ -235,6 +243,7 @@ _LATER = {
     "UpsertSink": "recovery.sinks",
     "aggregate": "recovery.spark.steps.aggregate",
     "current_batch": "recovery.sinks",
+    "drop_old": "recovery.stores.in_place",
     "fork": "recovery.backup.fork",
     "incremental": "recovery.spark.pipelines.incremental",
     "init_partitions": "recovery.storage.initialize",
@@ -243,6 +252,7 @@ _LATER = {
     "process_state": "recovery.operational.manager",
     "query_metrics": "recovery.spark.run.listener",
     "register": "recovery.spark.sources.formats",
+    "repartition": "recovery.stores.repartition",
     "run": "recovery.spark.run.blocking",
     "run_pipeline": "recovery.spark.pipelines.run",
     "start": "recovery.spark.run.start",

@@ -17,6 +17,7 @@ from recovery.cli.history import history
 from recovery.cli.hwm import hwm
 from recovery.cli.init import init
 from recovery.cli.plan import plan
+from recovery.cli.repartition import repartition_command
 from recovery.cli.report import report
 from recovery.cli.restore import restore
 from recovery.cli.run import run
@@ -55,6 +56,7 @@ for command in (
     restore,
     drill,
     fork,
+    repartition_command,
     checkpoint,
     hwm,
     runs,

@@ -1,0 +1,1 @@
+"""Work on whole stores: new directories made from others."""
