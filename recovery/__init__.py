@@ -77,6 +77,8 @@ if TYPE_CHECKING:
     from recovery.operational.keyed import KeyedState
     from recovery.operational.manager import StateManager, process_state, task_instance_state, task_state
     from recovery.operational.scopes import ScopedState
+    from recovery.partitioning.in_place import drop_old
+    from recovery.partitioning.repartition import Repartitioned, RepartitionPlan, repartition
     from recovery.pipeline import Node, Pipeline
     from recovery.sinks import (
         AllKeysSink,
@@ -104,8 +106,6 @@ if TYPE_CHECKING:
     from recovery.spark.steps.arrow import stateful_arrow
     from recovery.spark.steps.stateful import stateful, stateful_map
     from recovery.storage.initialize import init_partitions
-    from recovery.stores.in_place import drop_old
-    from recovery.stores.repartition import Repartitioned, RepartitionPlan, repartition
 
 __all__ = [
     "AllKeysSink",
@@ -230,8 +230,8 @@ _LATER = {
     "PipelineSummary": "recovery.spark.pipelines.run",
     "RecoveryConfig": "recovery.config",
     "RecoveryQuery": "recovery.spark.run.query",
-    "RepartitionPlan": "recovery.stores.repartition",
-    "Repartitioned": "recovery.stores.repartition",
+    "RepartitionPlan": "recovery.partitioning.repartition",
+    "Repartitioned": "recovery.partitioning.repartition",
     "Resume": "recovery.sinks",
     "Resumed": "recovery.spark.run.events",
     "RetryPolicy": "recovery.operational.backends.retry",
@@ -243,7 +243,7 @@ _LATER = {
     "UpsertSink": "recovery.sinks",
     "aggregate": "recovery.spark.steps.aggregate",
     "current_batch": "recovery.sinks",
-    "drop_old": "recovery.stores.in_place",
+    "drop_old": "recovery.partitioning.in_place",
     "fork": "recovery.backup.fork",
     "incremental": "recovery.spark.pipelines.incremental",
     "init_partitions": "recovery.storage.initialize",
@@ -252,7 +252,7 @@ _LATER = {
     "process_state": "recovery.operational.manager",
     "query_metrics": "recovery.spark.run.listener",
     "register": "recovery.spark.sources.formats",
-    "repartition": "recovery.stores.repartition",
+    "repartition": "recovery.partitioning.repartition",
     "run": "recovery.spark.run.blocking",
     "run_pipeline": "recovery.spark.pipelines.run",
     "start": "recovery.spark.run.start",

@@ -30,7 +30,7 @@ LAYERS = (
     "owner sinks",
     "epochs flow",
     "operational",
-    "backup native pipeline stores",
+    "backup native partitioning pipeline",
     "report",
     "spark.clusters",
     "spark.jvm",

@@ -12,9 +12,9 @@ import click
 from recovery.base.printable import one_line
 from recovery.base.wording import counted, listed
 from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, table, tell
+from recovery.partitioning.in_place import drop_old, kept_directories
+from recovery.partitioning.repartition import Repartitioned, RepartitionPlan, plan_repartition, repartition
 from recovery.storage.repartition import StepTally
-from recovery.stores.in_place import drop_old, kept_directories
-from recovery.stores.repartition import Repartitioned, RepartitionPlan, plan_repartition, repartition
 
 USAGE = "Give DIR NEW_DIR N; with --in-place DIR N; with --drop-old DIR."
 

@@ -1,4 +1,4 @@
-"""One process of a repartitioning: `python -m recovery.stores`, as `recovery.stores.workers` starts it.
+"""One process of a repartitioning: `python -m recovery.partitioning`, as `recovery.partitioning.workers` starts it.
 
 It gets its work as one line on its standard input, prints a line for each step it makes, and ends when its standard
 input ends: when the process that started it does.

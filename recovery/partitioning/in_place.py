@@ -14,7 +14,6 @@ import secrets
 import shutil
 from pathlib import Path
 
-from recovery.base import faults
 from recovery.base.addresses import local_path
 from recovery.base.clock import Clock, SystemClock
 from recovery.errors import ConfigurationError, ForeignPartitionError, LinkedPartitionError, RecoveryError, StorageError
@@ -94,7 +93,6 @@ def swap(directory: Path, new: Path, totals: tuple[int, int]) -> None:
             # Both names are as before: `new` is the new one.
             shutil.rmtree(new, ignore_errors=True)
             raise
-        faults.reach("repartition.swapped")
         sync(directory.parent)
 
 

@@ -8,7 +8,7 @@ repartition.5  Plan a resume from the new partitions: it must be at the same epo
 repartition.6  Rename the draft into place.
 
 In place, the draft gets the name that the old directory is to have, and then both swap their names, in one rename:
-see `recovery.stores.in_place`.
+see `recovery.partitioning.in_place`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery.base import faults
 from recovery.base.addresses import local_path
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.wording import counted
 from recovery.errors import ConfigurationError, CorruptPartitionError, StorageError
 from recovery.host.durable import modes_beside, sync
 from recovery.host.new_directory import check_free, new_directory
+from recovery.partitioning.in_place import check_exchange, check_in_place, clear_unfinished, kept_path, swap
+from recovery.partitioning.worker import Work
+from recovery.partitioning.workers import do_all
 from recovery.planning.moving import divide
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.storage.documents import home, state_totals
@@ -34,9 +36,6 @@ from recovery.storage.lock import DirectoryLock
 from recovery.storage.origin import How, Origin, add_origin, origin_of
 from recovery.storage.repartition import MAX_PARTITIONS, StepTally, Tally
 from recovery.storage.scan import scan
-from recovery.stores.in_place import check_exchange, check_in_place, clear_unfinished, kept_path, swap
-from recovery.stores.worker import Work
-from recovery.stores.workers import do_all
 
 VERB: How = "repartition"
 FEW_ROWS = 200_000
@@ -202,7 +201,6 @@ class _Attempt:
             if self._target is None:
                 check_exchange(place, VERB)
             with new_directory(place, VERB, modes_beside(first)) as draft:
-                faults.reach("repartition.1")
                 # 2
                 before, after = self._move(draft, plan, processes, observe)
                 # 4
@@ -211,11 +209,9 @@ class _Attempt:
                 )
                 add_origin(draft, origin)
                 size_bytes = self._settle(draft, first)
-                faults.reach("repartition.4")
                 # 5
                 self._check_plan(draft, found)
             # 6
-            faults.reach("repartition.6")
             if self._target is None:
                 swap(self._directory, place, totals)
         elapsed_s = self._clock.elapsed_s() - began_s
@@ -240,7 +236,6 @@ class _Attempt:
             observe(done, plan.rows)
 
         before, after = do_all(works, moved)
-        faults.reach("repartition.2")
         # 3
         for step in sorted({*before.steps(), *after.steps()}):
             for old, new in zip(before.of(step, plan.epochs), after.of(step, plan.epochs), strict=True):

@@ -14,8 +14,8 @@ import msgspec
 
 import recovery
 from recovery.errors import StorageError
+from recovery.partitioning.worker import Done, Failed, Line, Moved, Work, do, tally_of
 from recovery.storage.repartition import Tally
-from recovery.stores.worker import Done, Failed, Line, Moved, Work, do, tally_of
 
 READ_BYTES = 1 << 20
 
@@ -65,7 +65,7 @@ class _Worker:
         try:
             # -P: no module of the working directory takes the place of another one.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "recovery.stores"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                [sys.executable, "-P", "-m", "recovery.partitioning"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": search},
             )  # fmt: skip
         except OSError as error:

@@ -1,1 +1,0 @@
-"""Work on whole stores: new directories made from others."""
