@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from recovery.base.ids import Lease
@@ -35,6 +35,7 @@ class Store:
     closed: list[Closed] = field(default_factory=list)
     floor: int = 0
     executions: int = 0
+    former_stores: tuple[str, ...] = ()
 
     def begin(self, resume_epoch: int | None = None) -> Resume:
         """Start an execution: abandon what lies at or above the resume epoch."""
@@ -48,7 +49,13 @@ class Store:
         parts = tuple(TimelinePart(each.execution, n, n) for n, each in enumerate(self.closed, 1))
         note = self.closed[-1].note if self.closed else None
         lease = Lease(self.executions, f"{next(_ids):016x}")
-        return Resume(len(self.closed) + 1, note, lease, self.store_id, self.flow_id, self.floor, parts)
+        where = self.store_id, self.flow_id, self.floor
+        return Resume(len(self.closed) + 1, note, lease, *where, parts, self.former_stores)
+
+    def repartitioned(self) -> Store:
+        """The store that takes the place of this one."""
+        former = (self.store_id, *self.former_stores)
+        return replace(self, store_id=f"{self.store_id}x", closed=list(self.closed), former_stores=former)
 
     def records(self) -> list[bytes]:
         """Every record of the closed epochs."""
