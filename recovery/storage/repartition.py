@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NoReturn
 from zlib import crc32
@@ -21,7 +23,7 @@ from recovery.planning.moving import Share
 from recovery.planning.values import PartitionDescription
 from recovery.storage.sqlite.beginning import Beginning, read_beginning
 from recovery.storage.sqlite.columns import MAX_PARTITIONS
-from recovery.storage.sqlite.draft_partition import DraftPartition, StoreRecord
+from recovery.storage.sqlite.draft_partition import DraftPartition, StoreRecord, can_pull
 from recovery.storage.sqlite.epoch_log import overlaid
 from recovery.storage.sqlite.schema import partition_path, read_partition, reading, snapshot, translated
 from recovery.storage.sqlite.store import allow_open_files
@@ -35,12 +37,13 @@ Found = Generator[tuple[Any, ...], None, None]
 """Rows of one source, in order."""
 Adds = Callable[[DraftPartition, list[tuple[Any, ...]]], None]
 
-CACHE_BYTES = 32 << 20
+CACHE_BYTES = 12 << 20
 """Of all sources, and of all targets, of one share."""
 SMALLEST_CACHE_BYTES = 64 << 10
-BUFFER_BYTES = 8 << 20
+BUFFER_BYTES = 4 << 20
 ROW_OVERHEAD_BYTES = 500
 """Of a row in Python, besides its key and value."""
+CHUNK_KEYS = 4096
 FILES_PER_SOURCE = 3
 FILES_OF_OTHERS = 64
 
@@ -68,7 +71,9 @@ def move(
     is called with the number of rows moved since its last call. Raises CorruptPartitionError or StorageError.
     """
     before, after = Tally(), Tally()
-    allow_open_files(FILES_PER_SOURCE * len(share.sources) + len(share.targets) + FILES_OF_OTHERS)
+    allow_open_files(
+        FILES_PER_SOURCE * len(share.sources) * (1 + len(share.targets)) + len(share.targets) + FILES_OF_OTHERS
+    )
     drafts = {index: _draft(new, index, len(share.targets)) for index in share.targets}
     try:
         with contextlib.ExitStack() as opened:
@@ -76,7 +81,10 @@ def move(
             for index in share.counted:
                 before.add(sources[index].tally())
             targets = Targets(drafts, new.count, share, observe)
-            targets.add([each.live() for each in sources.values()], key_at=1, add=DraftPartition.add_live)
+            if can_pull(len(sources), len(drafts)) and all(each.is_plain for each in sources.values()):
+                targets.pull([held[index].path for index in sources], list(sources.values()))
+            else:
+                targets.add([each.live() for each in sources.values()], key_at=1, add=DraftPartition.add_live)
             targets.add([each.earlier() for each in sources.values()], key_at=2, add=DraftPartition.add_earlier)
         if 0 in drafts:
             read_partition(held[0].path, lambda source: drafts[0].copy_documents(source, held[0].path))
@@ -144,13 +152,45 @@ class Targets:
         self._write(buckets, add)
         self._observe(read)
 
-    def _buckets(self) -> list[Any]:
+    def pull(self, paths: Sequence[Path], sources: Sequence[Versions]) -> None:
+        """Write the live rows of plain sources: only their keys come into Python. This halves the processor time of
+        `add`, whose result is the same."""
+        for draft in self._drafts.values():
+            draft.attach(paths, _cache_bytes(len(paths) * len(self._drafts)))
+        keys = [each.keys(number) for number, each in enumerate(sources)]
+        buckets = self._buckets(lambda: [[] for _ in sources])
+        count = self._count
+        with contextlib.ExitStack() as opened:
+            for each in keys:
+                opened.enter_context(contextlib.closing(each))
+            merged = keys[0] if len(keys) == 1 else heapq.merge(*keys)
+            for step, found in itertools.groupby(merged, key=itemgetter(0)):
+                home = 0 if step == EPOCH_STEP else None
+                while chunk := list(itertools.islice(found, CHUNK_KEYS)):
+                    for _, key, number in chunk:
+                        bucket = buckets[crc32(key.encode()) % count if home is None else home]
+                        if bucket is not None:
+                            bucket[number].append(key)
+                    self._observe(self._pull(step, buckets))
+
+    def _pull(self, step: str, buckets: list[Any]) -> int:
+        """Write the rows whose keys wait; return their number."""
+        total = 0
+        for index, draft in self._drafts.items():
+            for number, keys in enumerate(buckets[index]):
+                if keys:
+                    draft.pull(number, step, keys)
+                    total += len(keys)
+                    keys.clear()
+        return total
+
+    def _buckets(self, new: Callable[[], list[Any]] = list) -> list[Any]:
         """Return a list for each partition of this share, None for those of other shares of the group, and what refuses
         a row for all others."""
         share = self._share
         misplaced = _Misplaced()
         return [
-            [] if index in self._drafts else None if index % share.groups == share.remainder else misplaced
+            new() if index in self._drafts else None if index % share.groups == share.remainder else misplaced
             for index in range(self._count)
         ]
 
@@ -164,9 +204,12 @@ class Targets:
 class _Misplaced:
     """Takes the place of a partition that none of the rows can belong to."""
 
-    def append(self, row: tuple[Any, ...]) -> NoReturn:
+    def __getitem__(self, number: int) -> _Misplaced:
+        return self
+
+    def append(self, row: tuple[Any, ...] | str) -> NoReturn:
         raise CorruptPartitionError(
-            f"a row lies in a partition that is not its own: {row[:3]!r:.120}",
+            f"a row lies in a partition that is not its own: {row if isinstance(row, str) else row[:3]!r:.120}",
             cause="The file was edited from outside, or by a program that divides keys in another way.",
             remedy="Restore the partitions from a backup.",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,24 @@ from recovery.storage.sqlite.beginning import Beginning
 from recovery.storage.sqlite.describe import bind, insert_epoch, insert_execution, insert_parts, set_collected
 from recovery.storage.sqlite.digests import load_digests, record_digest
 from recovery.storage.sqlite.measures import change_sizes
-from recovery.storage.sqlite.schema import connect, rows, translated, use_log, value
+from recovery.storage.sqlite.schema import connect, file_uri, reading_mode, rows, translated, use_log, value
 from recovery.storage.sqlite.tables import APPLICATION_ID, CREATE_ALL, CREATE_TIMEOUT_INDEX, SCHEMA_VERSION
 from recovery.storage.sqlite.tally import Tally
 from recovery.storage.sqlite.versions import Versions, sizes_if_sound
 
 LIVE = "INSERT INTO snaps VALUES (?, ?, ?, ?, ?, ?)"
 EARLIER = "INSERT INTO superseded VALUES (?, ?, ?, ?, ?, ?, ?)"
+# The keys come in order, so that each row is found and appended in pages that are at hand.
+PULL = """
+INSERT INTO main.snaps
+SELECT s.* FROM carray(?) AS k CROSS JOIN {source}.snaps AS s WHERE s.step_id = ? AND s.state_key = k.value
+"""
 WRITTEN_IN = """
 SELECT (SELECT count(*) FROM snaps WHERE snap_epoch = :epoch)
     + (SELECT count(*) FROM superseded WHERE snap_epoch = :epoch)
 """
+MOST_ATTACHED = 64
+"""Sources times targets; SQLite attaches at most 125 files to a connection."""
 DOCUMENTS = ("states", "totals", "measures")
 """The tables that only part-0 fills, and that its rows are copied into unchanged."""
 
@@ -73,6 +80,22 @@ class DraftPartition:
         """Append rows of `superseded`."""
         self._add(EARLIER, found)
 
+    def attach(self, sources: Sequence[Path], cache_bytes: int) -> None:
+        """Let `pull` read from these partitions, as long as nobody writes to them."""
+        for number, path in enumerate(sources):
+            how = "immutable=1" if reading_mode(path) == "unshared" else "mode=ro"
+            with translated(path):
+                self._connection.execute(f"ATTACH ? AS {_source(number)}", (file_uri(path, f"?{how}"),))
+                self._connection.pragma("cache_size", -(cache_bytes >> 10), schema=_source(number))
+
+    def pull(self, number: int, step: str, keys: Sequence[str]) -> None:
+        """Append the rows of a step with these keys, in order, from an attached partition."""
+        self._run(lambda: self._connection.execute(
+            PULL.format(source=_source(number)), (apsw.carray(tuple(keys)), step)
+        ))  # fmt: skip
+        if self._connection.changes() != len(keys):
+            raise CorruptPartitionError(f"rows of step {step!r:.80} cannot be found by their keys")
+
     def copy_documents(self, source: apsw.Connection, path: Path) -> None:
         """Copy operational state and measures unchanged from a partition, which may be of an older version."""
         known = {name for (name,) in rows(source, "SELECT name FROM sqlite_schema WHERE type = 'table'")}
@@ -84,8 +107,11 @@ class DraftPartition:
             )
 
     def _add(self, sql: str, found: Iterable[Sequence[Any]]) -> None:
+        self._run(lambda: self._connection.executemany(sql, found))
+
+    def _run(self, statement: Callable[[], Any]) -> None:
         try:
-            self._connection.executemany(sql, found)
+            statement()
         except apsw.ConstraintError as error:
             raise CorruptPartitionError(
                 f"a row does not fit into the new {self.path.name}: {error}",
@@ -146,6 +172,15 @@ class DraftPartition:
     def abandon(self) -> None:
         """Close it without finishing it. Safe to repeat."""
         self._connection.close()
+
+
+def can_pull(sources: int, targets: int) -> bool:
+    """Return whether `pull` works here, and with so many partitions."""
+    return hasattr(apsw, "carray") and "ENABLE_CARRAY" in apsw.compile_options and sources * targets <= MOST_ATTACHED
+
+
+def _source(number: int) -> str:
+    return f"source_{number}"
 
 
 def _rows(connection: apsw.Connection, path: Path, sql: str) -> Iterator[tuple[Any, ...]]:

@@ -15,6 +15,7 @@ import apsw
 from recovery.errors import CorruptPartitionError
 from recovery.planning.values import PartitionDescription
 from recovery.storage.sqlite.digests import SNAPS_DIGEST, SUM_SQL, combine
+from recovery.storage.sqlite.epoch_log import is_logged
 from recovery.storage.sqlite.schema import rows, translated, value
 from recovery.storage.sqlite.tables import ROW_BYTES
 from recovery.storage.sqlite.tally import Tally
@@ -54,6 +55,16 @@ class Versions:
     def live(self) -> Generator[tuple[Any, ...], None, None]:
         """Yield the rows that are live at the last epoch, by step and key."""
         return self._execute(f"{self._live} ORDER BY step_id, state_key")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the live rows are those of the table in the file: nothing is logged, and nothing has to be taken
+        back."""
+        return self._live == LIVE and not is_logged(self._connection)
+
+    def keys(self, number: int) -> Generator[tuple[str, str, int], None, None]:
+        """Yield step and key of the live rows in order, if they are plain, each with `number`."""
+        return self._execute(f"SELECT step_id, state_key, {number} FROM snaps ORDER BY step_id, state_key")
 
     def earlier(self) -> Generator[tuple[Any, ...], None, None]:
         """Yield the rows that an epoch of the span after the first superseded, by that epoch, step and key."""
