@@ -34,6 +34,8 @@ WHERE until_epoch > :first AND until_epoch <= :last AND snap_epoch IS NOT NULL
 """
 OF_STEPS = f"SELECT step_id, :first, {SUM_SQL} FROM {{live}} GROUP BY step_id"
 SINCE = f"SELECT step_id, snap_epoch, {SUM_SQL} FROM {{live}} WHERE snap_epoch > :first GROUP BY step_id, snap_epoch"
+# The same where only one epoch comes after the first: without sorting.
+SINCE_ONE = f"SELECT step_id, :last, {SUM_SQL} FROM {{live}} WHERE snap_epoch > :first GROUP BY step_id"
 EARLIER_WRITTEN = f"SELECT step_id, max(snap_epoch, :first), {SUM_SQL} FROM ({EARLIER}) GROUP BY 1, 2"
 EARLIER_ENDED = f"SELECT step_id, until_epoch, {SUM_SQL} FROM ({EARLIER}) GROUP BY 1, 2"
 SUPERSEDED = f"SELECT until_epoch, {SUM_SQL} FROM main.superseded GROUP BY until_epoch"
@@ -75,7 +77,8 @@ class Versions:
         found, live = Tally(), f"({self._live})"
         found.wrote(self._execute(OF_STEPS.format(live=live)))
         if self._span["first"] < self._span["last"]:
-            since = list(self._execute(SINCE.format(live=live)))
+            one = self._span["first"] + 1 == self._span["last"]
+            since = list(self._execute((SINCE_ONE if one else SINCE).format(live=live)))
             found.wrote(since)
             found.wrote(((step, self._span["first"], *sums) for step, _, *sums in since), -1)
             found.wrote(self._execute(EARLIER_WRITTEN))
