@@ -122,7 +122,7 @@ class DeltaLog:
         from deltalake.exceptions import CommitFailedError
 
         app, owners = Transaction(*once), [Transaction(_owner(resume.store_id), resume.execution.number)]
-        owners += [Transaction(_owner(former), TAKEN_OVER) for former in resume.former_stores]
+        owners += [Transaction(_owner(former), TAKEN_OVER) for former in resume.stores[1:]]
         for left in reversed(range(_ATTEMPTS)):
             table = self.open()
             if table is None:
