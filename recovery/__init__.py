@@ -78,6 +78,8 @@ if TYPE_CHECKING:
     from recovery.operational.keyed import KeyedState
     from recovery.operational.manager import StateManager, process_state, task_instance_state, task_state
     from recovery.operational.scopes import ScopedState
+    from recovery.partitioning.in_place import drop_old
+    from recovery.partitioning.repartition import Repartitioned, RepartitionPlan, repartition
     from recovery.pipeline import Node, Pipeline
     from recovery.sinks import (
         AllKeysSink,
@@ -160,6 +162,8 @@ __all__ = [
     "RecoveryConfig",
     "RecoveryError",
     "RecoveryQuery",
+    "RepartitionPlan",
+    "Repartitioned",
     "Resume",
     "Resumed",
     "RetryPolicy",
@@ -184,6 +188,7 @@ __all__ = [
     "UpsertSink",
     "aggregate",
     "current_batch",
+    "drop_old",
     "fork",
     "import_bytewax",
     "incremental",
@@ -193,6 +198,7 @@ __all__ = [
     "process_state",
     "query_metrics",
     "register",
+    "repartition",
     "run",
     "run_pipeline",
     "start",
@@ -228,6 +234,8 @@ _LATER = {
     "PipelineSummary": "recovery.spark.pipelines.run",
     "RecoveryConfig": "recovery.config",
     "RecoveryQuery": "recovery.spark.run.query",
+    "RepartitionPlan": "recovery.partitioning.repartition",
+    "Repartitioned": "recovery.partitioning.repartition",
     "Resume": "recovery.sinks",
     "Resumed": "recovery.spark.run.events",
     "RetryPolicy": "recovery.operational.backends.retry",
@@ -239,6 +247,7 @@ _LATER = {
     "UpsertSink": "recovery.sinks",
     "aggregate": "recovery.spark.steps.aggregate",
     "current_batch": "recovery.sinks",
+    "drop_old": "recovery.partitioning.in_place",
     "fork": "recovery.backup.fork",
     "import_bytewax": "recovery.importing.bytewax",
     "incremental": "recovery.spark.pipelines.incremental",
@@ -248,6 +257,7 @@ _LATER = {
     "process_state": "recovery.operational.manager",
     "query_metrics": "recovery.spark.run.listener",
     "register": "recovery.spark.sources.formats",
+    "repartition": "recovery.partitioning.repartition",
     "run": "recovery.spark.run.blocking",
     "run_pipeline": "recovery.spark.pipelines.run",
     "start": "recovery.spark.run.start",

@@ -20,13 +20,14 @@ PUBLIC = [
     "MissingPartitionsError",
     "NoBackupError", "NoPartitionsError", "Node", "OutputLostError", "OutputMismatchError", "OwnerRefusedError",
     "OwnerUnreachableError", "Pipeline", "PipelineSummary", "RecoveryConfig", "RecoveryError", "RecoveryQuery",
-    "Resume", "Resumed", "RetryPolicy", "RewindRepeatedError", "RunSummary", "ScopedState", "SinkFailedError",
+    "RepartitionPlan", "Repartitioned", "Resume", "Resumed", "RetryPolicy", "RewindRepeatedError", "RunSummary",
+    "ScopedState", "SinkFailedError",
     "SparkCheckpointError", "SparkUnavailableError", "StateBackendError", "StateLockedError", "StateManager",
     "StateNotFoundError", "StateStore", "StateValueError", "StepChangedError", "Stopping", "StorageError",
     "UnknownStepError", "UnsupportedPlanError", "UnsupportedVersionError", "UpsertSink", "aggregate",
-    "current_batch", "fork", "import_bytewax", "incremental", "init_partitions", "native_operators", "native_state",
-    "process_state", "query_metrics", "register", "run", "run_pipeline", "start", "stateful", "stateful_arrow",
-    "stateful_map", "task_instance_state", "task_state",
+    "current_batch", "drop_old", "fork", "import_bytewax", "incremental", "init_partitions", "native_operators",
+    "native_state", "process_state", "query_metrics", "register", "repartition", "run", "run_pipeline", "start",
+    "stateful", "stateful_arrow", "stateful_map", "task_instance_state", "task_state",
 ]  # fmt: skip
 
 

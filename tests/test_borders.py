@@ -30,7 +30,7 @@ LAYERS = (
     "owner sinks",
     "epochs flow",
     "operational",
-    "backup importing native pipeline",
+    "backup importing native partitioning pipeline",
     "report",
     "spark.clusters",
     "spark.jvm",
@@ -63,7 +63,7 @@ LIBRARIES = {
 PURE = ("time", "random", "secrets", "os", "shutil", "subprocess", "socket")
 """What planning does not import: no clock, no chance, no files. What it needs comes in as arguments."""
 
-STORAGE = "bytewax connect copies documents history initialize lock memory origin reach scan seam verify"
+STORAGE = "bytewax connect copies documents history initialize lock memory origin reach repartition scan seam verify"
 """The public modules of `recovery.storage`: all that other rooms may import of it."""
 
 PRIVATE_STORAGE = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import json
 import os
 import re
 import shlex
@@ -110,6 +111,18 @@ def test_word_count_goes_on_where_it_stopped(shell: Any) -> None:
     [script] = re.findall(r"^```python\n(import hashlib.*?)^```", FILE_FORMAT, re.DOTALL | re.MULTILINE)
     Path("digests.py").write_text(script)
     assert "rows are as they were written" in shell("python digests.py")
+
+
+def test_more_partitions_go_on_and_back(shell: Any) -> None:
+    """After repartitioning in place, a run goes on, and another goes back behind it: state and output are exact."""
+    printed = shell(commands_of("more_partitions.py"))
+    assert "all steps are equal at 2 held epochs" in printed
+    counts = {"to": 2, "be": 2, "or": 1, "not": 1, "that": 1, "is": 1, "the": 1, "question": 1}
+    assert states("count") == counts
+    assert sorted(path.name for path in Path("db").glob("part-*.sqlite3")) == [f"part-{n}.sqlite3" for n in range(5)]
+    written = [json.loads(line) for path in Path("out").glob("*.json") for line in path.read_text().splitlines()]
+    assert sorted((each["word"], each["n"]) for each in written) == sorted(counts.items())
+    assert sorted(path.name for path in Path().iterdir()) == ["db", "examples", "logs", "out"]
 
 
 @pytest.mark.long

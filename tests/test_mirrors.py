@@ -110,6 +110,9 @@ COVERED_BY = {
     "epochs/test_snapshot.py": "base.reserved",
     "epochs/test_closer.py": "base.ids",
     "planning/test_resume.py": "planning.values",
+    "partitioning/test_repartition.py": """cli.repartition partitioning.__main__ partitioning.in_place
+        partitioning.worker partitioning.workers planning.moving storage.repartition storage.sqlite.draft_partition
+        storage.sqlite.tally""",
     # Commands: their tests call them as users do.
     "backup/test_commands.py": "backup.progress cli.backup cli.backup_progress cli.readable cli.restore",
     "backup/test_drill.py": "cli.drill",

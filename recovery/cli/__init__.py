@@ -18,6 +18,7 @@ from recovery.cli.hwm import hwm
 from recovery.cli.import_group import import_group
 from recovery.cli.init import init
 from recovery.cli.plan import plan
+from recovery.cli.repartition import repartition_command
 from recovery.cli.report import report
 from recovery.cli.restore import restore
 from recovery.cli.run import run
@@ -56,6 +57,7 @@ for command in (
     restore,
     drill,
     fork,
+    repartition_command,
     checkpoint,
     import_group,
     hwm,

@@ -7,6 +7,7 @@ opens those.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import stat
@@ -43,6 +44,10 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+_WORKING_DIRECTORY, _EXCHANGE = -100, 2
+"""AT_FDCWD of Linux, and the flag of its renameat2 and of macOS's renamex_np."""
 
 
 class Modes(NamedTuple):
@@ -138,3 +143,21 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
         if os.fstat(descriptor).st_size > most_bytes:
             raise OSError(errno.EFBIG, f"it is larger than {most_bytes:,} bytes", str(path))
         return file.read()
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Give each of two directories the other's name, in one atomic step; not synced. Raises OSError, with ENOTSUP where
+    the system or the file system cannot."""
+    # Python has no function for it.
+    system = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(one), os.fsencode(other)
+    if hasattr(system, "renameat2"):
+        failed = system.renameat2(_WORKING_DIRECTORY, names[0], _WORKING_DIRECTORY, names[1], _EXCHANGE)
+    elif hasattr(system, "renamex_np"):
+        failed = system.renamex_np(*names, _EXCHANGE)
+    else:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP), str(one))
+    if failed:
+        code = ctypes.get_errno()
+        cannot = code in (errno.EINVAL, errno.ENOSYS)
+        raise OSError(errno.ENOTSUP if cannot else code, os.strerror(code), str(one))

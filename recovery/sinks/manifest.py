@@ -251,7 +251,7 @@ def _check_unused(found: Found, note: Note | None, path: str, fresh: bool) -> No
 
 def _check_owner(owner: Owner, resume: Resume, format: str, path: str) -> None:
     check_not_of_origin(resume, owner.store, path, "FileSink(NEW_DIRECTORY, fresh=True)")
-    if (owner.store, owner.flow) != (resume.store_id, resume.flow_id):
+    if owner.store not in resume.stores or owner.flow != resume.flow_id:
         raise OutputMismatchError(
             f"it holds the output of flow {owner.flow!r} on recovery directory {owner.store}, "
             f"not of {resume.flow_id!r} on {resume.store_id}",

@@ -18,7 +18,7 @@ Publishing it:
 3. Remove it from prepared/.
 
 Going back, when a run starts:
-1. Make the directory this flow's, if it is new.
+1. Make the directory this flow's, if it is new, and this store's, if that takes the place of the former one.
 2. Cut the manifest after the newest closed epoch that it lists.
 3. Publish what was prepared for closed epochs.
 4. Remove visible files that are not in the manifest: they belong to an abandoned future, or to an interrupted
@@ -34,7 +34,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recovery.base import faults
@@ -107,10 +107,12 @@ class OutputDirectory:
             plan = self._plan(found, resume)
             # 1
             owner = found.owner or Owner(secrets.token_hex(8), resume.store_id, resume.flow_id, self._format)
+            # A store that was repartitioned loses its output to the new one.
+            owner = replace(owner, store=resume.store_id)
             self._disk.make_directory(self._prepared)
             if self._disk.read(self._manifest) is None:
                 self._disk.replace(self._manifest, b"")
-            if found.owner is None:
+            if found.owner != owner:
                 self._disk.replace(self._hidden / "owner.json", encode(owner))
             self._owner = owner
             # What a killed run left is visible, but a power loss could still undo it.

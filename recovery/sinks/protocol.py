@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from recovery.base.ids import BatchId, Epoch, Lease
 from recovery.errors import ConfigurationError
 from recovery.planning.timeline import TimelinePart
-from recovery.storage.origin import Origin
+from recovery.storage.origin import Origin, continued
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -127,6 +127,11 @@ class Resume:
     floor: Epoch
     timeline: tuple[TimelinePart, ...]
     origins: tuple[Origin, ...] = ()
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """The ids of all stores whose output is this one's: its own, and those that were repartitioned to it."""
+        return (self.store_id, *continued(self.origins))
 
     def closed(self, epoch: int, execution_id: str) -> bool:
         """Whether this execution closed this epoch on the current timeline."""

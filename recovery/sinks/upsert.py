@@ -203,7 +203,9 @@ class UpsertSink:
             plan = self._plan(database, resume)
             if not plan.known:
                 self._create(database, columns, resume)
-            database.run("UPDATE {owner} SET execution_id = {p}", (resume.execution.id,))
+            # A store that was repartitioned loses the table to the new one.
+            values = (resume.store_id, resume.execution.id)
+            database.run("UPDATE {owner} SET store_id = {p}, execution_id = {p}", values)
             if plan.takes_back:
                 self._upsert(database, columns, BEFORE, (plan.last, 1))
                 database.run(REMOVE, (plan.last, 0), rows=BEFORE, columns=listed(columns))
@@ -362,7 +364,7 @@ class UpsertSink:
             "SELECT sink, store_id, flow_id, history_from FROM {owner}"
         )
         check_not_of_origin(resume, store_id, f"table {self.table}")
-        if (store_id, flow_id) != (resume.store_id, resume.flow_id):
+        if store_id not in resume.stores or flow_id != resume.flow_id:
             raise self._mismatch(
                 f"it is written by flow {flow_id!r} on recovery directory {store_id}, "
                 f"not by {resume.flow_id!r} on {resume.store_id}",

@@ -33,6 +33,7 @@ from recovery.storage.sqlite.digests import (
 )
 from recovery.storage.sqlite.schema import (
     beside,
+    connect,
     has_states,
     open_partition,
     partition_path,
@@ -160,6 +161,29 @@ def place_states(path: Path, states: Sequence[StoredState], *, busy_ms: int) -> 
     """Write documents unchanged, with their generation and time, in one transaction. Raises like `change_states`."""
     with _writing(path, busy_ms) as connection:
         _write(connection, path, _read(connection, path, [each.state_id for each in states]), states)
+
+
+def state_totals(path: Path) -> tuple[int, int]:
+    """Return the number of documents and the sum of their digests, which change with every document. Raises
+    CorruptPartitionError."""
+
+    def read(connection: apsw.Connection) -> tuple[int, int]:
+        with _ready(connection, path) as exists:
+            return _known_totals(connection, path) if exists else (0, 0)
+
+    return read_partition(path, read)
+
+
+@contextlib.contextmanager
+def unwritten(path: Path) -> Iterator[None]:
+    """Keep all writers away from a partition until the block ends, without writing to it. Raises StorageError after
+    waiting in vain."""
+    with translated(path), contextlib.closing(connect(path, "rw")) as connection:
+        # Closing it must not move the log into the file, nor remove a log of this name: by then the name may be that of
+        # another file.
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        connection.execute("BEGIN IMMEDIATE")
+        yield
 
 
 def check_states(connection: apsw.Connection) -> list[str]:

@@ -29,11 +29,7 @@ from recovery.storage.sqlite.schema import (
 )
 from recovery.storage.sqlite.tables import (
     APPLICATION_ID,
-    CREATE_BEGINNING,
-    CREATE_CHANGES,
-    CREATE_MEASURES,
-    CREATE_STATES,
-    CREATE_TABLES,
+    CREATE_ALL,
     SCHEMA_VERSION,
 )
 
@@ -172,8 +168,7 @@ def _create_partition(path: Path, index: PartitionIndex, count: int, store_id: s
             with transaction(connection):
                 connection.pragma("application_id", APPLICATION_ID)
                 connection.pragma("user_version", SCHEMA_VERSION)
-                tables = (CREATE_TABLES, CREATE_CHANGES, CREATE_STATES, CREATE_MEASURES, CREATE_BEGINNING)
-                connection.execute("".join(tables)).fetchall()
+                connection.execute(CREATE_ALL).fetchall()
                 insert_parts(connection, index, count, store_id, clock.wall_ms())
         finally:
             # Closing the last connection moves the log into the file, syncs it and removes the log.

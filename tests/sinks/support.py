@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from recovery.base.ids import Lease
@@ -11,6 +11,7 @@ from recovery.planning.timeline import TimelinePart
 from recovery.sinks.disk import Disk
 from recovery.sinks.output import OutputDirectory
 from recovery.sinks.protocol import EpochOutput, Resume
+from recovery.storage.origin import Origin
 
 OUT = Path("/data/out")
 _ids = itertools.count(1)
@@ -35,6 +36,7 @@ class Store:
     closed: list[Closed] = field(default_factory=list)
     floor: int = 0
     executions: int = 0
+    origins: tuple[Origin, ...] = ()
 
     def begin(self, resume_epoch: int | None = None) -> Resume:
         """Start an execution: abandon what lies at or above the resume epoch."""
@@ -48,7 +50,14 @@ class Store:
         parts = tuple(TimelinePart(each.execution, n, n) for n, each in enumerate(self.closed, 1))
         note = self.closed[-1].note if self.closed else None
         lease = Lease(self.executions, f"{next(_ids):016x}")
-        return Resume(len(self.closed) + 1, note, lease, self.store_id, self.flow_id, self.floor, parts)
+        where = self.store_id, self.flow_id, self.floor
+        return Resume(len(self.closed) + 1, note, lease, *where, parts, self.origins)
+
+    def repartitioned(self) -> Store:
+        """The store that takes the place of this one."""
+        origin = Origin("repartition", self.store_id, len(self.closed), 0, 2, "db")
+        origins = (origin, *self.origins)
+        return replace(self, store_id=f"{self.store_id}x", closed=list(self.closed), origins=origins)
 
     def records(self) -> list[bytes]:
         """Every record of the closed epochs."""

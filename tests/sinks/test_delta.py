@@ -293,3 +293,22 @@ def test_a_table_that_lacks_an_earlier_epoch(tmp_path):
     (tmp_path / "copy").rename(path)
     with pytest.raises(OutputMismatchError, match="it lacks the output of an earlier epoch"):
         Run(store, DeltaSink(path))
+
+
+@pytest.mark.parametrize("kind", ["append", "merge"])
+def test_a_repartitioned_store_takes_the_place_of_the_old_one(tmp_path, kind):
+    """It goes on, takes back what the old one committed since, goes back behind it; and the old one is refused."""
+    path, options = tmp_path / "table", KINDS[kind]
+    store, _ = two_epochs(path, **options)
+    new = store.repartitioned()
+    since = Run(store, DeltaSink(path, **options))
+    since.write([("since", 1)])
+    since.close()
+    run = Run(new, DeltaSink(path, **options))
+    run.write([("a", 7), ("new", 1)])
+    run.close()
+    assert shown(path) == truth(new, kind)
+    Run(new, DeltaSink(path, **options), resume_epoch=2)
+    assert shown(path) == truth(new, kind)
+    with pytest.raises(OutputMismatchError, match="repartitioned to"):
+        Run(store, DeltaSink(path, **options))

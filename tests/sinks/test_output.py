@@ -467,3 +467,15 @@ def test_on_a_real_file_system(tmp_path, monkeypatch):
     assert shown == store.records()
     assert sorted(p.name for p in (tmp_path / "a" / "out").iterdir() if p.is_dir()) == ["_recovery"]
     assert not (tmp_path / "a" / "out" / "_recovery" / "staged").exists()
+
+
+@pytest.mark.parametrize("resume_epoch", [None, 2])
+def test_a_repartitioned_store_takes_the_place_of_the_old_one(resume_epoch):
+    """It goes on, or goes back behind that; what the old one published since is taken back, and it is refused then."""
+    store, disk = lived()
+    new = store.repartitioned()
+    story(store, disk)
+    story(new, disk, resume_epoch)
+    assert visible(disk) == new.records()
+    with pytest.raises(OutputMismatchError, match="it holds the output of flow 'flow' on recovery directory 5e1fx"):
+        Run(store, disk)

@@ -31,6 +31,8 @@ _HARMLESS = {"OPTIMIZE", "VACUUM START", "VACUUM END", "FSCK"}
 """Operations of others that change no row."""
 _KNOWN_FEATURES = {"appendOnly", "invariants", "timestampNtz", "changeDataFeed", "v2Checkpoint", "vacuumProtocolCheck"}
 """Features of a table that files written by Spark fit without further ado."""
+TAKEN_OVER = 2**62
+"""In place of the number of a store's newest execution: another store has taken its place."""
 _ATTEMPTS = 5
 
 
@@ -119,7 +121,8 @@ class DeltaLog:
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
 
-        owner, app = owner_of(resume), Transaction(*once)
+        app, owners = Transaction(*once), [Transaction(_owner(resume.store_id), resume.execution.number)]
+        owners += [Transaction(_owner(former), TAKEN_OVER) for former in resume.stores[1:]]
         for left in reversed(range(_ATTEMPTS)):
             table = self.open()
             if table is None:
@@ -132,7 +135,7 @@ class DeltaLog:
                 return table
             properties = CommitProperties(
                 custom_metadata={RECORD: msgspec.json.encode(record).decode()},
-                app_transactions=[app, Transaction(owner, resume.execution.number)],
+                app_transactions=[app, *owners],
             )
             try:
                 attempt(table, properties)
@@ -145,8 +148,16 @@ class DeltaLog:
         raise AssertionError
 
     def check_owner(self, table: Any, resume: Resume) -> None:
-        """Raise LeaseLostError if a later execution of the store has begun to write to the table."""
-        number = table.transaction_version(owner_of(resume))
+        """Raise LeaseLostError if a later execution of the store has begun to write to the table, and
+        OutputMismatchError if a store that takes its place has."""
+        number = table.transaction_version(_owner(resume.store_id))
+        if number == TAKEN_OVER:
+            raise OutputMismatchError(
+                "a store that this one was repartitioned to writes to the table",
+                path=self.uri,
+                cause="The flow was run on the new recovery directory, and then on the old one.",
+                remedy="Run it on the new one, or write to a table of its own.",
+            )
         if number is not None and number > resume.execution.number:
             raise LeaseLostError(f"execution {number} writes to the table now", path=self.uri)
 
@@ -188,9 +199,9 @@ class DeltaLog:
             self.files().delete_dir(path)
 
 
-def owner_of(resume: Resume) -> str:
+def _owner(store_id: str) -> str:
     """Return the name under which executions of a store own their commits."""
-    return f"recovery-{resume.store_id}"
+    return f"recovery-{store_id}"
 
 
 def check_table(table: Any, uri: str, partition_by: Sequence[str], schema: str) -> None:

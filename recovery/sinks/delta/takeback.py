@@ -40,7 +40,8 @@ class TakeBack:
 
 
 def plan_take_back(table: Any, history: Iterable[Commit], resume: Resume, uri: str) -> TakeBack:
-    """Return how to take back what this store committed for epochs that are not closed on the resumed timeline.
+    """Return how to take back what this store, or one whose place it takes, committed for epochs that are not closed on
+    the resumed timeline.
 
     Raises OutputMismatchError if that is impossible: the rows of a closed epoch were taken back before, or somebody
     else changed rows after ones that can only be removed by restoring an older version.
@@ -50,7 +51,7 @@ def plan_take_back(table: Any, history: Iterable[Commit], resume: Resume, uri: s
     foreign = 0
     for commit in history:
         record = commit.record
-        if record is None or record.store != resume.store_id:
+        if record is None or record.store not in resume.stores:
             if record is not None:
                 check_not_of_origin(resume, record.store, uri, "DeltaSink(NEW_TABLE, fresh=True)")
             foreign = max(foreign, 0 if commit.harmless or commit.version == 0 else commit.version)

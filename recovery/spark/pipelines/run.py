@@ -331,7 +331,11 @@ def _is_shared(found: Sequence[FoundFile], pipeline: str) -> bool:
 
 
 def _check_options(config: RecoveryConfig, resume: bool, full_refresh: bool, no_state_update: bool) -> None:
-    """Refuse options that contradict each other."""
+    """Refuse options that contradict each other, and those of flows."""
+    if config.no_output or config.until is not None:
+        raise ConfigurationError(
+            "no_output and until are for flows: a pipeline's nodes write by themselves", remedy="Leave them out."
+        )
     if resume and config.rewind_to is not None:
         raise ConfigurationError(
             "resume would skip nodes whose marks resume_after or resume_epoch puts back",

@@ -102,6 +102,21 @@ def set_store(connection: apsw.Connection, store_id: str) -> None:
     connection.execute("UPDATE parts SET store_id = ?, digest = ?", (store_id, record_digest(*parts)))
 
 
+def bind(connection: apsw.Connection, flow_id: str | None) -> None:
+    """Bind a partition to a flow. Inside the caller's transaction."""
+    [parts] = rows(connection, PARTS)
+    bound = (*parts[:3], flow_id, parts[4])
+    connection.execute("UPDATE parts SET flow_id = ?, digest = ?", (flow_id, record_digest(*bound)))
+
+
+def insert_execution(connection: apsw.Connection, execution: Execution) -> None:
+    """Record an execution. Inside the caller's transaction."""
+    fields = astuple(execution)
+    connection.execute(
+        f"INSERT INTO exs VALUES ({', '.join('?' * (len(fields) + 1))})", (*fields, record_digest(*fields))
+    )
+
+
 def check_lease(connection: apsw.Connection, path: Path, lease: Lease) -> None:
     """Raise LeaseLostError if a later execution began. One read."""
     with translated(path):

@@ -10,8 +10,8 @@ from recovery.base.ids import Epoch
 from recovery.base.wording import counted
 from recovery.errors import CorruptPartitionError, LeaseLostError
 from recovery.planning.values import Execution, PartitionDescription
-from recovery.storage.sqlite.describe import COMMITS, PARTS, folded_epoch, newest_epoch
-from recovery.storage.sqlite.digests import MODULUS, SUM_SQL, combine, record_digest
+from recovery.storage.sqlite.describe import COMMITS, bind, folded_epoch, insert_execution, newest_epoch
+from recovery.storage.sqlite.digests import MODULUS, SUM_SQL, combine
 from recovery.storage.sqlite.epoch_log import (
     is_logged,
 )
@@ -90,17 +90,8 @@ def begin(
         # All partitions hold the epoch, so none has to go back to an earlier one.
         create_driver_table(connection)
         fold_into_snaps(connection, path, Epoch(last), {})
-    fields = (
-        execution.number, execution.id, execution.flow_id, execution.resume_epoch, execution.started_ms,
-        execution.snapshot_interval_s, execution.backup_interval_s, execution.host, execution.pid,
-        execution.version,
-    )  # fmt: skip
-    connection.execute(
-        f"INSERT INTO exs VALUES ({', '.join('?' * (len(fields) + 1))})", (*fields, record_digest(*fields))
-    )
-    [parts] = rows(connection, PARTS)
-    bound = (*parts[:3], execution.flow_id, parts[4])
-    connection.execute("UPDATE parts SET flow_id = ?, digest = ?", (execution.flow_id, record_digest(*bound)))
+    insert_execution(connection, execution)
+    bind(connection, execution.flow_id)
 
 
 def rewind(connection: apsw.Connection, path: Path, newest: Epoch) -> bool:

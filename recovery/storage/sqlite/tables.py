@@ -17,7 +17,9 @@ from recovery.errors import shown
 APPLICATION_ID = 0x52435650  # "RCVP"
 SCHEMA_VERSION = 6
 
-CREATE_TABLES = """
+CREATE_TIMEOUT_INDEX = "CREATE INDEX snaps_timeout ON snaps (step_id, timeout_ms) WHERE timeout_ms IS NOT NULL"
+
+CREATE_TABLES = f"""
 CREATE TABLE parts (
     part_index INTEGER PRIMARY KEY,
     part_count INTEGER NOT NULL,
@@ -72,7 +74,7 @@ CREATE TABLE snaps (
     PRIMARY KEY (step_id, state_key)
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX snaps_timeout ON snaps (step_id, timeout_ms) WHERE timeout_ms IS NOT NULL;
+{CREATE_TIMEOUT_INDEX};
 
 CREATE TABLE superseded (
     until_epoch INTEGER NOT NULL,
@@ -149,6 +151,9 @@ CREATE TABLE beginning (
     digest  INTEGER NOT NULL
 ) STRICT;
 """
+
+CREATE_ALL = CREATE_TABLES + CREATE_CHANGES + CREATE_STATES + CREATE_MEASURES + CREATE_BEGINNING
+"""A new file of the present version."""
 
 ROW_BYTES = "octet_length(state_key) + octet_length(ser_change)"
 """The size of a row of `snaps`, as counted in `sizes`: the stored key and value."""

@@ -6,7 +6,16 @@ import json
 
 import pytest
 
-from recovery import ConfigurationError, EpochNotHeldError, RecoveryConfig, UnsupportedPlanError, fork
+from recovery import (
+    ConfigurationError,
+    EpochNotHeldError,
+    Node,
+    Pipeline,
+    RecoveryConfig,
+    UnsupportedPlanError,
+    fork,
+    run_pipeline,
+)
 from recovery.base.clock import SystemClock
 from recovery.operational.step_edits import moment
 from recovery.spark.run.prepare import Prepared
@@ -85,6 +94,13 @@ def test_only_a_fork_runs_without_output(make_store, tmp_path):
     prepared(tmp_path / "new", no_output=True, until=3)
     fork(tmp_path / "new", tmp_path / "newer")
     prepared(tmp_path / "newer", no_output=True, until=1)
+
+
+@pytest.mark.parametrize("config", [{"no_output": True}, {"until": 2}])
+def test_pipelines_have_neither(store_dir, config):
+    """Their nodes write by themselves, so nothing would be dropped."""
+    with pytest.raises(ConfigurationError, match="are for flows"):
+        run_pipeline(Pipeline("p", [Node("n", never, never)]), RecoveryConfig(store_dir, **config))
 
 
 def test_an_origin_that_is_not_there(make_store, tmp_path):

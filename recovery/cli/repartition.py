@@ -1,0 +1,160 @@
+"""`recovery repartition DIR NEW_DIR N`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from recovery.base.printable import one_line
+from recovery.base.wording import counted, listed
+from recovery.cli.common import DIRECTORY, format_size, json_option, print_json, say, table, tell
+from recovery.partitioning.in_place import drop_old, kept_directories
+from recovery.partitioning.repartition import Repartitioned, RepartitionPlan, plan_repartition, repartition
+from recovery.storage.repartition import StepTally
+
+USAGE = "Give DIR NEW_DIR N; with --in-place DIR N; with --drop-old DIR."
+
+
+@click.command("repartition")
+@click.argument("arguments", metavar="DIR [NEW_DIR] N", nargs=-1, required=True)
+@click.option("--in-place", is_flag=True, help="Swap the new directory with DIR, and keep the old one beside it.")
+@click.option("--drop-old", is_flag=True, help="Remove the directories that --in-place kept beside DIR.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done; write nothing.")
+@json_option
+@click.pass_context
+def repartition_command(
+    context: click.Context, arguments: tuple[str, ...], in_place: bool, drop_old: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Make a store with N partitions in NEW_DIR that holds all that the one in DIR holds.
+
+    Everything comes along: every held epoch, timeouts, operational state, the input position. DIR is not changed, and
+    no run may be going on. Afterwards the flow runs on NEW_DIR as it is.
+    """
+    if in_place and drop_old:
+        raise click.UsageError(USAGE)
+    wanted = 1 if drop_old else 2 if in_place else 3
+    if len(arguments) != wanted:
+        raise click.UsageError(USAGE)
+    directory, *new = (Path(DIRECTORY.convert(each, None, context)) for each in arguments[: wanted - (not drop_old)])
+    if drop_old:
+        _drop_old(directory, dry_run, as_json)
+        return
+    if not arguments[-1].isdecimal():
+        raise click.UsageError(f"{arguments[-1]!r} is not a number of partitions. {USAGE}")
+    count = int(arguments[-1])
+    target = new[0] if new else None
+    if dry_run:
+        plan = plan_repartition(directory, target, count)
+        if as_json:
+            print_json({**plan.as_json(), "dry_run": True})
+        else:
+            say(f"would {_plan_text(plan)}")
+        return
+    progress = _Progress(quiet=as_json)
+    done = repartition(directory, target, count, observe=progress.observe, announce=progress.announce)
+    progress.end()
+    if as_json:
+        print_json(_facts(done))
+    else:
+        say(_text(done))
+
+
+def _drop_old(directory: Path, dry_run: bool, as_json: bool) -> None:
+    gone = kept_directories(directory) if dry_run else drop_old(directory)
+    if as_json:
+        print_json({"directory": str(directory), "dropped": [str(path) for path in gone], "dry_run": dry_run})
+        return
+    for path in gone:
+        say(f"{'would remove' if dry_run else 'removed'} {one_line(path)}")
+    if not gone:
+        say("nothing is kept beside it")
+
+
+def _plan_text(plan: RepartitionPlan) -> str:
+    where = f"to {one_line(plan.new_directory)}" if plan.keeps is None else f"in place, keeping {one_line(plan.keeps)}"
+    of = f"flow {one_line(plan.flow_id)}" if plan.flow_id is not None else "no flow yet"
+    return (
+        f"repartition {one_line(plan.directory)} ({of}) from {plan.partitions} to "
+        f"{counted(plan.new_partitions, 'partition')} {where}: epochs {listed(plan.epochs)}, "
+        f"{counted(plan.rows, 'row')}, about {format_size(plan.size_bytes)} more on the disk"
+    )
+
+
+def _text(done: Repartitioned) -> str:
+    plan = done.plan
+    epoch, compared = plan.epochs[-1], counted(len(plan.epochs), "held epoch")
+    rows = []
+    for step in done.steps():
+        old, new = list(done.before.of(step, [epoch])), list(done.after.of(step, [epoch]))
+        rows.append((step, old[0].rows, _hex(old[0]), _hex(new[0])))
+    lines = [table(("step", "keys", "digest before", "digest after"), rows)] if rows else []
+    lines.append(f"as of epoch {epoch}; all steps are equal at {compared}: epochs {listed(plan.epochs)}")
+    lines.append(
+        f"{one_line(plan.new_directory or plan.directory)} is store {done.store_id} with "
+        f"{counted(plan.new_partitions, 'partition')}, made from store {plan.store_id} in {done.elapsed_s:.1f} s"
+    )
+    if plan.keeps is not None:
+        lines.append(
+            f"the old one is kept as {one_line(plan.keeps)}; when you trust the new one: "
+            f"python -m recovery repartition --drop-old {one_line(plan.directory)}"
+        )
+    return "\n".join(lines)
+
+
+def _facts(done: Repartitioned) -> dict[str, Any]:
+    return {
+        **done.plan.as_json(),
+        "dry_run": False,
+        "store_id": {"before": done.plan.store_id, "after": done.store_id},
+        "origin": done.origin.as_json(),
+        "steps": [
+            {
+                "step": step,
+                "epochs": [
+                    {
+                        "epoch": old.epoch,
+                        "keys": old.rows,
+                        "before": f"{old.digest:015x}",
+                        "after": f"{new.digest:015x}",
+                    }
+                    for old, new in done.of(step)
+                ],
+            }
+            for step in done.steps()
+        ],
+        "bytes_after": done.size_bytes,
+        "elapsed_s": done.elapsed_s,
+    }
+
+
+def _hex(tally: StepTally) -> str:
+    return f"{tally.digest:015x}"
+
+
+class _Progress:
+    """One status line on a terminal, updated in place; elsewhere only the plan."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._live = not quiet and sys.stderr.isatty()
+        self._drawn_at = 0.0
+
+    def announce(self, plan: RepartitionPlan) -> None:
+        """Say what will be done."""
+        if not self._quiet:
+            tell(f"will {_plan_text(plan)}")
+
+    def observe(self, done: int, total: int) -> None:
+        """Show how many rows were moved."""
+        if self._live and time.monotonic() - self._drawn_at > 0.2:
+            self._drawn_at = time.monotonic()
+            tell(f"moved {done:,} of {counted(max(done, total), 'row')}", start="\r\x1b[K", end="")
+
+    def end(self) -> None:
+        """Clear the status line."""
+        if self._live:
+            tell("", start="\r\x1b[K", end="")

@@ -1,0 +1,159 @@
+"""Repartitioning in place: two directories swap their names in one rename, and the old one is kept beside it.
+
+The directory `db` of store S is kept as `db.S.old`. At first the new directory gets that name, whole; then both swap.
+So a kill before the swap leaves a new directory under the old one's name, which nobody has used: the next attempt sees
+by its store id that it is not S, and removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+
+from recovery.base.addresses import local_path
+from recovery.base.clock import Clock, SystemClock
+from recovery.errors import ConfigurationError, ForeignPartitionError, LinkedPartitionError, RecoveryError, StorageError
+from recovery.host.durable import exchange, sync
+from recovery.planning.resume import ResumePlan, plan_resume
+from recovery.storage.connect import SCRATCH_NAME
+from recovery.storage.documents import home, state_totals, unwritten
+from recovery.storage.lock import LOCK_NAME, DirectoryLock
+from recovery.storage.origin import read_origins
+from recovery.storage.scan import scan
+
+OLD = ".old"
+OURS = re.compile(
+    rf"part-\d+\.sqlite3(-wal|-shm)?|{re.escape(LOCK_NAME)}|recovery-.*\.lock|locks|last-backup\.json|{SCRATCH_NAME}"
+    r"|\.(init|restore-\d+)-[0-9a-f]+"
+)
+"""What recovery itself puts into a recovery directory."""
+
+
+def kept_path(directory: Path, store_id: str) -> Path:
+    """Return the name under which the directory of a store is kept."""
+    return directory.with_name(f"{directory.name}.{store_id}{OLD}")
+
+
+def check_in_place(directory: Path, plan: ResumePlan) -> None:
+    """Raise unless a directory can be swapped: ConfigurationError if it holds other files, LinkedPartitionError for
+    partitions on other disks, StorageError if the file system cannot do it."""
+    links = [d.path.name for d in plan.partitions if d.path.is_symlink()]
+    if links:
+        raise LinkedPartitionError(
+            f"{links[0]} is a link to a file elsewhere", path=directory, cause="The partitions lie on several disks.",
+            remedy="Name a new directory, and lay its partitions out as you like afterwards.",
+        )  # fmt: skip
+    _refuse_others(directory)
+    if directory.is_mount():
+        raise ConfigurationError(f"{directory} is a mount point", cause="", remedy="Name a new directory.")
+
+
+def check_exchange(new: Path, verb: str) -> None:
+    """Raise StorageError if the file system beside `new` cannot swap two directories in one rename."""
+    # A killed attempt leaves them under names of drafts, which the next one removes.
+    one, other = (new.with_name(f".{new.name[:100]}.{verb}-{secrets.token_hex(8)}") for _ in range(2))
+    try:
+        one.mkdir()
+        other.mkdir()
+        exchange(one, other)
+    except OSError as error:
+        raise _not_swapped(new, error) from error
+    finally:
+        for each in (one, other):
+            with contextlib.suppress(OSError):
+                each.rmdir()
+
+
+def swap(directory: Path, new: Path, totals: tuple[int, int]) -> None:
+    """Swap the names of a store's directory and of the new one, and make that durable.
+
+    totals: of the operational state that the new one holds. Raises StorageError if it was changed since, or if the file
+    system cannot swap; then `new` is removed.
+    """
+    first = home(directory)
+    # A writer that waits for this learns afterwards that its file has another name, and writes nothing.
+    with unwritten(first):
+        try:
+            if state_totals(first) != totals:
+                raise StorageError(
+                    "its operational state was changed meanwhile",
+                    path=directory,
+                    cause="Another process set a mark, or changed other operational state.",
+                    remedy="Run the same command again: nothing was changed.",
+                )
+            try:
+                exchange(directory, new)
+            except OSError as error:
+                raise _not_swapped(directory, error) from error
+        except BaseException:
+            # Both names are as before: `new` is the new one.
+            shutil.rmtree(new, ignore_errors=True)
+            raise
+        sync(directory.parent)
+
+
+def _not_swapped(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"two directories cannot swap their names: {error.strerror}",
+        path=path.parent,
+        cause="The file system cannot do that in one rename, or this user may not rename the directory.",
+        remedy="Name a new directory, and rename both yourself while nothing runs.",
+    )
+
+
+def clear_unfinished(directory: Path) -> None:
+    """Remove the new directory of an attempt that was killed before the swap. The directory's lock is held."""
+    plan = plan_resume(scan(directory))
+    left = kept_path(directory, plan.store_id)
+    if left.is_dir() and not left.is_symlink() and _store_in(left) != plan.store_id:
+        _refuse_others(left)
+        shutil.rmtree(left)
+
+
+def kept_directories(directory: Path) -> list[Path]:
+    """Return the directories that were kept when this one was repartitioned, the newest first. Raises the errors of
+    `read_origins`."""
+    found = (kept_path(directory, origin.store_id) for origin in read_origins(directory) if origin.how == "repartition")
+    return [path for path in found if path.is_dir() and not path.is_symlink()]
+
+
+def drop_old(directory: str | os.PathLike[str], *, clock: Clock | None = None) -> list[Path]:
+    """Remove the directories that were kept when this one was repartitioned in place; return their paths. Repeatable.
+
+    Raises ConfigurationError if one holds files of others, DirectoryLockedError if one is in use, or StorageError.
+    """
+    real = Path(os.path.realpath(local_path(directory)))
+    kept = kept_directories(real)
+    for path in kept:
+        _refuse_others(path)
+        if _store_in(path) not in (None, path.name.removesuffix(OLD).rpartition(".")[2]):
+            raise ForeignPartitionError("it holds another store than its name says", path=path)
+        with contextlib.ExitStack() as held:
+            if any(path.glob("part-*.sqlite3")):
+                held.enter_context(DirectoryLock(path, clock or SystemClock(), "repartition --drop-old"))
+            try:
+                shutil.rmtree(path)
+                sync(path.parent)
+            except OSError as error:
+                raise StorageError(str(error), path=path) from error
+    return kept
+
+
+def _store_in(directory: Path) -> str | None:
+    with contextlib.suppress(RecoveryError):
+        return next((file.description.store_id for file in scan(directory) if file.description is not None), None)
+    return None
+
+
+def _refuse_others(directory: Path) -> None:
+    others = sorted(path.name for path in directory.iterdir() if not OURS.fullmatch(path.name))
+    if others:
+        raise ConfigurationError(
+            f"{directory} holds other files too: {', '.join(others[:5])}{' …' if len(others) > 5 else ''}",
+            cause="The directory is used for something else besides.",
+            remedy="Move them elsewhere, or name a new directory.",
+        )
