@@ -77,7 +77,7 @@ COVERED_BY = {
     # Code around the JVM: only a session shows whether it is right.
     "spark/test_session.py": """spark.jvm.java spark.jvm.java_sources spark.jvm.launch
         spark.jvm.startup.sitecustomize spark.startup.sitecustomize""",
-    "spark/jvm/test_versions.py": "spark.jvm.connect_sessions",
+    "spark/jvm/test_versions.py": "spark.jvm.connect_sessions spark.jvm.stream_readers",
     "test_without_spark.py": "backup.arrow spark.jvm.installed",
     "spark/test_warmup.py": "cli.warmup spark.jvm.class_archive spark.run.warmup_flows",
     "native/test_addresses.py": "spark.jvm.hadoop",
