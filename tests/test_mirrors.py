@@ -49,7 +49,9 @@ COVERED_BY = {
     "report/test_page.py": "report.charts report.facts",
     "sinks/test_output.py": "sinks.disk sinks.files sinks.manifest",
     "sinks/test_delivery.py": "sinks.plain sinks.protocol",
-    "sinks/test_delta.py": "sinks.delta.merge sinks.delta.sink sinks.delta.table sinks.delta.takeback",
+    "sinks/test_delta.py": """sinks.delta.merge sinks.delta.sink sinks.delta.table sinks.tables.columns sinks.tables.log
+        sinks.tables.sink sinks.tables.takeback""",
+    "sinks/test_iceberg.py": "sinks.iceberg.columns sinks.iceberg.sink sinks.iceberg.table",
     "storage/test_contract.py": "storage.memory storage.memory_contents storage.seam",
     "storage/test_deltas.py": "storage.connect storage.deltas.delta",
     "storage/test_partition.py": """storage.sqlite.close storage.sqlite.columns storage.sqlite.describe

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from recovery.base.addresses import host_and_port, looks_like_address
 from recovery.errors import ConfigurationError, RecoveryError, UnsupportedPlanError
 from recovery.owner.process import OwnerProcess
-from recovery.sinks import AllKeysSink, DeltaSink, FileSink
+from recovery.sinks import AllKeysSink, DeltaSink, FileSink, IcebergSink
 from recovery.wire.address import DEADLINE_S
 
 _ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
@@ -141,11 +141,13 @@ def _file_sink(planned: Planned) -> str | None:
     return f"FileSink({str(sink.path)!r}) names a directory of the driver's host"
 
 
-def _delta_sink(planned: Planned) -> str | None:
+def _table_sink(planned: Planned) -> str | None:
     sink = planned.sink
-    if not isinstance(sink, DeltaSink) or looks_like_address(sink.uri):
-        return None
-    return f"DeltaSink({sink.uri!r}) names a directory of the driver's host"
+    if isinstance(sink, DeltaSink) and not looks_like_address(sink.uri):
+        return f"DeltaSink({sink.uri!r}) names a directory of the driver's host"
+    if isinstance(sink, IcebergSink) and sink.warehouse and not looks_like_address(sink.warehouse):
+        return f"IcebergSink({sink.table!r}) has its warehouse, {sink.warehouse}, in a directory of the driver's host"
+    return None
 
 
 def _all_keys_sink(planned: Planned) -> str | None:
@@ -174,7 +176,7 @@ REFUSALS = (
         "all hosts; or run on one host: --master 'local[*]'.",
     ),
     Refusal(
-        _delta_sink,
+        _table_sink,
         "Tasks write the table's files, and every executor would write them to a disk of its own.",
         "Give it an address that all hosts reach, such as s3://bucket/table, or file:///mnt/table for a mount that all "
         "hosts have; or run on one host: --master 'local[*]'.",
