@@ -52,7 +52,9 @@ COVERED_BY = {
     "report/test_page.py": "report.charts report.facts",
     "sinks/test_output.py": "sinks.disk sinks.files sinks.manifest",
     "sinks/test_delivery.py": "sinks.plain sinks.protocol",
-    "sinks/test_delta.py": "sinks.delta.merge sinks.delta.sink sinks.delta.table sinks.delta.takeback",
+    "sinks/test_delta.py": """sinks.delta.merge sinks.delta.sink sinks.delta.table sinks.tables.columns sinks.tables.log
+        sinks.tables.sink sinks.tables.takeback""",
+    "sinks/test_iceberg.py": "sinks.iceberg.columns sinks.iceberg.sink sinks.iceberg.table",
     "storage/test_contract.py": "storage.memory storage.memory_contents storage.seam",
     "storage/test_deltas.py": "storage.connect storage.deltas.delta",
     "storage/test_partition.py": """storage.sqlite.close storage.sqlite.columns storage.sqlite.describe
@@ -80,7 +82,7 @@ COVERED_BY = {
     # Code around the JVM: only a session shows whether it is right.
     "spark/test_session.py": """spark.jvm.java spark.jvm.java_sources spark.jvm.launch
         spark.jvm.startup.sitecustomize spark.startup.sitecustomize""",
-    "spark/jvm/test_versions.py": "spark.jvm.connect_sessions",
+    "spark/jvm/test_versions.py": "spark.jvm.connect_sessions spark.jvm.stream_readers",
     "test_without_spark.py": "backup.arrow spark.jvm.installed",
     "spark/test_warmup.py": "cli.warmup spark.jvm.class_archive spark.run.warmup_flows",
     "native/test_addresses.py": "spark.jvm.hadoop",

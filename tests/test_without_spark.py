@@ -102,11 +102,11 @@ def test_what_needs_spark_says_that_it_is_missing(arguments, tmp_path):
     done = command(*arguments, "--json") if arguments[0] == "run" else command(*arguments)
     assert done.returncode == SparkUnavailableError.exit_code
     assert "PySpark is not installed" in done.stdout + done.stderr
-    assert "4.2 to 4.3" in done.stdout + done.stderr
+    assert "4.0 to 4.3" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("version", ["3.5.9", "4.1.4", "4.4.0", "5.0.0.dev1"])
+@pytest.mark.parametrize("version", ["3.5.9", "4.4.0", "5.0.0.dev1"])
 def test_other_versions_of_spark_are_refused(version, tmp_path):
     """Before any of it is imported: parts that this package imports are missing in some."""
     package = tmp_path / "pyspark"
@@ -121,8 +121,8 @@ def test_other_versions_of_spark_are_refused(version, tmp_path):
     done = run_without(code, path=tmp_path)
     assert done.stderr == ""
     told = json.loads(done.stdout)
-    assert told["found"] == f"PySpark {version} is not supported: versions 4.2 to 4.3 are"
-    assert "pyspark>=4.2,<4.4" in told["remedy"]
+    assert told["found"] == f"PySpark {version} is not supported: versions 4.0 to 4.3 are"
+    assert "pyspark>=4.0,<4.4" in told["remedy"]
 
 
 def test_the_package_asks_pip_for_the_versions_that_it_supports():

@@ -38,7 +38,10 @@ def write_files(frame: DataFrame, address: str, format: str, options: Mapping[st
     package, name = _CLASSES[format].split(".")
     kind = getattr(getattr(jvm.org.apache.spark.sql.execution.datasources, package), name)
     convert = jvm.org.apache.spark.api.python.PythonUtils
-    jvm.org.apache.spark.sql.execution.streaming.sinks.FileStreamSink(
+    streaming = jvm.org.apache.spark.sql.execution.streaming
+    # Spark 4.1 gave the sinks a package of their own.
+    sinks = streaming if frame.sparkSession.version.startswith("4.0.") else streaming.sinks
+    sinks.FileStreamSink(
         frame.sparkSession._jsparkSession,
         address,
         kind(),

@@ -3,7 +3,9 @@
 protocol.py   what a sink may be, and the values that it gets
 delivery.py   passes micro-batches and epochs from the driver to a flow's sink
 plain.py      sinks without memory: discard, console
-delta.py      DeltaSink; delta_table.py: its commits; delta_takeback.py: going back; delta_merge.py: rows by key
+tables/       what DeltaSink and IcebergSink share: the protocol, the history of commits, going back
+delta/        DeltaSink; table.py: its commits; merge.py: rows by key
+iceberg/      IcebergSink; table.py: its commits; columns.py: types
 files.py      FileSink; places.py: where it writes; output.py: its directory; manifest.py: its content and plan
 disk.py       operations on files; hadoop_disk.py: the same without an atomic rename
 all_keys.py   AllKeysSink
@@ -13,6 +15,7 @@ upsert.py     UpsertSink; database.py: a transaction of any DB-API connection
 from recovery.sinks.all_keys import AllKeysSink
 from recovery.sinks.delta.sink import DeltaSink
 from recovery.sinks.files import FileSink
+from recovery.sinks.iceberg.sink import IcebergSink
 from recovery.sinks.plain import ConsoleSink, DiscardSink
 from recovery.sinks.protocol import BatchContext, EpochOutput, EpochSink, Resume, Sink, current_batch
 from recovery.sinks.upsert import UpsertSink
@@ -26,6 +29,7 @@ __all__ = [
     "EpochOutput",
     "EpochSink",
     "FileSink",
+    "IcebergSink",
     "Resume",
     "Sink",
     "UpsertSink",

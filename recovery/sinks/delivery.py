@@ -15,6 +15,7 @@ from recovery.base.tracebacks import essence_of
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, SinkFailedError, StorageError
 from recovery.sinks.delta.sink import DeltaSink
 from recovery.sinks.files import FileSink
+from recovery.sinks.iceberg.sink import IcebergSink
 from recovery.sinks.plain import DiscardSink
 from recovery.sinks.protocol import BATCH_BEING_WRITTEN, BatchContext, EpochOutput, Resume
 
@@ -34,7 +35,9 @@ class Delivery:
         self._resume = resume
         self._write: Callable[[DataFrame, int], Any] = getattr(sink, "write", sink)
         self.single_action = bool(getattr(sink, "single_action", False))
-        self.as_it_is = type(sink) in (DiscardSink, FileSink) or (type(sink) is DeltaSink and not sink.partition_by)
+        self.as_it_is = type(sink) in (DiscardSink, FileSink) or (
+            type(sink) in (DeltaSink, IcebergSink) and not sink.partition_by
+        )
         """Whether the sink's one action runs the micro-batch's plan unchanged."""
         self.discards = type(sink) is DiscardSink
         """Whether the sink has no use for rows that are already computed."""

@@ -19,7 +19,7 @@ from recovery.config import RecoveryConfig
 from recovery.errors import ConfigurationError, OwnerRefusedError, RecoveryError, UnsupportedPlanError
 from recovery.owner.process import OwnerProcess
 from recovery.owner.serving import tls_context
-from recovery.sinks import DeltaSink, FileSink
+from recovery.sinks import DeltaSink, FileSink, IcebergSink
 from recovery.wire.address import DEADLINE_S
 
 _ONE_HOST = re.compile(r"local(\[[^\]]*\])?|local-cluster\[.*\]|spark://(localhost|127\.[\d.]+)(:\d+)?")
@@ -186,11 +186,13 @@ def _file_sink(planned: Planned) -> str | None:
     return f"FileSink({str(sink.path)!r}) names a directory of the driver's host"
 
 
-def _delta_sink(planned: Planned) -> str | None:
+def _table_sink(planned: Planned) -> str | None:
     sink = planned.sink
-    if not isinstance(sink, DeltaSink) or looks_like_address(sink.uri):
-        return None
-    return f"DeltaSink({sink.uri!r}) names a directory of the driver's host"
+    if isinstance(sink, DeltaSink) and not looks_like_address(sink.uri):
+        return f"DeltaSink({sink.uri!r}) names a directory of the driver's host"
+    if isinstance(sink, IcebergSink) and sink.warehouse and not looks_like_address(sink.warehouse):
+        return f"IcebergSink({sink.table!r}) has its warehouse, {sink.warehouse}, in a directory of the driver's host"
+    return None
 
 
 def _native_state(planned: Planned) -> str | None:
@@ -215,7 +217,7 @@ REFUSALS = (
         "all hosts; or run on one host: --master 'local[*]'.",
     ),
     Refusal(
-        _delta_sink,
+        _table_sink,
         "Tasks write the table's files, and every executor would write them to a disk of its own.",
         "Give it an address that all hosts reach, such as s3://bucket/table, or file:///mnt/table for a mount that all "
         "hosts have; or run on one host: --master 'local[*]'.",

@@ -11,6 +11,7 @@ from recovery import (
     ConfigurationError,
     DiscardSink,
     FileSink,
+    IcebergSink,
     OwnerRefusedError,
     RecoveryConfig,
     RecoveryError,
@@ -124,6 +125,15 @@ def test_what_would_write_or_read_the_disk_of_one_host(planned, found, kind, rem
     with pytest.raises(kind, match=rf"(?s){found}.*{CLUSTER}.*{remedy}"):
         check_plan(CLUSTER, planned)
     check_plan("local[2]", planned)
+
+
+def test_a_warehouse_on_the_disk_of_one_host():
+    """Of an Iceberg catalog, as far as the sink knows it."""
+    pytest.importorskip("pyiceberg")
+    with pytest.raises(ConfigurationError, match=r"IcebergSink\('db.words'\) has its warehouse, /data, in a directory"):
+        check_plan(CLUSTER, Planned(IcebergSink("db.words", properties={"warehouse": "/data"})))
+    for address in ("s3://bucket/warehouse", "file:///mnt/share"):
+        check_plan(CLUSTER, Planned(IcebergSink("db.words", properties={"warehouse": address})))
 
 
 def test_what_runs_on_a_cluster():

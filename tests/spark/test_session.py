@@ -19,6 +19,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 import recovery
 from recovery.cli.flow_loader import import_paths
 from recovery.errors import SparkUnavailableError
+from recovery.spark.jvm import versions
 from recovery.spark.jvm.java import _bundled_java, java_home
 from recovery.spark.jvm.launch import ErrorOutput, reason_in
 from recovery.spark.jvm.session import _of_master, daemon, prepare_environment
@@ -159,7 +160,7 @@ def test_where_a_flow_is_imported_from(tmp_path, monkeypatch):
     assert import_paths("jobs.words:flow") == import_paths("jobs.words") == [str(tmp_path)]
 
 
-@pytest.mark.parametrize("version", ["17.0.9", "21", "25-ea"])
+@pytest.mark.parametrize("version", ["17.0.9", "21", "23.0.2"])
 def test_a_java_that_is_new_enough_is_taken(environment, tmp_path, version):
     """That of JAVA_HOME, and else the one on the path."""
     write_java(tmp_path / "bin" / "java", f"echo 'openjdk version \"{version}\" 2024-01-01' >&2")
@@ -184,7 +185,7 @@ def test_a_script_on_the_path_that_leads_to_a_java_is_taken(environment, tmp_pat
 def test_a_java_that_says_what_it_is_is_not_started_for_that(environment, tmp_path):
     """Each start of Spark would wait for it."""
     write_java(tmp_path / "bin" / "java", "exit 1")
-    (tmp_path / "release").write_text('IMPLEMENTOR="x"\nJAVA_VERSION="25.0.3"\n')
+    (tmp_path / "release").write_text('IMPLEMENTOR="x"\nJAVA_VERSION="21.0.3"\n')
     environment["JAVA_HOME"] = str(tmp_path)
     prepare_environment()
     assert environment["JAVA_HOME"] == str(tmp_path)
@@ -214,6 +215,20 @@ def test_the_java_of_the_wheel_gets_all_but_a_module_that_it_lacks(wheel):
              "-Dquoted=it's \"$HOME\"", "\\", "org.apache.spark.Main", dropped, "--add-modules", "last"]  # fmt: skip
     printed = subprocess.run([java, *given], capture_output=True, text=True, check=True).stdout
     assert printed.splitlines() == [f"<{argument}>" for argument in given if argument != dropped]
+
+
+@pytest.mark.parametrize("newest", [None, 23])
+def test_a_java_that_is_too_new(environment, monkeypatch, tmp_path, newest):
+    """Java 25 does for Spark 4.2 and newer; for older ones it is refused before Spark starts."""
+    monkeypatch.setattr(versions, "NEWEST_JAVA", newest)
+    write_java(tmp_path / "bin" / "java", "echo 'openjdk version \"25-ea\"' >&2")
+    environment["JAVA_HOME"] = str(tmp_path)
+    if newest is None:
+        prepare_environment()
+        return
+    with pytest.raises(SparkUnavailableError, match=r"PySpark \d\.\d\.\d does not start with Java 25") as raised:
+        prepare_environment()
+    assert "a Java from 17 to 23" in raised.value.remedy
 
 
 def test_no_java_at_all(environment, monkeypatch, tmp_path):

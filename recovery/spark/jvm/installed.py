@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recovery.errors import SparkUnavailableError
 
-OLDEST, NEWEST = (4, 2), (4, 3)
+OLDEST, NEWEST = (4, 0), (4, 3)
 SUPPORTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
 _REMEDY = f"pip install 'pyspark>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}'"
 

@@ -13,6 +13,8 @@ import tempfile
 from pathlib import Path
 
 from recovery.errors import SparkUnavailableError
+from recovery.spark.jvm import versions
+from recovery.spark.jvm.installed import installed_version
 
 MINIMUM_JAVA = 17
 
@@ -21,8 +23,17 @@ def choose_java() -> None:
     """Make the environment lead to a Java that Spark can use. Raises SparkUnavailableError if there is none."""
     named = os.environ.get("JAVA_HOME")
     java = Path(named, "bin", "java") if named else shutil.which("java")
-    if java is None or not Path(java).exists() or (java_version(java_home()) or _told_by(java)) < MINIMUM_JAVA:
+    found = 0 if java is None or not Path(java).exists() else java_version(java_home()) or _told_by(java)
+    if found < MINIMUM_JAVA:
         os.environ["JAVA_HOME"] = str(_bundled_java())
+        found = java_version(java_home())
+    newest = versions.NEWEST_JAVA
+    if newest is not None and found > newest:
+        raise SparkUnavailableError(
+            f"PySpark {installed_version()} does not start with Java {found}, which is in {java_home()}",
+            cause=f"Before version 4.2 it needs a part of Java that Java {newest + 1} has removed.",
+            remedy=f"Set JAVA_HOME to a Java from {MINIMUM_JAVA} to {newest}, or install PySpark 4.2 or newer.",
+        )
 
 
 def java_home() -> Path:

@@ -36,12 +36,12 @@ def planner_strategy(spark: SparkSession, name: str, arguments: Callable[[Any], 
         return made
 
 
-def new(spark: SparkSession, name: str, arguments: Sequence[Any] = ()) -> Any:
-    """Make an object of this package's Java class `name`, with these arguments."""
+def new(spark: SparkSession, name: str, arguments: Sequence[Any] = (), room: str = "tuning") -> Any:
+    """Make an object of this package's Java class `name`, which is in `room`, with these arguments."""
     jvm, gateway = spark._jvm, spark.sparkContext._gateway
     assert jvm is not None
     assert gateway is not None
     given = gateway.new_array(jvm.Object, len(arguments))
     for place, each in enumerate(arguments):
         given[place] = each
-    return compiled(spark, f"tuning/{name}.java").loadClass(f"recovery.{name}").getConstructors()[0].newInstance(given)
+    return compiled(spark, f"{room}/{name}.java").loadClass(f"recovery.{name}").getConstructors()[0].newInstance(given)

@@ -20,7 +20,7 @@ from recovery.config import DEFAULT_MASTER
 from recovery.errors import SparkUnavailableError
 from recovery.host import private
 from recovery.spark.clusters import check_master, is_cluster
-from recovery.spark.jvm import executors, local_files
+from recovery.spark.jvm import executors, local_files, versions
 from recovery.spark.jvm.class_archive import archive_options, archive_path
 from recovery.spark.jvm.jars import advice, check_jars, check_loaded
 from recovery.spark.jvm.java import choose_java, java_home
@@ -44,7 +44,7 @@ DEFAULTS = {
     "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
     # Of Spark's two ways to write its checkpoint, this one starts fewer processes for a local file. Both rename a file
     # when it is complete, and neither syncs it; the checkpoint of a run need not outlive the run.
-    FILE_MANAGER: "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
+    FILE_MANAGER: versions.FILE_MANAGER,
 }
 DEFAULTS_OF_ONE_HOST = {
     "spark.driver.host": "localhost",

@@ -23,6 +23,8 @@ from recovery.errors import UnsupportedPlanError
 from recovery.spark.clusters import Input, task_limit
 from recovery.spark.jvm.output_modes import Advice, advice
 from recovery.spark.jvm.plan_nodes import children, walk, with_children
+from recovery.spark.jvm.stream_readers import send_starts
+from recovery.spark.jvm.versions import repartition_by_id, source_name
 from recovery.spark.planner.replay import check_sources, options_of
 from recovery.spark.planner.state_store import check_provider
 from recovery.spark.steps.combine import PLACE_NAME
@@ -103,8 +105,10 @@ def bind(
         combined=list(_functions(plan, PLACE_NAME)) if steps else (),
         steps_only=not _gives_others_rows(spark, plan),
     )
-    if steps:
-        frame = _frame(spark, _rebuild(spark, plan, partition_count, tasks))
+    runs = _rebuild(spark, plan, partition_count, tasks) if steps else plan
+    runs = send_starts(spark, runs, (TICKS, "appended"))
+    if runs is not plan:
+        frame = _frame(spark, runs)
     return BoundPlan(frame, steps, sources, inputs, output_mode, tasks, tuning, native)
 
 
@@ -118,7 +122,7 @@ def _sources(plan: Any) -> SourcePlaces:
         sources,
         map(_is_ticks, nodes),
         [f"{_name(node)} {read_for(above or {''})}" for node, above in reads],
-        map(_label, nodes),
+        map(source_name, nodes),
     )
 
 
@@ -130,12 +134,6 @@ def _reads(node: Any, above: frozenset[str] = frozenset()) -> Iterator[tuple[Any
         yield node, above
     for child in children(node):
         yield from _reads(child, above)
-
-
-def _label(node: Any) -> str | None:
-    """The name that the flow's code gives a source."""
-    label = node.sourceIdentifyingName()
-    return str(label.name()) if label.getClass().getSimpleName() == "UserProvided" else None
 
 
 def _name(node: Any) -> str:
@@ -303,7 +301,7 @@ def _exchange(source: DataFrame, step: RegisteredStep, partition_count: int, tas
     definition = step.definition
     partition = F.col(definition.hash_column) % F.expr(f"{partition_count}L")
     task = partition if tasks == partition_count else partition % F.expr(f"{tasks}L")
-    spread = source.repartitionById(tasks, task.cast("int"))
+    spread = repartition_by_id(source, tasks, task.cast("int"))
     if definition.sorted_by_spark:
         order = [F.col(f"`{definition.key_text}`").asc_nulls_first(), *step.order_by]
         spread = spread.sortWithinPartitions(*order if tasks == partition_count else (partition, *order))

@@ -18,8 +18,8 @@ from pyspark.errors import PySparkException
 
 from recovery.planning.measures import OperatorWork
 from recovery.spark.jvm.plan_nodes import walk
+from recovery.spark.jvm.versions import STATE_WRITER
 
-_WRITER = "org.apache.spark.sql.execution.streaming.operators.stateful.StateStoreWriter"
 _UNTRACKED = re.compile(r"spark\.sql\.streaming\.stateStore\.rocksdb\.trackTotalNumberOfRows", re.IGNORECASE)
 _STORES_OF_A_JOIN = 4
 
@@ -74,7 +74,7 @@ def _operators(query: Any) -> _Operators:
 
 def _writers(plan: Any) -> Iterator[Any]:
     gateway = SparkContext._gateway
-    return (node for node in walk(plan) if is_instance_of(gateway, node, _WRITER))
+    return (node for node in walk(plan) if is_instance_of(gateway, node, STATE_WRITER))
 
 
 def _rocksdb_counts(execution: Any) -> bool:

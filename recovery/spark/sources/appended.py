@@ -14,13 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from recovery.appended.content import Shape, read_task
@@ -31,6 +24,14 @@ from recovery.appended.planner import Planner
 from recovery.appended.reach import TaskFiles
 from recovery.errors import ConfigurationError
 from recovery.spark.jvm.startup.sitecustomize import end_with_parent, serves_a_jvm
+from recovery.spark.jvm.stream_readers import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    SupportsTriggerAvailableNow,
+    adapted,
+)
+from recovery.spark.jvm.versions import to_arrow_schema
 
 
 class AppendedDataSource(DataSource):
@@ -44,8 +45,8 @@ class AppendedDataSource(DataSource):
         parse_options(self.options)
         return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 
-    def streamReader(self, schema: StructType) -> AppendedStreamReader:
-        return AppendedStreamReader(parse_options(self.options), schema)
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return adapted(AppendedStreamReader(parse_options(self.options), schema), self.name())
 
 
 class LinesPartition(InputPartition):
@@ -91,7 +92,7 @@ class AppendedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [LinesPartition(slices) for slices in self._planner.tasks(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        shape = Shape(to_arrow_schema(self._schema, timezone="UTC"), self._options.encoding_errors)
+        shape = Shape(to_arrow_schema(self._schema, "UTC"), self._options.encoding_errors)
         with TaskFiles(LocalFiles(), shared=self._options.shared_files == "true") as files:
             yield from read_task(partition.value, files, shape)
 

@@ -32,7 +32,6 @@ from typing import Any
 
 import pyarrow
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from recovery.base.ids import ExecutionNumber, Lease
 from recovery.base.task_key import task_key
@@ -44,7 +43,7 @@ from recovery.native.choose import Wanted
 from recovery.operational.step_edits import moments
 from recovery.owner.process import OwnerProcess
 from recovery.spark.clusters import Serving, is_cluster
-from recovery.spark.jvm.versions import as_type
+from recovery.spark.jvm.versions import as_type, to_arrow_schema
 from recovery.spark.sources.native_source import Address
 from recovery.spark.sources.native_state import first_line, state_frame
 
@@ -191,7 +190,7 @@ def _server(path: Path, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> s
 def _writer(target: Path, frame: DataFrame) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
     """Return a function for tasks that writes a partition's rows to a file, in the form that a data source must yield,
     and returns its path. A task that runs again writes another file; only the returned path counts."""
-    schema = to_arrow_schema(frame.schema, timezone="UTC")
+    schema = to_arrow_schema(frame.schema, "UTC")
 
     def write(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         first = next(batches, None)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from pyspark.sql import SparkSession
 
 from recovery.config import RecoveryConfig
+from recovery.errors import ConfigurationError
 from recovery.spark.clusters import Serving
+from recovery.spark.jvm import versions
 from recovery.spark.jvm.connect_sessions import check_classic
+from recovery.spark.jvm.installed import installed_version
 from recovery.spark.sources.driver_relay import address_for
 from recovery.spark.sources.state_source import RecoveryDataSource
 
@@ -25,4 +30,10 @@ def register(spark: SparkSession, config: RecoveryConfig | None = None) -> None:
 def register_serving(spark: SparkSession, serving: Serving | None) -> None:
     """Do the same; serving: how executors on other hosts reach this one, None: by default."""
     check_classic(spark)
+    if not versions.REPLACES_FORMATS and find_spec("pyspark_recovery") is not None:
+        raise ConfigurationError(
+            f'PySpark {installed_version()} has found format("recovery") by itself, and lets no session register it',
+            cause="Only a registered one can ask this process, for state of Spark's own operators and on a cluster.",
+            remedy="Read that state with native_state. On a cluster, and for the format, use PySpark 4.1 or newer.",
+        )
     spark.dataSource.register(RecoveryDataSource.of(address_for(spark, serving)))

@@ -13,6 +13,7 @@ from pyspark.sql import types as T
 
 from recovery.errors import ConfigurationError
 from recovery.spark.jvm.connect_sessions import check_classic
+from recovery.spark.jvm.versions import time_types
 
 _PLAIN: tuple[type[T.DataType], ...] = (
     T.BooleanType,
@@ -29,8 +30,8 @@ _PLAIN: tuple[type[T.DataType], ...] = (
     T.TimestampType,
     T.TimestampNTZType,
     T.DayTimeIntervalType,
-    T.TimeType,
     T.NullType,
+    *time_types(),
 )
 _CAUSE = "A step's rows go to Python and back by way of Arrow, which has no values of this type for both."
 _REMEDIES: tuple[tuple[type[T.DataType], str], ...] = (

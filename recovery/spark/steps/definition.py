@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from recovery.base.ids import StepId
 from recovery.group_state import GroupState
 from recovery.host import private
 from recovery.planning.steps import FlowStep
+from recovery.spark.jvm.versions import to_arrow_schema
 from recovery.values.codec import StateType
 from recovery.values.declaration import Declaration
 from recovery.values.migration import Migrate, converter, misread, typed_decoder
@@ -115,7 +115,7 @@ class RegisteredStep:
         definition = self.definition
         if definition.state_schema is None:
             return misread(typed_decoder(definition.state_type), states)
-        schema = to_arrow_schema(definition.state_schema, timezone=definition.time_zone)
+        schema = to_arrow_schema(definition.state_schema, definition.time_zone)
         return misread(StateTable(schema).decode, states)
 
 
@@ -133,7 +133,7 @@ HELPERS = (GROUP, EXISTS, START, ROWS, DISCARD)
 
 def arrow_schema(schema: T.StructType, zone: str) -> pa.Schema:
     """Return the Arrow schema for a Spark schema, such as that of the states."""
-    return to_arrow_schema(schema, timezone=zone)
+    return to_arrow_schema(schema, zone)
 
 
 ADDRESS_PROPERTY = "recovery.address"

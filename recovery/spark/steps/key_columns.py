@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_type
 
 from recovery.errors import StateValueError
+from recovery.spark.jvm.versions import to_arrow_type
 from recovery.values.keys import decode_key
 
 
@@ -27,7 +27,7 @@ def parse_keys(texts: list[str], kinds: Sequence[T.DataType], time_zone: str) ->
 
 
 def _parsed_keys(texts: list[str], kinds: Sequence[T.DataType], time_zone: str) -> list[pa.Array]:
-    types = [to_arrow_type(kind, timezone=time_zone) for kind in kinds]
+    types = [to_arrow_type(kind, time_zone) for kind in kinds]
     if len(types) == 1:
         parts: list[list[str | None]] = [[decode_key(text) for text in texts]]
     else:

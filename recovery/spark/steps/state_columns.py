@@ -9,6 +9,7 @@ from typing import Any
 from pyspark.sql import types as T
 
 from recovery.errors import ConfigurationError
+from recovery.spark.jvm.versions import time_types
 from recovery.values.codec import StateType
 
 _PYTHON: dict[type[T.DataType], type] = {
@@ -26,7 +27,7 @@ _PYTHON: dict[type[T.DataType], type] = {
     T.TimestampType: datetime,
     T.TimestampNTZType: datetime,
     T.DayTimeIntervalType: timedelta,
-    T.TimeType: time,
+    **dict.fromkeys(time_types(), time),
 }
 
 

@@ -26,6 +26,7 @@ from recovery.base.ids import StepId
 from recovery.base.task_key import task_key
 from recovery.errors import ConfigurationError
 from recovery.group_state import GroupState
+from recovery.spark.jvm.versions import repartition_by_id
 from recovery.spark.steps.column_types import arrow_zone, check_declared, check_input, check_known
 from recovery.spark.steps.definition import (
     HASH_BITS,
@@ -253,7 +254,7 @@ def _plan(frame: DataFrame, definition: StepDefinition, text: Column) -> DataFra
         keyed = frame.select(*own, text.alias(KEY), hashed)
         passed = [*own, F.col(KEY)]
     # A placeholder with one partition: `planner.bind` sets the number of partitions.
-    exchanged = keyed.repartitionById(1, F.lit(0))
+    exchanged = repartition_by_id(keyed, 1, F.lit(0))
     if definition.needs_time:
         # The time becomes a literal in the generated code, so Spark compiles that code again for every micro-batch.
         passed.append(F.unix_millis(F.current_timestamp()).alias(NOW))

@@ -16,10 +16,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from recovery.host.durable import replace
+from recovery.spark.jvm.stream_readers import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow, adapted
 from recovery.spark.steps.definition import TICK
 
 FORMAT = "recovery_ticks"
@@ -46,8 +46,8 @@ class TickDataSource(DataSource):
     def schema(self) -> str:
         return f"{TICK} int"
 
-    def streamReader(self, schema: StructType) -> TickReader:
-        return TickReader(Path(self.options["mailbox"]))
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return adapted(TickReader(Path(self.options["mailbox"])), FORMAT)
 
 
 class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

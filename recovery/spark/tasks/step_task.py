@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from recovery.base.ids import BatchId, PartitionIndex
 from recovery.base.wording import counted
 from recovery.errors import RecoveryError, StateValueError, UnsupportedPlanError
 from recovery.group_state import CallFacts, GroupState, group_states
+from recovery.spark.jvm.versions import to_arrow_schema
 from recovery.spark.steps.definition import (
     ADDRESS_PROPERTY,
     BATCH_PROPERTY,
@@ -190,7 +190,7 @@ class StepTask:
         self._batch = batch
         self._codec = StateCodec(definition.state_type)
         self._row_maker = RowMaker(definition.columns)
-        self._schema = to_arrow_schema(definition.output, timezone=definition.time_zone)
+        self._schema = to_arrow_schema(definition.output, definition.time_zone)
         self._now_ms = 0
         self._spools: dict[PartitionIndex, Spool] = {}
         if partition is not None:

@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from recovery.spark.jvm.java_sources import new
 from recovery.spark.jvm.session import is_on
+from recovery.spark.jvm.versions import to_arrow_schema
 
 
 class Collector:
@@ -44,7 +44,7 @@ def local_frame(spark: SparkSession, table: pa.Table, schema: T.StructType, time
     assert jvm is not None
     # The JVM takes the types from the session, not from the file. Buffers of other types end it by SIGSEGV.
     large = is_on(spark, "spark.sql.execution.arrow.useLargeVarTypes")
-    table = table.cast(to_arrow_schema(schema, timezone=time_zone, prefers_large_types=large))
+    table = table.cast(to_arrow_schema(schema, time_zone, prefers_large_types=large))
     with tempfile.NamedTemporaryFile(prefix="recovery-rows-") as file:
         with pa.ipc.new_stream(file, table.schema) as stream:
             stream.write_table(table)

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from recovery.base.ids import BatchId
 from recovery.spark.jvm.plan_nodes import seq, with_children
+from recovery.spark.jvm.versions import to_arrow_schema
 from recovery.spark.steps.aggregate import Aggregation
 from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, KEY, PLACE, UDF_NAME, StepDefinition
 from recovery.spark.tasks.arrow_task import ArrowStepTask
@@ -161,7 +161,7 @@ class Merging:
         """Run the step over the rows of all recovery partitions, and return its output."""
         connect = partial(reach, address)
         output = run_tasks(step, (_placed(step, each) for each in rows), connect, batch, ArrowStepTask, self._tasks)
-        return pa.Table.from_batches(list(output), to_arrow_schema(step.output, timezone=step.time_zone))
+        return pa.Table.from_batches(list(output), to_arrow_schema(step.output, step.time_zone))
 
 
 def _placed(step: StepDefinition, rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -1,0 +1,71 @@
+"""IcebergSink: an Iceberg table that holds every record of the closed epochs once. `tables.sink` has the protocol.
+
+The catalog decides where a table is, so it is created before the first rows are written, and not when they are
+committed. Files that no snapshot names are left to `remove_orphan_files`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from recovery.errors import ConfigurationError
+from recovery.sinks.iceberg.table import IcebergLog
+from recovery.sinks.tables.sink import TableSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class IcebergSink(TableSink):
+    """An EpochSink that appends to an Iceberg table without partitions, through the package `pyiceberg`.
+
+    table: its name in the catalog, such as "db.words". It is created with the first rows if it does not exist.
+    catalog: the name of the catalog in the configuration of `pyiceberg`.
+    properties: of the catalog, beside those in the configuration: type, uri, warehouse, credentials.
+    options: options of Spark's Parquet writer, such as {"compression": "zstd"}.
+    fresh: begin a new table although the flow's earlier output is in another.
+    """
+
+    points = ("iceberg.1", "iceberg.2", "iceberg.3", "iceberg.4")
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        catalog: str = "default",
+        properties: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+        fresh: bool = False,
+    ) -> None:
+        if not all(table.split(".")) or "." not in table:
+            raise ConfigurationError(f"IcebergSink: table={table!r}", remedy="Give NAMESPACE.NAME, such as db.words.")
+        try:
+            import pyiceberg  # noqa: F401
+        except ImportError as error:
+            raise ConfigurationError(
+                f"IcebergSink needs the package pyiceberg: {error}", remedy="pip install 'recovery[iceberg]'"
+            ) from error
+        self.table = table
+        self.warehouse = (properties or {}).get("warehouse", "")
+        super().__init__(IcebergLog(table, catalog, properties or {}), options=options, fresh=fresh)
+
+    def __repr__(self) -> str:
+        return f"IcebergSink({self.table!r})"
+
+    def write(self, batch: DataFrame, batch_id: int) -> None:
+        """Write the micro-batch's files, which no snapshot names yet; see `EpochSink`."""
+        if '"parquet.field.id"' in batch.schema.json():
+            raise ConfigurationError(
+                "IcebergSink: a column of the output has a Parquet field id in its metadata",
+                cause="Spark writes it into the files, and pyiceberg does not add such files.",
+                remedy="Drop the metadata: F.col('x').alias('x', metadata={}).",
+            )
+        super().write(batch, batch_id)
+
+    def _check_schema(self, schema: str) -> None:
+        super()._check_schema(schema)
+        with self._translated():
+            if self._log.open() is None:
+                self._log.create(schema, ())
+                self._claim()

@@ -1,0 +1,1 @@
+"""What the sinks of table formats, Delta and Iceberg, share."""

@@ -1,0 +1,251 @@
+"""What a sink does to a table whose commits are atomic, whatever the format: read its history, and commit in the name
+of one execution.
+
+Each commit names the output, so that it is committed once, and the execution: one whose successor has begun cannot
+commit any more. It also records in its metadata what it did (`Record`). By these records a run finds what it has to
+take back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from urllib.parse import unquote
+
+import msgspec
+
+from recovery.base.untrusted_json import decode_json
+from recovery.errors import LeaseLostError, OutputMismatchError, SinkFailedError
+from recovery.host.durable import sync
+from recovery.sinks.protocol import Resume
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+RECORD = "recovery"
+"""The field of a commit's metadata that holds its record."""
+TAKEN_OVER = 2**62
+"""In place of the number of a store's newest execution: another store has taken its place."""
+_ATTEMPTS = 5
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+class AddedFile(msgspec.Struct, frozen=True):
+    """A Parquet file of the table. path: below the table. modified_ms: milliseconds since 1970."""
+
+    path: str
+    size_bytes: int
+    rows: int
+    modified_ms: int
+    partition: dict[str, str | None] = {}
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one of the sink's commits did: it committed an epoch, began an execution, or took epochs back.
+
+    first_batch, last_batch: the micro-batches of the epoch. files: how many files it added; 0 if it merged rows.
+    taken_back: execution and epoch of each commit whose rows this one removed.
+    """
+
+    store: str
+    execution: str
+    epoch: int = 0
+    first_batch: int = 0
+    last_batch: int = 0
+    files: int = 0
+    taken_back: tuple[tuple[str, int], ...] = ()
+
+    def has(self, path: str) -> bool:
+        """Whether a file, by its path below the table, is of the epoch."""
+        prefix = f"recovery-{self.store}/{self.execution}/"
+        return path.startswith(prefix) and self.first_batch <= int(path.removeprefix(prefix)[:8]) <= self.last_batch
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """A version of the table, which grows along its history. record: None if somebody else made it. harmless: whether
+    it changed no row."""
+
+    version: int
+    record: Record | None
+    harmless: bool
+
+
+Change: TypeAlias = Callable[[Any, Any], None]
+"""Makes a commit, from an open table or transaction, and the metadata of the commit."""
+
+
+class TableLog(ABC):
+    """One table. name: for messages. local: the directory on this host below which files are, None if elsewhere."""
+
+    kind: ClassVar[str]
+    name: str
+    local: Path | None
+
+    @abstractmethod
+    def open(self) -> Any | None:
+        """Return the newest version of the table, or None if there is no table."""
+
+    @abstractmethod
+    def identity(self, table: Any) -> str:
+        """Return what no other table has, also not one of the same name."""
+
+    @abstractmethod
+    def create(self, schema: str, partition_by: Sequence[str]) -> None:
+        """Create an empty table, unless it exists. schema: Spark's, as JSON."""
+
+    @abstractmethod
+    def check_fits(self, table: Any, schema: str, partition_by: Sequence[str]) -> None:
+        """Raise if files with this schema (JSON, see `columns.nullable`) cannot be added to the table as they are."""
+
+    @abstractmethod
+    def has_type(self, kind: Any) -> bool:
+        """Whether the format has a type of Spark's, in the form of a schema's JSON."""
+
+    @abstractmethod
+    def address(self) -> str:
+        """Return the address by which Spark writes below the table."""
+
+    @abstractmethod
+    def files(self) -> FileSystem:
+        """Return the file system below the table."""
+
+    @abstractmethod
+    def committed(self, table: Any, resume: Resume, once: tuple[str, int]) -> bool:
+        """Whether the table has what this application and version of a store, or of one whose place it takes, name."""
+
+    @abstractmethod
+    def owner(self, table: Any, resume: Resume) -> int:
+        """Return the number of the newest execution of the store that has begun to write to the table; 0: none."""
+
+    @abstractmethod
+    def history(self, table: Any) -> Iterable[Commit]:
+        """Yield the table's commits, newest first, as far back as they are known."""
+
+    @abstractmethod
+    def paths(self, table: Any) -> Iterable[tuple[str, Any]]:
+        """Yield the path below the table of each of its files, and what `remove` needs to remove it."""
+
+    @abstractmethod
+    def append(self, files: Sequence[AddedFile], partition_by: Sequence[str]) -> Change:
+        """Return the change that adds files."""
+
+    @abstractmethod
+    def remove(self, files: Sequence[Any]) -> Change:
+        """Return the change that removes files; none of them is a commit that changes nothing."""
+
+    @abstractmethod
+    def restore(self, version: int) -> Change:
+        """Return the change that brings back what the table was at a version of its history."""
+
+    @abstractmethod
+    def apply(self, table: Any, resume: Resume, record: Record, once: tuple[str, int], change: Change) -> bool:
+        """Commit a change to exactly this version of the table, durably; return False if somebody else committed. The
+        stores whose place this one takes do not own the output from then on (`TAKEN_OVER`)."""
+
+    def check(self, table: Any, resume: Resume) -> None:
+        """Raise if this execution must not commit to the table: LeaseLostError if a later one has begun,
+        OutputMismatchError if a store that takes this one's place has."""
+        number = self.owner(table, resume)
+        if number == TAKEN_OVER:
+            raise OutputMismatchError(
+                "a store that this one was repartitioned to writes to the table",
+                path=self.name,
+                cause="The flow was run on the new recovery directory, and then on the old one.",
+                remedy="Run it on the new one, or write to a table of its own.",
+            )
+        if number > resume.execution.number:
+            raise LeaseLostError(f"execution {number} writes to the table now", path=self.name)
+
+    @abstractmethod
+    def check_history(self, table: Any, history: Sequence[Commit], resume: Resume) -> None:
+        """Raise OutputMismatchError if the known history is too short to tell what has to be taken back."""
+
+    def commit(self, resume: Resume, once: tuple[str, int], propose: Callable[[Any], tuple[Record, Change]]) -> None:
+        """Commit in the name of an execution, unless this was done already.
+
+        once: application and version that name what is committed. propose: returns what to commit to a version of the
+        table; if somebody else commits first, it is asked again.
+        """
+        for _ in range(_ATTEMPTS):
+            table = self.open()
+            if table is None:
+                raise OutputMismatchError(
+                    "the table is gone", path=self.name, cause="Somebody removed it during the run."
+                )
+            self.check(table, resume)
+            if self.committed(table, resume, once):
+                return
+            record, change = propose(table)
+            if self.apply(table, resume, record, once, change):
+                return
+        raise SinkFailedError(
+            f"the {self.kind} table {self.name}: others committed {_ATTEMPTS} times while this run tried to",
+            cause="Each commit has to follow the newest one.",
+            remedy="Run the same command again, when others write less.",
+        )
+
+    def written(self, directory: str) -> list[AddedFile]:
+        """Return the files with rows below a directory that Spark has written, in the order of their names."""
+        import pyarrow.parquet as pq
+        from pyarrow.fs import FileSelector, FileType
+
+        files, found = self.files(), []
+        for info in files.get_file_info(FileSelector(directory, recursive=True, allow_not_found=True)):
+            if (
+                info.type == FileType.File
+                and info.path.endswith(".parquet")
+                and not info.base_name.startswith(("_", "."))
+            ):
+                with files.open_input_file(info.path) as opened:
+                    rows = pq.read_metadata(opened).num_rows
+                if rows:
+                    modified_ms = int((info.mtime_ns or 0) // 1_000_000)
+                    path = PurePosixPath(info.path)
+                    partition = dict(_partition_value(part) for part in path.parts[3:-1])
+                    found.append(AddedFile(str(path), info.size, rows, modified_ms, partition))
+        return sorted(found, key=lambda file: file.path)
+
+    def sync_files(self, paths: Sequence[str]) -> None:
+        """Make files below a local table durable, with their names."""
+        if self.local is not None:
+            directories: set[Path] = set()
+            for path in paths:
+                sync(self.local / path)
+                directories.update(Path(path).parents)
+            for each in directories:
+                sync(self.local / each)
+
+    def remove_directory(self, path: str) -> None:
+        """Remove a directory below the table, if it exists."""
+        with contextlib.suppress(OSError):
+            self.files().delete_dir(path)
+
+    def record_of(self, text: str | None) -> Record | None:
+        """Return the record in a commit's metadata. Raises OutputMismatchError if it is none of this package."""
+        return None if text is None else decode_json(text, self._unreadable, Record)
+
+    def _unreadable(self, why: str) -> OutputMismatchError:
+        return OutputMismatchError(
+            f"a commit of the table has a record that is not one of this package: {why}", path=self.name
+        )
+
+
+def app_of(store_id: str, execution_id: str) -> str:
+    """Return the application in whose name an execution commits epochs; see `EpochOutput.app_id`."""
+    return f"recovery-{store_id}-{execution_id}-epoch"
+
+
+def spark_uri(uri: str) -> str:
+    """Return the address by which Spark writes to a table. Hadoop takes a local path literally."""
+    if "://" not in uri:
+        return f"file:{os.fspath(uri)}"
+    return "s3a://" + uri.removeprefix("s3://") if uri.startswith("s3://") else uri
+
+
+def _partition_value(part: str) -> tuple[str, str | None]:
+    name, _, value = part.partition("=")
+    return unquote(name), None if value == _NULL else unquote(value)

@@ -1,0 +1,34 @@
+"""The flow of totals, with a Delta or an Iceberg table as its output."""
+
+from recovery import DeltaSink, Flow, IcebergSink, stateful
+
+NAME = "db.totals"
+
+
+def properties(path) -> dict[str, str]:
+    """A catalog in a SQLite file, whose tables are in a directory beside it."""
+    return {"type": "sql", "uri": f"sqlite:///{path}/catalog.db", "warehouse": f"file://{path}/warehouse"}
+
+
+def add_up(key, rows, state):
+    count, total = state.get if state.exists else (0, 0)
+    count, total = count + len(rows), total + sum(row.value for row in rows)
+    state.update([count, total])
+    yield key, count, total
+
+
+def totals(path, sink):
+    def build(spark):
+        lines = spark.readStream.option("maxFilesPerTrigger", 1).text(path)
+        pairs = lines.selectExpr("split(value, ',')[0] AS key", "cast(split(value, ',')[1] AS long) AS value")
+        return pairs.transform(stateful("totals", key="key", update=add_up, output="key string, n long, total long"))
+
+    return Flow("totals", build, sink=sink)
+
+
+def make_delta(path, table):
+    return totals(path, DeltaSink(table))
+
+
+def make_iceberg(path, directory):
+    return totals(path, IcebergSink(NAME, properties=properties(directory)))

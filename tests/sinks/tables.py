@@ -1,0 +1,171 @@
+"""A sink of a table format without Spark: micro-batches that pyarrow writes as Spark does, runs, and their kills."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recovery.base import faults
+from recovery.errors import OutputMismatchError
+from recovery.sinks.protocol import EpochOutput
+from tests.sinks.support import Closed, Store
+
+_numbers = itertools.count(1)
+
+TYPES = {"key": "string", "n": "long"}
+ODD = ["a", "b c", "d:e", "f%2Fg", "é/ü", "k=v", None]
+
+
+class Batch:
+    """The part of a DataFrame that the sink uses: rows of key and n, written as Spark does."""
+
+    def __init__(self, rows, types=TYPES) -> None:
+        self.rows, self.types, self.columns = rows, types, ()
+        fields = [{"name": name, "type": kind, "nullable": False, "metadata": {}} for name, kind in types.items()]
+        self.schema = self
+        self.text = json.dumps({"type": "struct", "fields": fields})
+
+    def json(self):
+        return self.text
+
+    @property
+    def write(self):
+        return self
+
+    def options(self, **_):
+        return self
+
+    def mode(self, _):
+        return self
+
+    def partitionBy(self, *columns):  # noqa: N802 - Spark's name
+        self.columns = columns
+        return self
+
+    def parquet(self, address):
+        directory = Path(address.removeprefix("file:"))
+        table = pa.table({name: [row[at] for row in self.rows] for at, name in enumerate(self.types)})
+        if not self.columns:
+            for number, part in enumerate([table.slice(0, 1), table.slice(1), table.slice(0, 0)]):
+                directory.mkdir(parents=True, exist_ok=True)
+                pq.write_table(part, directory / f"part-{number:05}.parquet")
+            return
+        for key in dict.fromkeys(row[0] for row in self.rows):
+            escaped = "".join(f"%{ord(c):02X}" if c in "\"#%'*/:=?\\{[]^" else c for c in str(key))
+            below = directory / f"key={'__HIVE_DEFAULT_PARTITION__' if key is None else escaped}"
+            below.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.table({"n": [n for k, n in self.rows if k == key]}), below / "part-0.parquet")
+
+
+class Killed(BaseException):
+    """The process has died."""
+
+
+class Run:
+    """One execution. `kill_at`: the crash point, and which visit of it."""
+
+    def __init__(self, store: Store, sink, resume_epoch: int | None = None) -> None:
+        self.store, self.sink = store, sink
+        self.batch = store.closed[-1].batch if store.closed else -1
+        self.rows: list = []
+        self.resume = store.begin(resume_epoch)
+        if resume_epoch is not None:
+            self.batch = store.closed[-1].batch if store.closed else -1
+        sink.check(self.resume)
+        sink.rollback(self.resume)
+
+    def write(self, rows) -> None:
+        self.batch += 1
+        self.sink.write(Batch(rows), self.batch)
+        self.rows += rows
+
+    def close(self) -> None:
+        epoch = len(self.store.closed) + 1
+        output = EpochOutput(
+            epoch, self.batch, self.resume.execution, self.store.store_id, self.store.flow_id, self.store.floor
+        )
+        note = self.sink.prepare(output)
+        self.store.closed.append(Closed(self.resume.execution, self.batch, note, self.rows))
+        self.rows = []
+        self.sink.publish(output)
+
+
+def truth(store: Store, mode: str = "append") -> list:
+    """The rows that the table has to have."""
+    rows = [row for each in store.closed for row in each.records]
+    return sorted(rows if mode == "append" else dict(rows).items(), key=str)
+
+
+def check_random_history(monkeypatch, make: Callable, shown: Callable[[], list], mode: str = "append") -> None:
+    """Runs that are killed at any crash point, go on, and go back: the table has the rows of the closed epochs.
+
+    make: returns a sink of the table. shown: returns its rows, sorted.
+    """
+    generator = random.Random(int(os.environ.get("RECOVERY_TEST_SEED", "1")))
+    store = Store()
+    kill_in = 0
+
+    def reach(point):
+        nonlocal kill_in
+        kill_in -= 1
+        if kill_in == 0:
+            raise Killed
+
+    monkeypatch.setattr(faults, "reach", reach)
+    kills = rewinds = 0
+    for _ in range(25):
+        kill_in = generator.randrange(1, 16)
+        back = generator.randrange(1, len(store.closed) + 1) if store.closed and generator.random() < 0.4 else None
+        rewinds += back is not None
+        try:
+            run = Run(store, make(), back)
+            assert shown() == truth(store, mode)
+            for _ in range(generator.randrange(1, 4)):
+                for _ in range(generator.randrange(3)):
+                    keys = generator.sample(ODD[: -1 if mode == "merge" else None], 3)
+                    run.write([(key, next(_numbers)) for key in keys])
+                run.close()
+                assert shown() == truth(store, mode)
+        except Killed:
+            kills += 1
+        kill_in = 0
+    Run(store, make())
+    assert shown() == truth(store, mode)
+    assert kills > 3
+    assert rewinds > 3
+
+
+def two_epochs(sink) -> tuple[Store, Run]:
+    """A store, and its run, which has closed two epochs of two rows."""
+    store = Store()
+    run = Run(store, sink)
+    for number in range(2):
+        run.write([("a", number), ("b", number)])
+        run.close()
+    return store, run
+
+
+def check_repartitioned(make: Callable, shown: Callable[[], list], mode: str = "append") -> None:
+    """A store that takes the place of another one: it goes on, takes back what the old one committed since, goes back
+    behind the change; and the old one is refused. The arguments are as above."""
+    store, _ = two_epochs(make())
+    new = store.repartitioned()
+    since = Run(store, make())
+    since.write([("since", 1)])
+    since.close()
+    run = Run(new, make())
+    run.write([("a", 7), ("new", 1)])
+    run.close()
+    assert shown() == truth(new, mode)
+    Run(new, make(), resume_epoch=2)
+    assert shown() == truth(new, mode)
+    with pytest.raises(OutputMismatchError, match="repartitioned to"):
+        Run(store, make())

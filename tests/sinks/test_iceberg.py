@@ -1,0 +1,299 @@
+"""IcebergSink through kills, rewinds and other writers, on real tables of a SQLite catalog. pyarrow writes the files in
+place of Spark."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from recovery import IcebergSink
+from recovery.errors import ConfigurationError, LeaseLostError, OutputMismatchError, SinkFailedError
+from recovery.sinks.protocol import EpochOutput
+from recovery.sinks.tables import log
+from recovery.storage.origin import Origin
+from tests.sinks.support import Store
+from tests.sinks.tables import Batch, Run, check_random_history, check_repartitioned, truth, two_epochs
+
+pytest.importorskip("pyiceberg")
+pytest.importorskip("sqlalchemy", reason="the catalog of these tests: pip install 'pyiceberg[sql-sqlite]'")
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType
+
+NAME = "db.words"
+THEIRS = pa.table({"key": ["theirs"], "n": [9]})
+
+
+class Warehouse:
+    """A catalog in a directory whose name needs care in an address."""
+
+    def __init__(self, path) -> None:
+        self.path = path / "ware house%20"
+        self.path.mkdir()
+        self.properties = {
+            "type": "sql", "uri": f"sqlite:///{path}/catalog.db", "warehouse": f"file://{self.path}"
+        }  # fmt: skip
+
+    def sink(self, **options) -> IcebergSink:
+        return IcebergSink(NAME, properties=self.properties, **options)
+
+    @property
+    def catalog(self):
+        return load_catalog("default", **self.properties)
+
+    @property
+    def table(self):
+        return self.catalog.load_table(NAME)
+
+    def rows(self) -> list:
+        try:
+            rows = self.table.scan().to_arrow().to_pylist()
+        except Exception as error:
+            if type(error).__name__ not in ("NoSuchTableError", "NoSuchNamespaceError"):
+                raise
+            return []
+        return sorted(((row["key"], row["n"]) for row in rows), key=str)
+
+    def compact(self) -> None:
+        """Rewrite all files as one, as maintenance does it."""
+        table = self.table
+        rows = table.scan().to_arrow()
+        files = [task.file for task in table.scan().plan_files()]
+        from pyiceberg.io.pyarrow import _dataframe_to_data_files
+        from pyiceberg.table.snapshots import Operation
+
+        with table.transaction() as transaction, transaction.update_snapshot().overwrite() as snapshot:
+            summary = snapshot._summary
+            snapshot._summary = lambda given: summary(given).model_copy(update={"operation": Operation.REPLACE})
+            for each in files:
+                snapshot.delete_data_file(each)
+            for each in _dataframe_to_data_files(table.metadata, rows, table.io):
+                snapshot.append_data_file(each)
+
+    def expire(self, keep: int) -> None:
+        """Expire all snapshots but the newest ones."""
+        table = self.table
+        kept = [each.snapshot_id for each in sorted(table.snapshots(), key=lambda each: each.sequence_number)[-keep:]]
+        with table.transaction() as transaction:
+            from pyiceberg.table.update import RemoveSnapshotsUpdate
+
+            gone = [each.snapshot_id for each in table.snapshots() if each.snapshot_id not in kept]
+            transaction._apply((RemoveSnapshotsUpdate(snapshot_ids=gone),))
+
+
+@pytest.fixture
+def warehouse(tmp_path) -> Warehouse:
+    return Warehouse(tmp_path)
+
+
+def test_random_histories(warehouse, monkeypatch):
+    """Kills at any crash point, and going back; no snapshot is deleted."""
+    check_random_history(monkeypatch, warehouse.sink, warehouse.rows)
+    numbers = [each.sequence_number for each in warehouse.table.snapshots()]
+    assert sorted(numbers) == list(range(1, len(numbers) + 1))
+
+
+def test_rows_of_others_stay(warehouse):
+    """Somebody else appends; going back removes the flow's own rows only."""
+    store, _ = two_epochs(warehouse.sink())
+    warehouse.table.append(THEIRS)
+    Run(store, warehouse.sink(), resume_epoch=2)
+    assert warehouse.rows() == sorted([*truth(store), ("theirs", 9)])
+
+
+def test_a_repartitioned_store_takes_the_place_of_the_old_one(warehouse):
+    """It goes on, takes back what the old one committed since, goes back behind it; and the old one is refused."""
+    check_repartitioned(warehouse.sink, warehouse.rows)
+
+
+def test_a_fork_is_refused(warehouse):
+    """The table belongs to its origin."""
+    store, _ = two_epochs(warehouse.sink())
+    forked = replace(store.resume(), store_id="7a2b", origins=(Origin("fork", store.store_id, 1, 0, 2, "/data/rec"),))
+    with pytest.raises(OutputMismatchError, match="which this one was forked from"):
+        warehouse.sink().check(forked)
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_going_back_over_compacted_files(warehouse, others):
+    """The table is rolled back; not if somebody else has changed rows since."""
+    store, _ = two_epochs(warehouse.sink())
+    warehouse.compact()
+    if not others:
+        Run(store, warehouse.sink(), resume_epoch=2)
+        assert warehouse.rows() == truth(store)
+        return
+    warehouse.table.append(THEIRS)
+    before = warehouse.table.metadata
+    with pytest.raises(OutputMismatchError, match="a change by somebody else, after version"):
+        Run(store, warehouse.sink(), resume_epoch=2)
+    assert warehouse.table.metadata == before
+
+
+def test_a_run_whose_successor_began(warehouse):
+    """It cannot commit an epoch any more, also when it looked at the table before the successor did."""
+    store, late = two_epochs(warehouse.sink())
+    late.write([("late", 1)])
+    output = EpochOutput(3, late.batch, late.resume.execution, store.store_id, store.flow_id, 0)
+    late.sink.prepare(output)
+    opened, known = late.sink._log.open, iter([warehouse.table])
+    late.sink._log.open = lambda: next(known, None) or opened()
+    Run(store, warehouse.sink(), resume_epoch=2)
+    Run(store, warehouse.sink())
+    with pytest.raises(LeaseLostError, match="execution 3 writes to the table now"):
+        late.sink.publish(output)
+    assert warehouse.rows() == truth(store)
+
+
+def test_others_commit_at_the_same_time(warehouse, monkeypatch):
+    """Each try follows the newest snapshot; a busy table ends in an error, and the next run commits the epoch."""
+    store, run = two_epochs(warehouse.sink())
+    run.write([("c", 1)])
+    opened, looks, limit = run.sink._log.open, itertools.count(), 0
+
+    def open_late():
+        table = opened()
+        if next(looks) < limit:
+            warehouse.table.append(THEIRS)
+        return table
+
+    monkeypatch.setattr(run.sink._log, "open", open_late)
+    # One look is that of preparing.
+    looks, limit = itertools.count(), 3
+    run.close()
+    assert warehouse.rows() == sorted([*truth(store), *[("theirs", 9)] * 3])
+    looks, limit = itertools.count(), 0
+    run.write([("d", 1)])
+    looks, limit = itertools.count(), 1 + log._ATTEMPTS
+    with pytest.raises(SinkFailedError, match="others committed 5 times"):
+        run.close()
+    Run(store, warehouse.sink())
+    assert warehouse.rows() == sorted([*truth(store), *[("theirs", 9)] * 9])
+
+
+def test_tables_that_do_not_fit_the_snapshot(warehouse):
+    """None, another one, and partitions from before a run that went back."""
+    store, _ = two_epochs(warehouse.sink())
+    warehouse.catalog.drop_table(NAME)
+    with pytest.raises(OutputMismatchError, match="there is no table"):
+        Run(store, warehouse.sink())
+    warehouse.catalog.create_table(NAME, THEIRS.schema)
+    with pytest.raises(OutputMismatchError, match="it is another table"):
+        Run(store, warehouse.sink())
+    run = Run(store, warehouse.sink(fresh=True))
+    for number in (1, 2):
+        run.write([("new", number)])
+        run.close()
+    assert warehouse.rows() == [("new", 1), ("new", 2)]
+    older = list(store.closed)
+    Run(store, warehouse.sink(), resume_epoch=4)
+    store.closed = older
+    with pytest.raises(OutputMismatchError, match="rows of epoch 4 were taken back"):
+        Run(store, warehouse.sink())
+
+
+def test_a_table_that_somebody_rolled_back(warehouse):
+    """Rows of closed epochs are missing, which the flow does not go on without."""
+    store, run = two_epochs(warehouse.sink())
+    table = warehouse.table
+    table.manage_snapshots().rollback_to_snapshot(table.current_snapshot().parent_snapshot_id).commit()
+    with pytest.raises(OutputMismatchError, match="somebody rolled the table back to a snapshot before"):
+        Run(store, warehouse.sink())
+    run.write([("c", 1)])
+    with pytest.raises(OutputMismatchError, match="somebody rolled the table back"):
+        run.close()
+    table = warehouse.table
+    newest = max(table.snapshots(), key=lambda each: each.sequence_number)
+    table.manage_snapshots().set_current_snapshot(newest.snapshot_id).commit()
+    Run(store, warehouse.sink())
+    assert warehouse.rows() == truth(store)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_snapshots_that_expired(warehouse, keep):
+    """A run goes on without them. It goes back if the abandoned epochs' snapshots are still there, and else refuses."""
+    store, run = two_epochs(warehouse.sink())
+    run.write([("c", 1)])
+    run.close()
+    warehouse.expire(keep)
+    Run(store, warehouse.sink())
+    assert warehouse.rows() == truth(store)
+    if keep == 1:
+        with pytest.raises(OutputMismatchError, match="the snapshots are gone"):
+            Run(store, warehouse.sink(), resume_epoch=2)
+        return
+    Run(store, warehouse.sink(), resume_epoch=3)
+    assert warehouse.rows() == truth(store)
+
+
+def test_a_schema_that_changes(warehouse):
+    """Fewer columns are NULL; a new one, and another type, are refused before the epoch counts, until the table has
+    it."""
+    store, run = two_epochs(warehouse.sink())
+    run.batch += 1
+    run.sink.write(Batch([("only",)], {"key": "string"}), run.batch)
+    run.rows = [("only", None)]
+    run.close()
+    assert warehouse.rows() == truth(store)
+    for types, found in (({"key": "string", "m": "long"}, "no column 'm'"), ({"key": "string", "n": "integer"}, "'n'")):
+        with pytest.raises(OutputMismatchError, match=found):
+            run.sink.write(Batch([("a", 1)], types), run.batch + 1)
+    with warehouse.table.update_schema() as update:
+        update.add_column("m", LongType())
+    run.batch += 1
+    run.sink.write(Batch([("a", 7)], {"key": "string", "m": "long"}), run.batch)
+    run.rows = [("a", None)]
+    run.close()
+    assert warehouse.rows() == truth(store)
+    assert [row["m"] for row in warehouse.table.scan("m > 0").to_arrow().to_pylist()] == [7]
+
+
+@pytest.mark.parametrize("case", ["partitions", "required", "mapping", "version"])
+def test_a_table_that_asks_more_of_a_writer(warehouse, case):
+    """It is refused before rows are written."""
+    required = NestedField(1, "key", StringType(), required=case == "required")
+    catalog = warehouse.catalog
+    catalog.create_namespace("db")
+    schema = Schema(required, NestedField(2, "n", LongType(), required=False))
+    table = catalog.create_table(NAME, schema, properties={"format-version": "1" if case == "version" else "2"})
+    if case == "partitions":
+        with table.update_spec() as update:
+            update.add_identity("key")
+    if case == "mapping":
+        with table.transaction() as transaction:
+            mapping = '[{"field-id": 1, "names": ["key"]}, {"field-id": 2, "names": ["old"]}]'
+            transaction.set_properties({"schema.name-mapping.default": mapping})
+    run = Run(Store(), warehouse.sink())
+    found = {
+        "partitions": r"partitions \(key\)", "required": r"not be NULL \(key\)", "mapping": "name mapping without n",
+        "version": "format version 1",
+    }  # fmt: skip
+    with pytest.raises(OutputMismatchError, match=found[case]):
+        run.write([("a", 1)])
+
+
+def test_arguments_and_columns_that_do_not_fit(warehouse):
+    """Errors that name them."""
+    with pytest.raises(ConfigurationError, match="table='words'"):
+        IcebergSink("words")
+    run = Run(Store(), warehouse.sink())
+    for kind in ("interval day to second", "void", {"type": "array", "elementType": "variant", "containsNull": True}):
+        with pytest.raises(ConfigurationError, match="column 'x' has the type"):
+            run.sink.write(Batch([(None,)], {"x": kind}), 0)
+    numbered = Batch([(1,)], {"x": "long"})
+    numbered.text = numbered.text.replace('"metadata": {}', '"metadata": {"parquet.field.id": 7}')
+    with pytest.raises(ConfigurationError, match="Parquet field id"):
+        run.sink.write(numbered, 0)
+    with pytest.raises(NoSuchTableError):
+        assert warehouse.table
+
+
+def test_a_catalog_that_does_not_answer(tmp_path):
+    """The error names the table, and what the catalog's client says."""
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/none/catalog.db", "warehouse": f"file://{tmp_path}"}
+    with pytest.raises(SinkFailedError, match=r"the Iceberg table db\.words: OperationalError"):
+        Run(Store(), IcebergSink(NAME, properties=properties))

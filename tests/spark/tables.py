@@ -1,0 +1,57 @@
+"""What the tests of sinks of table formats share: a row of every type, and runs that are killed at each step."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import signal
+from pathlib import Path
+
+from recovery import init_partitions
+from tests.spark.support import ROOT, states
+from tests.spark.test_crashes import finish, recovery_command
+from tests.spark.test_sinks import running_totals
+
+ALL_TYPES = [
+    "key", "cast(value AS byte) AS b", "cast(value AS short) AS s", "cast(value AS int) AS i",
+    "cast(value AS float) AS f", "cast(value AS double) AS d", "cast(value AS decimal(20, 3)) AS dec",
+    "value > 1 AS yes", "cast(key AS binary) AS bin", "make_date(2024, 2, 29) AS day",
+    "timestamp_micros(1700000000123456 + value) AS at", "make_timestamp_ntz(2024, 3, 31, 2, 30, 0.5) AS wall",
+    "array(value, NULL) AS list", "map(key, value) AS pairs", "named_struct('x', value, 'y', key) AS inner",
+    "CAST(NULL AS string) AS none",
+]  # fmt: skip
+ODD_KEY = "b c/d:e=%f é"
+ROW_OF_ODD_KEY = {
+    "key": ODD_KEY, "b": 2, "s": 2, "i": 2, "f": 2.0, "d": 2.0, "dec": decimal.Decimal("2.000"), "yes": True,
+    "bin": ODD_KEY.encode(), "day": datetime.date(2024, 2, 29),
+    "at": datetime.datetime(2023, 11, 14, 22, 13, 20, 123458, datetime.UTC),
+    "wall": datetime.datetime.fromisoformat("2024-03-31T02:30:00.5"), "list": [2, None], "pairs": [(ODD_KEY, 2)],
+    "inner": {"x": 2, "y": ODD_KEY}, "none": None,
+}  # fmt: skip
+"""The row of `ALL_TYPES` for the key `ODD_KEY` and the value 2."""
+
+
+def points(kind: str) -> dict[str, list]:
+    """Crash points of a sink's kind, and options of the run that is killed there."""
+    return {
+        "some": ["close.3:2", f"{kind}.3"],
+        "all": [
+            f"{kind}.1:2", f"{kind}.2:2", "close.1.prepared:2", "close.2.epochs:5", "close.2.committed:4", "close.3:2",
+            "close.4:2", "close.4.published:2", "close.3", f"{kind}.3", f"{kind}.4", "start.3.output",
+            (f"{kind}.3", "--resume-epoch", "3"), (f"{kind}.4", "--resume-epoch", "2"),
+        ],
+    }  # fmt: skip
+
+
+def check_kills(feed, directory: Path, flow: str, kills: list, rows) -> None:
+    """After kill -9 at each of these points each row is in the table once. rows: returns the table's rows, sorted."""
+    for seed in range(3 * len(kills)):
+        feed.add_random(seed, count=40)
+    init_partitions(directory, 3)
+    for each in [*kills, ""]:
+        point, *options = [each] if isinstance(each, str) else each
+        process = recovery_command(f"{ROOT / flow}", directory, "-s", "0", "-b", "1h", *options, crash_at=point)
+        printed = finish(process)
+        assert process.returncode == (-signal.SIGKILL if point else 0), f"{point}: {printed}"
+    assert rows() == sorted(running_totals(feed.rows, 40))
+    assert states(directory, "totals") == feed.totals()
