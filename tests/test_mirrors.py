@@ -50,7 +50,8 @@ COVERED_BY = {
     "sinks/test_output.py": "sinks.disk sinks.files sinks.manifest",
     "sinks/test_delivery.py": "sinks.plain sinks.protocol",
     "sinks/test_delta.py": "sinks.delta.merge sinks.delta.sink sinks.delta.table sinks.delta.takeback",
-    "storage/test_contract.py": "storage.memory storage.memory_contents storage.seam",
+    "storage/test_contract.py": """storage.memory storage.memory_contents storage.owned storage.seam
+        storage.spread""",
     "storage/test_deltas.py": "storage.connect storage.deltas.delta",
     "storage/test_partition.py": """storage.sqlite.close storage.sqlite.columns storage.sqlite.describe
         storage.sqlite.fold storage.sqlite.rewind storage.sqlite.snap_rows""",
@@ -62,7 +63,10 @@ COVERED_BY = {
     "storage/test_store.py": "storage.scan",
     # A connection has two ends, and an owner several parts: their tests see the whole.
     "owner/test_step_rows.py": "owner.reading",
-    "wire/test_connections.py": "wire.address wire.client wire.messages wire.server wire.service",
+    "wire/test_connections.py": """wire.address wire.answers wire.client wire.messages wire.server wire.service
+        wire.task_calls""",
+    "owner/test_service.py": """base.token cli.owners cli.serve owner.holding owner.runs storage.locations wire.calls
+        wire.run_calls wire.run_client""",
     "owner/test_process.py": "owner.__main__ owner.serving owner.spool owner.tasks",
     "storage/test_epoch_log.py": "cli.gc storage.history",
     "storage/test_initialize.py": "storage.sqlite.tables",
