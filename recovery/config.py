@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,10 @@ class RecoveryConfig:
     serve_at: on a cluster, where tasks reach the partitions: "HOST:PORT" or ":PORT"; None: at spark.driver.host and a
         free port.
     owner_deadline: on a cluster, how long a task tries to reach the partitions before it fails.
+    owners: "HOST:PORT" of each owner (`recovery serve`) that has other partitions of the store; the directory then has
+        those that are on this host, if any.
+    token_file: a file with the owners' token.
+    tls_ca: a PEM file with the certificates to check those of the owners with; None: connections without TLS.
     state_backend: where the run history is kept, a URI; None: as the environment variable RECOVERY_STATE_BACKEND
         says, by default the recovery directory.
 
@@ -75,6 +79,9 @@ class RecoveryConfig:
     rewind_again: int | None = None
     serve_at: str | None = None
     owner_deadline: Interval = "60s"
+    owners: tuple[str, ...] = ()
+    token_file: str | os.PathLike[str] | None = None
+    tls_ca: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -102,6 +109,7 @@ class RecoveryConfig:
         set_field(self, "owner_deadline", parse_interval(self.owner_deadline))
         if self.serve_at is not None:
             host_and_port(self.serve_at)
+        self._check_owners()
         if self.backup_interval is not None:
             set_field(self, "backup_interval", parse_interval(self.backup_interval))
         set_field(self, "rename_steps", dict(self.rename_steps))
@@ -145,6 +153,19 @@ class RecoveryConfig:
                 remedy="Give one of them.",
             )
 
+    def _check_owners(self) -> None:
+        set_field = object.__setattr__
+        if isinstance(self.owners, str):
+            raise ConfigurationError(
+                f"owners={self.owners!r} is a text, not a sequence of addresses",
+                cause="A single owner was given without brackets.",
+                remedy=f"Write owners=({self.owners!r},).",
+            )
+        set_field(self, "owners", checked_owners(self.owners))
+        for setting in ("token_file", "tls_ca"):
+            given = getattr(self, setting)
+            set_field(self, setting, None if given is None else local_path(given, "a file").absolute())
+
     @property
     def rewind_to(self) -> int | None:
         """The epoch that a rewind starts at; None without a rewind."""
@@ -176,6 +197,18 @@ class RecoveryConfig:
     def backup_interval_s(self) -> float:
         """The backup interval in seconds; 0 if it is not given, which applies to the first run on a directory."""
         return given_backup_interval_s(self) or 0.0
+
+
+def checked_owners(owners: Iterable[str]) -> tuple[str, ...]:
+    """Return the addresses of owners. Raises ConfigurationError for one that names no host and port, or is named
+    twice."""
+    found = tuple(owners)
+    for owner in found:
+        if not host_and_port(owner)[0]:
+            raise ConfigurationError(f"{owner!r:.120} names no host", cause="", remedy="Write HOST:PORT.")
+    if len(set(found)) < len(found):
+        raise ConfigurationError("an owner is named twice", cause="", remedy="Name each owner once.")
+    return found
 
 
 def checkpoint_address(config: RecoveryConfig) -> str | None:

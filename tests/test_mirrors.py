@@ -38,6 +38,7 @@ COVERED_BY = {
     "faults/test_clocks.py": "base.clock",
     "faults/test_hostile_files.py": "base.threads",
     "metrics/test_meter.py": "metrics.exposition metrics.memory",
+    "operational/test_owned.py": "owner.documents",
     "operational/test_directory.py": "operational.locks operational.manager",
     "operational/test_objects.py": "operational.backends.address",
     "operational/test_remote.py": """operational.backends.leases operational.backends.migrate
@@ -65,7 +66,8 @@ COVERED_BY = {
     "owner/test_step_rows.py": "owner.reading",
     "wire/test_connections.py": """wire.address wire.answers wire.client wire.messages wire.server wire.service
         wire.task_calls""",
-    "owner/test_service.py": """base.token cli.owners cli.serve owner.holding owner.runs storage.locations wire.calls
+    "owner/test_service.py": """base.token cli.owners cli.serve cli.without_owners owner.holding owner.runs
+        storage.locations wire.calls
         wire.run_calls wire.run_client""",
     "owner/test_process.py": "owner.__main__ owner.serving owner.spool owner.tasks",
     "storage/test_epoch_log.py": "cli.gc storage.history",

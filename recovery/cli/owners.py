@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from recovery.base.addresses import host_and_port
 from recovery.base.printable import one_line
 from recovery.cli.common import say, table
+from recovery.config import checked_owners
 from recovery.errors import ConfigurationError
 from recovery.planning.copies import Location
 from recovery.storage.locations import Locations, OwnerAccess
@@ -43,16 +43,10 @@ def owner_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _checked(_ctx: click.Context, _: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    owners = tuple(owner for text in given for owner in text.split(",") if owner)
     try:
-        for owner in owners:
-            if not host_and_port(owner)[0]:
-                raise click.BadParameter(f"{owner!r} names no host")
+        return checked_owners(owner for text in given for owner in text.split(",") if owner)
     except ConfigurationError as error:
         raise click.BadParameter(f"{error.found}. {error.remedy}") from error
-    if len(set(owners)) < len(owners):
-        raise click.BadParameter("An owner is named twice.")
-    return owners
 
 
 def locations(directory: Path, access: OwnerAccess) -> Locations:

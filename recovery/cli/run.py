@@ -24,12 +24,14 @@ from recovery.cli.common import (
     threshold_option,
 )
 from recovery.cli.nodes import run_nodes
+from recovery.cli.owners import owner_options
 from recovery.cli.places import chosen_backend, state_options
 from recovery.cli.progress import Progress, summary_text
 from recovery.cli.settings import settings_options
 from recovery.config import DEFAULT_MASTER, RecoveryConfig
 from recovery.errors import HistoryLossError
 from recovery.host.signals import end_now, handle, is_main_thread
+from recovery.storage.locations import OwnerAccess
 
 if TYPE_CHECKING:
     from recovery.spark.run.events import RunSummary
@@ -48,6 +50,9 @@ WITH_DIRECTORY = (
     "metrics_host",
     "serve_at",
     "scratch_directory",
+    "owners",
+    "token_file",
+    "tls_ca",
 )
 """Options that need a recovery directory: without their effect the run would not be the intended one."""
 
@@ -91,6 +96,7 @@ WITH_DIRECTORY = (
 @click.option("--serve", "serve_at", metavar="[HOST]:PORT", envvar="RECOVERY_SERVE",
               help="On a cluster: where tasks reach the partitions. By default spark.driver.host and a free "
                    "port.")  # fmt: skip
+@owner_options
 @click.option("--py-files", metavar="A.zip,B.py",
               help="On a cluster: modules of the flow to send to the executors.")  # fmt: skip
 @click.option("--scratch", "scratch_directory", metavar="DIR|ADDRESS", envvar="RECOVERY_SCRATCH",
@@ -127,6 +133,7 @@ def run(
     master: str,
     serve_at: str | None,
     scratch_directory: str | None,
+    access: OwnerAccess,
     py_files: str | None,
     jars: str | None,
     packages: str | None,
@@ -168,6 +175,9 @@ def run(
             metrics_host=metrics_host,
             serve_at=serve_at,
             scratch_directory=scratch_directory,
+            owners=access.owners,
+            token_file=access.token_file,
+            tls_ca=access.tls_ca,
             state_backend=chosen_backend(),
         )
     else:

@@ -42,9 +42,10 @@ def serve(
     check: str | None,
     tls_ca: Path | None,
 ) -> None:
-    """Serve the partitions in DIR to commands on other hosts that name this one with --owner HOST:PORT.
+    """Serve the partitions in DIR to runs and commands on other hosts that name this one with --owner HOST:PORT.
 
-    --check ends with 0 if the owner is ready, else with 47 or 48.
+    One run at a time holds them. SIGTERM lets a run finish the epoch that it is closing; the run then ends with 47, and
+    the same command continues it once the owner is back. --check ends with 0 if the owner is ready, else with 47 or 48.
     """
     if check is not None:
         _check(check, OwnerAccess((check,), token_file, tls_ca))

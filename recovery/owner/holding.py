@@ -31,6 +31,7 @@ class Holding:
         self._scratch = scratch
         self._clock = clock
         self._checks: set[PartitionCheck] = set()
+        self._checks_end = False
         self._changed = threading.Condition()
         self._using = 0
         self._ends = False
@@ -66,9 +67,16 @@ class Holding:
         check = PartitionCheck(path)
         with self._changed:
             self._checks.add(check)
-            if self._ends:
+            if self._checks_end:
                 check.cancel()
         return check
+
+    def end_checks(self) -> None:
+        """End full checks, now and later."""
+        with self._changed:
+            self._checks_end = True
+            for check in self._checks:
+                check.cancel()
 
     def wait_closed(self, wait_s: float) -> bool:
         """Wait until no epoch is being closed, and no call uses the partitions. Return whether that is so."""
@@ -80,8 +88,7 @@ class Holding:
         an epoch that not all partitions close is abandoned by the next run."""
         with self._changed:
             self._ends = True
-            for check in self._checks:
-                check.cancel()
+        self.end_checks()
         for cut in list(self.cuts):
             cut()
         with self._changed:

@@ -19,6 +19,7 @@ from recovery.errors import (
     StorageError,
 )
 from recovery.host.processes import describe_holder
+from recovery.owner import documents
 from recovery.owner.holding import Holding
 from recovery.owner.tasks import TaskService
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
@@ -26,7 +27,18 @@ from recovery.planning.values import Execution, PartitionDescription, StepEdit
 from recovery.storage.lock import lock_holder
 from recovery.storage.scan import log_bytes, read_measures, scan, sizes_in
 from recovery.storage.seam import BatchCount, CloseRequest, Collected
-from recovery.wire.calls import Checked, Closing, Edit, FileFacts, Found, Row, Serving, check_values
+from recovery.wire.calls import (
+    Changed,
+    Checked,
+    Closing,
+    Edit,
+    FileFacts,
+    Found,
+    Row,
+    Serving,
+    Stored,
+    check_values,
+)
 from recovery.wire.messages import as_refusal
 from recovery.wire.service import Tasks
 
@@ -199,6 +211,26 @@ class Connection:
         verdicts = [check.run() for check in checks]
         return [Checked(each.path.name, each.rows, each.problems) for each in verdicts]
 
+    def documents(self, ids: list[str]) -> list[Stored]:
+        """See `OwnerCalls.documents`."""
+        return documents.read(self._owner.directory, ids)
+
+    def documents_of(self, prefix: str) -> list[Stored]:
+        """See `OwnerCalls.documents_of`."""
+        return documents.found(self._owner.directory, prefix)
+
+    def change_documents(self, changes: list[Changed], now_ms: int, busy_ms: int) -> list[Stored] | None:
+        """See `OwnerCalls.change_documents`."""
+        return documents.change(self._owner.directory, changes, now_ms, busy_ms)
+
+    def forget_documents(self, ids: list[str], busy_ms: int) -> int:
+        """See `OwnerCalls.forget_documents`."""
+        return documents.forget(self._owner.directory, ids, busy_ms)
+
+    def place_documents(self, placed: list[Stored], busy_ms: int) -> None:
+        """See `OwnerCalls.place_documents`."""
+        documents.place(self._owner.directory, placed, busy_ms)
+
     # Holding
 
     def hold(self, run: str, purpose: str, masked_key: str) -> None:
@@ -209,6 +241,11 @@ class Connection:
         """See `OwnerCalls.still`."""
         self._owner.held_by(run)
         return self.serving()
+
+    def let_go(self) -> None:
+        """See `OwnerCalls.let_go`."""
+        if self._holds is not None:
+            self._owner.let_go(self._holds)
 
     def join(self, run: str) -> None:
         """See `OwnerCalls.join`."""
@@ -224,6 +261,10 @@ class Connection:
     def take(self, store_id: str, indexes: list[PartitionIndex], count: int) -> None:
         """See `OwnerCalls.take`."""
         self._held.take(store_id, indexes, count)
+
+    def end_checks(self) -> None:
+        """See `OwnerCalls.end_checks`."""
+        self._held.end_checks()
 
     # The calls of a run
 

@@ -17,8 +17,9 @@ from recovery.planning.health import Finding, Target, findings, unsaved_s
 from recovery.planning.measures import Measure, StepSize, summed
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
+from recovery.storage.locations import Locations
 from recovery.storage.lock import lock_holder
-from recovery.storage.scan import largest_states, read_measures, scan, sizes_in
+from recovery.storage.scan import largest_states
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,14 @@ class Facts:
         return [measure for measure in self.measures if measure.epoch]
 
 
-def gather(directory: Path, targets: Sequence[Target], now_ms: int) -> Facts:
-    """Read all facts about a directory, even if a part is damaged. Raises NoPartitionsError, StorageError."""
-    found = scan(directory)
+def gather(directory: Path, targets: Sequence[Target], now_ms: int, places: Locations | None = None) -> Facts:
+    """Read all facts about a directory, even if a part is damaged. Raises NoPartitionsError, StorageError.
+
+    places: the directory, and owners that have other partitions; then also raises what `Locations.found` does, and
+    Spark's own operators are not looked at.
+    """
+    places = places or Locations(directory)
+    found = places.found()
     problems: list[str] = []
     plan, problem = None, None
     try:
@@ -83,13 +89,15 @@ def gather(directory: Path, targets: Sequence[Target], now_ms: int) -> Facts:
         if file.path.name != f"part-{file.description.index}.sqlite3":
             continue
         try:
-            sizes[file.path.name] = sizes_in(file.path)
+            sizes[file.path.name] = places.sizes(file.description)
             if file.description.index == 0:
-                measures = read_measures(file.path)
+                measures = places.measures(file.description)
         except (RecoveryError, ValueError) as error:
             sizes.setdefault(file.path.name, None)
             problems.append(f"{file.path.name}: {error.found if isinstance(error, RecoveryError) else error}")
-    operators, operator_rows = _operators(directory, sizes, measures) if problem is None else (0, None)
+    operators, operator_rows = (
+        _operators(directory, sizes, measures) if problem is None and not places.owners else (0, None)
+    )
     backup = last_backup(directory)
     state_bytes = _state_bytes(sizes, max((file.description.count for file in found if file.description), default=0))
     lag_s = None if backup is None else max(0, now_ms - backup.finished_ms) / 1000

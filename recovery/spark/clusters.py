@@ -134,6 +134,16 @@ def check_plan(master: str, planned: Planned) -> None:
                 raise refusal.kind(f"{found}, on master {master}", cause=refusal.cause, remedy=refusal.remedy)
 
 
+def check_spread(sink: object, owners: Sequence[str]) -> None:
+    """Raise ConfigurationError for a sink that needs all partitions as files, where owners of other hosts have some."""
+    if owners and isinstance(sink, AllKeysSink):
+        raise ConfigurationError(
+            "AllKeysSink reads all recovery partitions in tasks, and owners of other hosts have some",
+            cause="The files are not on the hosts of the tasks.",
+            remedy="Write the output of the step, with UpsertSink for example.",
+        )
+
+
 def _file_sink(planned: Planned) -> str | None:
     sink = planned.sink
     if not isinstance(sink, FileSink) or sink.shared:

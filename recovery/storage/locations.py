@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,15 +15,16 @@ from recovery.base.threads import each
 from recovery.base.token import read_authorities, read_token
 from recovery.errors import ConfigurationError, NoPartitionsError, RecoveryError
 from recovery.planning.copies import Location, choose_copies
+from recovery.planning.measures import Measure, StepSize
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.connect import connect_driver
 from recovery.storage.owned import OwnedPartitions, OwnerPlace, at_owner
-from recovery.storage.scan import scan
+from recovery.storage.scan import log_bytes, read_measures, scan, sizes_in
 from recovery.storage.seam import PartitionStore
 from recovery.storage.sqlite.store import FilePartitions, Share
 from recovery.storage.verify import FullCheck, PartitionCheck, Verdict
 from recovery.wire.address import OwnerAddress
-from recovery.wire.calls import Checked, OwnerCalls
+from recovery.wire.calls import Checked, FileFacts, OwnerCalls
 from recovery.wire.messages import as_error
 from recovery.wire.run_client import Owner
 
@@ -42,7 +45,10 @@ class OwnerCheck:
         return _verdict(self._owner, found)
 
     def cancel(self) -> None:
-        """Do nothing: the owner ends the check when the run lets it go."""
+        """Let the owner end the check."""
+        # One that is lost has ended it.
+        with contextlib.suppress(RecoveryError):
+            self._owner.ask(OwnerCalls.end_checks)
 
 
 class OwnerAccess(NamedTuple):
@@ -86,11 +92,13 @@ class Locations:
         self.notes: tuple[str, ...] = ()
         """On each copy that is not used."""
         self._owner_of: dict[PartitionIndex, Owner | None] = {}
+        self._known: dict[PartitionIndex, FileFacts] = {}
 
     def hold(self, run: str, purpose: str, task_key: bytes) -> None:
-        """Have every owner lock its directory for a run. The caller holds the lock of the own one."""
+        """Have every owner lock its directory, until `release` or the end of this process. The caller holds the lock of
+        the own one. run: a text that nobody else has. Raises DirectoryLockedError."""
         for owner in self.owners:
-            owner.hold(run, purpose, task_key)
+            owner.hold(run, f"{purpose} on {socket.gethostname()}", task_key)
 
     def found(self) -> list[FoundFile]:
         """Return the files that a plan is made of: of several copies the one that counts. Raises what `choose_copies`
@@ -131,6 +139,28 @@ class Locations:
             described.append(_described(FoundFile(Path(owner.location, found.name), found.description, error)))
         return Location(owner.location, tuple(at_owner(owner, each) for each in described))
 
+    def sizes(self, partition: PartitionDescription) -> dict[str, StepSize] | None:
+        """See `recovery.storage.scan.sizes_in`."""
+        at_owner = self._facts(partition)
+        return sizes_in(partition.path) if at_owner is None else at_owner.sizes
+
+    def measures(self, partition: PartitionDescription) -> list[Measure]:
+        """See `recovery.storage.scan.read_measures`."""
+        at_owner = self._facts(partition)
+        return read_measures(partition.path) if at_owner is None else at_owner.measures
+
+    def log_bytes(self, partition: PartitionDescription) -> int:
+        """See `recovery.storage.scan.log_bytes`."""
+        at_owner = self._facts(partition)
+        return log_bytes(partition.path) if at_owner is None else at_owner.log_bytes
+
+    def _facts(self, partition: PartitionDescription) -> FileFacts | None:
+        """Return what the owner of a partition says of it, asked once; None without an owner."""
+        owner = self.owner_of(partition.index)
+        if owner is not None and partition.index not in self._known:
+            self._known[partition.index] = owner.ask(OwnerCalls.facts, partition.path.name)
+        return None if owner is None else self._known[partition.index]
+
     def connect(self, partitions: Sequence[PartitionDescription], scratch: Path, clock: Clock) -> PartitionStore:
         """Open these partitions, all of a store in the order of their indexes, for writing."""
         if not self.owners:
@@ -163,7 +193,7 @@ class Locations:
         return self._owner_of.get(index)
 
     def release(self) -> None:
-        """End all connections; owners let the run go."""
+        """End all connections; owners let the run go. May be called again."""
         for owner in self.owners:
             owner.release()
 

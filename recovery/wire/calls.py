@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
-from functools import cache
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple, Protocol, get_args, get_origin, get_type_hints
 
@@ -57,6 +56,23 @@ class Serving(msgspec.Struct, frozen=True):
     stops: bool
 
 
+class Stored(msgspec.Struct, frozen=True, array_like=True):
+    """A document of operational state, as `recovery.storage.documents.StoredState`."""
+
+    state_id: str
+    generation: int
+    content: str | None
+    changed_ms: int
+
+
+class Changed(msgspec.Struct, frozen=True, array_like=True):
+    """A document's new content; None removes it. seen: the generation from which it was made; 0: there was none."""
+
+    state_id: str
+    seen: int
+    content: str | None
+
+
 class Edit(msgspec.Struct, frozen=True, array_like=True):
     """An edit of a step (`StepEdit`). converted: the new value of each key, instead of the function."""
 
@@ -103,6 +119,27 @@ class OwnerCalls(Protocol):
         """Check files in full."""
         ...
 
+    def documents(self, ids: list[str]) -> list[Stored]:
+        """Return the documents of these ids, as of one moment. The owner has partition 0."""
+        ...
+
+    def documents_of(self, prefix: str) -> list[Stored]:
+        """Return all documents whose id begins so, removed ones included, sorted by id."""
+        ...
+
+    def change_documents(self, changes: list[Changed], now_ms: int, busy_ms: int) -> list[Stored] | None:
+        """Change documents in one transaction, and return them; None, with nothing changed, if one of them has another
+        generation than was seen. busy_ms: how long to wait for other writers."""
+        ...
+
+    def forget_documents(self, ids: list[str], busy_ms: int) -> int:
+        """Remove documents without a trace; return how many there were."""
+        ...
+
+    def place_documents(self, placed: list[Stored], busy_ms: int) -> None:
+        """Write documents unchanged, generation and time included."""
+        ...
+
     def hold(self, run: str, purpose: str, masked_key: str) -> None:
         """Lock the directory for a run. masked_key: the task key, masked by `proof.masked`."""
         ...
@@ -111,12 +148,20 @@ class OwnerCalls(Protocol):
         """Say that the run goes on. The holding connection has to do so from time to time."""
         ...
 
+    def let_go(self) -> None:
+        """End the hold of this connection. The directory is free when this returns."""
+        ...
+
     def join(self, run: str) -> None:
         """Make this a connection of the run that holds the directory."""
         ...
 
     def take(self, store_id: str, indexes: list[PartitionIndex], count: int) -> None:
         """Open these partitions of a store for writing."""
+        ...
+
+    def end_checks(self) -> None:
+        """End the full checks (`verify`) of this run, now and later."""
         ...
 
     def describe(self) -> list[PartitionDescription]:
@@ -204,12 +249,15 @@ class Verb(NamedTuple):
     is_stream: bool
 
 
-@cache
 def verb(name: str) -> Verb:
     """Return how a call is read. Raises WireError if there is none of this name."""
-    function = vars(OwnerCalls).get(name)
-    if name.startswith("_") or not inspect.isfunction(function):
+    found = _VERBS.get(name)
+    if found is None:
         raise WireError(f"there is no call {name!r:.40}")
+    return found
+
+
+def _verb(function: Any) -> Verb:
     hints = get_type_hints(function)
     result = hints.pop("return")
     is_stream = get_origin(result) is Iterator
@@ -240,6 +288,12 @@ def _to_text(found: Any) -> Any:
     raise TypeError(f"{type(found).__name__} is not sent")
 
 
+# Made before there are threads: msgspec is not safe while it first looks at a type.
+_VERBS = {
+    name: _verb(function)
+    for name, function in vars(OwnerCalls).items()
+    if inspect.isfunction(function) and not name.startswith("_")
+}
 _encoder = msgspec.msgpack.Encoder(enc_hook=_to_text)
 encode = _encoder.encode
 _named = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])

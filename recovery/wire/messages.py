@@ -143,6 +143,8 @@ _call = msgspec.msgpack.Decoder(AnyCall)
 _end = msgspec.msgpack.Decoder(End)
 _changes = msgspec.msgpack.Decoder(_ChangesBody)
 _states = msgspec.msgpack.Decoder(list[str | None])
+# Made before there are threads: msgspec is not safe while it first looks at a type.
+_first = {kind: msgspec.json.Decoder(kind) for kind in (Hello, Challenge, Proof, Welcome, Refusal)}
 
 
 def _read(decode: Any, body: bytes) -> Any:
@@ -186,7 +188,7 @@ def read_answer(body: bytes, kind: Any) -> Any:
 
 def read_first(body: bytes, kind: Any) -> Any:
     """Return the content of a message before the proof, or of a refusal."""
-    return _read(lambda text: msgspec.json.decode(text, type=kind), body)
+    return _read(_first[kind].decode, body)
 
 
 def write_first(message: Hello | Challenge | Proof | Welcome | Refusal) -> bytes:

@@ -23,6 +23,8 @@ STILL_S = 10.0
 """How often a run says that it goes on."""
 CLASSIFY_S = 5.0
 """How long a run that has lost a connection asks the owner why."""
+LET_GO_S = 1.0
+"""How long the end of a run waits for what it is just telling the owner."""
 PAUSE_S = 0.2
 
 P = ParamSpec("P")
@@ -59,7 +61,12 @@ class Owner:
         except BaseException:
             line.drop()
             raise
-        self._run, self._holding = run, line
+        with self._lock:
+            before, self._idle = self._idle, []
+            self._run, self._holding = run, line
+        # They belong to no run.
+        for each in before:
+            each.drop()
         self._keeper = threading.Thread(target=self._keep, name=f"hold-{self.location}", daemon=True)
         self._keeper.start()
 
@@ -80,8 +87,14 @@ class Owner:
                 yield calls.read_result(call.__name__, found[1])
 
     def release(self) -> None:
-        """End all connections; the owner lets the run go. May be called again."""
+        """Have the owner let the run go, and end all connections. May be called again."""
         self._ended.set()
+        if self._keeper is not None and self._holding is not None and self._lost is None:
+            self._keeper.join(LET_GO_S)
+            if not self._keeper.is_alive():
+                # One that does not answer lets go when the connection ends.
+                with contextlib.suppress(RecoveryError):
+                    self._on(self._holding, OwnerCalls.let_go.__name__, ())
         with self._lock:
             lines, self._idle = self._idle, []
         for line in filter(None, [self._holding, *lines]):

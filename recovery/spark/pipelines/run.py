@@ -332,6 +332,12 @@ def _is_shared(found: Sequence[FoundFile], pipeline: str) -> bool:
 
 def _check_options(config: RecoveryConfig, resume: bool, full_refresh: bool, no_state_update: bool) -> None:
     """Refuse options that contradict each other."""
+    if config.owners:
+        raise ConfigurationError(
+            "a pipeline was given owners of partitions",
+            cause="Only flows reach partitions on other hosts.",
+            remedy="Give it a directory of its own, or a state backend: --state-backend URI.",
+        )
     if resume and config.rewind_to is not None:
         raise ConfigurationError(
             "resume would skip nodes whose marks resume_after or resume_epoch puts back",

@@ -25,7 +25,7 @@ from recovery.flow import Flow, check_output_mode
 from recovery.hadoop.home import HadoopHome
 from recovery.sinks import DiscardSink
 from recovery.sinks.delivery import Delivery
-from recovery.spark.clusters import Planned, check_master, check_plan, is_cluster
+from recovery.spark.clusters import Planned, check_master, check_plan, check_spread, is_cluster
 from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.jvm.errors import as_recovery_error
 from recovery.spark.jvm.given_sessions import log_slower_settings
@@ -115,6 +115,7 @@ def start_prepared(
         bound = bind(frame, prepared.plan.partitions[0].count, output_mode, keeps_position=not prepared.temporary)
         checkpoint = checkpoint_address(prepared.config) or str(prepared.scratch)
         check_plan(context.master, Planned(sink, bound.inputs, bound.keeps_native_state, checkpoint))
+        check_spread(sink, prepared.config.owners)
         prepared.open_store()
         return Beginning(prepared, bound, sink or DiscardSink(), observer, clock).launch(trigger)
     except BaseException as error:
@@ -158,7 +159,9 @@ class Beginning:
         )
         self._steps = step_plan(store, plan, bound, prepared.config)
         self._delivery = Delivery(sink, resume_of_sink(plan, execution, store), recoverable=prepared.temporary is None)
-        self._loads = FlowLoads(None if prepared.temporary else prepared.config.path, clock)
+        self._loads = FlowLoads(
+            None if prepared.temporary else prepared.config.path, clock, spread=bool(prepared.config.owners)
+        )
         self._status = RunStatus(store, execution.lease)
         self._access: TaskAccess | None = None
 
