@@ -25,9 +25,9 @@ from recovery.base.threads import each
 from recovery.base.wording import counted
 from recovery.errors import BackupDamagedError, InconsistentPartitionsError, RecoveryError, StorageError
 from recovery.host.durable import create
+from recovery.host.open_files import allow_open_files
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
-from recovery.storage.connect import allow_open_files
 from recovery.storage.copies import PinnedPartition, pin
 from recovery.storage.scan import scan
 from recovery.storage.verify import PartitionCheck

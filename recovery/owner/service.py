@@ -16,10 +16,11 @@ from recovery.base.addresses import host_and_port
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.token import read_token
 from recovery.errors import ConfigurationError, NoPartitionsError
+from recovery.host.open_files import allow_open_files
 from recovery.owner.process import WAITING
 from recovery.owner.runs import OwnedRuns
 from recovery.owner.serving import FILES_OF_DELTAS, STACK_BYTES, port_of, tls_context
-from recovery.storage.connect import SCRATCH_NAME, allow_open_files
+from recovery.storage.connect import SCRATCH_NAME
 from recovery.wire.address import location
 from recovery.wire.server import MOST_CONNECTIONS, OwnerServer
 

@@ -19,8 +19,8 @@ import msgspec
 
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
 from recovery.errors import ConfigurationError, RecoveryError
+from recovery.host.open_files import allow_open_files
 from recovery.owner.tasks import TaskService
-from recovery.storage.connect import allow_open_files
 from recovery.wire import server
 from recovery.wire.service import Service, Tasks
 

@@ -13,9 +13,9 @@ from recovery.storage.owned import OwnedPartitions
 from recovery.storage.scan import describe_file
 from recovery.storage.seam import FencingStore, PartitionStore
 from recovery.storage.sqlite.schema import partition_path
-from recovery.storage.sqlite.store import FilePartitions, Share, allow_open_files
+from recovery.storage.sqlite.store import FilePartitions, Share
 
-__all__ = ["SCRATCH_NAME", "FilePartitions", "Share", "allow_open_files", "connect_driver", "connect_share"]
+__all__ = ["SCRATCH_NAME", "FilePartitions", "Share", "connect_driver", "connect_share"]
 
 SCRATCH_NAME = "scratch"
 """The directory inside a recovery directory for files that need not survive an execution."""

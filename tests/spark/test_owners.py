@@ -16,6 +16,7 @@ from tests.cluster.support import Run, assert_exact, batches_in
 from tests.flows.cluster import truth
 from tests.owner.served import ROOT, Served, recovery, spread, token_file
 from tests.stores import state_at, window
+from tests.wire.certificates import make_certificates
 
 FLOW = f"{ROOT}/tests/flows/cluster.py"
 
@@ -23,8 +24,11 @@ FLOW = f"{ROOT}/tests/flows/cluster.py"
 class Fleet:
     """Four partitions: one in the driver's directory, three at two owners."""
 
-    def __init__(self, made: Path, root: Path, *options: object) -> None:
+    def __init__(self, made: Path, root: Path, certificates: tuple[Path, Path, Path] | None = None) -> None:
+        """certificates: those of all owners, their key, and the authority's."""
         self.root = root
+        self.secured: list[object] = [] if certificates is None else ["--tls-ca", certificates[2]]
+        options = () if certificates is None else ("--tls-cert", certificates[0], "--tls-key", certificates[1])
         self.token = token_file(root)
         self.places = spread(made, ((1,), (0, 3), (2,)))
         self.owners = [Served(each, self.token, *options) for each in self.places[1:]]
@@ -32,7 +36,7 @@ class Fleet:
     @property
     def options(self) -> list[object]:
         named = [option for owner in self.owners for option in ("--owner", owner.at)]
-        return [*named, "--token-file", self.token]
+        return [*named, "--token-file", self.token, *self.secured]
 
     def run(self, flow: str, *options: object, master: str = "local[2]") -> Run:
         command = [sys.executable, "-m", "recovery", "run", f"{FLOW}:{flow}", "-r", self.places[0], "--trigger", 0]
@@ -86,10 +90,23 @@ def test_an_owner_is_killed_in_the_midst_of_a_run(fleet):
     assert assert_exact(together, 2000) == 2
 
 
+@pytest.fixture
+def secured(make_store, tmp_path):
+    """The same with TLS."""
+    made = Fleet(make_store(4), tmp_path, make_certificates(tmp_path))
+    yield made
+    made.close()
+
+
 @pytest.mark.long
-def test_every_kind_of_step(fleet):
-    """A step per key, an Arrow step and one with timeouts."""
+def test_every_kind_of_step(secured):
+    """A step per key, an Arrow step and one with timeouts; driver and tasks speak TLS."""
+    fleet = secured
     fleet.run("kinds(2000, 3)").succeed()
+    found = recovery("status", fleet.places[0], *fleet.options, "--json")
+    assert sorted(json.loads(found.stdout)["steps"]) == ["arrow", "each", "waiting"]
+    without = recovery("plan", fleet.places[0], *fleet.options[:-2])
+    assert without.returncode == 48, without.stderr
     together = fleet.together()
     for step in ("each", "waiting"):
         assert assert_exact(together, 2000, step) == 4
@@ -104,7 +121,7 @@ def test_an_aggregate_that_the_driver_merges(fleet):
     fleet.run("totals(2000, 3)").succeed()
     together = fleet.together()
     held = state_at(together, window(together)[-1])
-    found = {key: next(iter(json.loads(text).values())) for (_, key), (text, _) in held.items() if _ == "totals"}
+    found = {key: next(iter(json.loads(text).values())) for (each, key), (text, _) in held.items() if each == "totals"}
     assert found == truth(2000 * batches_in(together))
 
 

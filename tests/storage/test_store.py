@@ -627,7 +627,7 @@ from pathlib import Path
 from tests.storage.test_store import open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, int(sys.argv[2])))
 from recovery.errors import StorageError
-from recovery.storage.sqlite import store as files
+from recovery.host import open_files as files
 files.FILES_OF_OTHERS = 20
 from tests.stores import Driver
 try:

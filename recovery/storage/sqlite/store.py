@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
-import resource
-import shutil
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,15 +18,15 @@ from recovery.base.clock import Clock, SystemClock
 from recovery.base.ids import NO_EPOCH, BatchId, Epoch, Lease, PartitionIndex, StepId
 from recovery.errors import (
     FileReplacedError,
-    StorageError,
     UnsupportedPlanError,
 )
-from recovery.host.durable import PRIVATE, make_directories, modes_beside
+from recovery.host.open_files import allow_open_files
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
 from recovery.planning.values import Execution, PartitionDescription
 from recovery.storage.deltas.delta import Delta, create_delta
 from recovery.storage.deltas.lifeline import Lifeline
 from recovery.storage.deltas.open_deltas import MOST_KEPT
+from recovery.storage.deltas.scratch import Scratch
 from recovery.storage.lock import held_lock
 from recovery.storage.seam import BatchCount, CloseRequest, Collected, added_up, of_all_steps
 from recovery.storage.sqlite import close, describe, fold, rewind
@@ -57,7 +53,6 @@ MAX_THREADS = 16
 # connection to a delta has the delta open, and the partition below it. A process opens an index only once.
 FILES_PER_PARTITION = 3
 FILES_PER_DELTA = 7
-FILES_OF_OTHERS = 256
 
 T = TypeVar("T")
 
@@ -87,22 +82,15 @@ class FilePartitions:
         self.paths = list(paths)
         self.indexes = share.indexes
         self.partition_count = share.count
-        self._scratch_root = scratch
         self._clock = clock or SystemClock()
         self._lock = held_lock(share.directory)
-        directory = share.directory.resolve()
-        self._scratch_prefix = f"ex-{hashlib.sha1(os.fsencode(directory)).hexdigest()[:12]}-"
-        # If the scratch directory belongs to this directory alone, files from before the directory was moved are
-        # stale too.
-        self._stale = "ex-*" if scratch.resolve().parent == directory else f"{self._scratch_prefix}*"
-        self._scratch: Path | None = None
+        modes_of = share.directory / self.paths[0].name if self.paths else share.directory
+        self._scratch = Scratch(scratch, share.directory, modes_of)
         self._writers: list[apsw.Connection] = []
         self._reader: apsw.Connection | None = None
         self._deltas: dict[StepId, list[Delta]] = {}
         self._lifeline: Lifeline | None = None
-        self._modes_of = share.directory / self.paths[0].name if self.paths else share.directory
         self._open_files = Watch(share.directory)
-        self._scratch_files: Watch | None = None
         held = max(1, len(self.paths))
         self._pool = ThreadPoolExecutor(min(MAX_THREADS, held), thread_name_prefix="partition")
         allow_open_files(held * FILES_PER_PARTITION)
@@ -136,8 +124,8 @@ class FilePartitions:
         try:
             if self._lock is not None:
                 self._lock.check()
-            if self._scratch_files is not None:
-                self._scratch_files.check()
+            if self._scratch.files is not None:
+                self._scratch.files.check()
         except FileReplacedError:
             # A successor removes earlier scratch files. Then this raises LeaseLostError instead.
             for path in self.paths[:1]:
@@ -206,26 +194,14 @@ class FilePartitions:
     def prepare(self, execution: Execution) -> Path:
         """See `PartitionStore.prepare`."""
         self._discard_scratch()
-        for stale in self._scratch_root.glob(self._stale):
-            shutil.rmtree(stale, ignore_errors=True)
-        self._scratch = self._scratch_of(execution)
-        try:
-            make_directories(self._scratch.parent, modes_beside(self._modes_of))
-            self._scratch.mkdir(PRIVATE.directory)
-        except OSError as error:
-            raise StorageError(str(error), path=self._scratch) from error
-        self._scratch_files = Watch(self._scratch)
-        return self._scratch
-
-    def _scratch_of(self, execution: Execution) -> Path:
-        return self._scratch_root / f"{self._scratch_prefix}{execution.number}-{execution.id}"
+        return self._scratch.make(execution)
 
     def make_deltas(self, execution: Execution, steps: Sequence[StepId]) -> None:
         """Create the deltas of the steps of an execution that has begun."""
-        if self._deltas or self._scratch != self._scratch_of(execution):
+        if self._deltas or not self._scratch.is_of(execution):
             self.prepare(execution)
-        assert self._scratch_files is not None
-        scratch = self._scratch_files
+        scratch = self._scratch.files
+        assert scratch is not None
         if steps:
             self._lifeline = Lifeline(execution.id, self._clock)
         for step in steps:
@@ -245,8 +221,7 @@ class FilePartitions:
     @property
     def scratch(self) -> Path:
         """The scratch directory of the execution that has started or is about to start."""
-        assert self._scratch is not None, "no execution was prepared"
-        return self._scratch
+        return self._scratch.path
 
     def address(self, lease: Lease) -> str:
         """See `PartitionStore.address`."""
@@ -471,11 +446,7 @@ class FilePartitions:
                 with contextlib.suppress(apsw.Error):
                     writer.execute(f"DETACH {_schema(self._deltas, step)}")
         self._deltas.clear()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            self._scratch = self._scratch_files = None
-            with contextlib.suppress(OSError):
-                self._scratch_root.rmdir()
+        self._scratch.remove()
 
     def _each(self, work: Callable[[int], T], indexes: Sequence[int] | None = None) -> list[T]:
         """Do `work` for all partitions, or those given, in parallel. Waits for all before raising the first error."""
@@ -490,22 +461,6 @@ class FilePartitions:
 def epoch_of(seen: PartitionDescription | None) -> Epoch:
     """Return the newest epoch that the plan saw in a partition; 0 without a plan."""
     return NO_EPOCH if seen is None else seen.newest_epoch
-
-
-def allow_open_files(needed: int) -> None:
-    """Raise this process's limit of open files, as the JVM does for its own. Raises StorageError if that is not
-    allowed."""
-    needed += FILES_OF_OTHERS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise StorageError(
-            f"{needed} files would be open at once, and this process may open {hard}",
-            cause="There are many partitions and steps, and the limit of open files is low.",
-            remedy=f"Raise the limit (ulimit -n {needed}), or use a recovery directory of fewer partitions.",
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _logged_frames(path: Path) -> int:
