@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -55,7 +56,8 @@ class ForkedOwner:
 
         def work() -> None:
             log = os.open(self.directory.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(log, 2)
+            # Pytest may have put something else in the place of standard error.
+            sys.stderr = os.fdopen(log, "w", buffering=1)
             die_at(crash_at, visit)
             serve(self.directory, self.at, token_file=self._token)
 
