@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,11 @@ class RecoveryConfig:
     owner_deadline: on a cluster, how long a task tries to reach the partitions before it fails.
     tls_cert, tls_key: on a cluster, PEM files of the certificate that tasks of other hosts see, and its key; None:
         states cross the network without encryption.
-    tls_ca: a PEM file of the certificates that tasks check it with; None: with tls_cert itself.
+    owners: "HOST:PORT" of each owner (`recovery serve`) that has other partitions of the store; the directory then has
+        those that are on this host, if any.
+    token_file: a file with the owners' token.
+    tls_ca: a PEM file of the certificates that tasks check tls_cert with, None: with itself; and that those of the
+        owners are checked with, None: connections to them have no TLS.
     no_output: compute and drop the rows instead of passing them to the flow's sink. For forks only: elsewhere the
         output of what is processed would never appear.
     until: stop after the same input that the store from which this one was forked had read: 17 is its epoch 17,
@@ -84,6 +88,8 @@ class RecoveryConfig:
     owner_deadline: Interval = "60s"
     tls_cert: str | os.PathLike[str] | None = None
     tls_key: str | os.PathLike[str] | None = None
+    owners: tuple[str, ...] = ()
+    token_file: str | os.PathLike[str] | None = None
     tls_ca: str | os.PathLike[str] | None = None
     no_output: bool = False
     until: int | str | None = None
@@ -114,6 +120,7 @@ class RecoveryConfig:
         set_field(self, "owner_deadline", parse_interval(self.owner_deadline))
         if self.serve_at is not None:
             host_and_port(self.serve_at)
+        self._check_owners()
         self._check_tls()
         if self.backup_interval is not None:
             set_field(self, "backup_interval", parse_interval(self.backup_interval))
@@ -146,6 +153,8 @@ class RecoveryConfig:
         given = [name for name in ("tls_cert", "tls_key", "tls_ca") if getattr(self, name) is not None]
         for name in given:
             object.__setattr__(self, name, local_path(getattr(self, name), "a file of this machine").absolute())
+        if given == ["tls_ca"] and self.owners:
+            return
         if given and not {"tls_cert", "tls_key"} <= set(given):
             raise ConfigurationError(
                 f"{' and '.join(given)} without {'tls_key' if 'tls_cert' in given else 'tls_cert'}",
@@ -170,6 +179,18 @@ class RecoveryConfig:
                 "the epoch before it.",
                 remedy="Give one of them.",
             )
+
+    def _check_owners(self) -> None:
+        set_field = object.__setattr__
+        if isinstance(self.owners, str):
+            raise ConfigurationError(
+                f"owners={self.owners!r} is a text, not a sequence of addresses",
+                cause="A single owner was given without brackets.",
+                remedy=f"Write owners=({self.owners!r},).",
+            )
+        set_field(self, "owners", checked_owners(self.owners))
+        if self.token_file is not None:
+            set_field(self, "token_file", local_path(self.token_file, "a file of this machine").absolute())
 
     @property
     def rewind_to(self) -> int | None:
@@ -215,6 +236,18 @@ def parse_until(given: int | str) -> int | str:
             remedy="Write 17 for epoch 17, or batch:41 for micro-batch 41.",
         )
     return text if colon else int(number)
+
+
+def checked_owners(owners: Iterable[str]) -> tuple[str, ...]:
+    """Return the addresses of owners. Raises ConfigurationError for one that names no host and port, or is named
+    twice."""
+    found = tuple(owners)
+    for owner in found:
+        if not host_and_port(owner)[0]:
+            raise ConfigurationError(f"{owner!r:.120} names no host", cause="", remedy="Write HOST:PORT.")
+    if len(set(found)) < len(found):
+        raise ConfigurationError("an owner is named twice", cause="", remedy="Name each owner once.")
+    return found
 
 
 def checkpoint_address(config: RecoveryConfig) -> str | None:

@@ -433,7 +433,7 @@ class StateBackendError(RecoveryError):
 
 
 class OwnerUnreachableError(RecoveryError):
-    """A task cannot reach the process that has the partitions open."""
+    """A task, or a run, cannot reach the process that has partitions open."""
 
     exit_code = 47
     closes_epoch = False
@@ -448,7 +448,7 @@ class OwnerUnreachableError(RecoveryError):
 
 
 class OwnerRefusedError(RecoveryError):
-    """The process that has the partitions open and a task do not accept each other: key, certificate or version."""
+    """The process that has partitions open and its client refuse each other: key, token, certificate or version."""
 
     exit_code = 48
     default_cause = "Executors have another version of this package, or something else listens at this address."

@@ -13,9 +13,13 @@ from pathlib import Path
 
 import apsw
 
+from recovery.base.clock import SystemClock
+from recovery.base.ids import Lease
 from recovery.owner.process import OwnerProcess
+from recovery.owner.service import OwnerService
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import Execution, FoundFile
+from recovery.storage.locations import Locations
 from recovery.storage.memory import MemoryDirectory, MemoryPartitions
 from recovery.storage.reach import reach
 from recovery.storage.scan import scan
@@ -23,6 +27,8 @@ from recovery.storage.seam import BatchCount, Changes, CloseRequest, TaskStore
 from recovery.storage.sqlite.store import FilePartitions
 from recovery.storage.verify import PartitionCheck
 from recovery.values.keys import partition_of
+from recovery.wire.address import OwnerAddress
+from recovery.wire.run_client import Owner
 
 ROOT = Path(__file__).resolve().parents[1]
 KEY = bytes(range(32))
@@ -38,6 +44,50 @@ class OwnedDirectory(type(Path())):
     """A recovery directory whose tasks reach it through an owner's process."""
 
 
+class SpreadDirectory:
+    """A store in several places: the driver's directory, and owner services of this process. `places` are their
+    directories, the driver's first."""
+
+    def __init__(self, made: Path, spread: Sequence[Sequence[int]] = ((), (0,), (1,))) -> None:
+        """made: where all partitions are now. spread: those of each place."""
+        self.places = [made.with_name(f"{made.name}-{number}") for number in range(len(spread))]
+        for place, indexes in zip(self.places, spread, strict=True):
+            place.mkdir()
+            for index in indexes:
+                (made / f"part-{index}.sqlite3").rename(place / f"part-{index}.sqlite3")
+        self.token = made.with_name(f"{made.name}.token")
+        self.token.write_text("0123456789abcdef")
+        self.log: list[str] = []
+        self.services = [self.serve(number) for number in range(1, len(spread))]
+
+    def serve(self, number: int, port: int = 0) -> OwnerService:
+        """Start the owner service of a place."""
+        return OwnerService(self.places[number], f"127.0.0.1:{port}", self.token, log=self.log.append)
+
+    def locations(self, *, run: str | None = None, deadline_s: float = 5.0) -> Locations:
+        """What a look asks; or what a run holds, which takes the place of an earlier run, as if that were silent."""
+        owners = [
+            Owner(OwnerAddress("127.0.0.1", each.port, Lease(0, ""), 0, deadline_s), self.token.read_bytes())
+            for each in self.services
+        ]
+        found = Locations(self.places[0], owners)
+        if run is not None:
+            for each in self.services:
+                if each.runs.holding is not None:
+                    each.runs.let_go(each.runs.holding)
+            found.hold(run, f"run {run}", KEY)
+        return found
+
+    def paths(self) -> list[Path]:
+        """The files, in order; the names are unique here."""
+        files = [path for place in self.places for path in place.glob("part-*.sqlite3")]
+        return sorted(files, key=lambda path: int(path.stem[5:]))
+
+    def close(self) -> None:
+        for each in self.services:
+            each.stop(0.1)
+
+
 class Driver:
     """One execution on a directory, of files or in memory: what the runner does with storage, call by call.
 
@@ -46,7 +96,7 @@ class Driver:
 
     def __init__(
         self,
-        directory: Path | MemoryDirectory,
+        directory: Path | MemoryDirectory | SpreadDirectory,
         steps: Sequence[str] = (STEP,),
         *,
         resume_epoch: int | None = None,
@@ -55,14 +105,25 @@ class Driver:
     ) -> None:
         self.directory = directory
         self._owner: OwnerProcess | None = None
+        self.locations: Locations | None = None
         memory = MemoryPartitions(directory) if isinstance(directory, MemoryDirectory) else None
-        found = scan(directory) if memory is None else [FoundFile(each.path, each) for each in memory.describe()]
+        if memory is not None:
+            found = [FoundFile(each.path, each) for each in memory.describe()]
+        elif isinstance(directory, SpreadDirectory):
+            self.locations = directory.locations(run=f"{next(_ids)}")
+            found = self.locations.found()
+        else:
+            found = scan(directory)
         self.plan: ResumePlan = plan_resume(found, resume_epoch=resume_epoch)
         self.count = len(self.plan.partitions)
         self.execution = replace(new_execution(self.plan), started_ms=started_ms)
         self.lease = self.execution.lease
         self.epoch = self.plan.resume_epoch
-        self.store = memory or FilePartitions([d.path for d in self.plan.partitions], scratch or directory / "scratch")
+        if self.locations is not None:
+            self.store = self.locations.connect(self.plan.partitions, directory.places[0] / "scratch", SystemClock())
+        else:
+            paths = [each.path for each in self.plan.partitions]
+            self.store = memory or FilePartitions(paths, scratch or directory / "scratch")
         try:
             self.store.start(self.execution, steps, self.plan.partitions)
         except BaseException:
@@ -81,7 +142,7 @@ class Driver:
         """A task's way to the partitions; release it. Every other one keeps its deltas for the next."""
         if isinstance(self.directory, OwnedDirectory):
             return reach(self.owner.address("127.0.0.1"), task_key=KEY)[0]
-        return reach(self.store.address(self.lease), keep=next(_tasks) % 2 == 1)[0]
+        return reach(self.store.address(self.lease), keep=next(_tasks) % 2 == 1, task_key=KEY)[0]
 
     @property
     def owner(self) -> OwnerProcess:

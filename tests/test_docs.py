@@ -169,7 +169,9 @@ def test_crash_points_are_documented() -> None:
     points = set(re.findall(r'faults\.reach\("([\w.]+)"\)|"((?:delta|iceberg)\.\d)"', code))
     points = {point for found in points for point in found if point}
     text = page("commit-protocol.md") + page("sinks.md") + page("delta.md")
-    named = set(re.findall(r"`((?:start|close|fold|prepare|publish|rollback|upsert|delta|iceberg)\.\d[\w.]*)`", text))
+    named = set(
+        re.findall(r"`((?:start|hold|close|fold|prepare|publish|rollback|upsert|delta|iceberg)\.\d[\w.]*)`", text)
+    )
     assert points <= named
     assert {name for name in named - points if name not in {"close.2", "fold.2"}} == set()
 

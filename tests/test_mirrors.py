@@ -41,6 +41,7 @@ COVERED_BY = {
     "faults/test_hostile_files.py": "base.threads",
     "importing/test_bytewax.py": "cli.import_bytewax cli.import_group importing.positions importing.staging",
     "metrics/test_meter.py": "metrics.exposition metrics.memory",
+    "operational/test_owned.py": "owner.documents",
     "operational/test_directory.py": "operational.locks operational.manager",
     "operational/test_objects.py": "operational.backends.address",
     "operational/test_remote.py": """operational.backends.leases operational.backends.migrate
@@ -55,7 +56,8 @@ COVERED_BY = {
     "sinks/test_delta.py": """sinks.delta.merge sinks.delta.sink sinks.delta.table sinks.tables.columns sinks.tables.log
         sinks.tables.sink sinks.tables.takeback""",
     "sinks/test_iceberg.py": "sinks.iceberg.columns sinks.iceberg.sink sinks.iceberg.table",
-    "storage/test_contract.py": "storage.memory storage.memory_contents storage.seam",
+    "storage/test_contract.py": """storage.memory storage.memory_contents storage.owned storage.seam
+        storage.spread""",
     "storage/test_deltas.py": "storage.connect storage.deltas.delta",
     "storage/test_partition.py": """storage.sqlite.close storage.sqlite.columns storage.sqlite.describe
         storage.sqlite.fold storage.sqlite.rewind storage.sqlite.snap_rows""",
@@ -64,10 +66,14 @@ COVERED_BY = {
     "cluster/test_reading.py": "spark.jvm.executors",
     "spark/test_native_on_s3.py": "spark.run.checkpoint_home",
     "cluster/test_counts.py": "base.version host.identity spark.run.serving spark.steps.sent",
-    "storage/test_store.py": "storage.scan",
+    "storage/test_store.py": "host.open_files storage.deltas.scratch storage.scan",
     # A connection has two ends, and an owner several parts: their tests see the whole.
     "owner/test_step_rows.py": "owner.reading",
-    "wire/test_connections.py": "wire.address wire.client wire.messages wire.server wire.service",
+    "wire/test_connections.py": """wire.address wire.answers wire.client wire.messages wire.server wire.service
+        wire.task_calls""",
+    "owner/test_service.py": """base.token cli.owners cli.serve cli.without_owners owner.holding owner.runs
+        storage.locations wire.calls
+        wire.run_calls wire.run_client""",
     "owner/test_process.py": "owner.__main__ owner.serving owner.spool owner.tasks",
     "storage/test_epoch_log.py": "cli.gc storage.history",
     "storage/test_initialize.py": "storage.sqlite.tables",

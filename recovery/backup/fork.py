@@ -23,9 +23,9 @@ from recovery.base.threads import each
 from recovery.errors import ConfigurationError, CorruptPartitionError
 from recovery.host.durable import modes_beside
 from recovery.host.new_directory import check_free, new_directory
+from recovery.host.open_files import allow_open_files
 from recovery.planning.resume import ResumePlan, cuts_of, plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
-from recovery.storage.connect import allow_open_files
 from recovery.storage.copies import PinnedPartition, discard_copy, pin, settle
 from recovery.storage.initialize import new_store_id
 from recovery.storage.origin import Origin, add_origin, origin_of

@@ -22,9 +22,9 @@ from recovery.base.clock import Clock
 from recovery.base.ids import PartitionIndex
 from recovery.base.threads import each
 from recovery.errors import InconsistentPartitionsError, RecoveryError, StorageError
+from recovery.host.open_files import allow_open_files
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
-from recovery.storage.connect import allow_open_files
 from recovery.storage.copies import PinnedPartition, pin
 from recovery.storage.scan import scan
 from recovery.storage.verify import PartitionCheck

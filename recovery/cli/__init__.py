@@ -23,6 +23,7 @@ from recovery.cli.report import report
 from recovery.cli.restore import restore
 from recovery.cli.run import run
 from recovery.cli.runs import runs
+from recovery.cli.serve import serve
 from recovery.cli.state import state
 from recovery.cli.status import status
 from recovery.cli.verify import verify
@@ -45,6 +46,7 @@ def main(debug: bool) -> None:
 for command in (
     init,
     run,
+    serve,
     status,
     plan,
     verify,

@@ -24,6 +24,7 @@ from recovery.base.addresses import local_path
 from recovery.base.intervals import parse_interval, parse_trigger
 from recovery.base.printable import columns, one_line, printable
 from recovery.base.wording import moment_text
+from recovery.cli.without_owners import WithoutOwners
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError, StorageError
 from recovery.host.durable import PRIVATE, UMASK, replace
 from recovery.host.signals import handled, interrupt
@@ -35,12 +36,11 @@ READER_GONE = 141
 """The exit code of a command whose standard output lost its reader, as of a process that SIGPIPE ends."""
 
 
-class Commands(click.Group):
+class Commands(WithoutOwners):
     """A group whose errors end the process with their own exit code and without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        # Standard error already escapes them.
-        _allow_any_character(sys.stdout)
+        _allow_any_character(sys.stdout)  # standard error already escapes them
         try:
             with _only_text(), _shown_safely(), handled(interrupt):
                 found = super().invoke(ctx)

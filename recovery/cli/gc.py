@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
 from recovery.base.clock import SystemClock
+from recovery.base.task_key import task_key
 from recovery.base.wording import counted, listed, moment_text
 from recovery.cli.common import INTERVAL, directory_argument, format_size, json_option, print_json, say
+from recovery.cli.owners import locations, owner_options
 from recovery.epochs.snapshot import SharedEpochs
 from recovery.errors import RecoveryError
-from recovery.operational.backends.open import open_backend
+from recovery.operational.backends.owned import documents_of
 from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.scopes import remove_expired
 from recovery.planning.going_back import check_history, kept_interval_s
 from recovery.planning.resume import common_cuts, plan_resume
-from recovery.storage.connect import SCRATCH_NAME, connect_driver
+from recovery.storage.connect import SCRATCH_NAME
+from recovery.storage.locations import OwnerAccess
 from recovery.storage.lock import DirectoryLock
-from recovery.storage.scan import scan
 
 
 @click.command()
@@ -28,14 +32,21 @@ from recovery.storage.scan import scan
               help="Keep snapshots younger than this; by default the last run's backup interval.")  # fmt: skip
 @click.option("--discard-history", is_flag=True,
               help="Allow RECOVERY_BACKUP_INTERVAL to be shorter than the last run's backup interval.")  # fmt: skip
+@owner_options
 @json_option
-def gc(directory: Path, backup_interval: float | None, discard_history: bool, as_json: bool) -> None:
+def gc(
+    directory: Path, backup_interval: float | None, discard_history: bool, access: OwnerAccess, as_json: bool
+) -> None:
     """Collect what the backup interval no longer needs, fold what a killed run left logged, remove scoped state whose
     retention has passed, and give the space back. Not while a run is going on."""
     clock = SystemClock()
-    scan(directory)
-    with DirectoryLock(directory, clock, "gc"):
-        plan = plan_resume(scan(directory))
+    places = locations(directory, access)
+    with contextlib.ExitStack() as held:
+        held.callback(places.release)
+        places.found()
+        held.enter_context(DirectoryLock(directory, clock, "gc"))
+        places.hold(secrets.token_hex(8), "gc", task_key())
+        plan = plan_resume(places.found())
         before = sum(d.size_bytes for d in plan.partitions)
         if not discard_history and not _on_command_line("backup_interval"):
             # -b 0 is explicit; a variable may have been set for other directories.
@@ -44,10 +55,10 @@ def gc(directory: Path, backup_interval: float | None, discard_history: bool, as
         expired, damage = 0, None
         try:
             # Remove them before the space is given back.
-            expired = remove_expired(open_backend(directory, clock, RetryPolicy()), clock.wall_ms())
+            expired = remove_expired(documents_of(places, clock, RetryPolicy()), clock.wall_ms())
         except RecoveryError as error:
             damage = error
-        store = connect_driver(plan.partitions, directory / SCRATCH_NAME)
+        store = places.connect(plan.partitions, directory / SCRATCH_NAME, clock)
         try:
             floor = SharedEpochs(store, plan, clock, backup_interval_s=interval_s).time().floor
             collected = store.collect(floor)

@@ -19,46 +19,79 @@ from recovery.cli.common import (
     table,
     tell_error,
 )
+from recovery.cli.owners import copies_facts, locations, owner_options, say_copies, shown_path
 from recovery.config import RecoveryConfig
 from recovery.errors import RecoveryError
+from recovery.operational.backends.owned import origins_of
 from recovery.planning.explain import Explanation, explain
 from recovery.planning.going_back import after_text, discarded
 from recovery.planning.resume import ResumePlan, plan_resume
-from recovery.storage.origin import read_origins
-from recovery.storage.scan import scan
+from recovery.planning.values import FoundFile
+from recovery.storage.locations import Locations, OwnerAccess
 
 
 @click.command()
 @directory_argument
 @rewind_options
+@owner_options
 @json_option
-def plan(directory: Path, resume_after: int | None, resume_epoch: int | None, as_json: bool) -> None:
+def plan(
+    directory: Path, resume_after: int | None, resume_epoch: int | None, access: OwnerAccess, as_json: bool
+) -> None:
     """Dry run: say which snapshot a run would resume from, what it would discard, and which file limits it and why.
 
     Changes nothing. When the files do not fit together, it says so of each of them, and ends with the error's code.
+    With owners it also says which copy of each partition is used.
     """
-    found = scan(directory)
+    places = locations(directory, access)
+    try:
+        found = _found(places, as_json)
+        origins = origins_of(places)
+    finally:
+        places.release()
     files = explain(found, format_time)
     rewind_to = RecoveryConfig(directory, resume_after=resume_after, resume_epoch=resume_epoch).rewind_to
     try:
         planned = plan_resume(found, resume_epoch=rewind_to)
     except RecoveryError as error:
         if as_json:
-            print_json({**error.as_json(), "directory": str(directory), "files": [_facts(each) for each in files]})
+            print_json(
+                {**error.as_json(), "directory": str(directory), "files": [_facts(each, directory) for each in files]}
+            )
         else:
-            say(_files_text(files))
+            say(_files_text(files, directory))
             tell_error(error)
         raise SystemExit(error.exit_code) from error
-    origins = read_origins(directory)
     if as_json:
-        print_json({**_plan_facts(directory, planned, files), "origins": [each.as_json() for each in origins]})
+        print_json({
+            **_plan_facts(directory, planned, files), "unused": list(places.notes),
+            "origins": [each.as_json() for each in origins],
+        })  # fmt: skip
         return
     say(_summary(planned))
     for origin in origins:
         say(one_line(origin.text(format_time)))
     say()
     notes = {v.path: v.note for v in planned.verdicts}
-    say(_files_text(files, notes if rewind_to is not None else {}))
+    say(_files_text(files, directory, notes if rewind_to is not None else {}))
+    for note in places.notes:
+        say(one_line(note))
+
+
+def _found(places: Locations, as_json: bool) -> list[FoundFile]:
+    """Return the files that count. If owners were named and none can be chosen, say what each location has."""
+    if not places.owners:
+        return places.found()
+    asked = places.asked()
+    try:
+        return places.chosen(asked)
+    except RecoveryError as error:
+        if as_json:
+            print_json({**error.as_json(), "directory": str(places.directory), "files": copies_facts(asked)})
+        else:
+            say_copies(asked)
+            tell_error(error)
+        raise SystemExit(error.exit_code) from error
 
 
 def _summary(planned: ResumePlan) -> str:
@@ -78,11 +111,11 @@ def _summary(planned: ResumePlan) -> str:
     return f"{execution} would {verb} {place}\nit would discard {gone.text(format_time)}"
 
 
-def _files_text(files: Sequence[Explanation], notes: dict[Path, str] | None = None) -> str:
+def _files_text(files: Sequence[Explanation], directory: Path, notes: dict[Path, str] | None = None) -> str:
     """Return a line per file, and below them how to fix the files that need it."""
     rows = [
         (
-            each.path.name,
+            shown_path(each.path, directory),
             each.oldest,
             each.newest_epoch,
             format_time(each.newest.closed_ms if each.newest else None),
@@ -91,7 +124,7 @@ def _files_text(files: Sequence[Explanation], notes: dict[Path, str] | None = No
         for each in files
     ]
     lines = [table(("file", "oldest", "newest", "closed", "verdict"), rows)]
-    fixes = [one_line(f"{each.path.name}: {each.fix}") for each in files if each.fix]
+    fixes = [one_line(f"{shown_path(each.path, directory)}: {each.fix}") for each in files if each.fix]
     return "\n".join([*lines, *([""] if fixes else []), *fixes])
 
 
@@ -111,7 +144,7 @@ def _plan_facts(directory: Path, planned: ResumePlan, files: Sequence[Explanatio
         "window": list(planned.window),
         "files": [
             {
-                **_facts(each),
+                **_facts(each, directory),
                 "behind": verdicts[each.path].behind,
                 "limits": verdicts[each.path].limits,
                 "note": verdicts[each.path].note,
@@ -121,9 +154,9 @@ def _plan_facts(directory: Path, planned: ResumePlan, files: Sequence[Explanatio
     }
 
 
-def _facts(each: Explanation) -> dict[str, Any]:
+def _facts(each: Explanation, directory: Path) -> dict[str, Any]:
     return {
-        "file": each.path.name,
+        "file": shown_path(each.path, directory),
         "role": each.role.value,
         "oldest_epoch": each.oldest,
         "newest_epoch": each.newest_epoch,

@@ -25,12 +25,14 @@ from recovery.cli.common import (
     threshold_option,
 )
 from recovery.cli.nodes import run_nodes
+from recovery.cli.owners import owner_options
 from recovery.cli.places import chosen_backend, state_options
 from recovery.cli.progress import Progress, summary_text
 from recovery.cli.settings import settings_options
 from recovery.config import DEFAULT_MASTER, RecoveryConfig
 from recovery.errors import HistoryLossError
 from recovery.host.signals import end_now, handle, is_main_thread
+from recovery.storage.locations import OwnerAccess
 
 if TYPE_CHECKING:
     from recovery.spark.run.events import RunSummary
@@ -55,6 +57,8 @@ WITH_DIRECTORY = (
     "scratch_directory",
     "no_output",
     "until",
+    "owners",
+    "token_file",
 )
 """Options that need a recovery directory: without their effect the run would not be the intended one."""
 
@@ -106,7 +110,7 @@ WITH_DIRECTORY = (
 @click.option("--tls-cert", type=FILE, help="On a cluster: the certificate that tasks see, a PEM file. Without it, "
               "states cross the network without encryption.")  # fmt: skip
 @click.option("--tls-key", type=FILE, help="Its key.")
-@click.option("--tls-ca", type=FILE, help="What tasks check it with; by default the certificate itself.")
+@owner_options
 @click.option("--py-files", metavar="A.zip,B.py",
               help="On a cluster: modules of the flow to send to the executors.")  # fmt: skip
 @click.option("--scratch", "scratch_directory", metavar="DIR|ADDRESS", envvar="RECOVERY_SCRATCH",
@@ -146,8 +150,8 @@ def run(
     serve_at: str | None,
     tls_cert: Path | None,
     tls_key: Path | None,
-    tls_ca: Path | None,
     scratch_directory: str | None,
+    access: OwnerAccess,
     py_files: str | None,
     jars: str | None,
     packages: str | None,
@@ -190,8 +194,10 @@ def run(
             serve_at=serve_at,
             tls_cert=tls_cert,
             tls_key=tls_key,
-            tls_ca=tls_ca,
             scratch_directory=scratch_directory,
+            owners=access.owners,
+            token_file=access.token_file,
+            tls_ca=access.tls_ca,
             state_backend=chosen_backend(),
             no_output=no_output,
             until=until,

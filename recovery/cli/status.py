@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,7 @@ from recovery.cli.common import (
     threshold_option,
 )
 from recovery.cli.native import operators_at, operators_text
+from recovery.cli.owners import locations, owner_options, shown_path
 from recovery.errors import EpochNotHeldError, RecoveryError, StorageError, with_path
 from recovery.host.processes import describe_holder
 from recovery.operational.step_edits import Moment, moment
@@ -35,8 +37,9 @@ from recovery.planning.measures import StepSize, measure_json
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.report.facts import Facts, gather
+from recovery.storage.locations import Locations, OwnerAccess
 from recovery.storage.lock import lock_holder
-from recovery.storage.scan import log_bytes, step_names
+from recovery.storage.scan import step_names
 from recovery.values.declaration import Declaration, shown
 
 READ_ATTEMPTS = 5
@@ -47,21 +50,31 @@ T = TypeVar("T")
 @click.command()
 @directory_argument
 @threshold_option
+@owner_options
 @json_option
-def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
+def status(directory: Path, thresholds: dict[str, str], access: OwnerAccess, as_json: bool) -> None:
     """Show partitions, closed epochs, the window that can be resumed, executions and sizes.
 
     Only reads; a run may be going on.
     """
-    gathered = gather(directory, parse_targets(thresholds), SystemClock().wall_ms())
-    facts = {
-        **collect_status(directory, list(gathered.found), gathered.sizes),
-        "origins": [each.as_json() for each in gathered.origins],
-        **collect_health(gathered),
-    }
+    places = locations(directory, access)
+    with contextlib.ExitStack() as held:
+        held.callback(places.release)
+        gathered = gather(directory, parse_targets(thresholds), SystemClock().wall_ms(), places)
+        facts = {
+            **collect_status(places, list(gathered.found), gathered.sizes),
+            "origins": [each.as_json() for each in gathered.origins],
+            **collect_health(gathered),
+        }
     if as_json:
         print_json(facts)
         return
+    _say_status(directory, facts, gathered)
+    for note in places.notes:
+        say(one_line(note))
+
+
+def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None:
     flow = f"flow {one_line(facts['flow'])}" if facts["flow"] else "no flow yet"
     say(f"{one_line(directory)}: store {one_line(facts['store_id'])}, {flow}")
     for origin in gathered.origins:
@@ -122,16 +135,17 @@ def status(directory: Path, thresholds: dict[str, str], as_json: bool) -> None:
 
 
 def collect_status(
-    directory: Path, found: list[FoundFile], sizes: Mapping[str, Mapping[str, StepSize] | None]
+    places: Locations, found: list[FoundFile], sizes: Mapping[str, Mapping[str, StepSize] | None]
 ) -> dict[str, Any]:
     """Return all facts of a directory as plain values. `sizes`: those of each file's steps, by file name."""
+    directory = places.directory
     described = [file.description for file in found if file.description is not None]
     facts: dict[str, Any] = {
         "directory": str(directory),
         "store_id": described[0].store_id if described else None,
         "flow": next((d.flow_id for d in described if d.flow_id), None),
         "lock": lock_holder(directory),
-        "partitions": [_partition(file, sizes.get(file.path.name)) for file in found],
+        "partitions": [_partition(places, file, sizes.get(file.path.name)) for file in found],
         "resume_epoch": None,
         "resume_after": None,
         "window": [],
@@ -145,15 +159,22 @@ def collect_status(
         plan = plan_resume(found)
         facts["resume_epoch"], facts["window"] = plan.resume_epoch, list(plan.window)
         facts["resume_after"] = plan.resume_epoch - 1
-        facts["operators"] = _read(directory, operators_at) or []
-        facts["schemas"] = _read(directory, _schemas) or {}
+        if not places.owners:
+            # They are read from all partitions, as files.
+            facts["operators"] = _read(directory, operators_at) or []
+            facts["schemas"] = _read(directory, _schemas) or {}
     except RecoveryError as error:
         facts["problem"] = error.as_json()
     try:
-        facts["steps"] = step_names([d.path for d in described])
+        facts["steps"] = _steps(sizes) if places.owners else step_names([d.path for d in described])
     except RecoveryError as error:
         facts["problem"] = facts["problem"] or error.as_json()
     return facts
+
+
+def _steps(sizes: Mapping[str, Mapping[str, StepSize] | None]) -> list[str]:
+    """Return the steps of the flow that have state."""
+    return sorted({step for each in sizes.values() for step in each or () if not step.startswith(RESERVED_PREFIX)})
 
 
 def _schemas(at: Moment) -> dict[str, Any]:
@@ -210,7 +231,7 @@ def health_text(found: Sequence[Finding]) -> str:
     return f"health: {style(level, colour)}: {' · '.join(map(str, watched))}"
 
 
-def _partition(file: FoundFile, sizes: Mapping[str, StepSize] | None) -> dict[str, Any]:
+def _partition(places: Locations, file: FoundFile, sizes: Mapping[str, StepSize] | None) -> dict[str, Any]:
     d = file.description
     if d is None:
         assert file.error is not None
@@ -219,7 +240,7 @@ def _partition(file: FoundFile, sizes: Mapping[str, StepSize] | None) -> dict[st
     # A file of an older version does not separate steps from the run's own rows.
     keys = newest if sizes is None else sum(s.rows for step, s in sizes.items() if not step.startswith(RESERVED_PREFIX))
     return {
-        "file": file.path.name,
+        "file": shown_path(file.path, places.directory),
         "error": None,
         "index": d.index,
         "oldest_epoch": d.oldest_epoch,
@@ -230,7 +251,7 @@ def _partition(file: FoundFile, sizes: Mapping[str, StepSize] | None) -> dict[st
         "closed_ms": d.newest.closed_ms if d.newest else None,
         "keys": keys,
         "size_bytes": d.size_bytes,
-        "log_bytes": log_bytes(file.path),
+        "log_bytes": places.log_bytes(d),
     }
 
 

@@ -2,43 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from recovery.cli.common import directory_argument, json_option, print_json, say, table, tell_error
+from recovery.cli.owners import locations, owner_options, shown_path
 from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.planning.resume import plan_resume
-from recovery.storage.scan import scan
-from recovery.storage.verify import Verdict, check_all
+from recovery.planning.values import FoundFile
+from recovery.storage.locations import OwnerAccess
+from recovery.storage.verify import Verdict, run_all
 
 
 @click.command()
 @directory_argument
+@owner_options
 @json_option
-def verify(directory: Path, as_json: bool) -> None:
+def verify(directory: Path, access: OwnerAccess, as_json: bool) -> None:
     """Read everything and check every digest and sum. Changes nothing; a run may be going on.
 
     Exits with 23 when a file is damaged, and with the code of `plan` when the files do not fit together.
     """
-    found = scan(directory)
-    paths = [file.path for file in found if file.description is not None]
-    verdicts = check_all(paths)
+    places = locations(directory, access)
+    try:
+        found = places.found()
+        verdicts = run_all(places.checks([file.description for file in found if file.description is not None]))
+    finally:
+        places.release()
     damaged = [verdict for verdict in verdicts if verdict.problems]
     errors: list[RecoveryError] = [CorruptPartitionError("; ".join(v.problems[:3]), path=v.path) for v in damaged]
     verdicts += [Verdict(f.path, 0, (f.error.found,)) for f in found if f.error is not None]
     errors += [file.error for file in found if file.error is not None]
-    problem = errors[0] if errors else _misfit(directory)
+    problem = errors[0] if errors else _misfit(found)
     if as_json:
         print_json(
             {
                 "directory": str(directory),
-                "files": [{"file": v.path.name, "rows": v.rows, "problems": list(v.problems)} for v in verdicts],
+                "files": [
+                    {"file": shown_path(v.path, directory), "rows": v.rows, "problems": list(v.problems)}
+                    for v in verdicts
+                ],
                 "problem": problem.as_json() if problem else None,
             }
         )
     else:
-        rows = ((v.path.name, v.rows, "; ".join(v.problems) or "sound") for v in verdicts)
+        rows = ((shown_path(v.path, directory), v.rows, "; ".join(v.problems) or "sound") for v in verdicts)
         say(table(("file", "rows", "verdict"), rows))
     if problem is not None:
         if not as_json:
@@ -46,9 +56,9 @@ def verify(directory: Path, as_json: bool) -> None:
         raise SystemExit(problem.exit_code)
 
 
-def _misfit(directory: Path) -> RecoveryError | None:
+def _misfit(found: Sequence[FoundFile]) -> RecoveryError | None:
     try:
-        plan_resume(scan(directory))
+        plan_resume(found)
     except RecoveryError as error:
         return error
     return None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 
 from recovery.base.clock import Clock
 from recovery.errors import RecoveryError
-from recovery.operational.backends.open import choose, open_backend
-from recovery.operational.backends.retry import RetryPolicy
+from recovery.operational.backends.backend import Backend
 from recovery.operational.runs import FLOW, RunHistory
 from recovery.planning.values import Execution
 
@@ -20,8 +18,8 @@ class FlowRecord:
     end cannot be recorded, the record shows it as dead.
     """
 
-    def __init__(self, directory: Path, backend: str | None, execution: Execution, clock: Clock) -> None:
-        history = RunHistory(open_backend(choose(directory, backend), clock, RetryPolicy()), clock)
+    def __init__(self, backend: Backend, execution: Execution, clock: Clock) -> None:
+        history = RunHistory(backend, clock)
         facts = {"execution": execution.number, "resume_epoch": execution.resume_epoch}
         self._recorder = history.begin(execution.flow_id, FLOW, facts)
         self._recorder.beat()

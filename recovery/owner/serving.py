@@ -17,12 +17,12 @@ from pathlib import Path
 
 import msgspec
 
-from recovery.base.ids import ExecutionNumber, Lease
+from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
 from recovery.errors import ConfigurationError, RecoveryError
+from recovery.host.open_files import allow_open_files
 from recovery.owner.tasks import TaskService
-from recovery.storage.connect import allow_open_files
 from recovery.wire import server
-from recovery.wire.service import Service
+from recovery.wire.service import Service, Tasks
 
 STACK_BYTES = 1 << 20
 """Of a thread: the default would reserve 8 MiB for each connection."""
@@ -95,10 +95,12 @@ def _server(task: Task) -> server.OwnerServer:
     listener.settimeout(None)
     return server.OwnerServer(
         listener,
-        _service(task),
-        bytes.fromhex(task.task_key),
-        Lease(ExecutionNumber(task.number), task.id),
-        task.count,
+        Tasks(
+            _service(task),
+            bytes.fromhex(task.task_key),
+            Lease(ExecutionNumber(task.number), task.id),
+            frozenset(map(PartitionIndex, range(task.count))),
+        ),
         tls=tls_context(task.tls_cert, task.tls_key),
         log=_log,
     )

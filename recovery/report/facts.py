@@ -11,15 +11,17 @@ from recovery.backup.note import LastBackup, last_backup
 from recovery.base.reserved import CHECKPOINT_STEP, RESERVED_PREFIX
 from recovery.errors import RecoveryError, with_path
 from recovery.native.held import held_operators, held_rows
+from recovery.operational.backends.owned import origins_of
 from recovery.operational.step_edits import moment
 from recovery.planning.advice import Known
 from recovery.planning.health import Finding, Target, findings, unsaved_s
 from recovery.planning.measures import Measure, StepSize, summed
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
+from recovery.storage.locations import Locations
 from recovery.storage.lock import lock_holder
-from recovery.storage.origin import Origin, read_origins
-from recovery.storage.scan import largest_states, read_measures, scan, sizes_in
+from recovery.storage.origin import Origin
+from recovery.storage.scan import largest_states
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,14 @@ class Facts:
         return [measure for measure in self.measures if measure.epoch]
 
 
-def gather(directory: Path, targets: Sequence[Target], now_ms: int) -> Facts:
-    """Read all facts about a directory, even if a part is damaged. Raises NoPartitionsError, StorageError."""
-    found = scan(directory)
+def gather(directory: Path, targets: Sequence[Target], now_ms: int, places: Locations | None = None) -> Facts:
+    """Read all facts about a directory, even if a part is damaged. Raises NoPartitionsError, StorageError.
+
+    places: the directory, and owners that have other partitions; then also raises what `Locations.found` does, and
+    Spark's own operators are not looked at.
+    """
+    places = places or Locations(directory)
+    found = places.found()
     problems: list[str] = []
     plan, problem = None, None
     try:
@@ -86,19 +93,21 @@ def gather(directory: Path, targets: Sequence[Target], now_ms: int) -> Facts:
         if file.path.name != f"part-{file.description.index}.sqlite3":
             continue
         try:
-            sizes[file.path.name] = sizes_in(file.path)
+            sizes[file.path.name] = places.sizes(file.description)
             if file.description.index == 0:
-                measures = read_measures(file.path)
+                measures = places.measures(file.description)
         except (RecoveryError, ValueError) as error:
             sizes.setdefault(file.path.name, None)
             problems.append(f"{file.path.name}: {error.found if isinstance(error, RecoveryError) else error}")
-    operators, operator_rows = _operators(directory, sizes, measures) if problem is None else (0, None)
+    operators, operator_rows = (
+        _operators(directory, sizes, measures) if problem is None and not places.owners else (0, None)
+    )
     backup = last_backup(directory)
     state_bytes = _state_bytes(sizes, max((file.description.count for file in found if file.description), default=0))
     lag_s = None if backup is None else max(0, now_ms - backup.finished_ms) / 1000
     began = (execution for file in found if file.description for execution in file.description.executions)
     waiting_s = unsaved_s(began, now_ms)
-    origins = _origins(directory, problems) if problem is None else ()
+    origins = _origins(places, problems) if problem is None else ()
     return Facts(
         directory=directory,
         now_ms=now_ms,
@@ -137,9 +146,9 @@ def _operators(
     return len(operators), None if None in counts else sum(count or 0 for count in counts)
 
 
-def _origins(directory: Path, problems: list[str]) -> tuple[Origin, ...]:
+def _origins(places: Locations, problems: list[str]) -> tuple[Origin, ...]:
     try:
-        return read_origins(directory)
+        return origins_of(places)
     except RecoveryError as error:
         problems.append(with_path(error.found, error.path))
         return ()

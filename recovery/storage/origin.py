@@ -77,7 +77,7 @@ def add_origin(directory: Path, origin: Origin) -> None:
     path = home(directory)
 
     def change(stored: StoredState | None) -> str:
-        origins = [origin, *_parsed(path, stored)][:KEPT]
+        origins = [origin, *origins_in(stored, path)][:KEPT]
         return json.dumps({"origins": [each.as_json() for each in origins]}, ensure_ascii=False, separators=(",", ":"))
 
     change_states(path, {DOCUMENT: change}, origin.made_ms, busy_ms=BUSY_MS)
@@ -130,10 +130,11 @@ def _read_quietly(path: Path) -> tuple[Origin, ...]:
 
 
 def _read(path: Path) -> tuple[Origin, ...]:
-    return _parsed(path, read_states(path, [DOCUMENT]).get(DOCUMENT))
+    return origins_in(read_states(path, [DOCUMENT]).get(DOCUMENT), path)
 
 
-def _parsed(path: Path, stored: StoredState | None) -> tuple[Origin, ...]:
+def origins_in(stored: StoredState | None, path: Path) -> tuple[Origin, ...]:
+    """Return the stores that a document lists. path: of part-0, for errors. Raises CorruptPartitionError."""
     if stored is None or stored.content is None:
         return ()
 

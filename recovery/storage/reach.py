@@ -4,13 +4,13 @@ have no SQLite library."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from recovery.base.clock import SystemClock
-from recovery.base.ids import ExecutionNumber, Lease
+from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
 from recovery.storage.seam import TaskStore
 from recovery.wire.address import OwnerAddress
 
@@ -29,8 +29,9 @@ def reach(address: str, keep: bool = False, task_key: bytes | None = None) -> tu
 def _files(parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes | None) -> tuple[TaskStore, int]:
     from recovery.storage.sqlite.task_store import FileTaskStore
 
-    partitions, line = parsed["partitions"], parsed["line"] if keep else None
-    return FileTaskStore(partitions, parsed["files"], parsed["scratch"], lease, SystemClock(), line), len(partitions)
+    line = parsed["line"] if keep else None
+    store = FileTaskStore(parsed["partitions"], parsed["files"], parsed["scratch"], lease, SystemClock(), line)
+    return store, parsed["count"]
 
 
 def _memory(parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes | None) -> tuple[TaskStore, int]:
@@ -45,20 +46,51 @@ def _owner(parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes 
     return connect(parsed["owner"], task_key)
 
 
+def _spread(parsed: Mapping[str, Any], lease: Lease, keep: bool, task_key: bytes | None) -> tuple[TaskStore, int]:
+    from recovery.storage.spread import SpreadTaskStore
+
+    stores = [(indexes, reach(address, keep, task_key)[0]) for address, indexes in parsed["shares"]]
+    return SpreadTaskStore(stores), parsed["count"]
+
+
 _KINDS: dict[str, Callable[[Mapping[str, Any], Lease, bool, bytes | None], tuple[TaskStore, int]]] = {
     "files": _files,
     "memory": _memory,
     "owner": _owner,
+    "spread": _spread,
 }
 
 
-@lru_cache(maxsize=4)
+def spread_address(lease: Lease, count: int, shares: Sequence[tuple[str, Sequence[PartitionIndex]]]) -> str:
+    """Return the address of partitions that lie at several addresses, each with the indexes of those there."""
+    facts = {"kind": "spread", "number": lease.number, "id": lease.id, "count": count}
+    return json.dumps({**facts, "shares": [(address, list(indexes)) for address, indexes in shares]})
+
+
+def files_in(address: str) -> str | None:
+    """Return the part of an address that is files of this host; None if there are none."""
+    parsed = json.loads(address)
+    each = [share for share, _ in parsed["shares"]] if parsed["kind"] == "spread" else [address]
+    return next((share for share in each if json.loads(share)["kind"] == "files"), None)
+
+
+def with_files_at(address: str, other: str) -> str:
+    """Return an address with `other` in place of files of this host."""
+    files, parsed = files_in(address), json.loads(address)
+    if parsed["kind"] != "spread":
+        return address if files is None else other
+    parsed["shares"] = [(other if share == files else share, indexes) for share, indexes in parsed["shares"]]
+    return json.dumps(parsed)
+
+
+@lru_cache(maxsize=64)
 def _parsed(address: str) -> Mapping[str, Any]:
     """Parse an address. Cached, because all tasks of a run get the same one."""
     found: dict[str, Any] = json.loads(address)
     if found["kind"] == "files":
-        found["partitions"] = [Path(path) for path in found["partitions"]]
-        found["files"] = [(device, inode) for device, inode in found["files"]]
+        places = {PartitionIndex(int(index)): place for index, place in found["partitions"].items()}
+        found["partitions"] = {index: Path(path) for index, (path, _, _) in places.items()}
+        found["files"] = {index: (device, inode) for index, (_, device, inode) in places.items()}
         found["scratch"] = Path(found["scratch"])
     elif found["kind"] == "owner":
         found["owner"] = OwnerAddress.parsed(found)

@@ -91,6 +91,25 @@ class BatchCount(NamedTuple):
     seam_s: float = 0.0
 
 
+def added_up(counts: Iterable[BatchCount]) -> BatchCount:
+    """Return what the tasks of a step did, given what those of some partitions did."""
+    every = list(counts)
+    return BatchCount(
+        sum(count.rows for count in every),
+        sum(count.keys for count in every),
+        max((count.row_bytes for count in every), default=0),
+        sum(count.looked_up for count in every),
+        sum(count.seam_s for count in every),
+    )
+
+
+def of_all_steps(counts: Iterable[BatchCount]) -> BatchCount:
+    """Return what the tasks of all steps did. Steps in a chain see the same rows again, so `rows` is that of the step
+    that saw most."""
+    every = list(counts)
+    return added_up(every)._replace(rows=max((count.rows for count in every), default=0))
+
+
 class TaskStore(Protocol):
     """The operations of a task. One object serves one task, and is released at the task's end at the latest.
 
@@ -157,15 +176,6 @@ class PartitionStore(Protocol):
 
         planned: the partitions as the plan saw them. Raises LeaseLostError when a later execution began, or an epoch
         was closed since planning: `start` never abandons an epoch that the plan does not know.
-        """
-        ...
-
-    def fence(self, plan: Callable[[Sequence[PartitionDescription]], Execution]) -> Execution:
-        """Begin the execution that `plan` returns for the partitions, while another one may be closing epochs. Return
-        it.
-
-        An epoch that the other execution closes is either seen by `plan` or refused everywhere. If `plan` raises,
-        nothing changes and the other execution goes on.
         """
         ...
 
@@ -269,4 +279,17 @@ class PartitionStore(Protocol):
 
     def release(self) -> None:
         """Close connections and remove scratch files."""
+        ...
+
+
+class FencingStore(PartitionStore, Protocol):
+    """A store whose partitions are all in one directory."""
+
+    def fence(self, plan: Callable[[Sequence[PartitionDescription]], Execution]) -> Execution:
+        """Begin the execution that `plan` returns for the partitions, while another one may be closing epochs. Return
+        it.
+
+        An epoch that the other execution closes is either seen by `plan` or refused everywhere. If `plan` raises,
+        nothing changes and the other execution goes on.
+        """
         ...

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import apsw
 
@@ -61,9 +62,28 @@ class Verdict:
             raise CorruptPartitionError("; ".join(self.problems[:3]), path=self.path)
 
 
+class FullCheck(Protocol):
+    """A full check of one partition, wherever it is."""
+
+    path: Path
+
+    def run(self) -> Verdict:
+        """Read everything once and return the verdict, which reports damage. Raises StorageError."""
+        ...
+
+    def cancel(self) -> None:
+        """Let `run` end early. Harmless after it has ended."""
+        ...
+
+
 def check_all(paths: Sequence[Path]) -> list[Verdict]:
     """Check several partitions fully and return the verdicts in the order of `paths`. Raises StorageError."""
-    return each(lambda path: PartitionCheck(path).run(), paths, at_once=AT_ONCE, name="check")
+    return run_all([PartitionCheck(path) for path in paths])
+
+
+def run_all(checks: Sequence[FullCheck]) -> list[Verdict]:
+    """Make several checks and return the verdicts in their order. Raises StorageError."""
+    return each(lambda check: check.run(), checks, at_once=AT_ONCE, name="check")
 
 
 class PartitionCheck:

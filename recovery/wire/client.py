@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from recovery.base.certificates import client_context
 from recovery.base.ids import BatchId, PartitionIndex, StepId
+from recovery.base.version import VERSION
 from recovery.errors import OwnerRefusedError, OwnerUnreachableError, StorageError
 from recovery.storage.seam import BatchCount, Changes
 from recovery.wire import messages
@@ -271,9 +272,13 @@ class Lines:
 class Line:
     """One connection to an owner, made when it is needed. The name stays when it is made again."""
 
-    def __init__(self, address: OwnerAddress, task_key: bytes) -> None:
+    def __init__(self, address: OwnerAddress, key: bytes, role: str = messages.TASK) -> None:
+        """key: the task key; the token for another role."""
         self._address = address
-        self._task_key = task_key
+        self._key = key
+        self._role = role
+        self.facts: tuple[str, ...] = ()
+        """What both sides know of the connection, with a nonce of each."""
         self.calls = 0
         self._name = secrets.token_hex(16)
         self.channel: Channel | None = None
@@ -287,10 +292,10 @@ class Line:
         while True:
             try:
                 if self.channel is None:
-                    self.channel = self._connect(unheard_s + deadline_s)
+                    self.channel = self.connect(unheard_s + deadline_s)
                 return work(self.channel)
             except (OSError, WireError) as error:
-                reason = _reason(error)
+                reason = reason_of(error)
                 if attempts == 0 and self.channel is not None:
                     unheard_s = max(unheard_s, self.channel.heard_s)
                 self.drop()
@@ -311,7 +316,8 @@ class Line:
             self.channel.close()
             self.channel = None
 
-    def _connect(self, until_s: float) -> Channel:
+    def connect(self, until_s: float) -> Channel:
+        """Make a connection that has proved itself. Raises OSError and WireError, and what the owner refuses with."""
         address = self._address
         left_s = max(0.1, min(SILENCE_S, until_s - time.monotonic()))
         sock = socket.create_connection((address.host, address.port), timeout=left_s)
@@ -356,7 +362,8 @@ class Line:
 
     def _prove(self, channel: Channel) -> None:
         """Exchange versions and proofs."""
-        hello = messages.Hello(messages.NAME, messages.PROTOCOL, messages.TASK, new_nonce())
+        package = VERSION if self._role == messages.RUN else ""
+        hello = messages.Hello(messages.NAME, messages.PROTOCOL, self._role, new_nonce(), package)
         channel.send(Kind.HELLO, messages.write_first(hello))
         challenge = self._expect(channel, Kind.CHALLENGE, messages.Challenge)
         if challenge.name != messages.NAME or challenge.protocol[0] != messages.PROTOCOL[0]:
@@ -364,11 +371,12 @@ class Line:
         version = ".".join(map(str, hello.protocol))
         facts = (version, hello.nonce, challenge.incarnation, challenge.nonce)
         lease = self._address.lease
-        own = proof(self._task_key, messages.TASK, *facts)
+        own = proof(self._key, self._role, *facts)
         channel.send(Kind.PROOF, messages.write_first(messages.Proof(own, lease.number, lease.id, self._name)))
         welcome = self._expect(channel, Kind.WELCOME, messages.Welcome)
-        if not is_proof(welcome.proof, self._task_key, messages.OWNER, *facts):
+        if not is_proof(welcome.proof, self._key, messages.OWNER, *facts):
             raise self._refused("it cannot prove that it belongs to this run", None, None)
+        self.facts = facts
 
     def _expect(self, channel: Channel, kind: Kind, content: Any) -> Any:
         """Return the content of the next message. What is no message of the protocol comes from something else."""
@@ -385,7 +393,8 @@ class Line:
         return OwnerRefusedError(f"{where}, from {socket.gethostname()}: {found}", cause=cause, remedy=remedy)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return what to say of a connection's error."""
     if isinstance(error, BlockingIOError):
         return "no answer"
     return str(error) or type(error).__name__

@@ -1,4 +1,5 @@
-"""How a task and the owner prove to each other that they have the task key, without sending it."""
+"""How a client and the owner prove to each other that they have the same key, without sending it: the task key, or the
+token of runs and looks."""
 
 from __future__ import annotations
 
@@ -24,3 +25,15 @@ def proof(key: bytes, role: str, *facts: str) -> str:
 def is_proof(found: str, key: bytes, role: str, *facts: str) -> bool:
     """Whether `found` is the proof of this role and these facts. Takes the same time wherever they differ."""
     return hmac.compare_digest(found.encode(), proof(key, role, *facts).encode())
+
+
+def masked(key: bytes, token: bytes, *facts: str) -> str:
+    """Return 32 bytes of a key as text that only who has the token can read. facts: of this connection, with a nonce of
+    each side, so that no mask is used twice."""
+    mask = bytes.fromhex(proof(token, "mask", *facts))
+    return bytes(one ^ other for one, other in zip(key, mask, strict=True)).hex()
+
+
+def unmasked(text: str, token: bytes, *facts: str) -> bytes:
+    """Return the key that was masked."""
+    return bytes.fromhex(masked(bytes.fromhex(text), token, *facts))

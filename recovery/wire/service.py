@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
+from recovery.base.ids import Lease, PartitionIndex
 from recovery.storage.seam import Changes, TaskStore
+from recovery.wire.calls import OwnerCalls
 from recovery.wire.messages import Rows
 
 
@@ -37,7 +40,7 @@ class Aside(Protocol):
 
 
 class Service(Protocol):
-    """What the server serves."""
+    """What the server serves to tasks."""
 
     def store(self) -> contextlib.AbstractContextManager[TaskStore]:
         """Return a store for one call."""
@@ -49,4 +52,36 @@ class Service(Protocol):
 
     def rows(self, call: Rows) -> Iterator[bytes]:
         """Yield the rows that a call asks for as ROWS messages, none of which is empty."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tasks:
+    """What tasks of one execution are served with. partitions: those that are here."""
+
+    service: Service
+    key: bytes
+    lease: Lease
+    partitions: Collection[PartitionIndex]
+
+
+class RunConnection(OwnerCalls, Protocol):
+    """What answers one connection with the token."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether a run is held as long as this connection lasts."""
+        ...
+
+    def ended(self) -> None:
+        """The connection has ended."""
+        ...
+
+
+class Runs(Protocol):
+    """What the server serves to runs and looks."""
+
+    def connected(self, unmask: Callable[[str], bytes], cut: Callable[[], None]) -> RunConnection:
+        """Return what answers a new connection. unmask: returns a key that the client has masked. cut: ends the
+        connection."""
         ...

@@ -23,6 +23,7 @@ from recovery.base import faults
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.ids import BatchId
 from recovery.base.reserved import CHECKPOINT_STEP, DECLARATIONS_STEP
+from recovery.base.task_key import task_key
 from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.home import LocalHome
 from recovery.checkpoint.restore import restore
@@ -172,7 +173,7 @@ class MiniRun:
         """What the step's function does in one partition: multiply, add, discard."""
         changes = input_of(self.number, batch)
         keys = tuple(sorted(key for key in changes if partition_of(key, self.store.partition_count) == index))
-        task, _ = reach(self.store.address(self.lease), keep=batch % 2 == 1)
+        task, _ = reach(self.store.address(self.lease), keep=batch % 2 == 1, task_key=task_key())
         try:
             before = task.read(STEP, batch, {index: keys})[index]
             packed = []

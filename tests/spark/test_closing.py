@@ -163,18 +163,18 @@ class TestWhenTheCheckBegins:
     def test_when_it_has_been_put_off_for_long_enough(self, store_dir, checked, monkeypatch):
         """Also when no micro-batch comes."""
         monkeypatch.setattr(preparing, "PATIENCE_S", 0.05)
-        check = preparing.BackgroundCheck(paths_of(store_dir))
+        check = preparing.BackgroundCheck([preparing.PartitionCheck(path) for path in paths_of(store_dir)])
         until_done(check, checked)
 
     def test_immediately_in_a_small_store(self, store_dir, checked, monkeypatch):
         """Nobody would notice it."""
         monkeypatch.setattr(preparing, "AT_ONCE_BYTES", 16 << 20)
-        check = preparing.BackgroundCheck(paths_of(store_dir))
+        check = preparing.BackgroundCheck([preparing.PartitionCheck(path) for path in paths_of(store_dir)])
         until_done(check, checked)
 
     def test_when_somebody_waits_for_it(self, store_dir, checked):
         """A pipeline has no micro-batches."""
-        check = preparing.BackgroundCheck(paths_of(store_dir))
+        check = preparing.BackgroundCheck([preparing.PartitionCheck(path) for path in paths_of(store_dir)])
         check.wait()
         assert checked == ["check"] * 2
         check.cancel()
@@ -183,7 +183,7 @@ class TestWhenTheCheckBegins:
         """The end does not wait for it, nor for the time that it is put off."""
         opened = []
         monkeypatch.setattr("recovery.storage.verify.snapshot", opened.append)
-        check = preparing.BackgroundCheck(paths_of(store_dir))
+        check = preparing.BackgroundCheck([preparing.PartitionCheck(path) for path in paths_of(store_dir)])
         check.cancel()
         assert opened == []
 

@@ -240,13 +240,14 @@ from recovery.planning.resume import plan_resume
 from recovery.storage.scan import scan
 from recovery.storage.verify import PartitionCheck
 from recovery.cli.status import collect_status
+from recovery.storage.locations import Locations
 from recovery.operational.step_edits import moment
 os.setgid(65534); os.setuid(65534)
 try:
     plan = plan_resume(scan(Path(sys.argv[1])))
     assert all(PartitionCheck(d.path).run().problems == () for d in plan.partitions)
     found = [state.key for state in moment(Path(sys.argv[1])).states("count")]
-    problem = collect_status(Path(sys.argv[1]), scan(Path(sys.argv[1])), {})["problem"]
+    problem = collect_status(Locations(Path(sys.argv[1])), scan(Path(sys.argv[1])), {})["problem"]
     print(plan.resume_epoch, problem, len(found))
 except StorageError as error:
     print(error.path)
@@ -626,7 +627,7 @@ from pathlib import Path
 from tests.storage.test_store import open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, int(sys.argv[2])))
 from recovery.errors import StorageError
-from recovery.storage.sqlite import store as files
+from recovery.host import open_files as files
 files.FILES_OF_OTHERS = 20
 from tests.stores import Driver
 try:

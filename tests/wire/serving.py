@@ -16,6 +16,7 @@ from recovery.storage.reach import reach
 from recovery.storage.seam import TaskStore
 from recovery.wire.address import OwnerAddress, owner_address
 from recovery.wire.server import OwnerServer
+from recovery.wire.service import Tasks
 
 
 class Serving:
@@ -29,7 +30,8 @@ class Serving:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port = self._listener.getsockname()[1]
         service = options.pop("service", None) or TaskService(address, scratch)
-        self.server = OwnerServer(self._listener, service, self.key, lease, count, log=self.log.append, **options)
+        tasks = Tasks(service, self.key, lease, frozenset(range(count)))
+        self.server = OwnerServer(self._listener, tasks, log=self.log.append, **options)
         self.server.start()
 
     def address(self, port: int | None = None, **options) -> str:

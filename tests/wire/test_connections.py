@@ -14,7 +14,7 @@ from recovery.base.ids import Lease
 from recovery.errors import LeaseLostError, OwnerRefusedError, OwnerUnreachableError, StorageError
 from recovery.owner.spool import Memory, MessageSpool
 from recovery.storage.seam import BatchCount, Changes
-from recovery.wire import client, messages, server
+from recovery.wire import client, messages, server, task_calls
 from recovery.wire.frames import HEADER, Channel, Kind
 from recovery.wire.proof import proof
 from tests.stores import STEP, pack
@@ -106,12 +106,12 @@ class TestBrokenConnections:
 
     def test_an_apply_that_waits_for_its_turn_is_dropped_with_its_client(self, run, serving):
         """A later attempt may have withdrawn what it would write."""
-        turns = serving.server.turns
-        taken = [turns.acquire(timeout=5) for _ in range(server.CALLS_PER_PROCESSOR * (os.cpu_count() or 1))]
+        turns = serving.server.turns.free
+        taken = [turns.acquire(timeout=5) for _ in range(task_calls.CALLS_PER_PROCESSOR * (os.cpu_count() or 1))]
         channel = proven(serving)
         assert channel.message(4096)[0] == Kind.WELCOME
         send_apply(channel, [pack({"a": "1"})])
-        wait_until(lambda: next(iter(serving.server._proven.values()))._works)
+        wait_until(lambda: next(iter(serving.server._proven.values())).answers._works)
         channel.close()
         time.sleep(0.1)
         for _ in taken:

@@ -108,18 +108,18 @@ class DirectoryBackend:
 
     def read(self, ids: Sequence[StateId]) -> dict[StateId, Document]:
         """See `Backend.read`. All documents are as of one moment."""
-        return {each: _document(stored) for each, stored in read_states(home(self.directory), ids).items()}
+        return {each: document(stored) for each, stored in read_states(home(self.directory), ids).items()}
 
     def list(self, prefix: str = "") -> list[Document]:
         """See `Backend.list`. All documents are as of one moment."""
-        return [_document(stored) for stored in read_prefix(home(self.directory), prefix)]
+        return [document(stored) for stored in read_prefix(home(self.directory), prefix)]
 
     def update(self, changes: Mapping[StateId, Change]) -> dict[StateId, Document]:
         """See `Backend.update`. All changes are one transaction."""
 
         def as_text(change: Change) -> Callable[[StoredState | None], str | None]:
             def changed(stored: StoredState | None) -> str | None:
-                return to_text(change(None if stored is None else _document(stored)))
+                return to_text(change(None if stored is None else document(stored)))
 
             return changed
 
@@ -128,7 +128,7 @@ class DirectoryBackend:
         def attempt() -> dict[StateId, Document]:
             path, now_ms = home(self.directory), self._clock.wall_ms()
             changed = change_states(path, texts, now_ms, busy_ms=round(self._retry.busy_s * 1000))
-            return {each: _document(stored) for each, stored in changed.items()}
+            return {each: document(stored) for each, stored in changed.items()}
 
         return self._patiently(attempt)
 
@@ -187,7 +187,8 @@ def to_text(content: Any) -> str | None:
     return None if content is None else json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 
-def _document(stored: StoredState) -> Document:
+def document(stored: StoredState) -> Document:
+    """Return a document as its content is meant. Raises CorruptPartitionError for one that is no JSON."""
     try:
         content = None if stored.content is None else json.loads(stored.content)
     except (ValueError, RecursionError) as error:

@@ -78,10 +78,13 @@ class FlowLoads:
     """The loads of a flow's sink: their marks move with the epoch that holds their micro-batch.
 
     One thread loads micro-batches, and another writes epochs. `directory` None: without recovery there are no marks.
+    spread: partitions are at owners of other hosts, and loads that have marks are refused.
     """
 
-    def __init__(self, directory: Path | None, clock: Clock) -> None:
-        self._state = None if directory is None else StateManager(directory, backend=DIRECTORY, clock=clock)
+    def __init__(self, directory: Path | None, clock: Clock, *, spread: bool = False) -> None:
+        self._spread = spread
+        none = directory is None or spread
+        self._state = None if none else StateManager(directory, backend=DIRECTORY, clock=clock)
         self._clock = clock
         self._lock = threading.Lock()
         self._moved: dict[BatchId, dict[str, Any]] = {}
@@ -89,7 +92,7 @@ class FlowLoads:
     @contextlib.contextmanager
     def during(self, spark: SparkSession, batch: BatchId) -> Iterator[None]:
         """Context manager in which loads belong to this micro-batch; if it fails, they move no mark."""
-        if self._state is None:
+        if self._state is None and not self._spread:
             yield
             return
         loading = Loading(spark, self._mark_of, self._clock)
@@ -124,7 +127,12 @@ class FlowLoads:
         """Do nothing: the marks are visible when the epoch is closed."""
 
     def _mark_of(self, key: str) -> Any:
-        assert self._state is not None
+        if self._state is None:
+            raise bad(
+                key,
+                "its mark is kept in all recovery partitions, and owners of other hosts have some",
+                "Load in a pipeline of its own; or have all partitions in one directory.",
+            )
         with self._lock:
             found = [marks[key] for _, marks in sorted(self._moved.items()) if key in marks]
         return found[-1] if found else self._state.get_hwm(key)

@@ -336,6 +336,12 @@ def _check_options(config: RecoveryConfig, resume: bool, full_refresh: bool, no_
         raise ConfigurationError(
             "no_output and until are for flows: a pipeline's nodes write by themselves", remedy="Leave them out."
         )
+    if config.owners:
+        raise ConfigurationError(
+            "a pipeline was given owners of partitions",
+            cause="Only flows reach partitions on other hosts.",
+            remedy="Give it a directory of its own, or a state backend: --state-backend URI.",
+        )
     if resume and config.rewind_to is not None:
         raise ConfigurationError(
             "resume would skip nodes whose marks resume_after or resume_epoch puts back",

@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from recovery.base import faults
 from recovery.base.clock import Clock
+from recovery.base.task_key import task_key
 from recovery.checkpoint.home import CheckpointHome
 from recovery.config import RecoveryConfig, given_backup_interval_s
 from recovery.metrics.endpoint import MetricsEndpoint
+from recovery.operational.backends.backend import Backend
+from recovery.operational.backends.open import choose, open_backend
+from recovery.operational.backends.owned import documents_of, origins_of
+from recovery.operational.backends.retry import RetryPolicy
 from recovery.operational.flows import FlowRecord
 from recovery.operational.rewinds import check_start, note_start
 from recovery.planning.going_back import discarded, kept_interval_s
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import Execution
 from recovery.spark.run.until import check_fork, find_until
-from recovery.storage.connect import SCRATCH_NAME, connect_driver
+from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.initialize import init_partitions
+from recovery.storage.locations import Locations, OwnerAccess
 from recovery.storage.lock import DirectoryLock
-from recovery.storage.origin import read_origins
-from recovery.storage.scan import log_bytes, scan
+from recovery.storage.scan import log_bytes
 from recovery.storage.seam import PartitionStore
-from recovery.storage.verify import PartitionCheck, Verdict
+from recovery.storage.verify import FullCheck, PartitionCheck, Verdict
 
 CHECK_NICENESS = 10
 PATIENCE_S = 15.0
@@ -41,7 +48,7 @@ class Prepared:
 
     The steps of starting; their names are also crash points:
 
-    start.1  Take the directory's lock.
+    start.1  Take the directory's lock; then have each owner lock its own for this run (hold.1).
     start.2  Read every partition and plan. Nothing is written before this has succeeded.
     start.3  Make a fresh scratch checkpoint of the saved position and the state of Spark's own operators. Then begin
              the execution in every partition, one transaction each, abandoning what lies beyond the plan; then the sink
@@ -67,16 +74,20 @@ class Prepared:
         self.endpoint: MetricsEndpoint | None = None
         self.home: CheckpointHome | None = None
         """Where Spark writes its checkpoint; set when the run has one."""
+        self.places = Locations(config.path)
         if config.path.is_dir():
             self.lock.acquire()
         try:
+            self.places = Locations(config.path, access(config).connect(config.owner_deadline_s))
+            self.places.hold(secrets.token_hex(8), f"flow {flow_id}", task_key())
+            faults.reach("hold.1")
             if config.metrics_port is not None:
                 self.endpoint = MetricsEndpoint(config.metrics_host, config.metrics_port)
             faults.reach("start.1")
             began_s = clock.elapsed_s()
-            self.plan = plan_resume(scan(config.path), flow_id=flow_id, resume_epoch=config.rewind_to)
-            check_start(self.plan, config, clock)
-            self.origins = () if self.temporary is not None else read_origins(config.path)
+            self.plan = plan_resume(self.places.found(), flow_id=flow_id, resume_epoch=config.rewind_to)
+            check_start(self.plan, config, clock, self._documents())
+            self.origins = () if self.temporary is not None else origins_of(self.places)
             if config.no_output:
                 check_fork(self.origins, config.path)
             self.until = None if config.until is None else find_until(config.until, self.plan, self.origins)
@@ -84,7 +95,7 @@ class Prepared:
             self.backup_interval_s = kept_interval_s(self.plan.partitions, given_backup_interval_s(config))
             self.planned_s = clock.elapsed_s() - began_s
             faults.reach("start.2")
-            self.check = BackgroundCheck([d.path for d in self.plan.partitions])
+            self.check = BackgroundCheck(self.places.checks(self.plan.partitions))
         except BaseException:
             self.release()
             raise
@@ -97,15 +108,24 @@ class Prepared:
 
     def open_store(self) -> PartitionStore:
         """Open the partitions for writing."""
-        self.store = connect_driver(self.plan.partitions, self.scratch, self.clock)
+        self.store = self.places.connect(self.plan.partitions, self.scratch, self.clock)
         return self.store
 
     def record_run(self, execution: Execution, clock: Clock) -> None:
         """Record that the execution began, in the run history and, for a rewind, among the rewinds. Must come before
         the execution can close an epoch. `release` records how it ended."""
         if self.temporary is None:
-            note_start(self.plan, self.config, clock)
-            self.record = FlowRecord(self.config.path, self.config.state_backend, execution, clock)
+            note_start(self.plan, self.config, clock, self._documents())
+            self.record = FlowRecord(self._history(), execution, clock)
+
+    def _documents(self) -> Backend:
+        """The operational state that lies with the partitions."""
+        return documents_of(self.places, self.clock, RetryPolicy())
+
+    def _history(self) -> Backend:
+        """Where the run history is kept."""
+        chosen = choose(self.config.path, self.config.state_backend)
+        return self._documents() if chosen == self.config.path else open_backend(chosen, self.clock, RetryPolicy())
 
     def release(self, error: BaseException | None = None) -> None:
         """Release everything; safe to repeat. `error` is what ended the run."""
@@ -119,6 +139,7 @@ class Prepared:
             self.home.discard()
         if self.store is not None:
             self.store.release()
+        self.places.release()
         self.lock.release()
         if self.temporary is not None:
             shutil.rmtree(self.temporary, ignore_errors=True)
@@ -133,12 +154,13 @@ class BackgroundCheck:
     everything. Its threads have a lower priority.
     """
 
-    def __init__(self, paths: list[Path]) -> None:
-        self._checks = [PartitionCheck(path) for path in paths]
+    def __init__(self, checks: Sequence[FullCheck]) -> None:
+        self._checks = checks
         self._may_begin = threading.Event()
-        if sum(_size_bytes(path) for path in paths) <= AT_ONCE_BYTES:
+        # The size of a file at an owner is not known.
+        if all(isinstance(each, PartitionCheck) for each in checks) and _size_bytes(checks) <= AT_ONCE_BYTES:
             self._may_begin.set()
-        self._pool = ThreadPoolExecutor(min(4, len(paths)), thread_name_prefix="check", initializer=_step_back)
+        self._pool = ThreadPoolExecutor(min(4, len(checks)), thread_name_prefix="check", initializer=_step_back)
         self._futures = [self._pool.submit(self._run, check) for check in self._checks]
 
     def begin(self) -> None:
@@ -165,16 +187,25 @@ class BackgroundCheck:
         self.begin()
         self._pool.shutdown()
 
-    def _run(self, check: PartitionCheck) -> Verdict:
+    def _run(self, check: FullCheck) -> Verdict:
         self._may_begin.wait(PATIENCE_S)
         return check.run()
 
 
-def _size_bytes(path: Path) -> int:
+def _size_bytes(checks: Sequence[FullCheck]) -> int:
     """Number of bytes to read; 0 for a missing file, which is reported when it is opened."""
-    with contextlib.suppress(OSError):
-        return path.stat().st_size + log_bytes(path)
-    return 0
+    size_bytes = 0
+    for each in checks:
+        with contextlib.suppress(OSError):
+            size_bytes += each.path.stat().st_size + log_bytes(each.path)
+    return size_bytes
+
+
+def access(config: RecoveryConfig) -> OwnerAccess:
+    """Return how a run reaches its owners."""
+    return OwnerAccess(
+        config.owners, *(None if each is None else Path(each) for each in (config.token_file, config.tls_ca))
+    )
 
 
 def _step_back() -> None:

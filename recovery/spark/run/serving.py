@@ -1,4 +1,5 @@
-"""Where the tasks of a run reach its partitions: as files of this host, or on a cluster through the owner's process."""
+"""Where the tasks of a run reach its partitions: as files of this host, on a cluster through the process beside the
+driver, and at owners of other hosts."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from recovery.config import RecoveryConfig
 from recovery.owner.process import OwnerProcess
 from recovery.planning.values import Execution
 from recovery.spark.clusters import Serving, is_cluster
+from recovery.storage.reach import files_in, with_files_at
 from recovery.storage.seam import PartitionStore
 
 if TYPE_CHECKING:
@@ -18,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class TaskAccess:
-    """The address of a run's partitions for its tasks, and on a cluster the process that answers there.
+    """The address of the partitions for tasks; on a cluster, the process that answers for those of this host.
 
-    The driver itself reaches the partitions as files, also on a cluster.
+    The driver itself reaches its own partitions as files, also on a cluster.
     """
 
     def __init__(
@@ -31,8 +33,12 @@ class TaskAccess:
         self.address = store.address(execution.lease)
         self._owner: OwnerProcess | None = None
         if is_cluster(context.master):
-            make = partial(OwnerProcess, self.address, scratch, task_key(), execution.lease, store.partition_count)
-            self._owner, self.address = Serving.of(config).start(dict(context.getConf().getAll()), make)
+            # Partitions at owners of other hosts are reached there.
+            here = files_in(self.address)
+            if here is not None:
+                make = partial(OwnerProcess, here, scratch, task_key(), execution.lease, store.partition_count)
+                self._owner, address = Serving.of(config).start(dict(context.getConf().getAll()), make)
+                self.address = with_files_at(self.address, address)
 
     @property
     def owner_pid(self) -> int | None:

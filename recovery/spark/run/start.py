@@ -26,7 +26,7 @@ from recovery.flow import Flow, check_output_mode
 from recovery.hadoop.home import HadoopHome
 from recovery.sinks import DiscardSink
 from recovery.sinks.delivery import Delivery
-from recovery.spark.clusters import Planned, Serving, check_master, check_plan, is_cluster
+from recovery.spark.clusters import Planned, Serving, check_master, check_plan, check_spread, is_cluster
 from recovery.spark.jvm.connect_sessions import check_classic
 from recovery.spark.jvm.errors import as_recovery_error
 from recovery.spark.jvm.given_sessions import log_slower_settings
@@ -123,6 +123,7 @@ def start_prepared(
         if prepared.until is not None:
             prepared.until.check_plan(bound.keeps_native_state)
         check_plan(context.master, Planned(sink, bound.inputs, bound.keeps_native_state, checkpoint))
+        check_spread(sink, prepared.config.owners)
         prepared.open_store()
         return Beginning(prepared, bound, sink or DiscardSink(), observer, clock).launch(trigger)
     except BaseException as error:
@@ -167,7 +168,9 @@ class Beginning:
         self._steps = step_plan(store, plan, bound, prepared.config)
         resume = resume_of_sink(plan, execution, store, prepared.origins)
         self._delivery = Delivery(sink, resume, recoverable=prepared.temporary is None)
-        self._loads = FlowLoads(None if prepared.temporary else prepared.config.path, clock)
+        self._loads = FlowLoads(
+            None if prepared.temporary else prepared.config.path, clock, spread=bool(prepared.config.owners)
+        )
         self._status = RunStatus(store, execution.lease)
         self._access: TaskAccess | None = None
         self._last: BatchId | None = None

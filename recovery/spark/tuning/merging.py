@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from recovery.base.ids import BatchId
+from recovery.base.task_key import task_key
 from recovery.spark.jvm.plan_nodes import seq, with_children
 from recovery.spark.jvm.versions import to_arrow_schema
 from recovery.spark.steps.aggregate import Aggregation
@@ -159,7 +160,7 @@ class Merging:
 
     def _merge(self, step: StepDefinition, rows: Sequence[pa.RecordBatch], address: str, batch: BatchId) -> pa.Table:
         """Run the step over the rows of all recovery partitions, and return its output."""
-        connect = partial(reach, address)
+        connect = partial(reach, address, task_key=task_key())
         output = run_tasks(step, (_placed(step, each) for each in rows), connect, batch, ArrowStepTask, self._tasks)
         return pa.Table.from_batches(list(output), to_arrow_schema(step.output, step.time_zone))
 

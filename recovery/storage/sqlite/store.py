@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
-import resource
-import shutil
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -18,20 +15,20 @@ import apsw
 
 from recovery.base import faults
 from recovery.base.clock import Clock, SystemClock
-from recovery.base.ids import NO_EPOCH, BatchId, Epoch, Lease, StepId
+from recovery.base.ids import NO_EPOCH, BatchId, Epoch, Lease, PartitionIndex, StepId
 from recovery.errors import (
     FileReplacedError,
-    StorageError,
     UnsupportedPlanError,
 )
-from recovery.host.durable import PRIVATE, make_directories, modes_beside
+from recovery.host.open_files import allow_open_files
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
 from recovery.planning.values import Execution, PartitionDescription
 from recovery.storage.deltas.delta import Delta, create_delta
 from recovery.storage.deltas.lifeline import Lifeline
 from recovery.storage.deltas.open_deltas import MOST_KEPT
+from recovery.storage.deltas.scratch import Scratch
 from recovery.storage.lock import held_lock
-from recovery.storage.seam import BatchCount, CloseRequest, Collected
+from recovery.storage.seam import BatchCount, CloseRequest, Collected, added_up, of_all_steps
 from recovery.storage.sqlite import close, describe, fold, rewind
 from recovery.storage.sqlite.beginning import Beginning, keep_beginning, read_beginning
 from recovery.storage.sqlite.epoch_log import Sealed
@@ -56,36 +53,48 @@ MAX_THREADS = 16
 # connection to a delta has the delta open, and the partition below it. A process opens an index only once.
 FILES_PER_PARTITION = 3
 FILES_PER_DELTA = 7
-FILES_OF_OTHERS = 256
 
 T = TypeVar("T")
 
 
-class FilePartitions:
-    """The driver's view of the partitions of one directory, while it holds the directory's lock."""
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Partitions of a store that lie in one directory: which ones, and how many the store has. There may be none."""
 
-    def __init__(self, paths: Sequence[Path], scratch: Path, clock: Clock | None = None) -> None:
-        """paths: in the order of their indexes. scratch: a directory that stores may share."""
+    directory: Path
+    indexes: tuple[PartitionIndex, ...]
+    count: int
+
+
+class FilePartitions:
+    """The driver's view of the partitions of one directory, while it holds the directory's lock.
+
+    Where the others lie elsewhere, `recovery.storage.owned` puts the views together. Then results and arguments that
+    are one for each partition are those of `indexes`, in this order.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], scratch: Path, clock: Clock | None = None, share: Share | None = None
+    ) -> None:
+        """paths: in the order of their indexes. scratch: a directory that stores may share. share: which of the store's
+        partitions these are; all by default."""
+        share = share or Share(paths[0].parent, tuple(map(PartitionIndex, range(len(paths)))), len(paths))
         self.paths = list(paths)
-        self.partition_count = len(self.paths)
-        self._scratch_root = scratch
+        self.indexes = share.indexes
+        self.partition_count = share.count
         self._clock = clock or SystemClock()
-        self._lock = held_lock(self.paths[0].parent)
-        directory = self.paths[0].parent.resolve()
-        self._scratch_prefix = f"ex-{hashlib.sha1(os.fsencode(directory)).hexdigest()[:12]}-"
-        # If the scratch directory belongs to this directory alone, files from before the directory was moved are
-        # stale too.
-        self._stale = "ex-*" if scratch.resolve().parent == directory else f"{self._scratch_prefix}*"
-        self._scratch: Path | None = None
+        self._lock = held_lock(share.directory)
+        modes_of = share.directory / self.paths[0].name if self.paths else share.directory
+        self._scratch = Scratch(scratch, share.directory, modes_of)
         self._writers: list[apsw.Connection] = []
         self._reader: apsw.Connection | None = None
         self._deltas: dict[StepId, list[Delta]] = {}
         self._lifeline: Lifeline | None = None
-        self._open_files = Watch(self.paths[0].parent)
-        self._scratch_files: Watch | None = None
-        self._pool = ThreadPoolExecutor(min(MAX_THREADS, self.partition_count), thread_name_prefix="partition")
-        allow_open_files(self.partition_count * FILES_PER_PARTITION)
-        cache = max(4 << 20, min(64 << 20, CACHE_BYTES // self.partition_count))
+        self._open_files = Watch(share.directory)
+        held = max(1, len(self.paths))
+        self._pool = ThreadPoolExecutor(min(MAX_THREADS, held), thread_name_prefix="partition")
+        allow_open_files(held * FILES_PER_PARTITION)
+        cache = max(4 << 20, min(64 << 20, CACHE_BYTES // held))
         try:
             for path in self.paths:
                 self._writers.append(open_partition(path, "rw"))
@@ -115,11 +124,12 @@ class FilePartitions:
         try:
             if self._lock is not None:
                 self._lock.check()
-            if self._scratch_files is not None:
-                self._scratch_files.check()
+            if self._scratch.files is not None:
+                self._scratch.files.check()
         except FileReplacedError:
             # A successor removes earlier scratch files. Then this raises LeaseLostError instead.
-            read_partition(self.paths[0], partial(describe.check_lease, path=self.paths[0], lease=lease))
+            for path in self.paths[:1]:
+                read_partition(path, partial(describe.check_lease, path=path, lease=lease))
             raise
 
     def describe(self) -> list[PartitionDescription]:
@@ -130,32 +140,41 @@ class FilePartitions:
         self, execution: Execution, steps: Sequence[StepId], planned: Sequence[PartitionDescription] = ()
     ) -> None:
         """See `PartitionStore.start`. Removes the scratch files of earlier executions."""
-        attachable = self._writers[0].limit(apsw.SQLITE_LIMIT_ATTACHED)
+        self.allow(steps)
+        # Files that lacked an epoch come before those that hold it. Either the epoch was closed in them since, and
+        # nothing is abandoned yet, or from now on it can never be closed in them.
+        seen: dict[PartitionIndex, PartitionDescription | None] = dict.fromkeys(self.indexes)
+        seen.update(zip(self.indexes, planned, strict=bool(planned)))
+        for epoch in sorted({epoch_of(each) for each in seen.values()}):
+            self.begin(execution, {index: each for index, each in seen.items() if epoch_of(each) == epoch})
+        self.make_deltas(execution, steps)
+
+    def allow(self, steps: Sequence[StepId]) -> None:
+        """Make room for the deltas of an execution. Raises UnsupportedPlanError for too many steps, StorageError for
+        too many files."""
+        attachable = min((writer.limit(apsw.SQLITE_LIMIT_ATTACHED) for writer in self._writers[:1]), default=len(steps))
         if len(steps) > attachable:
             raise UnsupportedPlanError(
                 f"the flow has {len(steps)} stateful steps",
                 cause=f"A partition takes the state of {attachable} steps at once.",
                 remedy="Split the flow in two.",
             )
-
         # The driver may also do the work of tasks (see `recovery.spark.tuning.merging`).
-        needed = self.partition_count * (FILES_PER_PARTITION + FILES_PER_DELTA * len(steps))
-        allow_open_files(needed + min(MOST_KEPT, self.partition_count) * FILES_PER_DELTA)
+        needed = len(self.paths) * (FILES_PER_PARTITION + FILES_PER_DELTA * len(steps))
+        allow_open_files(needed + min(MOST_KEPT, len(self.paths)) * FILES_PER_DELTA)
 
-        def begin(index: int) -> None:
-            seen = planned[index] if planned else None
-            rewind.start(self._writers[index], self.paths[index], execution, seen)
+    def begin(self, execution: Execution, planned: Mapping[PartitionIndex, PartitionDescription | None]) -> None:
+        """Begin an execution in some partitions. planned: as the plan saw them, if there is one; see
+        `PartitionStore.start`."""
+
+        def begin_one(place: int) -> None:
+            rewind.start(self._writers[place], self.paths[place], execution, planned[self.indexes[place]])
             faults.reach("start.3.partition")
 
-        # Files that lacked an epoch come before those that hold it. Either the epoch was closed in them since, and
-        # nothing is abandoned yet, or from now on it can never be closed in them.
-        newest = [seen.newest_epoch for seen in planned] or [NO_EPOCH] * self.partition_count
-        for epoch in sorted(set(newest)):
-            self._each(begin, [index for index, held in enumerate(newest) if held == epoch])
-        self._make_deltas(execution, steps)
+        self._each(begin_one, [self.indexes.index(index) for index in planned])
 
     def fence(self, plan: Callable[[Sequence[PartitionDescription]], Execution]) -> Execution:
-        """See `PartitionStore.fence`.
+        """See `FencingStore.fence`.
 
         Write transactions hold all partitions from before they are read until the new execution is recorded in each.
         So an epoch that the other execution closes is either seen here or refused everywhere.
@@ -169,41 +188,29 @@ class FilePartitions:
             )
             for writer, path in zip(self._writers, self.paths, strict=True):
                 rewind.begin(writer, path, execution)
-        self._make_deltas(execution, ())
+        self.make_deltas(execution, ())
         return execution
 
     def prepare(self, execution: Execution) -> Path:
         """See `PartitionStore.prepare`."""
         self._discard_scratch()
-        for stale in self._scratch_root.glob(self._stale):
-            shutil.rmtree(stale, ignore_errors=True)
-        self._scratch = self._scratch_of(execution)
-        try:
-            make_directories(self._scratch.parent, modes_beside(self.paths[0]))
-            self._scratch.mkdir(PRIVATE.directory)
-        except OSError as error:
-            raise StorageError(str(error), path=self._scratch) from error
-        self._scratch_files = Watch(self._scratch)
-        return self._scratch
+        return self._scratch.make(execution)
 
-    def _scratch_of(self, execution: Execution) -> Path:
-        return self._scratch_root / f"{self._scratch_prefix}{execution.number}-{execution.id}"
-
-    def _make_deltas(self, execution: Execution, steps: Sequence[StepId]) -> None:
+    def make_deltas(self, execution: Execution, steps: Sequence[StepId]) -> None:
         """Create the deltas of the steps of an execution that has begun."""
-        if self._deltas or self._scratch != self._scratch_of(execution):
+        if self._deltas or not self._scratch.is_of(execution):
             self.prepare(execution)
-        assert self._scratch_files is not None
-        scratch = self._scratch_files
+        scratch = self._scratch.files
+        assert scratch is not None
         if steps:
             self._lifeline = Lifeline(execution.id, self._clock)
         for step in steps:
             deltas = self._deltas.setdefault(step, [])
-            for index, writer in enumerate(self._writers):
+            for index, base, writer in zip(self.indexes, self.paths, self._writers, strict=True):
                 path = delta_path(self.scratch, step, index)
                 create_delta(path, execution.lease)
                 # Kept open, because closing a file's last connection moves its whole log into it.
-                deltas.append(Delta(path, self.paths[index], execution.lease, step))
+                deltas.append(Delta(path, base, execution.lease, step))
                 scratch.add(path)
                 scratch.add(beside(path, "-wal"))
                 scratch.add(beside(path, "-shm"))
@@ -214,16 +221,20 @@ class FilePartitions:
     @property
     def scratch(self) -> Path:
         """The scratch directory of the execution that has started or is about to start."""
-        assert self._scratch is not None, "no execution was prepared"
-        return self._scratch
+        return self._scratch.path
 
     def address(self, lease: Lease) -> str:
         """See `PartitionStore.address`."""
         return json.dumps(
             {
                 "kind": "files",
-                "partitions": [str(path.absolute()) for path in self.paths],
-                "files": self._open_files.identities(self.paths),
+                "count": self.partition_count,
+                "partitions": {
+                    index: (str(path.absolute()), *identity)
+                    for index, path, identity in zip(
+                        self.indexes, self.paths, self._open_files.identities(self.paths), strict=True
+                    )
+                },
                 "scratch": str(self.scratch.absolute()),
                 "number": lease.number,
                 "id": lease.id,
@@ -235,9 +246,10 @@ class FilePartitions:
         """See `PartitionStore.open`."""
         self._open_files.check()
         # Ends a fenced run at its next micro-batch. Without steps, or with its deltas elsewhere, no task would notice.
-        if self._reader is None:
-            self._reader = open_partition(self.paths[0], "ro")
-        describe.check_lease(self._reader, self.paths[0], lease)
+        for path in self.paths[:1]:
+            if self._reader is None:
+                self._reader = open_partition(path, "ro")
+            describe.check_lease(self._reader, path, lease)
         self._check_own(lease)
         if self._lifeline is not None:
             self._lifeline.admit()
@@ -325,12 +337,16 @@ class FilePartitions:
 
     def beginning(self) -> str | None:
         """See `PartitionStore.beginning`."""
+        found = self.newest_beginning()
+        return None if found is None else found.content
+
+    def newest_beginning(self) -> Beginning | None:
+        """Return the newest row that says where the input begins."""
         each = (read_beginning(writer, path) for writer, path in zip(self._writers, self.paths, strict=True))
-        found: list[Beginning] = [beginning for beginning in each if beginning is not None]
-        return max(found).content if found else None
+        return max((beginning for beginning in each if beginning is not None), default=None)
 
     def record(self, measure: Measure) -> None:
-        """See `PartitionStore.record`."""
+        """See `PartitionStore.record`. The first partition has the measures."""
         add_measure(self._writers[0], self.paths[0], measure)
 
     def checkpoint(self) -> None:
@@ -374,17 +390,11 @@ class FilePartitions:
 
     def counts(self, lease: Lease, batch: BatchId) -> BatchCount:
         """See `PartitionStore.counts`."""
-        found = [[delta.count(batch) for delta in deltas] for deltas in self._deltas.values()]
-        # Steps in a chain see the same rows again, so `rows` is that of the step that saw most.
-        rows = max((sum(count.rows for count in counts) for counts in found), default=0)
-        every = [count for counts in found for count in counts]
-        return BatchCount(
-            rows,
-            sum(count.keys for count in every),
-            max((count.row_bytes for count in every), default=0),
-            sum(count.looked_up for count in every),
-            sum(count.seam_s for count in every),
-        )
+        return of_all_steps(self.counts_of_steps(batch).values())
+
+    def counts_of_steps(self, batch: BatchId) -> dict[StepId, BatchCount]:
+        """Return what was applied for a batch so far, by step."""
+        return {step: added_up(delta.count(batch) for delta in deltas) for step, deltas in self._deltas.items()}
 
     def next_due_ms(self, lease: Lease, steps: Collection[StepId] | None = None) -> int | None:
         """See `PartitionStore.next_due_ms`."""
@@ -436,15 +446,11 @@ class FilePartitions:
                 with contextlib.suppress(apsw.Error):
                     writer.execute(f"DETACH {_schema(self._deltas, step)}")
         self._deltas.clear()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            self._scratch = self._scratch_files = None
-            with contextlib.suppress(OSError):
-                self._scratch_root.rmdir()
+        self._scratch.remove()
 
     def _each(self, work: Callable[[int], T], indexes: Sequence[int] | None = None) -> list[T]:
         """Do `work` for all partitions, or those given, in parallel. Waits for all before raising the first error."""
-        wanted = range(self.partition_count) if indexes is None else indexes
+        wanted = range(len(self.paths)) if indexes is None else indexes
         futures = [self._pool.submit(work, index) for index in wanted]
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
@@ -452,20 +458,9 @@ class FilePartitions:
         return [future.result() for future in futures]
 
 
-def allow_open_files(needed: int) -> None:
-    """Raise this process's limit of open files, as the JVM does for its own. Raises StorageError if that is not
-    allowed."""
-    needed += FILES_OF_OTHERS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise StorageError(
-            f"{needed} files would be open at once, and this process may open {hard}",
-            cause="There are many partitions and steps, and the limit of open files is low.",
-            remedy=f"Raise the limit (ulimit -n {needed}), or use a recovery directory of fewer partitions.",
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+def epoch_of(seen: PartitionDescription | None) -> Epoch:
+    """Return the newest epoch that the plan saw in a partition; 0 without a plan."""
+    return NO_EPOCH if seen is None else seen.newest_epoch
 
 
 def _logged_frames(path: Path) -> int:

@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -33,8 +33,8 @@ class FileTaskStore:
 
     def __init__(
         self,
-        partitions: Sequence[Path],
-        files: Sequence[Identity],
+        partitions: Mapping[PartitionIndex, Path],
+        files: Mapping[PartitionIndex, Identity],
         scratch: Path,
         lease: Lease,
         clock: Clock,

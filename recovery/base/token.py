@@ -1,0 +1,48 @@
+"""What runs and owners on several hosts know each other by: a token, which is a secret in a file, and certificates."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from recovery.errors import ConfigurationError
+
+LEAST_BYTES = 16
+MOST_BYTES = 4096
+
+
+def read_token(path: Path) -> bytes:
+    """Return the token in a file, without white space around it. Raises ConfigurationError."""
+    try:
+        with path.open("rb") as file:
+            token = file.read(MOST_BYTES + 1).strip()
+    except OSError as error:
+        raise ConfigurationError(
+            f"the token cannot be read: {error.strerror or error}",
+            path=path,
+            cause="",
+            remedy="Make one, and copy it to all hosts: python -c 'import secrets; print(secrets.token_hex())' > FILE",
+        ) from error
+    if not LEAST_BYTES <= len(token) <= MOST_BYTES:
+        raise ConfigurationError(
+            f"a token of {len(token)} bytes is too {'short' if len(token) < LEAST_BYTES else 'long'}",
+            path=path,
+            cause="",
+            remedy="Make one: python -c 'import secrets; print(secrets.token_hex())' > FILE",
+        )
+    return token
+
+
+def read_authorities(path: Path) -> str:
+    """Return the certificates in a PEM file, by which an owner's is checked. Raises ConfigurationError."""
+    try:
+        text = path.read_text(encoding="ascii")
+        ssl.create_default_context(cadata=text)
+    except (OSError, ValueError, ssl.SSLError) as error:
+        raise ConfigurationError(
+            f"the certificates to check owners with cannot be used: {error}",
+            path=path,
+            cause="",
+            remedy="Give a PEM file: --tls-ca FILE",
+        ) from error
+    return text

@@ -1,0 +1,85 @@
+"""Options that name owners: where else partitions are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from recovery.base.printable import one_line
+from recovery.cli.common import say, table
+from recovery.config import checked_owners
+from recovery.errors import ConfigurationError
+from recovery.planning.copies import Location
+from recovery.storage.locations import Locations, OwnerAccess
+
+FILE = click.Path(path_type=Path)
+LOOK_S = 10.0
+"""How long a command that looks tries to reach an owner."""
+
+
+def owner_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --owner, --token-file and --tls-ca, which the command gets as one argument `access`."""
+
+    @functools.wraps(function)
+    def command(*, owners: tuple[str, ...], token_file: Path | None, tls_ca: Path | None, **others: Any) -> Any:
+        return function(access=OwnerAccess(owners, token_file, tls_ca), **others)
+
+    options = (
+        click.option("--owner", "owners", multiple=True, metavar="HOST:PORT", callback=_checked,
+                     help="An owner (recovery serve) that has other partitions; several may be given, also in the "
+                          "variable RECOVERY_OWNERS, with commas.", envvar="RECOVERY_OWNERS"),
+        click.option("--token-file", type=FILE, envvar="RECOVERY_TOKEN_FILE",
+                     help="The file with the token of the owners."),
+        click.option("--tls-ca", type=FILE, envvar="RECOVERY_TLS_CA",
+                     help="What certificates of owners, or of this run on a cluster, are checked with, a PEM file."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _checked(_ctx: click.Context, _: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return checked_owners(owner for text in given for owner in text.split(",") if owner)
+    except ConfigurationError as error:
+        raise click.BadParameter(f"{error.found}. {error.remedy}") from error
+
+
+def locations(directory: Path, access: OwnerAccess) -> Locations:
+    """Return the locations that a look asks."""
+    return Locations(directory, access.connect(LOOK_S))
+
+
+def shown_path(path: Path, directory: Path) -> str:
+    """Return a file's name; with its location if it is elsewhere."""
+    return path.name if path.parent == directory else str(path)
+
+
+def copies_facts(asked: Sequence[Location]) -> list[dict[str, Any]]:
+    """Return what each location has as plain values."""
+    return [
+        {
+            "location": location.name,
+            "file": each.path.name,
+            "store_id": each.store_id,
+            "execution": max((run.number for run in each.executions), default=0),
+            "newest_epoch": each.newest_epoch,
+        }
+        for location in asked
+        for each in location.partitions
+    ]
+
+
+def say_copies(asked: Sequence[Location]) -> None:
+    """Print what each location has."""
+    facts = copies_facts(asked)
+    rows = [
+        (each["location"], each["file"], each["store_id"], each["execution"], each["newest_epoch"]) for each in facts
+    ]
+    say(table(("location", "file", "store", "execution", "newest epoch"), rows))
+    for empty in (location.name for location in asked if not location.partitions):
+        say(one_line(f"{empty}: no partition"))

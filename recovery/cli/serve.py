@@ -1,0 +1,77 @@
+"""`recovery serve DIR`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from recovery.base.addresses import host_and_port
+from recovery.cli.common import DIRECTORY, say
+from recovery.cli.owners import FILE
+from recovery.errors import OwnerUnreachableError
+from recovery.storage.locations import OwnerAccess
+from recovery.wire.calls import OwnerCalls
+
+CHECK_S = 5.0
+
+
+@click.command()
+@click.argument("directory", metavar="[DIR]", required=False, type=DIRECTORY, envvar="RECOVERY_DIRECTORY")
+@click.option("--at", metavar="[HOST]:PORT", envvar="RECOVERY_SERVE_AT",
+              help="Where to listen; without a host, at the loopback interface.")  # fmt: skip
+@click.option("--token-file", type=FILE, required=True, envvar="RECOVERY_TOKEN_FILE",
+              help="A file with a secret that runs have, too: 16 bytes or more.")  # fmt: skip
+@click.option("--tls-cert", type=FILE, help="The certificate to show, a PEM file.")
+@click.option("--tls-key", type=FILE, help="Its key.")
+@click.option("--scratch", type=FILE, help="Where touched state is kept during a run; by default in DIR.")
+@click.option("--insecure", is_flag=True,
+              help="Listen on another interface than loopback without TLS: states cross the network in plain "
+                   "text.")  # fmt: skip
+@click.option("--check", metavar="HOST:PORT",
+              help="Serve nothing: ask whether the owner there is ready, and whether a run has it.")  # fmt: skip
+@click.option("--tls-ca", type=FILE, help="For --check: certificates to check the owner's with.")
+def serve(
+    directory: Path | None,
+    at: str | None,
+    token_file: Path,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    scratch: Path | None,
+    insecure: bool,
+    check: str | None,
+    tls_ca: Path | None,
+) -> None:
+    """Serve the partitions in DIR to runs and commands on other hosts that name this one with --owner HOST:PORT.
+
+    One run at a time holds them. SIGTERM lets a run finish the epoch that it is closing; the run then ends with 47, and
+    the same command continues it once the owner is back. --check ends with 0 if the owner is ready, else with 47 or 48.
+    """
+    if check is not None:
+        _check(check, OwnerAccess((check,), token_file, tls_ca))
+        return
+    if directory is None or at is None:
+        raise click.UsageError("Give DIR and --at [HOST]:PORT, or --check HOST:PORT.")
+    from recovery.owner.service import serve
+
+    serve(
+        directory,
+        at,
+        token_file=token_file,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        scratch_directory=scratch,
+        insecure=insecure,
+    )
+
+
+def _check(at: str, access: OwnerAccess) -> None:
+    host_and_port(at)
+    [owner] = access.connect(CHECK_S)
+    try:
+        found = owner.ask(OwnerCalls.serving)
+    finally:
+        owner.release()
+    if found.stops:
+        raise OwnerUnreachableError(f"the owner at {at} is being stopped", cause="", remedy="Wait until it is back.")
+    say(f"ready, version {found.version}" + (f"; held by {found.holder}" if found.holder else ""))

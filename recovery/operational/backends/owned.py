@@ -1,0 +1,119 @@
+"""Operational state whose partition 0 lies at an owner on another host: the same documents, over the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from recovery.base.clock import Clock
+from recovery.base.ids import PartitionIndex
+from recovery.errors import ConfigurationError, StateLockedError
+from recovery.operational.backends.backend import Backend, Change, DirectoryBackend, Document, document, to_text
+from recovery.operational.backends.retry import Busy, RetryPolicy
+from recovery.operational.ids import StateId
+from recovery.storage.documents import StoredState
+from recovery.storage.locations import Locations
+from recovery.storage.origin import DOCUMENT, Origin, origins_in, read_origins
+from recovery.wire.calls import Changed, OwnerCalls, Stored
+from recovery.wire.run_client import Owner
+
+T = TypeVar("T")
+
+
+class OwnerBackend:
+    """A `Backend` at the owner that has partition 0. A change is made here, and counts if nobody was faster."""
+
+    def __init__(self, owner: Owner, clock: Clock, retry: RetryPolicy) -> None:
+        self.location = owner.location
+        self._owner = owner
+        self._clock = clock
+        self._retry = retry
+
+    def read(self, ids: Sequence[StateId]) -> dict[StateId, Document]:
+        """See `Backend.read`. All documents are as of one moment."""
+        return _by_id(self._owner.ask(OwnerCalls.documents, list(ids)))
+
+    def list(self, prefix: str = "") -> list[Document]:
+        """See `Backend.list`. All documents are as of one moment."""
+        return [_document(each) for each in self._owner.ask(OwnerCalls.documents_of, prefix)]
+
+    def update(self, changes: Mapping[StateId, Change]) -> dict[StateId, Document]:
+        """See `Backend.update`. All changes are one transaction."""
+
+        def attempt() -> dict[StateId, Document]:
+            before = self.read(list(changes))
+            wanted = [
+                Changed(each, before[each].generation if each in before else 0, to_text(change(before.get(each))))
+                for each, change in changes.items()
+            ]
+            made = self._owner.ask(OwnerCalls.change_documents, wanted, self._clock.wall_ms(), self._busy_ms)
+            if made is None:
+                raise Busy("another writer was faster")
+            return _by_id(made)
+
+        return self._patiently(attempt)
+
+    def forget(self, ids: Sequence[StateId]) -> int:
+        """See `Backend.forget`. One transaction."""
+        return self._patiently(lambda: self._owner.ask(OwnerCalls.forget_documents, list(ids), self._busy_ms))
+
+    def place(self, documents: Sequence[Document]) -> None:
+        """See `Backend.place`. One transaction."""
+        stored = [Stored(d.state_id, d.generation, to_text(d.content), d.changed_ms) for d in documents]
+        self._patiently(lambda: self._owner.ask(OwnerCalls.place_documents, stored, self._busy_ms))
+
+    def lock(self, name: str, purpose: str) -> AbstractContextManager[None]:
+        """Refuse: only processes of the owner's host can hold its files."""
+        raise ConfigurationError(
+            f"the lock {name!r:.80} cannot be held from here",
+            path=self.location,
+            cause="Partition 0, which has the operational state, is at an owner on another host.",
+            remedy="Run it on that host; or give the operational state a place of its own: --state-backend URI.",
+        )
+
+    @property
+    def _busy_ms(self) -> int:
+        return round(self._retry.busy_s * 1000)
+
+    def _patiently(self, attempt: Callable[[], T]) -> T:
+        last: StateLockedError | None = None
+
+        def once() -> T:
+            nonlocal last
+            try:
+                return attempt()
+            except StateLockedError as error:
+                last = error
+                raise Busy(error.found) from error
+
+        try:
+            return self._retry.run(once)
+        except Busy as error:
+            raise last or StateLockedError(f"{error}, again and again", path=self.location) from error
+
+
+def documents_of(places: Locations, clock: Clock, retry: RetryPolicy) -> Backend:
+    """Return the operational state that lies with partition 0. places: that have chosen their copies."""
+    owner = places.owner_of(PartitionIndex(0))
+    return DirectoryBackend(places.directory, clock, retry) if owner is None else OwnerBackend(owner, clock, retry)
+
+
+def origins_of(places: Locations) -> tuple[Origin, ...]:
+    """Return the stores that the store was made from, as `read_origins`. places: that have chosen their copies."""
+    owner = places.owner_of(PartitionIndex(0))
+    if owner is None:
+        return read_origins(places.directory)
+    stored = [StoredState(*msgspec.structs.astuple(each)) for each in owner.ask(OwnerCalls.documents, [DOCUMENT])]
+    return origins_in(next(iter(stored), None), Path(owner.location))
+
+
+def _by_id(found: Sequence[Stored]) -> dict[StateId, Document]:
+    return {each.state_id: _document(each) for each in found}
+
+
+def _document(stored: Stored) -> Document:
+    return document(StoredState(stored.state_id, stored.generation, stored.content, stored.changed_ms))

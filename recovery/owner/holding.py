@@ -1,0 +1,101 @@
+"""One run that holds an owner's partitions, and what is open for it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from recovery.base.clock import Clock
+from recovery.base.ids import PartitionIndex
+from recovery.errors import LeaseLostError, RecoveryError
+from recovery.storage.connect import FilePartitions, Share, connect_share
+from recovery.storage.lock import DirectoryLock
+from recovery.storage.verify import PartitionCheck
+
+
+class Holding:
+    """A run's hold on the directory of an owner: the lock, the partitions that it has taken, and the calls that use
+    them. `end` waits for these."""
+
+    def __init__(self, run: str, task_key: bytes, directory: Path, scratch: Path, purpose: str, clock: Clock) -> None:
+        """Raises DirectoryLockedError."""
+        self.run = run
+        self.purpose = purpose
+        self.task_key = task_key
+        self.store: FilePartitions | None = None
+        self.cuts: set[Callable[[], None]] = set()
+        """What ends the connections of this run."""
+        self._directory = directory
+        self._scratch = scratch
+        self._clock = clock
+        self._checks: set[PartitionCheck] = set()
+        self._checks_end = False
+        self._changed = threading.Condition()
+        self._using = 0
+        self._ends = False
+        self._closes = False
+        self._lock = DirectoryLock(directory, clock, purpose)
+        self._lock.acquire()
+
+    def take(self, store_id: str, indexes: Sequence[PartitionIndex], count: int) -> None:
+        """Open these partitions for writing. Raises FileReplacedError for files of another store."""
+        assert self.store is None, "partitions are taken once"
+        share = Share(self._directory, tuple(indexes), count)
+        self.store = connect_share(store_id, share, self._scratch, self._clock)
+
+    @contextlib.contextmanager
+    def using(self, *, closes: bool | None = None) -> Iterator[FilePartitions]:
+        """Use the partitions, which stay open meanwhile. closes: whether an epoch is being closed afterwards; None: as
+        before."""
+        with self._changed:
+            if self._ends or self.store is None:
+                raise LeaseLostError("this run does not hold the partitions any more")
+            self._using += 1
+        try:
+            yield self.store
+            if closes is not None:
+                self._closes = closes
+        finally:
+            with self._changed:
+                self._using -= 1
+                self._changed.notify_all()
+
+    def verify(self, path: Path) -> PartitionCheck:
+        """Return a full check that ends when the hold does."""
+        check = PartitionCheck(path)
+        with self._changed:
+            self._checks.add(check)
+            if self._checks_end:
+                check.cancel()
+        return check
+
+    def end_checks(self) -> None:
+        """End full checks, now and later."""
+        with self._changed:
+            self._checks_end = True
+            for check in self._checks:
+                check.cancel()
+
+    def wait_closed(self, wait_s: float) -> bool:
+        """Wait until no epoch is being closed, and no call uses the partitions. Return whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._using and not self._closes, wait_s)
+
+    def end(self) -> None:
+        """Close everything, when the calls that use it have returned. What they have begun is whole: a transaction of
+        an epoch that not all partitions close is abandoned by the next run."""
+        with self._changed:
+            self._ends = True
+        self.end_checks()
+        for cut in list(self.cuts):
+            cut()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._using)
+        try:
+            if self.store is not None:
+                with contextlib.suppress(RecoveryError):
+                    self.store.release()
+        finally:
+            self._lock.release()

@@ -1,0 +1,402 @@
+"""What an owner service answers to runs and looks: `OwnerCalls` over one directory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from recovery.base.clock import Clock
+from recovery.base.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
+from recovery.base.printable import one_line
+from recovery.base.version import VERSION
+from recovery.errors import (
+    ConfigurationError,
+    DirectoryLockedError,
+    LeaseLostError,
+    NoPartitionsError,
+    OwnerUnreachableError,
+    StorageError,
+)
+from recovery.host.processes import describe_holder
+from recovery.owner import documents
+from recovery.owner.holding import Holding
+from recovery.owner.tasks import TaskService
+from recovery.planning.measures import ClosedPartition, Measure, StepSize
+from recovery.planning.values import Execution, PartitionDescription, StepEdit
+from recovery.storage.lock import lock_holder
+from recovery.storage.scan import log_bytes, read_measures, scan, sizes_in
+from recovery.storage.seam import BatchCount, CloseRequest, Collected
+from recovery.wire.calls import (
+    Changed,
+    Checked,
+    Closing,
+    Edit,
+    FileFacts,
+    Found,
+    Row,
+    Serving,
+    Stored,
+    check_values,
+)
+from recovery.wire.messages import as_refusal
+from recovery.wire.service import Tasks
+
+ENDING_S = 30.0
+"""How long a new run waits for the last calls of the one before it."""
+CHUNK_BYTES = 1 << 20
+"""Of the rows in one message."""
+
+
+class OwnedRuns:
+    """The directory of an owner service, and the run that holds it: `recovery.wire.service.Runs`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        scratch: Path,
+        clock: Clock,
+        serve_tasks: Callable[[Tasks | None], None],
+        log: Callable[[str], None],
+    ) -> None:
+        """serve_tasks: lets the tasks of an execution in; None: nobody."""
+        self.directory = directory
+        self.scratch = scratch
+        self.stops = False
+        """Whether no further run may hold the directory."""
+        self._clock = clock
+        self._serve_tasks = serve_tasks
+        self._log = log
+        self._lock = threading.Lock()
+        self._ending = threading.Lock()
+        self._holding: Holding | None = None
+
+    def connected(self, unmask: Callable[[str], bytes], cut: Callable[[], None]) -> Connection:
+        """See `Runs.connected`."""
+        return Connection(self, unmask, cut)
+
+    @property
+    def holding(self) -> Holding | None:
+        """The run that holds the directory."""
+        return self._holding
+
+    def hold(self, run: str, purpose: str, task_key: bytes) -> Holding:
+        """Lock the directory for a run. Raises DirectoryLockedError, OwnerUnreachableError while the service stops."""
+        # The last calls of a run that has ended may still be at work.
+        if not self._ending.acquire(timeout=ENDING_S):
+            raise DirectoryLockedError("the run before is still ending", path=self.directory)
+        self._ending.release()
+        with self._lock:
+            if self.stops:
+                raise OwnerUnreachableError("the owner is being stopped", path=self.directory)
+            if self._holding is not None and self._holding.run == run:
+                raise ConfigurationError(
+                    "two of the owners that were named are the same one",
+                    path=self.directory,
+                    cause="Two names or addresses lead to it.",
+                    remedy="Name each owner once.",
+                )
+            if self._holding is not None:
+                raise DirectoryLockedError(
+                    f"the owner's directory is in use by {self._holding.purpose}", path=self.directory
+                )
+            self._holding = Holding(run, task_key, self.directory, self.scratch, purpose, self._clock)
+            self._log(f"held by {one_line(purpose)}")
+            return self._holding
+
+    def held_by(self, run: str) -> Holding:
+        """Return the hold of this run. Raises LeaseLostError if another one has it, OwnerUnreachableError if none."""
+        holding = self._holding
+        if holding is None:
+            raise OwnerUnreachableError(
+                "the owner holds no partitions for this run any more",
+                cause="It was started again, or has not heard of the run for too long.",
+                remedy="Run the same command again: it continues from the last closed epoch.",
+            )
+        if holding.run != run:
+            raise LeaseLostError(f"the partitions are held by {holding.purpose} now", path=self.directory)
+        return holding
+
+    def let_go(self, holding: Holding) -> None:
+        """End a hold. May be called again."""
+        with self._ending:
+            with self._lock:
+                if self._holding is not holding:
+                    return
+            self._serve_tasks(None)
+            holding.end()
+            with self._lock:
+                self._holding = None
+            self._log(f"let go by {one_line(holding.purpose)}")
+
+    def begin_tasks(self, holding: Holding, execution: Execution) -> None:
+        """Let the tasks of an execution in."""
+        with holding.using() as store:
+            lease = execution.lease
+            service = TaskService(store.address(lease), store.scratch)
+            self._serve_tasks(Tasks(service, holding.task_key, lease, frozenset(store.indexes)))
+            parts = ", ".join(map(str, store.indexes))
+            self._log(f"execution {lease.number} of {one_line(execution.flow_id)} began: partitions {parts}")
+
+    def scan(self) -> list[Found]:
+        """Describe what is in the directory."""
+        try:
+            found = scan(self.directory)
+        except NoPartitionsError:
+            return []
+        return [
+            Found(each.path.name, each.description, None if each.error is None else as_refusal(each.error))
+            for each in found
+        ]
+
+    def serving(self) -> Serving:
+        """See `OwnerCalls.serving`."""
+        holding = self._holding
+        if holding is not None:
+            return Serving(VERSION, holding.purpose, self.stops)
+        other = lock_holder(self.directory)
+        return Serving(VERSION, "" if other is None else describe_holder(other), self.stops)
+
+    def path(self, name: str) -> Path:
+        """Return the path of a file that `scan` found."""
+        if name not in {each.name for each in self.scan()}:
+            raise StorageError(f"there is no file {one_line(name)[:80]}", path=self.directory)
+        return self.directory / name
+
+
+class Connection:
+    """The calls of one connection: `recovery.wire.service.RunConnection`."""
+
+    def __init__(self, owner: OwnedRuns, unmask: Callable[[str], bytes], cut: Callable[[], None]) -> None:
+        self._owner = owner
+        self._unmask = unmask
+        self._cut = cut
+        self._joined: Holding | None = None
+        self._holds: Holding | None = None
+
+    @property
+    def holds(self) -> bool:
+        """See `RunConnection.holds`."""
+        return self._holds is not None
+
+    def ended(self) -> None:
+        """See `RunConnection.ended`."""
+        if self._holds is not None:
+            self._owner.let_go(self._holds)
+        elif self._joined is not None:
+            self._joined.cuts.discard(self._cut)
+
+    # Looks
+
+    def serving(self) -> Serving:
+        """See `OwnerCalls.serving`."""
+        return self._owner.serving()
+
+    def found(self) -> list[Found]:
+        """See `OwnerCalls.found`."""
+        return self._owner.scan()
+
+    def facts(self, name: str) -> FileFacts:
+        """See `OwnerCalls.facts`."""
+        path = self._owner.path(name)
+        measures = read_measures(path) if name == "part-0.sqlite3" else []
+        return FileFacts(log_bytes(path), sizes_in(path), measures)
+
+    def verify(self, names: list[str]) -> list[Checked]:
+        """See `OwnerCalls.verify`."""
+        from recovery.storage.verify import PartitionCheck
+
+        paths = [self._owner.path(name) for name in names]
+        checks = [PartitionCheck(path) if self._joined is None else self._joined.verify(path) for path in paths]
+        verdicts = [check.run() for check in checks]
+        return [Checked(each.path.name, each.rows, each.problems) for each in verdicts]
+
+    def documents(self, ids: list[str]) -> list[Stored]:
+        """See `OwnerCalls.documents`."""
+        return documents.read(self._owner.directory, ids)
+
+    def documents_of(self, prefix: str) -> list[Stored]:
+        """See `OwnerCalls.documents_of`."""
+        return documents.found(self._owner.directory, prefix)
+
+    def change_documents(self, changes: list[Changed], now_ms: int, busy_ms: int) -> list[Stored] | None:
+        """See `OwnerCalls.change_documents`."""
+        return documents.change(self._owner.directory, changes, now_ms, busy_ms)
+
+    def forget_documents(self, ids: list[str], busy_ms: int) -> int:
+        """See `OwnerCalls.forget_documents`."""
+        return documents.forget(self._owner.directory, ids, busy_ms)
+
+    def place_documents(self, placed: list[Stored], busy_ms: int) -> None:
+        """See `OwnerCalls.place_documents`."""
+        documents.place(self._owner.directory, placed, busy_ms)
+
+    # Holding
+
+    def hold(self, run: str, purpose: str, masked_key: str) -> None:
+        """See `OwnerCalls.hold`."""
+        self._holds = self._owner.hold(run, purpose, self._unmask(masked_key))
+
+    def still(self, run: str) -> Serving:
+        """See `OwnerCalls.still`."""
+        self._owner.held_by(run)
+        return self.serving()
+
+    def let_go(self) -> None:
+        """See `OwnerCalls.let_go`."""
+        if self._holds is not None:
+            self._owner.let_go(self._holds)
+
+    def join(self, run: str) -> None:
+        """See `OwnerCalls.join`."""
+        self._joined = self._owner.held_by(run)
+        self._joined.cuts.add(self._cut)
+
+    @property
+    def _held(self) -> Holding:
+        if self._joined is None:
+            raise LeaseLostError("this connection belongs to no run", path=self._owner.directory)
+        return self._joined
+
+    def take(self, store_id: str, indexes: list[PartitionIndex], count: int) -> None:
+        """See `OwnerCalls.take`."""
+        self._held.take(store_id, indexes, count)
+
+    def end_checks(self) -> None:
+        """See `OwnerCalls.end_checks`."""
+        self._held.end_checks()
+
+    # The calls of a run
+
+    def describe(self) -> list[PartitionDescription]:
+        """See `OwnerCalls.describe`."""
+        with self._held.using() as store:
+            return store.describe()
+
+    def prepare(self, execution: Execution) -> None:
+        """See `OwnerCalls.prepare`."""
+        with self._held.using() as store:
+            store.prepare(execution)
+
+    def allow(self, steps: list[StepId]) -> None:
+        """See `OwnerCalls.allow`."""
+        with self._held.using() as store:
+            store.allow(steps)
+
+    def begin(self, execution: Execution, planned: dict[PartitionIndex, PartitionDescription | None]) -> None:
+        """See `OwnerCalls.begin`."""
+        with self._held.using() as store:
+            store.begin(execution, planned)
+
+    def make_deltas(self, execution: Execution, steps: list[StepId]) -> None:
+        """See `OwnerCalls.make_deltas`."""
+        with self._held.using() as store:
+            store.make_deltas(execution, steps)
+        self._owner.begin_tasks(self._held, execution)
+
+    def open(self, lease: Lease, batch: BatchId) -> None:
+        """See `OwnerCalls.open`."""
+        with self._held.using() as store:
+            store.open(lease, batch)
+
+    def check(self, lease: Lease) -> None:
+        """See `OwnerCalls.check`."""
+        with self._held.using() as store:
+            store.check(lease)
+
+    def seal(self, lease: Lease, batch: BatchId, apart: bool) -> None:
+        """See `OwnerCalls.seal`."""
+        if self._owner.stops:
+            raise OwnerUnreachableError("the owner is being stopped", path=self._owner.directory)
+        with self._held.using(closes=True) as store:
+            store.seal(lease, batch, apart=apart)
+
+    def close(self, lease: Lease, requests: list[Closing]) -> list[ClosedPartition]:
+        """See `OwnerCalls.close`."""
+        with self._held.using(closes=False) as store:
+            return store.close(lease, [_request(each) for each in requests])
+
+    def fold(self, lease: Lease, epoch: Epoch) -> list[dict[str, StepSize]]:
+        """See `OwnerCalls.fold`."""
+        with self._held.using(closes=False) as store:
+            return [dict(each) for each in store.fold(lease, epoch)]
+
+    def collect(self, floor: Epoch) -> list[Collected]:
+        """See `OwnerCalls.collect`."""
+        with self._held.using() as store:
+            return store.collect(floor)
+
+    def begin_input(self, lease: Lease, content: str) -> None:
+        """See `OwnerCalls.begin_input`."""
+        with self._held.using() as store:
+            store.begin_input(lease, content)
+
+    def beginning(self) -> tuple[int, str, str] | None:
+        """See `OwnerCalls.beginning`."""
+        with self._held.using() as store:
+            return store.newest_beginning()
+
+    def checkpoint(self) -> None:
+        """See `OwnerCalls.checkpoint`."""
+        with self._held.using() as store:
+            store.checkpoint()
+
+    def record(self, measure: Measure) -> None:
+        """See `OwnerCalls.record`."""
+        with self._held.using() as store:
+            store.record(measure)
+
+    def counts(self, batch: BatchId) -> dict[StepId, BatchCount]:
+        """See `OwnerCalls.counts`."""
+        with self._held.using() as store:
+            return store.counts_of_steps(batch)
+
+    def next_due_ms(self, lease: Lease, steps: list[StepId] | None) -> int | None:
+        """See `OwnerCalls.next_due_ms`."""
+        with self._held.using() as store:
+            return store.next_due_ms(lease, steps)
+
+    def driver_rows(self, step: StepId, resume_epoch: Epoch | None) -> Iterator[list[Row]]:
+        """See `OwnerCalls.driver_rows`."""
+        with self._held.using() as store:
+            some: list[Row] = []
+            size_bytes = 0
+            for key, value in store.driver_rows(step, resume_epoch):
+                some.append((key, value))
+                size_bytes += len(key) + len(value)
+                if size_bytes > CHUNK_BYTES:
+                    yield some
+                    some, size_bytes = [], 0
+            if some:
+                yield some
+
+    def known_steps(self, resume_epoch: Epoch | None) -> set[StepId]:
+        """See `OwnerCalls.known_steps`."""
+        with self._held.using() as store:
+            return store.known_steps(resume_epoch)
+
+
+def _request(closing: Closing) -> CloseRequest:
+    """Return what a run has sent as the seam has it."""
+    for rows in closing.driver_rows.values():
+        check_values(rows.values())
+    return CloseRequest(
+        epoch=closing.epoch,
+        batch=closing.batch,
+        closed_ms=closing.closed_ms,
+        clock_ms=closing.clock_ms,
+        floor=closing.floor,
+        driver_rows=closing.driver_rows,
+        edits=_edits(closing.edits),
+        state_rows=closing.state_rows,
+        logged=closing.logged,
+    )
+
+
+def _edits(edits: Sequence[Edit]) -> list[StepEdit]:
+    def converter(converted: dict[str, str | None]) -> Callable[[str, str], str | None]:
+        return lambda key, _text: converted[key]
+
+    return [
+        StepEdit(each.old, each.new, None if each.converted is None else converter(each.converted)) for each in edits
+    ]

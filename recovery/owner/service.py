@@ -1,0 +1,153 @@
+"""`recovery serve`: an owner that runs of other hosts hold, one after the other."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from recovery.base.addresses import host_and_port
+from recovery.base.clock import Clock, SystemClock
+from recovery.base.token import read_token
+from recovery.errors import ConfigurationError, NoPartitionsError
+from recovery.host.open_files import allow_open_files
+from recovery.owner.process import WAITING
+from recovery.owner.runs import OwnedRuns
+from recovery.owner.serving import FILES_OF_DELTAS, STACK_BYTES, port_of, tls_context
+from recovery.storage.connect import SCRATCH_NAME
+from recovery.wire.address import location
+from recovery.wire.server import MOST_CONNECTIONS, OwnerServer
+
+CLOSING_S = 25.0
+"""How long a service that is to stop lets a run close its epoch. Kubernetes kills after 30 s."""
+
+
+class OwnerService:
+    """Serves the partitions of one directory, until `stop`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        at: str,
+        token_file: Path,
+        *,
+        tls_cert: Path | None = None,
+        tls_key: Path | None = None,
+        scratch: Path | None = None,
+        insecure: bool = False,
+        clock: Clock | None = None,
+        log: Callable[[str], None] = lambda text: print(f"recovery serve: {text}", file=sys.stderr, flush=True),
+    ) -> None:
+        """at: "HOST:PORT" or ":PORT", which is the loopback interface. insecure: listen elsewhere without TLS.
+
+        Raises ConfigurationError, NoPartitionsError if there is no such directory.
+        """
+        if not directory.is_dir():
+            raise NoPartitionsError("there is no such directory", path=directory)
+        directory = directory.absolute()
+        token = read_token(token_file)
+        host, port = host_and_port(at)
+        host = host.strip("[]") or "127.0.0.1"
+        tls = tls_context(*(None if path is None else str(path) for path in (tls_cert, tls_key)))
+        if tls is None and not insecure and not _is_loopback(host):
+            raise ConfigurationError(
+                f"{location(host, port)} is open to other hosts, and states would cross the network in plain text",
+                cause="No certificate was given.",
+                remedy="Give one (--tls-cert FILE --tls-key FILE), or listen on the loopback interface; or say "
+                "that the network is yours alone: --insecure",
+            )
+        allow_open_files(MOST_CONNECTIONS + FILES_OF_DELTAS)
+        self._log = log
+        self._listener = _listening(host, port)
+        self.port = port_of(self._listener.fileno())
+        self.runs = OwnedRuns(
+            directory,
+            scratch or directory / SCRATCH_NAME,
+            clock or SystemClock(),
+            lambda tasks: self._server.serve_tasks(tasks),
+            log,
+        )
+        self._server = OwnerServer(self._listener, None, runs=self.runs, token=token, tls=tls, log=log)
+        self._server.start()
+        kind = "TLS" if tls is not None else "no TLS"
+        log(f"serving {directory} at {location(host, self.port)}, {kind}; {len(self.runs.scan())} partitions")
+
+    def stop(self, wait_s: float = CLOSING_S) -> None:
+        """Let no further run in; let one that closes an epoch finish that; then end all connections."""
+        self.runs.stops = True
+        holding = self.runs.holding
+        if holding is not None:
+            self._log(f"stopping, when the epoch of {holding.purpose} is closed")
+            if not holding.wait_closed(wait_s):
+                self._log(f"the epoch was not closed in {wait_s:.0f} s")
+        self._server.stop()
+        if holding is not None:
+            self.runs.let_go(holding)
+        self._listener.close()
+        self._log("stopped")
+
+
+def serve(
+    directory: str | os.PathLike[str],
+    at: str,
+    *,
+    token_file: str | os.PathLike[str],
+    tls_cert: str | os.PathLike[str] | None = None,
+    tls_key: str | os.PathLike[str] | None = None,
+    scratch_directory: str | os.PathLike[str] | None = None,
+    insecure: bool = False,
+) -> None:
+    """Serve the partitions in a directory to runs of other hosts, until SIGTERM or Ctrl-C. Call it in the main thread.
+
+    at: "HOST:PORT", or ":PORT" for the loopback interface. token_file: has the secret that runs have, too. tls_cert,
+    tls_key: PEM files. scratch_directory: for what need not survive an execution; None: inside the directory.
+    insecure: listen on another interface without TLS. Raises ConfigurationError or NoPartitionsError.
+    """
+    threading.stack_size(STACK_BYTES)
+    reading, writing = os.pipe()
+
+    def stop(_number: int, _frame: object) -> None:
+        os.write(writing, b"x")
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+    service = OwnerService(
+        Path(directory),
+        at,
+        Path(token_file),
+        tls_cert=_path(tls_cert),
+        tls_key=_path(tls_key),
+        scratch=_path(scratch_directory),
+        insecure=insecure,
+    )
+    select.select([reading], [], [])
+    service.stop()
+
+
+def _path(given: str | os.PathLike[str] | None) -> Path | None:
+    return None if given is None else Path(given)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(place, family=family, backlog=WAITING)
+    except OSError as error:
+        raise ConfigurationError(
+            f"nothing can listen at {location(host, port)}: {error.strerror or error}",
+            cause="The port is in use, or the address is not one of this host.",
+            remedy="Give another one: --at HOST:PORT",
+        ) from error

@@ -1,0 +1,66 @@
+"""The directory of an execution's scratch files, which need not survive it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from recovery.errors import StorageError
+from recovery.host.durable import PRIVATE, make_directories, modes_beside
+from recovery.planning.values import Execution
+from recovery.storage.sqlite.watched_files import Watch
+
+
+class Scratch:
+    """The scratch directories of the executions of one recovery directory, of which one is in use at a time."""
+
+    def __init__(self, root: Path, directory: Path, modes_of: Path) -> None:
+        """root: a directory that stores may share. directory: the recovery directory. modes_of: a file, or directory,
+        whose modes `root` gets if it is made."""
+        self._root = root
+        self._modes_of = modes_of
+        directory = directory.resolve()
+        self._prefix = f"ex-{hashlib.sha1(os.fsencode(directory)).hexdigest()[:12]}-"
+        # If the scratch directory belongs to this directory alone, files from before the directory was moved are
+        # stale too.
+        self._stale = "ex-*" if root.resolve().parent == directory else f"{self._prefix}*"
+        self._path: Path | None = None
+        self.files: Watch | None = None
+        """Of the execution in use: files that must stay in their places."""
+
+    @property
+    def path(self) -> Path:
+        """The directory in use."""
+        assert self._path is not None, "no execution was prepared"
+        return self._path
+
+    def make(self, execution: Execution) -> Path:
+        """Make and return the directory of an execution, which is in use from now on. Removes those of others."""
+        for stale in self._root.glob(self._stale):
+            shutil.rmtree(stale, ignore_errors=True)
+        self._path = self._of(execution)
+        try:
+            make_directories(self._path.parent, modes_beside(self._modes_of))
+            self._path.mkdir(PRIVATE.directory)
+        except OSError as error:
+            raise StorageError(str(error), path=self._path) from error
+        self.files = Watch(self._path)
+        return self._path
+
+    def is_of(self, execution: Execution) -> bool:
+        """Whether the directory in use is that of this execution."""
+        return self._path == self._of(execution)
+
+    def remove(self) -> None:
+        """Remove the directory in use, if there is one."""
+        if self._path is not None:
+            shutil.rmtree(self._path, ignore_errors=True)
+            self._path = self.files = None
+            with contextlib.suppress(OSError):
+                self._root.rmdir()
+
+    def _of(self, execution: Execution) -> Path:
+        return self._root / f"{self._prefix}{execution.number}-{execution.id}"

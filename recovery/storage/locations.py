@@ -1,0 +1,209 @@
+"""Where the partitions of a store are: the driver's own directory, and the owners that were named."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from recovery.base.addresses import host_and_port
+from recovery.base.clock import Clock
+from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
+from recovery.base.threads import each
+from recovery.base.token import read_authorities, read_token
+from recovery.errors import ConfigurationError, NoPartitionsError, RecoveryError
+from recovery.planning.copies import Location, choose_copies
+from recovery.planning.measures import Measure, StepSize
+from recovery.planning.values import FoundFile, PartitionDescription
+from recovery.storage.connect import connect_driver
+from recovery.storage.owned import OwnedPartitions, OwnerPlace, at_owner
+from recovery.storage.scan import log_bytes, read_measures, scan, sizes_in
+from recovery.storage.seam import PartitionStore
+from recovery.storage.sqlite.store import FilePartitions, Share
+from recovery.storage.verify import FullCheck, PartitionCheck, Verdict
+from recovery.wire.address import OwnerAddress
+from recovery.wire.calls import Checked, FileFacts, OwnerCalls
+from recovery.wire.messages import as_error
+from recovery.wire.run_client import Owner
+
+AT_ONCE = 16
+"""Owners that are asked at the same time."""
+
+
+class OwnerCheck:
+    """A full check of one file at an owner: a `FullCheck`."""
+
+    def __init__(self, owner: Owner, name: str) -> None:
+        self.path = Path(owner.location, name)
+        self._owner = owner
+
+    def run(self) -> Verdict:
+        """Have everything read once and return the verdict."""
+        [found] = self._owner.ask(OwnerCalls.verify, [self.path.name])
+        return _verdict(self._owner, found)
+
+    def cancel(self) -> None:
+        """Let the owner end the check."""
+        # One that is lost has ended it.
+        with contextlib.suppress(RecoveryError):
+            self._owner.ask(OwnerCalls.end_checks)
+
+
+class OwnerAccess(NamedTuple):
+    """How the owners of a run or look are reached. owners: as the user named them."""
+
+    owners: tuple[str, ...] = ()
+    token_file: Path | None = None
+    tls_ca: Path | None = None
+
+    def connect(self, deadline_s: float) -> list[Owner]:
+        """Return each owner, to be connected with the first call. deadline_s: how long that may take.
+
+        Raises ConfigurationError."""
+        if not self.owners:
+            return []
+        if self.token_file is None:
+            raise ConfigurationError(
+                "owners were named, and no token",
+                cause="They answer only those who have the token that they were started with.",
+                remedy="Give its file: --token-file FILE",
+            )
+        token = read_token(self.token_file)
+        tls_ca_pem = None if self.tls_ca is None else read_authorities(self.tls_ca)
+        places = [host_and_port(owner) for owner in self.owners]
+        return [
+            Owner(OwnerAddress(host.strip("[]"), port, Lease(ExecutionNumber(0), ""), 0, deadline_s, tls_ca_pem), token)
+            for host, port in places
+        ]
+
+
+class Locations:
+    """The places of one run or look. Without owners, the directory alone, and everything is as it is there.
+
+    Several locations may have copies of one partition. `found` chooses among them, and what comes later means the
+    chosen ones.
+    """
+
+    def __init__(self, directory: Path, owners: Sequence[Owner] = ()) -> None:
+        self.directory = directory
+        self.owners = tuple(owners)
+        self.notes: tuple[str, ...] = ()
+        """On each copy that is not used."""
+        self._owner_of: dict[PartitionIndex, Owner | None] = {}
+        self._known: dict[PartitionIndex, FileFacts] = {}
+
+    def hold(self, run: str, purpose: str, task_key: bytes) -> None:
+        """Have every owner lock its directory, until `release` or the end of this process. The caller holds the lock of
+        the own one. run: a text that nobody else has. Raises DirectoryLockedError."""
+        for owner in self.owners:
+            owner.hold(run, f"{purpose} on {socket.gethostname()}", task_key)
+
+    def found(self) -> list[FoundFile]:
+        """Return the files that a plan is made of: of several copies the one that counts. Raises what `choose_copies`
+        raises, and the error of the first file that cannot be read; without owners, as `scan` does."""
+        return self.chosen(self.asked()) if self.owners else scan(self.directory)
+
+    def chosen(self, asked: Sequence[Location]) -> list[FoundFile]:
+        """Return what `found` returns, of what locations were `asked` and have said."""
+        chosen = choose_copies(asked)
+        self.notes = chosen.notes
+        named = {owner.location: owner for owner in self.owners}
+        self._owner_of = {copy.partition.index: named.get(copy.location) for copy in chosen.copies}
+        return [FoundFile(copy.partition.path, copy.partition) for copy in chosen.copies]
+
+    def asked(self) -> list[Location]:
+        """Return what each location has, the own one first, with owners. Raises the error of the first file that cannot
+        be read."""
+        return [self._own(), *each(self._at_owner, self.owners, at_once=AT_ONCE, name="owner")]
+
+    def _own(self) -> Location:
+        try:
+            files = scan(self.directory)
+        except NoPartitionsError:
+            # It may hold none, but it has to be there.
+            if not self.directory.is_dir():
+                raise
+            files = []
+        return Location(str(self.directory), tuple(_described(file) for file in files))
+
+    @staticmethod
+    def _at_owner(owner: Owner) -> Location:
+        described = []
+        for found in owner.ask(OwnerCalls.found):
+            error: RecoveryError | None = None
+            if found.refusal is not None:
+                error = as_error(found.refusal, owner.location)
+                error.path = str(Path(owner.location, found.name))
+            described.append(_described(FoundFile(Path(owner.location, found.name), found.description, error)))
+        return Location(owner.location, tuple(at_owner(owner, each) for each in described))
+
+    def sizes(self, partition: PartitionDescription) -> dict[str, StepSize] | None:
+        """See `recovery.storage.scan.sizes_in`."""
+        at_owner = self._facts(partition)
+        return sizes_in(partition.path) if at_owner is None else at_owner.sizes
+
+    def measures(self, partition: PartitionDescription) -> list[Measure]:
+        """See `recovery.storage.scan.read_measures`."""
+        at_owner = self._facts(partition)
+        return read_measures(partition.path) if at_owner is None else at_owner.measures
+
+    def log_bytes(self, partition: PartitionDescription) -> int:
+        """See `recovery.storage.scan.log_bytes`."""
+        at_owner = self._facts(partition)
+        return log_bytes(partition.path) if at_owner is None else at_owner.log_bytes
+
+    def _facts(self, partition: PartitionDescription) -> FileFacts | None:
+        """Return what the owner of a partition says of it, asked once; None without an owner."""
+        owner = self.owner_of(partition.index)
+        if owner is not None and partition.index not in self._known:
+            self._known[partition.index] = owner.ask(OwnerCalls.facts, partition.path.name)
+        return None if owner is None else self._known[partition.index]
+
+    def connect(self, partitions: Sequence[PartitionDescription], scratch: Path, clock: Clock) -> PartitionStore:
+        """Open these partitions, all of a store in the order of their indexes, for writing."""
+        if not self.owners:
+            return connect_driver(partitions, scratch, clock)
+        count = len(partitions)
+        indexes = {owner: [i for i, held in self._owner_of.items() if held is owner] for owner in (None, *self.owners)}
+        own = FilePartitions(
+            [partitions[index].path for index in indexes[None]],
+            scratch,
+            clock,
+            Share(self.directory, tuple(indexes[None]), count),
+        )
+        try:
+            store_id = partitions[0].store_id
+            return OwnedPartitions(own, [OwnerPlace(o, store_id, indexes[o], count) for o in self.owners])
+        except BaseException:
+            own.release()
+            raise
+
+    def checks(self, partitions: Sequence[PartitionDescription]) -> list[FullCheck]:
+        """Return a full check of each of these partitions."""
+        return [self._check(each) for each in partitions]
+
+    def _check(self, partition: PartitionDescription) -> FullCheck:
+        owner = self.owner_of(partition.index)
+        return PartitionCheck(partition.path) if owner is None else OwnerCheck(owner, partition.path.name)
+
+    def owner_of(self, index: PartitionIndex) -> Owner | None:
+        """Return the owner that has a partition; None if it is in the own directory."""
+        return self._owner_of.get(index)
+
+    def release(self) -> None:
+        """End all connections; owners let the run go. May be called again."""
+        for owner in self.owners:
+            owner.release()
+
+
+def _described(file: FoundFile) -> PartitionDescription:
+    if file.error is not None:
+        raise file.error
+    assert file.description is not None
+    return file.description
+
+
+def _verdict(owner: Owner, found: Checked) -> Verdict:
+    return Verdict(Path(owner.location, found.name), found.rows, found.problems)

@@ -1,0 +1,316 @@
+"""The driver's store of partitions that are spread over hosts: files of its own directory, and those of owners.
+
+Every operation goes to all places at the same time, and returns when the last of them has answered. So an epoch is
+closed when every owner has said that its partitions have it, as with files: the closing protocol is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from recovery.base.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
+from recovery.errors import OwnerUnreachableError
+from recovery.planning.measures import ClosedPartition, Measure, StepSize
+from recovery.planning.values import Execution, PartitionDescription, StepEdit
+from recovery.storage.reach import spread_address
+from recovery.storage.seam import BatchCount, CloseRequest, Collected, added_up, of_all_steps
+from recovery.storage.sqlite.store import FilePartitions, epoch_of
+from recovery.values.keys import home_of
+from recovery.wire.address import owner_address
+from recovery.wire.calls import Closing, Edit, OwnerCalls
+from recovery.wire.run_client import Owner
+
+T = TypeVar("T")
+
+
+class Place(Protocol):
+    """The partitions of one place: `FilePartitions` for a share of them, or an owner's. Arguments and results that are
+    one for each partition are those of `indexes`, in this order."""
+
+    indexes: tuple[PartitionIndex, ...]
+
+    def describe(self) -> list[PartitionDescription]: ...
+    def prepare(self, execution: Execution) -> Path | None: ...
+    def allow(self, steps: Sequence[StepId]) -> None: ...
+    def begin(self, execution: Execution, planned: Mapping[PartitionIndex, PartitionDescription | None]) -> None: ...
+    def make_deltas(self, execution: Execution, steps: Sequence[StepId]) -> None: ...
+    def address(self, lease: Lease) -> str: ...
+    def open(self, lease: Lease, batch: BatchId) -> None: ...
+    def check(self, lease: Lease) -> None: ...
+    def seal(self, lease: Lease, batch: BatchId, *, apart: bool = True) -> None: ...
+    def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[ClosedPartition]: ...
+    def fold(self, lease: Lease, epoch: Epoch) -> Sequence[Mapping[str, StepSize]]: ...
+    def collect(self, floor: Epoch) -> list[Collected]: ...
+    def begin_input(self, lease: Lease, content: str) -> None: ...
+    def newest_beginning(self) -> tuple[int, str, str] | None: ...
+    def checkpoint(self) -> None: ...
+    def record(self, measure: Measure) -> None: ...
+    def counts_of_steps(self, batch: BatchId) -> dict[StepId, BatchCount]: ...
+    def next_due_ms(self, lease: Lease, steps: Collection[StepId] | None = None) -> int | None: ...
+    def driver_rows(
+        self, step: StepId, resume_epoch: Epoch | None = None
+    ) -> Generator[tuple[str, str | bytes], None, None]: ...
+    def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]: ...
+    def release(self) -> None: ...
+
+
+class OwnerPlace:
+    """The partitions of an owner that a run holds: a `Place`."""
+
+    def __init__(self, owner: Owner, store_id: str, indexes: Sequence[PartitionIndex], count: int) -> None:
+        """Opens them there."""
+        self.indexes = tuple(indexes)
+        self._owner = owner
+        self._count = count
+        owner.ask(OwnerCalls.take, store_id, list(indexes), count)
+
+    def describe(self) -> list[PartitionDescription]:
+        return [at_owner(self._owner, each) for each in self._owner.ask(OwnerCalls.describe)]
+
+    def prepare(self, execution: Execution) -> None:
+        self._owner.ask(OwnerCalls.prepare, execution)
+
+    def allow(self, steps: Sequence[StepId]) -> None:
+        self._owner.ask(OwnerCalls.allow, list(steps))
+
+    def begin(self, execution: Execution, planned: Mapping[PartitionIndex, PartitionDescription | None]) -> None:
+        self._owner.ask(OwnerCalls.begin, execution, dict(planned))
+
+    def make_deltas(self, execution: Execution, steps: Sequence[StepId]) -> None:
+        self._owner.ask(OwnerCalls.make_deltas, execution, list(steps))
+
+    def address(self, lease: Lease) -> str:
+        at = self._owner.address
+        return owner_address(
+            self._owner.location, lease, self._count, deadline_s=at.deadline_s, tls_ca_pem=at.tls_ca_pem
+        )
+
+    def open(self, lease: Lease, batch: BatchId) -> None:
+        self._owner.ask(OwnerCalls.open, lease, batch)
+
+    def check(self, lease: Lease) -> None:
+        self._owner.ask(OwnerCalls.check, lease)
+
+    def seal(self, lease: Lease, batch: BatchId, *, apart: bool = True) -> None:
+        self._owner.ask(OwnerCalls.seal, lease, batch, apart)
+
+    def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[ClosedPartition]:
+        # A function cannot be sent: the driver converts, and sends each partition what comes out for its keys.
+        converted = {edit: self._converted(edit) for request in requests[:1] for edit in request.edits}
+        given = [
+            Closing(
+                request.epoch,
+                request.batch,
+                request.closed_ms,
+                request.clock_ms,
+                request.floor,
+                {step: dict(values) for step, values in request.driver_rows.items()},
+                [Edit(edit.old, edit.new, converted[edit].get(index)) for edit in request.edits],
+                {step: dict(states) for step, states in request.state_rows.items()},
+                request.logged,
+            )
+            for index, request in zip(self.indexes, requests, strict=True)
+        ]
+        return self._owner.ask(OwnerCalls.close, lease, given)
+
+    def _converted(self, edit: StepEdit) -> dict[PartitionIndex, dict[str, str | None]]:
+        """Return the new values of an edited step's keys, for each partition; nothing if the edit converts none."""
+        if edit.convert is None:
+            return {}
+        found: dict[PartitionIndex, dict[str, str | None]] = {index: {} for index in self.indexes}
+        with closing(self.driver_rows(edit.old)) as rows:
+            for key, text in rows:
+                assert isinstance(text, str)
+                found[home_of(edit.old, self._count, key)][key] = edit.convert(key, text)
+        return found
+
+    def fold(self, lease: Lease, epoch: Epoch) -> Sequence[Mapping[str, StepSize]]:
+        return self._owner.ask(OwnerCalls.fold, lease, epoch)
+
+    def collect(self, floor: Epoch) -> list[Collected]:
+        return self._owner.ask(OwnerCalls.collect, floor)
+
+    def begin_input(self, lease: Lease, content: str) -> None:
+        self._owner.ask(OwnerCalls.begin_input, lease, content)
+
+    def newest_beginning(self) -> tuple[int, str, str] | None:
+        return self._owner.ask(OwnerCalls.beginning)
+
+    def checkpoint(self) -> None:
+        self._owner.ask(OwnerCalls.checkpoint)
+
+    def record(self, measure: Measure) -> None:
+        self._owner.ask(OwnerCalls.record, measure)
+
+    def counts_of_steps(self, batch: BatchId) -> dict[StepId, BatchCount]:
+        return self._owner.ask(OwnerCalls.counts, batch)
+
+    def next_due_ms(self, lease: Lease, steps: Collection[StepId] | None = None) -> int | None:
+        return self._owner.ask(OwnerCalls.next_due_ms, lease, None if steps is None else list(steps))
+
+    def driver_rows(
+        self, step: StepId, resume_epoch: Epoch | None = None
+    ) -> Generator[tuple[str, str | bytes], None, None]:
+        with closing(self._owner.stream(OwnerCalls.driver_rows, step, resume_epoch)) as found:
+            for some in found:
+                yield from some
+
+    def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]:
+        return self._owner.ask(OwnerCalls.known_steps, resume_epoch)
+
+    def release(self) -> None:
+        self._owner.release()
+
+
+def at_owner(owner: Owner, description: PartitionDescription) -> PartitionDescription:
+    """Return a description whose path says which owner has the file: "h1:7337/part-0.sqlite3"."""
+    return replace(description, path=Path(owner.location, description.path.name))
+
+
+class OwnedPartitions:
+    """The partitions of one store in several places: a `PartitionStore` but for `fence`, which only a store of files
+    has. The driver's own directory has its scratch files, and perhaps partitions."""
+
+    def __init__(self, own: FilePartitions, others: Sequence[Place]) -> None:
+        self.partition_count = own.partition_count
+        self._own = own
+        self._places: list[Place] = [own, *others]
+        self._pool = ThreadPoolExecutor(len(self._places), thread_name_prefix="place")
+
+    def describe(self) -> list[PartitionDescription]:
+        """See `PartitionStore.describe`."""
+        return self._in_order(self._each(lambda place: place.describe()))
+
+    def prepare(self, execution: Execution) -> Path:
+        """See `PartitionStore.prepare`. Owners have scratch directories of their own."""
+        self._each(lambda place: place.prepare(execution))
+        return self._own.scratch
+
+    @property
+    def scratch(self) -> Path:
+        """The scratch directory of the execution, on this host."""
+        return self._own.scratch
+
+    def start(
+        self, execution: Execution, steps: Sequence[StepId], planned: Sequence[PartitionDescription] = ()
+    ) -> None:
+        """See `PartitionStore.start`. As in one directory, partitions that lacked an epoch come before those that hold
+        it, wherever they are."""
+        self._each(lambda place: place.allow(steps))
+        seen: dict[PartitionIndex, PartitionDescription | None] = {
+            index: planned[index] if planned else None for place in self._places for index in place.indexes
+        }
+        for epoch in sorted({epoch_of(each) for each in seen.values()}):
+
+            def begin(place: Place, epoch: Epoch = epoch) -> None:
+                mine = {index: seen[index] for index in place.indexes if epoch_of(seen[index]) == epoch}
+                if mine:
+                    place.begin(execution, mine)
+
+            self._each(begin)
+        self._each(lambda place: place.make_deltas(execution, steps))
+
+    def address(self, lease: Lease) -> str:
+        """See `PartitionStore.address`."""
+        held = [place for place in self._places if place.indexes]
+        return spread_address(lease, self.partition_count, [(place.address(lease), place.indexes) for place in held])
+
+    def open(self, lease: Lease, batch: BatchId) -> None:
+        """See `PartitionStore.open`."""
+        self._each(lambda place: place.open(lease, batch))
+
+    def check(self, lease: Lease) -> None:
+        """See `PartitionStore.check`. It asks every owner."""
+        self._each(lambda place: place.check(lease))
+
+    def seal(self, lease: Lease, batch: BatchId, *, apart: bool = True) -> None:
+        """See `PartitionStore.seal`."""
+        self._each(lambda place: place.seal(lease, batch, apart=apart))
+
+    def close(self, lease: Lease, requests: Sequence[CloseRequest]) -> list[ClosedPartition]:
+        """See `PartitionStore.close`. Places clear what they have closed without waiting for others: it is in their
+        partitions, and if another one fails, the run ends."""
+        return self._in_order(
+            self._each(lambda place: place.close(lease, [requests[index] for index in place.indexes]))
+        )
+
+    def fold(self, lease: Lease, epoch: Epoch) -> list[Mapping[str, StepSize]]:
+        """See `PartitionStore.fold`."""
+        return self._in_order(self._each(lambda place: place.fold(lease, epoch)))
+
+    def collect(self, floor: Epoch) -> list[Collected]:
+        """See `PartitionStore.collect`."""
+        return self._in_order(self._each(lambda place: place.collect(floor)))
+
+    def begin_input(self, lease: Lease, content: str) -> None:
+        """See `PartitionStore.begin_input`."""
+        self._each(lambda place: place.begin_input(lease, content))
+
+    def beginning(self) -> str | None:
+        """See `PartitionStore.beginning`."""
+        found = [each for each in self._each(lambda place: place.newest_beginning()) if each is not None]
+        return max(found)[2] if found else None
+
+    def checkpoint(self) -> None:
+        """See `PartitionStore.checkpoint`."""
+        self._each(lambda place: place.checkpoint())
+
+    def record(self, measure: Measure) -> None:
+        """See `PartitionStore.record`. The first partition has the measures."""
+        next(place for place in self._places if PartitionIndex(0) in place.indexes).record(measure)
+
+    def counts(self, lease: Lease, batch: BatchId) -> BatchCount:
+        """See `PartitionStore.counts`."""
+        by_place = self._each(lambda place: place.counts_of_steps(batch))
+        steps = {step for counts in by_place for step in counts}
+        return of_all_steps(added_up(counts[step] for counts in by_place if step in counts) for step in steps)
+
+    def next_due_ms(self, lease: Lease, steps: Collection[StepId] | None = None) -> int | None:
+        """See `PartitionStore.next_due_ms`."""
+        found = self._each(lambda place: place.next_due_ms(lease, steps))
+        return min((due for due in found if due is not None), default=None)
+
+    def driver_values(self, step: StepId, resume_epoch: Epoch | None = None) -> dict[str, str | bytes]:
+        """See `PartitionStore.driver_values`."""
+        return dict(self.driver_rows(step, resume_epoch))
+
+    def driver_rows(
+        self, step: StepId, resume_epoch: Epoch | None = None
+    ) -> Generator[tuple[str, str | bytes], None, None]:
+        """See `PartitionStore.driver_rows`."""
+        for place in self._places:
+            with closing(place.driver_rows(step, resume_epoch)) as rows:
+                yield from rows
+
+    def known_steps(self, resume_epoch: Epoch | None = None) -> set[StepId]:
+        """See `PartitionStore.known_steps`."""
+        return set().union(*self._each(lambda place: place.known_steps(resume_epoch)))
+
+    def release(self) -> None:
+        """See `PartitionStore.release`. Owners let the run go."""
+        self._pool.shutdown()
+        for place in self._places:
+            place.release()
+
+    def _each(self, work: Callable[[Place], T]) -> list[T]:
+        """Do `work` for all places in parallel. Waits for all before raising an error: one that says why a run lost its
+        right to write comes before one that a place is lost."""
+        futures = [self._pool.submit(work, place) for place in self._places]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise min(errors, key=lambda error: isinstance(error, OwnerUnreachableError))
+        return [future.result() for future in futures]
+
+    def _in_order(self, found: Iterable[Iterable[T]]) -> list[T]:
+        """Return what the places have for each partition, in the order of the indexes."""
+        pairs: Iterator[tuple[PartitionIndex, T]] = (
+            pair
+            for place, results in zip(self._places, found, strict=True)
+            for pair in zip(place.indexes, results, strict=True)
+        )
+        return [result for _, result in sorted(pairs, key=lambda pair: pair[0])]

@@ -1,0 +1,321 @@
+"""What a run, or a command that looks, asks an owner. Both ends read the types of arguments and results from the
+annotations here, so nothing but values of these types is ever made from what arrives."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple, Protocol, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from recovery.base.ids import BatchId, Epoch, Lease, PartitionIndex, StepId
+from recovery.planning.measures import ClosedPartition, Measure, StepSize
+from recovery.planning.values import Execution, PartitionDescription
+from recovery.storage.seam import BatchCount, Collected, Edited
+from recovery.wire.frames import WireError
+from recovery.wire.messages import Refusal
+
+Value = Any
+"""Text, bytes or None: msgspec has no type for texts and bytes together. See `check_values`."""
+Row = tuple[str, Value]
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A file of the owner's directory: its description, or why there is none."""
+
+    name: str
+    description: PartitionDescription | None = None
+    refusal: Refusal | None = None
+
+
+class FileFacts(msgspec.Struct, frozen=True):
+    """What a look shows of a partition besides. sizes: of its steps; None: its version does not say. measures: only
+    part-0 has them."""
+
+    log_bytes: int
+    sizes: dict[str, StepSize] | None
+    measures: list[Measure]
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """The result of a full check."""
+
+    name: str
+    rows: int
+    problems: tuple[str, ...]
+
+
+class Serving(msgspec.Struct, frozen=True):
+    """What an owner says of itself. holder: who has its directory locked, as a sentence; empty if nobody has. stops: it
+    ends as soon as the run has closed its epoch."""
+
+    version: str
+    holder: str
+    stops: bool
+
+
+class Stored(msgspec.Struct, frozen=True, array_like=True):
+    """A document of operational state, as `recovery.storage.documents.StoredState`."""
+
+    state_id: str
+    generation: int
+    content: str | None
+    changed_ms: int
+
+
+class Changed(msgspec.Struct, frozen=True, array_like=True):
+    """A document's new content; None removes it. seen: the generation from which it was made; 0: there was none."""
+
+    state_id: str
+    seen: int
+    content: str | None
+
+
+class Edit(msgspec.Struct, frozen=True, array_like=True):
+    """An edit of a step (`StepEdit`). converted: the new value of each key, instead of the function."""
+
+    old: StepId
+    new: StepId | None
+    converted: dict[str, str | None] | None
+
+
+class Closing(msgspec.Struct, frozen=True, array_like=True):
+    """`CloseRequest`."""
+
+    epoch: Epoch
+    batch: BatchId
+    closed_ms: int
+    clock_ms: int
+    floor: Epoch
+    driver_rows: dict[StepId, dict[str, Value]]
+    edits: list[Edit]
+    state_rows: dict[StepId, dict[str, Edited]]
+    logged: bool
+
+
+class OwnerCalls(Protocol):
+    """The calls of one connection that has proved itself with the token.
+
+    A look asks without holding. A run holds the owner's directory on one connection (`hold`); it is held until that
+    connection ends. Its other connections `join` it. `take` opens partitions, which the calls below it then mean, in
+    the order of their indexes; each does what the method of `PartitionStore` with its name does for these.
+    """
+
+    def serving(self) -> Serving:
+        """Say what the owner does."""
+        ...
+
+    def found(self) -> list[Found]:
+        """Describe all partitions in the owner's directory."""
+        ...
+
+    def facts(self, name: str) -> FileFacts:
+        """Tell more of one file."""
+        ...
+
+    def verify(self, names: list[str]) -> list[Checked]:
+        """Check files in full."""
+        ...
+
+    def documents(self, ids: list[str]) -> list[Stored]:
+        """Return the documents of these ids, as of one moment. The owner has partition 0."""
+        ...
+
+    def documents_of(self, prefix: str) -> list[Stored]:
+        """Return all documents whose id begins so, removed ones included, sorted by id."""
+        ...
+
+    def change_documents(self, changes: list[Changed], now_ms: int, busy_ms: int) -> list[Stored] | None:
+        """Change documents in one transaction, and return them; None, with nothing changed, if one of them has another
+        generation than was seen. busy_ms: how long to wait for other writers."""
+        ...
+
+    def forget_documents(self, ids: list[str], busy_ms: int) -> int:
+        """Remove documents without a trace; return how many there were."""
+        ...
+
+    def place_documents(self, placed: list[Stored], busy_ms: int) -> None:
+        """Write documents unchanged, generation and time included."""
+        ...
+
+    def hold(self, run: str, purpose: str, masked_key: str) -> None:
+        """Lock the directory for a run. masked_key: the task key, masked by `proof.masked`."""
+        ...
+
+    def still(self, run: str) -> Serving:
+        """Say that the run goes on. The holding connection has to do so from time to time."""
+        ...
+
+    def let_go(self) -> None:
+        """End the hold of this connection. The directory is free when this returns."""
+        ...
+
+    def join(self, run: str) -> None:
+        """Make this a connection of the run that holds the directory."""
+        ...
+
+    def take(self, store_id: str, indexes: list[PartitionIndex], count: int) -> None:
+        """Open these partitions of a store for writing."""
+        ...
+
+    def end_checks(self) -> None:
+        """End the full checks (`verify`) of this run, now and later."""
+        ...
+
+    def describe(self) -> list[PartitionDescription]:
+        """See `PartitionStore.describe`."""
+        ...
+
+    def prepare(self, execution: Execution) -> None:
+        """See `PartitionStore.prepare`."""
+        ...
+
+    def allow(self, steps: list[StepId]) -> None:
+        """Make room for the deltas of these steps, or refuse."""
+        ...
+
+    def begin(self, execution: Execution, planned: dict[PartitionIndex, PartitionDescription | None]) -> None:
+        """Begin an execution in some partitions: a part of `PartitionStore.start`."""
+        ...
+
+    def make_deltas(self, execution: Execution, steps: list[StepId]) -> None:
+        """Create the deltas of an execution that has begun: the rest of `PartitionStore.start`. Tasks may come now."""
+        ...
+
+    def open(self, lease: Lease, batch: BatchId) -> None:
+        """See `PartitionStore.open`."""
+        ...
+
+    def check(self, lease: Lease) -> None:
+        """See `PartitionStore.check`."""
+        ...
+
+    def seal(self, lease: Lease, batch: BatchId, apart: bool) -> None:
+        """See `PartitionStore.seal`."""
+        ...
+
+    def close(self, lease: Lease, requests: list[Closing]) -> list[ClosedPartition]:
+        """See `PartitionStore.close`."""
+        ...
+
+    def fold(self, lease: Lease, epoch: Epoch) -> list[dict[str, StepSize]]:
+        """See `PartitionStore.fold`."""
+        ...
+
+    def collect(self, floor: Epoch) -> list[Collected]:
+        """See `PartitionStore.collect`."""
+        ...
+
+    def begin_input(self, lease: Lease, content: str) -> None:
+        """See `PartitionStore.begin_input`."""
+        ...
+
+    def beginning(self) -> tuple[int, str, str] | None:
+        """Return the newest row that says where the input begins: execution, its id, and the content."""
+        ...
+
+    def checkpoint(self) -> None:
+        """See `PartitionStore.checkpoint`."""
+        ...
+
+    def record(self, measure: Measure) -> None:
+        """See `PartitionStore.record`."""
+        ...
+
+    def counts(self, batch: BatchId) -> dict[StepId, BatchCount]:
+        """Return what was applied for a batch so far, by step."""
+        ...
+
+    def next_due_ms(self, lease: Lease, steps: list[StepId] | None) -> int | None:
+        """See `PartitionStore.next_due_ms`."""
+        ...
+
+    def driver_rows(self, step: StepId, resume_epoch: Epoch | None) -> Iterator[list[Row]]:
+        """See `PartitionStore.driver_rows`; some rows at a time."""
+        ...
+
+    def known_steps(self, resume_epoch: Epoch | None) -> set[StepId]:
+        """See `PartitionStore.known_steps`."""
+        ...
+
+
+class Verb(NamedTuple):
+    """How a call is read: its arguments, and its result, or the items of it if it is a stream."""
+
+    arguments: msgspec.msgpack.Decoder[Any]
+    result: msgspec.msgpack.Decoder[Any]
+    is_stream: bool
+
+
+def verb(name: str) -> Verb:
+    """Return how a call is read. Raises WireError if there is none of this name."""
+    found = _VERBS.get(name)
+    if found is None:
+        raise WireError(f"there is no call {name!r:.40}")
+    return found
+
+
+def _verb(function: Any) -> Verb:
+    hints = get_type_hints(function)
+    result = hints.pop("return")
+    is_stream = get_origin(result) is Iterator
+    arguments: Any = tuple[tuple(hints.values())]  # type: ignore[misc]  # made when it runs
+    return Verb(_decoder(arguments), _decoder(get_args(result)[0] if is_stream else result), is_stream)
+
+
+def check_values(values: Iterable[Value]) -> None:
+    """Raise WireError unless these are texts, bytes or None."""
+    for value in values:
+        if not isinstance(value, str | bytes | None):
+            raise WireError(f"a value of type {type(value).__name__}")
+
+
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind, dec_hook=_from_text)
+
+
+def _from_text(kind: type, text: Any) -> Any:
+    if issubclass(kind, PurePath) and isinstance(text, str):
+        return Path(text)
+    raise TypeError(f"{kind.__name__} is not sent")
+
+
+def _to_text(found: Any) -> Any:
+    if isinstance(found, PurePath):
+        return str(found)
+    raise TypeError(f"{type(found).__name__} is not sent")
+
+
+# Made before there are threads: msgspec is not safe while it first looks at a type.
+_VERBS = {
+    name: _verb(function)
+    for name, function in vars(OwnerCalls).items()
+    if inspect.isfunction(function) and not name.startswith("_")
+}
+_encoder = msgspec.msgpack.Encoder(enc_hook=_to_text)
+encode = _encoder.encode
+_named = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
+
+
+def write_call(name: str, arguments: tuple[Any, ...]) -> bytes:
+    """Return a call as a message."""
+    return _encoder.encode((name, arguments))
+
+
+def read_call(body: bytes) -> tuple[str, tuple[Any, ...]]:
+    """Return name and arguments of a call. Raises WireError."""
+    try:
+        name, given = _named.decode(body)
+        return name, verb(name).arguments.decode(given)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise WireError(f"a call that cannot be read: {error}") from None
+
+
+def read_result(name: str, body: bytes) -> Any:
+    """Return the result of a call, or some of its items. Raises WireError."""
+    try:
+        return verb(name).result.decode(body)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise WireError(f"an answer to {name} that cannot be read: {error}") from None

@@ -1,0 +1,49 @@
+"""The owner's end of a connection of a run or look: one call, read, done and answered."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from recovery.errors import RecoveryError, StorageError
+from recovery.wire import calls, messages
+from recovery.wire.answers import Answers
+from recovery.wire.frames import VALUE_BYTES, Kind, WireError
+from recovery.wire.service import RunConnection
+
+
+def serve_call(answers: Answers, run: RunConnection, log: Callable[[str], None]) -> None:
+    """Wait for a call and answer it. Raises OSError and WireError."""
+    kind, body = answers.channel.message(VALUE_BYTES, idle=True)
+    if kind != Kind.CALL:
+        raise WireError(f"a message of kind {kind} instead of a call")
+    name, arguments = calls.read_call(body)
+    is_stream = calls.verb(name).is_stream
+    try:
+        with answers.working():
+            result = _done(partial(getattr(run, name), *arguments), log)
+            if is_stream:
+                with contextlib.closing(result):
+                    while (some := _done(partial(next, result, None), log)) is not None:
+                        answers.put(Kind.STATES, calls.encode(some))
+    except RecoveryError as error:
+        answers.refuse(error)
+        return
+    answers.send(Kind.ANSWER, calls.encode(None if is_stream else result))
+
+
+def _done(work: Callable[[], Any], log: Callable[[str], None]) -> Any:
+    """Do a part of a call. Only typed errors come out of it: none of them is one of the connection."""
+    try:
+        return work()
+    except RecoveryError:
+        raise
+    except OSError as error:
+        raise StorageError(str(error)) from error
+    except Exception as error:
+        log("".join(traceback.format_exception(error)).rstrip())
+        refusal = messages.as_refusal(error)
+        raise StorageError(refusal.found, cause=refusal.cause, remedy=refusal.remedy) from error

@@ -1,0 +1,227 @@
+"""A run's end, or a look's, of the connections to an owner service.
+
+Nothing is repeated: an owner that is lost ends the run, and the same command continues from the last closed epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from recovery.errors import LeaseLostError, OwnerUnreachableError, RecoveryError
+from recovery.wire import calls, messages
+from recovery.wire.address import OwnerAddress
+from recovery.wire.calls import OwnerCalls
+from recovery.wire.client import Line, RefusedError, next_message, reason_of
+from recovery.wire.frames import Channel, Kind, WireError
+from recovery.wire.proof import masked
+
+STILL_S = 10.0
+"""How often a run says that it goes on."""
+CLASSIFY_S = 5.0
+"""How long a run that has lost a connection asks the owner why."""
+LET_GO_S = 1.0
+"""How long the end of a run waits for what it is just telling the owner."""
+PAUSE_S = 0.2
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Owner:
+    """The connections of one run or look to one owner, each for one call at a time.
+
+    Raises OwnerUnreachableError when the owner does not answer, and what it refuses with. The paths in those errors
+    begin with the owner's location.
+    """
+
+    def __init__(self, address: OwnerAddress, token: bytes) -> None:
+        """address: its deadline is for the first connection."""
+        self.address = address
+        self.location = address.location
+        self._token = token
+        self._lock = threading.Lock()
+        self._idle: list[Line] = []
+        self._run: str | None = None
+        self._holding: Line | None = None
+        self._lost: RecoveryError | None = None
+        self._ended = threading.Event()
+        self._keeper: threading.Thread | None = None
+
+    def hold(self, run: str, purpose: str, task_key: bytes) -> None:
+        """Lock the owner's directory for a run, until `release` or the end of this process. Raises
+        DirectoryLockedError."""
+        line = self._connected()
+        try:
+            key = masked(task_key, self._token, *line.facts)
+            self._on(line, OwnerCalls.hold.__name__, (run, purpose, key))
+        except BaseException:
+            line.drop()
+            raise
+        with self._lock:
+            before, self._idle = self._idle, []
+            self._run, self._holding = run, line
+        # They belong to no run.
+        for each in before:
+            each.drop()
+        self._keeper = threading.Thread(target=self._keep, name=f"hold-{self.location}", daemon=True)
+        self._keeper.start()
+
+    def ask(self, call: Callable[Concatenate[OwnerCalls, P], R], *arguments: P.args, **_: P.kwargs) -> R:
+        """Make a call of `OwnerCalls` and return its result."""
+        with self._line() as line:
+            result: R = self._on(line, call.__name__, arguments)
+            return result
+
+    def stream(
+        self, call: Callable[Concatenate[OwnerCalls, P], Iterator[R]], *arguments: P.args, **_: P.kwargs
+    ) -> Generator[R, None, None]:
+        """Make a call that yields, and yield. Closing the generator early ends the call."""
+        with self._line() as line, self._described():
+            channel = self._channel(line)
+            channel.send(Kind.CALL, calls.write_call(call.__name__, arguments))
+            while (found := next_message(channel))[0] == Kind.STATES:
+                yield calls.read_result(call.__name__, found[1])
+
+    def release(self) -> None:
+        """Have the owner let the run go, and end all connections. May be called again."""
+        self._ended.set()
+        if self._keeper is not None and self._holding is not None and self._lost is None:
+            self._keeper.join(LET_GO_S)
+            if not self._keeper.is_alive():
+                # One that does not answer lets go when the connection ends.
+                with contextlib.suppress(RecoveryError):
+                    self._on(self._holding, OwnerCalls.let_go.__name__, ())
+        with self._lock:
+            lines, self._idle = self._idle, []
+        for line in filter(None, [self._holding, *lines]):
+            if line.channel is not None:
+                line.channel.cut()
+        if self._keeper is not None:
+            self._keeper.join()
+        for line in filter(None, [self._holding, *lines]):
+            line.drop()
+        self._holding = None
+
+    def _on(self, line: Line, name: str, arguments: tuple[Any, ...]) -> Any:
+        with self._described():
+            channel = self._channel(line)
+            channel.send(Kind.CALL, calls.write_call(name, arguments))
+            kind, body = next_message(channel)
+            if kind != Kind.ANSWER:
+                raise WireError(f"a message of kind {kind} instead of an answer")
+            return calls.read_result(name, body)
+
+    @staticmethod
+    def _channel(line: Line) -> Channel:
+        assert line.channel is not None
+        return line.channel
+
+    @contextlib.contextmanager
+    def _described(self) -> Iterator[None]:
+        """Make typed errors of what goes wrong on a connection, each with the owner's location."""
+        try:
+            yield
+        except RefusedError as refused:
+            error = messages.as_error(refused.refusal, self.location)
+            path = error.path or ""
+            error.path = f"{self.location}{path if path.startswith('/') or not path else f'/{path}'}"
+            raise error from None
+        except (OSError, WireError) as error:
+            raise self._why(reason_of(error)) from error
+
+    @contextlib.contextmanager
+    def _line(self) -> Iterator[Line]:
+        """Lend a connection of this run. One whose call failed half-way is not used again."""
+        if self._lost is not None:
+            raise self._lost
+        if self._ended.is_set():
+            raise self._gone("the run has let it go")
+        with self._lock:
+            line = self._idle.pop() if self._idle else None
+        if line is None:
+            line = self._connected()
+            try:
+                if self._run is not None:
+                    self._on(line, OwnerCalls.join.__name__, (self._run,))
+            except BaseException:
+                line.drop()
+                raise
+        try:
+            yield line
+        except RecoveryError as error:
+            if isinstance(error, OwnerUnreachableError) or line.channel is None or line.channel.has_ended():
+                line.drop()
+            else:
+                self._give(line)
+            raise
+        except BaseException:
+            line.drop()
+            raise
+        self._give(line)
+
+    def _give(self, line: Line) -> None:
+        with self._lock:
+            if not self._ended.is_set():
+                self._idle.append(line)
+                return
+        line.drop()
+
+    def _connected(self) -> Line:
+        """Return a new connection; try until the deadline."""
+        line = Line(self.address, self._token, messages.RUN)
+        began_s = time.monotonic()
+        until_s = began_s + (self.address.deadline_s if self._run is None else CLASSIFY_S)
+        while True:
+            try:
+                line.channel = line.connect(until_s)
+                return line
+            except (OSError, WireError) as error:
+                if time.monotonic() + PAUSE_S >= until_s:
+                    raise self._gone(f"{time.monotonic() - began_s:.0f} s: {reason_of(error)}") from error
+            time.sleep(PAUSE_S)
+
+    def _gone(self, reason: str) -> OwnerUnreachableError:
+        return OwnerUnreachableError(
+            f"the owner at {self.location} was not reached for {reason}"
+            if self._run is None
+            else f"the owner at {self.location} was lost: {reason}",
+            cause="Its process or its host was stopped, or the network between is cut.",
+            remedy="Start it (recovery serve DIR --at HOST:PORT), and run the same command again: a run continues from "
+            "the last closed epoch.",
+        )
+
+    def _why(self, reason: str) -> RecoveryError:
+        """Return the error for a connection that broke. A run that was frozen for long may have lost its right to the
+        partitions: then the owner says so."""
+        if self._run is None or self._ended.is_set():
+            return self._gone(reason)
+        line = Line(self.address, self._token, messages.RUN)
+        try:
+            line.channel = line.connect(time.monotonic() + CLASSIFY_S)
+            line.channel.send(Kind.CALL, calls.write_call(OwnerCalls.join.__name__, (self._run,)))
+            next_message(line.channel)
+        except RefusedError as refused:
+            error = messages.as_error(refused.refusal, self.location)
+            if isinstance(error, LeaseLostError):
+                return error
+        except (RecoveryError, OSError, WireError):
+            pass
+        finally:
+            line.drop()
+        return self._gone(reason)
+
+    def _keep(self) -> None:
+        """Say that the run goes on, until it ends or the owner is lost."""
+        assert self._holding is not None
+        assert self._run is not None
+        while not self._ended.wait(STILL_S):
+            try:
+                self._on(self._holding, OwnerCalls.still.__name__, (self._run,))
+            except RecoveryError as error:
+                if not self._ended.is_set():
+                    self._lost = error
+                return

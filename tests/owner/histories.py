@@ -1,0 +1,265 @@
+"""Runs without Spark over owners that are processes of their own, all of which die at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from recovery.base.ids import Lease
+from recovery.owner.service import serve
+from recovery.planning.resume import plan_resume
+from recovery.storage.locations import Locations
+from recovery.wire.address import OwnerAddress
+from recovery.wire.calls import OwnerCalls
+from recovery.wire.run_client import Owner
+from tests.faults.minirun import CLOSE_POINTS, FOLD_POINTS, STARTS, child, die_at, run, states, totals, wait
+from tests.owner.served import TOKEN, spread, token_file
+from tests.stores import paths_of, problems, query
+
+BATCHES = 8
+DRIVER_POINTS = ["start.1", "hold.1", "start.2", "start.3", "start.4", "start.5", "close.1", "close.5"]
+OWNER_POINTS = [
+    *(point for point in CLOSE_POINTS if point not in DRIVER_POINTS), *FOLD_POINTS, "start.3.partition",
+    "start.5.partition",
+]  # fmt: skip
+EXPECTED = {"OwnerUnreachableError", "DirectoryLockedError", "RewindRepeatedError"}
+"""What ends a run whose owners die."""
+PATIENCE_S = 30.0
+
+
+class ForkedOwner:
+    """An owner service in a fork of this process."""
+
+    def __init__(self, directory: Path, token: Path) -> None:
+        self.directory = directory
+        self._token = token
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.pid = 0
+
+    @property
+    def at(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self, crash_at: str = "", visit: int = 1) -> None:
+        """Start it unless it runs; wait until it serves."""
+        if self.running():
+            return
+
+        def work() -> None:
+            log = os.open(self.directory.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            # Pytest may have put something else in the place of standard error.
+            sys.stderr = os.fdopen(log, "w", buffering=1)
+            die_at(crash_at, visit)
+            serve(self.directory, self.at, token_file=self._token)
+
+        self.pid = child(work)
+        until_s = time.monotonic() + PATIENCE_S
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return
+            assert self.running(), self.directory.with_suffix(".log").read_text()
+            assert time.monotonic() < until_s
+            time.sleep(0.005)
+
+    def running(self) -> bool:
+        if self.pid and os.waitpid(self.pid, os.WNOHANG)[0]:
+            self.pid = 0
+        return bool(self.pid)
+
+    def end(self, number: int = signal.SIGKILL) -> None:
+        if self.running():
+            os.kill(self.pid, number)
+            wait(self.pid)
+            self.pid = 0
+
+
+class History:
+    """One store over several places, and what happens to it. The driver's place comes first."""
+
+    def __init__(self, made: Path, count: int, seed: int, root: Path) -> None:
+        self.seed = seed
+        self.chance = random.Random(f"owners {seed}")
+        self.count = count
+        places = self.chance.randrange(3, 5)
+        indexes: list[list[int]] = [[] for _ in range(places)]
+        for index in range(count):
+            self.chance.choice(indexes).append(index)
+        self.places = spread(made, indexes)
+        self.token = token_file(root)
+        self.owners = [ForkedOwner(each, self.token) for each in self.places[1:]]
+        self.report = root / "report.json"
+        self.kills = self.moves = self.rewinds = self.runs = 0
+
+    def settings(self) -> dict:
+        """Of a run."""
+        owners = [each.at for each in self.owners]
+        self.chance.shuffle(owners)
+        return {
+            "owners": tuple(owners),
+            "token_file": self.token,
+            "owner_deadline": 1.5,
+            "backup_interval": 3600,
+            "snapshot_interval": 0,
+        }
+
+    def start_run(self, point: str = "", visit: int = 1, **settings) -> int:
+        """Start a driver; return its process. It leaves the error that ends it in `report`."""
+        self.runs += 1
+        self.report.unlink(missing_ok=True)
+        choices = self.chance.randrange(1 << 30)
+        given = {**self.settings(), **settings}
+
+        def work() -> None:
+            die_at(point, visit)
+            try:
+                run(self.places[0], self.seed, BATCHES, choices, **given)
+            except BaseException as error:
+                self.report.write_text(json.dumps([type(error).__name__, str(error)]))
+                raise
+
+        return child(work)
+
+    def ended(self, code: int) -> None:
+        """Check how a run ended: well, killed, or for a reason that is expected here."""
+        if code == -signal.SIGKILL or code == 0:
+            return
+        name, text = json.loads(self.report.read_text())
+        assert name in EXPECTED, text
+
+    def disturbed_run(self) -> None:
+        """One run in which somebody may die."""
+        settings = self.rewind() if self.chance.random() < 0.25 else {}
+        what = self.chance.choice(["driver at a step", "driver", "owner at a step", "owner", "owner stopped"])
+        victim = self.chance.choice(self.owners)
+        if what == "owner at a step":
+            victim.end(signal.SIGTERM)
+            victim.start(self.chance.choice(OWNER_POINTS), self.chance.randrange(1, 6))
+        for each in self.owners:
+            each.start()
+        steps = (self.chance.choice(DRIVER_POINTS), self.chance.randrange(1, 4)) if what == "driver at a step" else ()
+        pid = self.start_run(*steps, **settings)
+        if what in ("driver", "owner", "owner stopped"):
+            time.sleep(self.chance.random() * 0.5)
+        if what == "driver":
+            os.kill(pid, signal.SIGKILL)
+        elif what == "owner":
+            victim.end()
+        elif what == "owner stopped":
+            victim.end(signal.SIGTERM)
+        code = wait(pid)
+        self.kills += code != 0
+        self.ended(code)
+        self.wait_until_free()
+
+    def wait_until_free(self) -> None:
+        """Until the owners know that the driver is gone, which takes milliseconds."""
+        until_s = time.monotonic() + PATIENCE_S
+        for each in self.owners:
+            while each.running():
+                with contextlib.suppress(Exception):
+                    owner = self.client(each)
+                    try:
+                        if not owner.ask(OwnerCalls.serving).holder:
+                            break
+                    finally:
+                        owner.release()
+                assert time.monotonic() < until_s, each.directory.with_suffix(".log").read_text()
+                time.sleep(0.005)
+
+    @staticmethod
+    def client(owner: ForkedOwner) -> Owner:
+        return Owner(OwnerAddress("127.0.0.1", owner.port, Lease(0, ""), 0, 1.0), TOKEN.encode())
+
+    def rewind(self) -> dict:
+        """Settings that go back to an epoch that is held; none if there is no plan."""
+        for each in self.owners:
+            each.start()
+        places = Locations(self.places[0], [self.client(each) for each in self.owners])
+        try:
+            plan = plan_resume(places.found())
+        finally:
+            places.release()
+        self.rewinds += 1
+        return {"resume_after": self.chance.choice(list(plan.window)) - 1} if plan.snapshot is not None else {}
+
+    def move(self) -> None:
+        """Copy a partition to another place, and perhaps leave the old copy behind."""
+        for each in self.owners:
+            each.end(signal.SIGTERM)
+        index = self.chance.randrange(self.count)
+        newest = self.newest()[index]
+        target = self.chance.choice(self.places) / newest.name
+        if target == newest:
+            return
+        self.moves += 1
+        for suffix in ("-wal", "-shm"):
+            target.with_name(target.name + suffix).unlink(missing_ok=True)
+        # A copy while nobody has it open: with its log, if a process died.
+        for suffix in ("", "-wal"):
+            source = newest.with_name(newest.name + suffix)
+            if source.exists():
+                shutil.copyfile(source, target.with_name(target.name + suffix))
+        if self.chance.random() < 0.6:
+            for suffix in ("", "-wal", "-shm"):
+                newest.with_name(newest.name + suffix).unlink(missing_ok=True)
+
+    def newest(self) -> list[Path]:
+        """The newest copy of each partition, found without the package."""
+        found = []
+        for index in range(self.count):
+            copies = [path for place in self.places if (path := place / f"part-{index}.sqlite3").exists()]
+            found.append(max(copies, key=age_of))
+        return found
+
+    def check(self, root: Path) -> None:
+        """The state is that of a plain loop, and every file is sound."""
+        for each in self.owners:
+            each.end(signal.SIGTERM)
+        together = root / "together"
+        together.mkdir()
+        for path in self.newest():
+            for suffix in ("", "-wal"):
+                if path.with_name(path.name + suffix).exists():
+                    shutil.copyfile(path.with_name(path.name + suffix), together / (path.name + suffix))
+        assert states(together) == totals(self.seed, BATCHES)
+        assert problems(together) == []
+        assert len(set((self.places[0] / STARTS).read_text().split())) == 1, "what was seen starts at one place"
+        assert len(paths_of(together)) == self.count
+
+
+def age_of(path: Path) -> tuple[int, int]:
+    [(execution,)] = query(path, "SELECT coalesce(max(ex_num), 0) FROM exs")
+    [(epoch,)] = query(path, "SELECT coalesce(max(epoch), 0) FROM epochs")
+    return execution, epoch
+
+
+def play(made: Path, count: int, seed: int, root: Path) -> History:
+    """One history, to its end; checks it."""
+    history = History(made, count, seed, root)
+    try:
+        for _ in range(history.chance.randrange(2, 6)):
+            history.disturbed_run()
+            if history.chance.random() < 0.3:
+                history.move()
+        for each in history.owners:
+            each.start()
+        code = wait(history.start_run())
+        assert code == 0, history.report.read_text() if history.report.exists() else code
+        history.check(root)
+    except BaseException as error:
+        error.add_note(f"seed {seed}, {count} partitions in {history.places}")
+        raise
+    finally:
+        for each in history.owners:
+            each.end()
+    return history

@@ -1,0 +1,40 @@
+"""Runs whose partitions are at several owners are exact, whoever dies: random histories against a plain loop."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.owner.histories import History, play
+
+
+def played(store_maker, root: Path, seeds: range) -> list[History]:
+    """Several histories."""
+    found = []
+    for seed in seeds:
+        directory = root / f"{seed}"
+        directory.mkdir()
+        count = random.Random(seed).randrange(2, 6)
+        found.append(play(store_maker(count), count, seed, directory))
+        for place in found[-1].places:
+            shutil.rmtree(place)
+    return found
+
+
+def test_a_few_histories(store_maker, tmp_path):
+    """Owners and drivers are killed at steps and at any moment, files are copied and moved, runs go back."""
+    histories = played(store_maker, tmp_path, range(4))
+    assert sum(each.kills for each in histories) > 1, "kills must hit"
+
+
+@pytest.mark.long
+def test_many_histories(store_maker, tmp_path):
+    """The same; RECOVERY_TEST_OWNER_HISTORIES says how many."""
+    number = int(os.environ.get("RECOVERY_TEST_OWNER_HISTORIES", "100"))
+    histories = played(store_maker, tmp_path, range(100, 100 + number))
+    kills, moves, rewinds = (sum(getattr(each, what) for each in histories) for what in ("kills", "moves", "rewinds"))
+    print(f"histories: {number}, runs that did not end well: {kills}, files moved: {moves}, rewinds: {rewinds}")

@@ -1,0 +1,309 @@
+"""`recovery serve`: who may hold a directory, what it answers to commands, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from recovery.base.ids import Lease
+from recovery.errors import (
+    ConfigurationError,
+    DirectoryLockedError,
+    LeaseLostError,
+    NoPartitionsError,
+    OwnerRefusedError,
+    OwnerUnreachableError,
+    RecoveryError,
+)
+from recovery.owner.service import OwnerService
+from recovery.storage.locations import OwnerAccess
+from recovery.storage.lock import DirectoryLock
+from recovery.wire import server
+from recovery.wire.address import OwnerAddress
+from recovery.wire.calls import OwnerCalls
+from recovery.wire.run_client import Owner
+from tests.owner.served import TOKEN, Served, recovery, spread, token_file
+from tests.stores import KEY, Driver, SpreadDirectory, run_python
+from tests.wire.certificates import make_certificates
+
+
+@pytest.fixture
+def service(store_dir, tmp_path):
+    """An owner service of this process."""
+    made = OwnerService(store_dir, "127.0.0.1:0", token_file(tmp_path), log=lambda _: None)
+    yield made
+    made.stop(0.1)
+
+
+def client(port: int, token: str = TOKEN, *, tls_ca_pem: str | None = None, host: str = "127.0.0.1") -> Owner:
+    return Owner(OwnerAddress(host, port, Lease(0, ""), 0, 1.0, tls_ca_pem), token.encode())
+
+
+class TestWhoMayComeIn:
+    """A token, a certificate that names the owner, and the same version; refused at once and by name."""
+
+    def test_another_token_is_refused(self, service):
+        with pytest.raises(OwnerRefusedError, match="refused the token"):
+            client(service.port, "another token of 32 characters").ask(OwnerCalls.serving)
+
+    def test_another_version_is_refused(self, service, monkeypatch):
+        monkeypatch.setattr(server, "VERSION", "0.0.1")
+        with pytest.raises(OwnerRefusedError, match=r"the owner has version 0\.0\.1"):
+            client(service.port).ask(OwnerCalls.serving)
+
+    def test_tls(self, store_dir, tmp_path):
+        """With the authority's certificate; not without TLS, nor under another name."""
+        certificate, key, authority = make_certificates(tmp_path, addresses=())
+        made = OwnerService(
+            store_dir, "127.0.0.1:0", token_file(tmp_path), tls_cert=certificate, tls_key=key, log=lambda _: None
+        )
+        try:
+            pem = authority.read_text()
+            assert client(made.port, tls_ca_pem=pem, host="localhost").ask(OwnerCalls.serving).holder == ""
+            with pytest.raises(OwnerRefusedError, match="asks for TLS"):
+                client(made.port).ask(OwnerCalls.serving)
+            with pytest.raises(OwnerRefusedError, match="certificate is not accepted"):
+                client(made.port, tls_ca_pem=pem).ask(OwnerCalls.serving)
+        finally:
+            made.stop(0.1)
+
+    def test_it_listens_elsewhere_only_with_tls_or_by_name(self, store_dir, tmp_path):
+        with pytest.raises(ConfigurationError, match="open to other hosts") as error:
+            OwnerService(store_dir, "0.0.0.0:0", token_file(tmp_path))
+        assert "--insecure" in error.value.remedy
+        OwnerService(store_dir, "0.0.0.0:0", token_file(tmp_path), insecure=True, log=lambda _: None).stop(0.1)
+
+    def test_a_short_token_is_refused(self, store_dir, tmp_path):
+        (tmp_path / "token").write_text("short")
+        with pytest.raises(ConfigurationError, match="too short"):
+            OwnerService(store_dir, "127.0.0.1:0", tmp_path / "token")
+
+    def test_no_secret_in_what_it_prints(self, store_dir, tmp_path):
+        lines: list[str] = []
+        made = OwnerService(store_dir, "127.0.0.1:0", token_file(tmp_path), log=lines.append)
+        run = client(made.port)
+        run.hold("one", "a run", KEY)
+        run.release()
+        made.stop(1)
+        text = "\n".join(lines)
+        assert "held by a run" in text
+        assert TOKEN not in text
+        assert KEY.hex() not in text
+
+
+class TestHolding:
+    """One run at a time has the partitions."""
+
+    def test_a_second_run_is_refused_until_the_first_has_ended(self, service):
+        one, other = client(service.port), client(service.port)
+        one.hold("one", "the first run", KEY)
+        with pytest.raises(DirectoryLockedError, match="the first run"):
+            other.hold("other", "the second run", KEY)
+        assert other.ask(OwnerCalls.serving).holder == "the first run"
+        one.release()
+        other.hold("other", "the second run", KEY)
+        other.release()
+
+    def test_a_run_of_its_own_host_has_the_directory(self, service, store_dir):
+        from recovery.base.clock import SystemClock
+
+        lock = DirectoryLock(store_dir, SystemClock(), "flow here")
+        lock.acquire()
+        try:
+            run = client(service.port)
+            with pytest.raises(DirectoryLockedError):
+                run.hold("one", "a run", KEY)
+            run.release()
+        finally:
+            lock.release()
+
+    def test_an_owner_under_two_names_is_refused(self, service):
+        run, again = client(service.port), client(service.port)
+        run.hold("one", "a run", KEY)
+        with pytest.raises(ConfigurationError, match="the same one"):
+            again.hold("one", "a run", KEY)
+        run.release()
+
+    def test_a_silent_run_loses_the_directory(self, service, monkeypatch):
+        """Frozen for long, it finds that another one has begun."""
+        monkeypatch.setattr(server, "HOLD_S", 0.3)
+        monkeypatch.setattr(server, "PROGRESS_S", 0.05)
+        run = client(service.port)
+        run.hold("one", "a run", KEY)
+        run.ask(OwnerCalls.still, "one")
+        other = client(service.port)
+        until_s = time.monotonic() + 20
+        while True:
+            try:
+                other.hold("other", "another run", KEY)
+                break
+            except DirectoryLockedError:
+                assert time.monotonic() < until_s
+                time.sleep(0.05)
+        with pytest.raises((LeaseLostError, OwnerUnreachableError)):
+            run.ask(OwnerCalls.describe)
+        other.release()
+        run.release()
+
+    def test_two_steps_of_a_run_find_their_partitions_where_they_are(self, make_store):
+        """Four partitions at three places, one of them without any."""
+        places = SpreadDirectory(make_store(4), ((2,), (0, 3), (), (1,)))
+        try:
+            with Driver(places, ["one", "two"]) as run:
+                run.apply(0, {key: key for key in "abcdefgh"}, step="one")
+                run.apply(0, {key: key * 2 for key in "abcdefgh"}, step="two")
+                run.close(0)
+            with Driver(places, ["one", "two"]) as run:
+                assert run.epoch == 2
+                assert run.read(1, "abcdefgh", step="two") == {key: key * 2 for key in "abcdefgh"}
+        finally:
+            places.close()
+
+
+class TestProcess:
+    """The real process, called as users call it."""
+
+    def test_its_life(self, make_store, tmp_path):
+        """Ready, held, probed, ended by SIGTERM; commands see its partitions, with and without it."""
+        token = token_file(tmp_path)
+        directory, away = spread(make_store(3), ((0,), (1, 2)))
+        owner = Served(away, token)
+        try:
+            found = recovery("serve", "--check", owner.at, "--token-file", token)
+            assert (found.returncode, found.stdout.partition(",")[0]) == (0, "ready"), found.stderr
+            found = recovery("plan", directory, "--owner", owner.at, "--token-file", token, "--json")
+            files = json.loads(found.stdout)["files"]
+            assert [each["file"] for each in files] == [
+                "part-0.sqlite3", f"{owner.at}/part-1.sqlite3", f"{owner.at}/part-2.sqlite3",
+            ]  # fmt: skip
+            found = recovery("verify", directory, RECOVERY_OWNERS=owner.at, RECOVERY_TOKEN_FILE=str(token))
+            assert found.returncode == 0, found.stderr
+            assert found.stdout.count("sound") == 3
+            assert recovery("plan", directory).returncode == 21
+            assert owner.stop() == 0
+            found = recovery("serve", "--check", owner.at, "--token-file", token)
+            assert found.returncode == 47, found.stdout
+        finally:
+            owner.kill()
+        assert "stopped" in owner.text()
+
+    def test_an_older_copy_is_named_and_not_used(self, make_store, tmp_path):
+        """A file that was copied before it was removed."""
+        token = token_file(tmp_path)
+        made = make_store(2)
+        with Driver(made) as run:
+            run.apply(0, {"a": "1"})
+            run.close(0)
+        old = tmp_path / "old.sqlite3"
+        shutil.copyfile(made / "part-1.sqlite3", old)
+        with Driver(made) as run:
+            run.apply(1, {"a": "2"})
+            run.close(1)
+        directory, away = spread(made, ((0,), (1,)))
+        shutil.move(old, directory / "part-1.sqlite3")
+        owner = Served(away, token)
+        try:
+            found = recovery("plan", directory, "--owner", owner.at, "--token-file", token)
+            assert found.returncode == 0, found.stderr
+            assert f"{directory}: older copy of part-1.sqlite3, not used" in found.stdout
+            assert f"{owner.at}/part-1.sqlite3" in found.stdout
+        finally:
+            owner.kill()
+
+    def test_status_and_gc(self, make_store, tmp_path):
+        """They say of all partitions what they say of those in one directory; gc locks the owners, too."""
+        token = token_file(tmp_path)
+        made = make_store(3)
+        with Driver(made, ["count"]) as run:
+            for batch in range(3):
+                run.apply(batch, dict.fromkeys("abcdefgh", f"{batch}"))
+                run.close(batch)
+        shutil.copytree(made, tmp_path / "copy")
+        directory, away = spread(made, ((1,), (0, 2)))
+        owner = Served(away, token)
+        given = ("--owner", owner.at, "--token-file", token, "--json")
+        try:
+            here = json.loads(recovery("status", tmp_path / "copy", "--json").stdout)
+            there = json.loads(recovery("status", directory, *given).stdout)
+            for what in ("store_id", "window", "resume_epoch", "steps", "sizes", "executions", "state_bytes"):
+                assert there[what] == here[what], what
+            for one, other in zip(there["partitions"], here["partitions"], strict=True):
+                assert one["file"].endswith(other["file"])
+                assert one["keys"] == other["keys"]
+            run = client(owner.port)
+            run.hold("one", "a run", KEY)
+            assert recovery("gc", directory, *given).returncode == 40
+            run.release()
+            here = json.loads(recovery("gc", tmp_path / "copy", "-b", 0, "--json").stdout)
+            there = json.loads(recovery("gc", directory, "-b", 0, *given).stdout)
+            assert here["rows"] > 0
+            for what in ("floor", "window", "rows", "changes"):
+                assert there[what] == here[what], what
+            assert recovery("verify", directory, *given).returncode == 0
+        finally:
+            owner.kill()
+
+    @pytest.mark.parametrize(
+        "command", ["backup db there", "report db", "state list db", "history db --step a --key b"]
+    )
+    def test_what_needs_files_names_the_way(self, command):
+        found = recovery(*command.split(), "--owner", "h1:7337")
+        assert found.returncode == 11, found.stderr
+        assert "copy all partitions to one directory" in found.stderr
+
+    def test_a_missing_partition_is_named(self, make_store, tmp_path):
+        token = token_file(tmp_path)
+        directory, away, _ = spread(make_store(3), ((0,), (1,), (2,)))
+        owner = Served(away, token)
+        try:
+            found = recovery("plan", directory, "--owner", owner.at, "--token-file", token)
+            assert found.returncode == 21
+            assert "part-2.sqlite3 of 3 partitions missing" in found.stderr
+        finally:
+            owner.kill()
+
+
+def test_a_missing_directory_is_named(tmp_path):
+    with pytest.raises(NoPartitionsError):
+        OwnerService(tmp_path / "none", "127.0.0.1:0", token_file(tmp_path))
+
+
+@pytest.mark.parametrize("owners", [("h1:7337",)])
+def test_owners_without_a_token_are_refused(owners):
+    with pytest.raises(ConfigurationError, match="no token"):
+        OwnerAccess(owners).connect(1.0)
+
+
+def test_every_error_of_an_owner_names_its_location(service, store_dir):
+    """As a path begins with a directory."""
+    Path(store_dir, "part-0.sqlite3").unlink()
+    run = client(service.port)
+    run.hold("one", "a run", KEY)
+    with pytest.raises(RecoveryError) as error:
+        run.ask(OwnerCalls.take, "x", [0], 2)
+    assert str(error.value.path).startswith(f"127.0.0.1:{service.port}/")
+    run.release()
+
+
+def test_threads_may_begin_together(tmp_path):
+    """msgspec is not safe while it first looks at a type, so that is done before."""
+    code = """
+import sys, threading
+sys.setswitchinterval(1e-6)
+from recovery.wire import calls
+body, gate = calls.encode([calls.Found("part-0.sqlite3")]), threading.Barrier(16)
+def begin():
+    gate.wait()
+    for name in ("found", "facts"):
+        calls.verb(name)
+    calls.verb("found").result.decode(body)
+threads = [threading.Thread(target=begin) for _ in range(16)]
+for each in threads: each.start()
+for each in threads: each.join()
+print("done")
+"""
+    assert run_python(code, tmp_path).stdout == "done\n"

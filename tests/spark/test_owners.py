@@ -1,0 +1,152 @@
+"""`recovery run --owner`: a flow whose partitions are at owners of other hosts, here processes of their own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from recovery import AllKeysSink, ConfigurationError, RecoveryConfig, aggregate
+from recovery.aggregates import count
+from recovery.spark.clusters import check_spread
+from tests.cluster.support import Run, assert_exact, batches_in
+from tests.flows.cluster import truth
+from tests.owner.served import ROOT, Served, recovery, spread, token_file
+from tests.stores import state_at, window
+from tests.wire.certificates import make_certificates
+
+FLOW = f"{ROOT}/tests/flows/cluster.py"
+
+
+class Fleet:
+    """Four partitions: one in the driver's directory, three at two owners."""
+
+    def __init__(self, made: Path, root: Path, certificates: tuple[Path, Path, Path] | None = None) -> None:
+        """certificates: those of all owners, their key, and the authority's."""
+        self.root = root
+        self.secured: list[object] = [] if certificates is None else ["--tls-ca", certificates[2]]
+        options = () if certificates is None else ("--tls-cert", certificates[0], "--tls-key", certificates[1])
+        self.token = token_file(root)
+        self.places = spread(made, ((1,), (0, 3), (2,)))
+        self.owners = [Served(each, self.token, *options) for each in self.places[1:]]
+
+    @property
+    def options(self) -> list[object]:
+        named = [option for owner in self.owners for option in ("--owner", owner.at)]
+        return [*named, "--token-file", self.token, *self.secured]
+
+    def run(self, flow: str, *options: object, master: str = "local[2]") -> Run:
+        command = [sys.executable, "-m", "recovery", "run", f"{FLOW}:{flow}", "-r", self.places[0], "--trigger", 0]
+        command += ["--master", master, "-s", 0, "-b", "1h", *self.options, *options]
+        return Run(["env", f"PYTHONPATH={ROOT}", *map(str, command)], self.root / "out")
+
+    def together(self) -> Path:
+        """All partitions, copied to one directory; ends the owners."""
+        for each in self.owners:
+            assert each.stop() == 0
+        found = self.root / "together"
+        shutil.rmtree(found, ignore_errors=True)
+        found.mkdir()
+        for place in self.places:
+            for path in place.glob("part-*"):
+                shutil.copyfile(path, found / path.name)
+        return found
+
+    def close(self) -> None:
+        for each in self.owners:
+            each.kill()
+
+
+@pytest.fixture
+def fleet(make_store, tmp_path):
+    made = Fleet(make_store(4), tmp_path)
+    yield made
+    made.close()
+
+
+def test_an_owner_is_killed_in_the_midst_of_a_run(fleet):
+    """The run ends with 47; the same command goes on from the last closed epoch."""
+    run = fleet.run("counts(2000, 99, 0.2)")
+    run.await_text(r"^batch 2$")
+    fleet.owners[0].kill()
+    fleet.owners[0].start()
+    assert run.wait() == 47, run.text()
+    assert f"the owner at {fleet.owners[0].at}" in run.text()
+    found = recovery("plan", fleet.places[0], *fleet.options, "--json")
+    done = json.loads(found.stdout)["after_batch"] + 1
+    assert done >= 2
+    fleet.run(f"counts(2000, {done + 1})").succeed()
+    together = fleet.together()
+    assert assert_exact(together, 2000) == done + 2
+
+
+@pytest.mark.long
+def test_a_run_goes_back(fleet):
+    """To the beginning, once."""
+    fleet.run("counts(2000, 3)").succeed()
+    fleet.run("counts(2000, 1)", "--resume-after", 0).succeed()
+    again = fleet.run("counts(2000, 1)", "--resume-after", 0)
+    assert again.wait() == 16, again.text()
+    together = fleet.together()
+    assert assert_exact(together, 2000) == 2
+
+
+@pytest.fixture
+def secured(make_store, tmp_path):
+    """The same with TLS."""
+    made = Fleet(make_store(4), tmp_path, make_certificates(tmp_path))
+    yield made
+    made.close()
+
+
+@pytest.mark.long
+def test_every_kind_of_step(secured):
+    """A step per key, an Arrow step and one with timeouts; driver and tasks speak TLS."""
+    fleet = secured
+    fleet.run("kinds(2000, 3)").succeed()
+    found = recovery("status", fleet.places[0], *fleet.options, "--json")
+    assert sorted(json.loads(found.stdout)["steps"]) == ["arrow", "each", "waiting"]
+    without = recovery("plan", fleet.places[0], *fleet.options[:-2])
+    assert without.returncode == 48, without.stderr
+    together = fleet.together()
+    for step in ("each", "waiting"):
+        assert assert_exact(together, 2000, step) == 4
+    held = state_at(together, window(together)[-1])
+    found = {key: next(iter(json.loads(text).values())) for (each, key), (text, _) in held.items() if each == "arrow"}
+    assert found == truth(8000)
+
+
+@pytest.mark.long
+def test_an_aggregate_that_the_driver_merges(fleet):
+    """It reaches the owners as a task does."""
+    fleet.run("totals(2000, 3)").succeed()
+    together = fleet.together()
+    held = state_at(together, window(together)[-1])
+    found = {key: next(iter(json.loads(text).values())) for (each, key), (text, _) in held.items() if each == "totals"}
+    assert found == truth(2000 * batches_in(together))
+
+
+def test_what_needs_all_partitions_as_files_is_refused():
+    sink = AllKeysSink(aggregate("totals", key="key", n=count()), "db", print)
+    with pytest.raises(ConfigurationError, match="AllKeysSink"):
+        check_spread(sink, ("h1:7337",))
+    check_spread(sink, ())
+
+
+@pytest.mark.parametrize("owners", ["h1:7337", (":7337",), ("h1:7337", "h1:7337"), ("h1",)])
+def test_names_of_owners_are_checked(owners):
+    with pytest.raises(ConfigurationError):
+        RecoveryConfig("db", owners=owners)
+
+
+def test_a_pipeline_refuses_owners(tmp_path):
+    """Before anything starts."""
+    (tmp_path / "nodes.py").write_text("from recovery import Node, Pipeline\npipeline = Pipeline('p', [])\n")
+    found = recovery(
+        "run", tmp_path / "nodes.py", "-r", tmp_path / "db", "--owner", "127.0.0.1:1", "--token-file", "token"
+    )
+    assert found.returncode == 11, found.stderr
+    assert "Only flows reach partitions" in found.stderr
