@@ -1,8 +1,7 @@
-"""What runs and owners on several hosts know each other by: a token, which is a secret in a file, and certificates."""
+"""The token that runs and owners on several hosts know each other by: a secret in a file."""
 
 from __future__ import annotations
 
-import ssl
 from pathlib import Path
 
 from recovery.errors import ConfigurationError
@@ -31,18 +30,3 @@ def read_token(path: Path) -> bytes:
             remedy="Make one: python -c 'import secrets; print(secrets.token_hex())' > FILE",
         )
     return token
-
-
-def read_authorities(path: Path) -> str:
-    """Return the certificates in a PEM file, by which an owner's is checked. Raises ConfigurationError."""
-    try:
-        text = path.read_text(encoding="ascii")
-        ssl.create_default_context(cadata=text)
-    except (OSError, ValueError, ssl.SSLError) as error:
-        raise ConfigurationError(
-            f"the certificates to check owners with cannot be used: {error}",
-            path=path,
-            cause="",
-            remedy="Give a PEM file: --tls-ca FILE",
-        ) from error
-    return text

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from recovery.base.addresses import host_and_port
+from recovery.base.certificates import read_certificates
 from recovery.base.clock import Clock
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
 from recovery.base.threads import each
-from recovery.base.token import read_authorities, read_token
+from recovery.base.token import read_token
 from recovery.errors import ConfigurationError, NoPartitionsError, RecoveryError
 from recovery.planning.copies import Location, choose_copies
 from recovery.planning.measures import Measure, StepSize
@@ -71,7 +72,7 @@ class OwnerAccess(NamedTuple):
                 remedy="Give its file: --token-file FILE",
             )
         token = read_token(self.token_file)
-        tls_ca_pem = None if self.tls_ca is None else read_authorities(self.tls_ca)
+        tls_ca_pem = None if self.tls_ca is None else read_certificates(self.tls_ca)
         places = [host_and_port(owner) for owner in self.owners]
         return [
             Owner(OwnerAddress(host.strip("[]"), port, Lease(ExecutionNumber(0), ""), 0, deadline_s, tls_ca_pem), token)

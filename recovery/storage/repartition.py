@@ -19,6 +19,7 @@ from zlib import crc32
 from recovery.base.ids import Epoch, PartitionIndex
 from recovery.base.reserved import EPOCH_STEP
 from recovery.errors import CorruptPartitionError
+from recovery.host.open_files import allow_open_files
 from recovery.planning.moving import Share
 from recovery.planning.values import PartitionDescription
 from recovery.storage.sqlite.beginning import Beginning, read_beginning
@@ -26,7 +27,6 @@ from recovery.storage.sqlite.columns import MAX_PARTITIONS
 from recovery.storage.sqlite.draft_partition import DraftPartition, StoreRecord, can_pull
 from recovery.storage.sqlite.epoch_log import overlaid
 from recovery.storage.sqlite.schema import partition_path, read_partition, reading, snapshot, translated
-from recovery.storage.sqlite.store import allow_open_files
 from recovery.storage.sqlite.tally import Rows, StepTally, Tally
 from recovery.storage.sqlite.versions import Versions, check_complete
 from recovery.storage.verify import PartitionCheck
