@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("numpy")
 
-from benchmarks import keyed_lines
+from benchmarks import keyed, keyed_lines
 from benchmarks.__main__ import benchmarks, everything, parser
 from benchmarks.harness import pictures, processes, table
 from benchmarks.harness.processes import ROOT, ChildFailedError, Usage, parse_stat, run_child
@@ -45,6 +45,16 @@ def read(path: Path) -> list[tuple[str, int]]:
 def measurement(contender: str, seconds: float, problem: str | None = None) -> Measurement:
     answer = {"seconds": seconds, "state_bytes": 1 << 20, "versions": {"python": "3"}}
     return Measurement(contender, 0, answer, Usage(total_s=seconds + 1), problem)
+
+
+def test_contenders_differ_in_source_and_sink(tmp_path: Path) -> None:
+    """`ours-readme` has both of what users have."""
+    lines = keyed_lines.generate(SHAPE, tmp_path)
+    names = ("ours", "ours-function", "ours-appended", "ours-readme")
+    given = [keyed.contender(name, lines, keyed.Setting(), tmp_path).arguments for name in names]
+    assert [(each["function"], each["appended"]) for each in given] == [
+        (False, False), (True, False), (False, True), (True, True)
+    ]  # fmt: skip
 
 
 def test_the_truth_is_what_a_plain_loop_finds(tmp_path: Path) -> None:

@@ -80,6 +80,11 @@ def step(lines: DataFrame, kind: str = "python") -> DataFrame:
     return events(lines).transform(STEPS[kind])
 
 
+def write(batch: DataFrame, batch_id: int) -> None:
+    """A function as the sink: it reads the batch once, and keeps nothing."""
+    batch.write.format("noop").mode("overwrite").save()
+
+
 def files_flow(files: str, kind: str = "python") -> Flow:
     """The flow over Spark's file source, one file a micro-batch."""
     return Flow(
@@ -104,6 +109,8 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         flow = appended_flow(arguments["one_file"], arguments["batch_bytes"])
     else:
         flow = files_flow(arguments["files"], arguments["step"])
+    if arguments.get("function"):
+        flow = Flow(flow.name, flow.build, write)
     if arguments.get("changes"):
         flow = Flow(flow.name, flow.build, write_changes)
     spark = create_session(flow.name, master=arguments["master"], conf=arguments["conf"])

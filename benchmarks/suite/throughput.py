@@ -1,9 +1,11 @@
 """Totals per key over a large input: ours, Spark's own aggregation, Bytewax; all keep their state.
 
-Every contender reads the same lines `key,value` and keeps count and sum per key in state that survives a
-crash: ours and Bytewax with a Python function and a snapshot every --interval seconds (ours-arrow with a function of
-Arrow tables, ours-aggregate declared), Spark with compiled code and a checkpoint every micro-batch. Contenders on
-Spark read equal micro-batches. What each kept is compared with the truth before its time counts.
+Every contender reads the same lines `key,value` and keeps count and sum per key in state that survives a crash. Ours
+and Bytewax do so with a Python function and a snapshot every --interval seconds: ours-readme as people write it first,
+with a function as the sink, over `format("appended")`; ours over Spark's text source, without output, as Spark's own;
+ours-function and ours-appended with one of the two; ours-arrow with a function of Arrow tables; ours-aggregate is
+declared. Spark has compiled code and a checkpoint every micro-batch. Contenders on Spark read equal micro-batches. What
+each kept is compared with the truth before its time counts.
 """
 
 from __future__ import annotations
