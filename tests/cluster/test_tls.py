@@ -9,6 +9,7 @@ import pytest
 
 from recovery import init_partitions
 from tests.cluster.support import assert_exact
+from tests.flows.cluster import truth
 from tests.stores import query
 from tests.wire.certificates import make_certificates
 
@@ -46,3 +47,9 @@ def test_a_word_count_over_tls_and_a_certificate_of_another_host(lab, tmp_path):
     assert run.wait() == 48
     assert f"not valid for '{lab.network.driver.address}'" in run.text()
     assert query(db / "part-0.sqlite3", "SELECT count(*) FROM exs") == executions
+
+    output = lab.python("cluster_session.py", db, "read", 3, 2, certificate, certificate).succeed()
+    assert len(re.findall("^state ", output, re.MULTILINE)) == len(truth(6000))
+    run = lab.python("cluster_session.py", db, "read", 3, 2, *others[:2])
+    assert run.wait() != 0
+    assert "would not accept the certificate" in run.text()

@@ -11,7 +11,9 @@ from tests.flows.cluster import rows
 
 def main(master, driver, directory, what, *arguments):
     builder = SparkSession.builder.master(master).config("spark.driver.host", driver)
-    for name, value in {"executor.memory": "512m", "driver.memory": "1g", "ui.enabled": "false"}.items():
+    # A bar of progress would share lines with what is printed.
+    few = {"executor.memory": "512m", "driver.memory": "1g", "ui.enabled": "false", "ui.showConsoleProgress": "false"}
+    for name, value in few.items():
         builder = builder.config(f"spark.{name}", value)
     spark = builder.getOrCreate()
     try:
@@ -43,9 +45,9 @@ def counts(spark, directory, last):
     query.await_termination()
 
 
-def read(spark, directory, epoch, since):
-    """The states of a step at an epoch, and what changed since another one."""
-    register(spark)
+def read(spark, directory, epoch, since, *tls):
+    """The states of a step at an epoch, and what changed since another one. tls: certificate and key."""
+    register(spark, RecoveryConfig(tls_cert=tls[0], tls_key=tls[1]) if tls else None)
     reader = spark.read.format("recovery").option("step", "counts").option("epoch", epoch)
     states = reader.load(directory)
     print(f"partitions {states.rdd.getNumPartitions()}")
