@@ -19,7 +19,7 @@ def allow_open_files(needed: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise StorageError(
-            f"{needed} files would be open at once, and this process may open {hard}",
+            f"{needed} files would be open together, and this process may open {hard}",
             cause="There are many partitions and steps, and the limit of open files is low.",
             remedy=f"Raise the limit (ulimit -n {needed}), or use a recovery directory of fewer partitions.",
         )

@@ -648,7 +648,7 @@ except StorageError as error:
         """With the number that is needed for the partitions alone, before anything was begun."""
         directory = make_store(8)
         result = run_python(self.CODE, directory, 40)
-        assert result.stdout == "44 files would be open at once, and this process may open 40\n", result.stderr
+        assert result.stdout == "44 files would be open together, and this process may open 40\n", result.stderr
         assert plan_resume(scan(directory)).execution_number == 1
 
 
