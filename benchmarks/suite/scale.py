@@ -348,7 +348,7 @@ class _Partitions:
         from recovery.owner.process import OwnerProcess
         from recovery.planning.resume import plan_resume
         from recovery.planning.values import Execution
-        from recovery.storage.connect import allow_open_files
+        from recovery.host.open_files import allow_open_files
         from recovery.storage.initialize import init_partitions
         from recovery.storage.scan import scan
         from recovery.storage.sqlite.store import FilePartitions
