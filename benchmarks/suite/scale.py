@@ -345,10 +345,10 @@ class _Partitions:
         import json
 
         from recovery.base.ids import ExecutionNumber, StepId
+        from recovery.host.open_files import allow_open_files
         from recovery.owner.process import OwnerProcess
         from recovery.planning.resume import plan_resume
         from recovery.planning.values import Execution
-        from recovery.host.open_files import allow_open_files
         from recovery.storage.initialize import init_partitions
         from recovery.storage.scan import scan
         from recovery.storage.sqlite.store import FilePartitions

@@ -56,10 +56,11 @@ def store_link(linking: Linking, scratch: Path, before: StoredCopy | None, pinne
         raise NoLink("its file was made by an older version, or its measures were lost")
     # link.2
     link, name = before.links + 1, pinned.path.name
+    # After going back, measures of the same numbers may be other ones.
+    went_back = start.epoch != before.description.newest_epoch
+    since = before.marks._replace(measure=0) if went_back else before.marks
     made = scratch / f"{name}.changes"
-    whole = pinned.write_changes(
-        made, link, start.epoch, len(before.description.executions), before.marks, linking.taken_ms
-    )
+    whole = pinned.write_changes(made, link, start.epoch, len(before.description.executions), since, linking.taken_ms)
     if not whole:
         raise NoLink("a run began meanwhile")
     try:

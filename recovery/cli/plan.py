@@ -45,10 +45,15 @@ def plan(
     """
     places = locations(directory, access)
     try:
-        found = _found(places, as_json)
-        origins = origins_of(places)
+        _plan(directory, places, resume_after, resume_epoch, as_json)
     finally:
         places.release()
+
+
+def _plan(
+    directory: Path, places: Locations, resume_after: int | None, resume_epoch: int | None, as_json: bool
+) -> None:
+    found = _found(places, as_json)
     files = explain(found, format_time)
     rewind_to = RecoveryConfig(directory, resume_after=resume_after, resume_epoch=resume_epoch).rewind_to
     try:
@@ -62,6 +67,7 @@ def plan(
             say(_files_text(files, directory))
             tell_error(error)
         raise SystemExit(error.exit_code) from error
+    origins = origins_of(places)
     if as_json:
         print_json({
             **_plan_facts(directory, planned, files), "unused": list(places.notes),

@@ -175,6 +175,10 @@ def run(
     # Not by an exception: the flow's code could catch it while it is imported.
     if is_main_thread():
         handle(end_now)
+    given = click.get_current_context().get_parameter_source("tls_ca")
+    if not access.owners and given == ParameterSource.ENVIRONMENT:
+        # It is meant for owners.
+        access = access._replace(tls_ca=None)
     config = None
     if directory is not None:
         config = RecoveryConfig(

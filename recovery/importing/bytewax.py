@@ -34,6 +34,7 @@ from recovery.storage.bytewax import TheirFile, TheirSnapshot, their_files
 from recovery.storage.initialize import init_partitions
 from recovery.storage.scan import scan
 from recovery.storage.seam import Edited
+from recovery.values.keys import encode_key
 from recovery.values.unpickle import NamedClassError, Unpickler
 
 STATEFUL = ".stateful_batch"
@@ -281,7 +282,7 @@ def _take(
             return
         taken.keys[step] += 1
         taken.converted.setdefault(step, Counter()).update(others)
-        taken.states[ours, key] = (text, None)
+        taken.states[ours, encode_key(key)] = (text, None)
 
 
 def _is_file_source(snapshot: TheirSnapshot, unpickler: Unpickler) -> bool:

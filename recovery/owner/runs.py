@@ -125,6 +125,8 @@ class OwnedRuns:
                     return
             self._serve_tasks(None)
             holding.end()
+            # A call that was under way may have let tasks in again.
+            self._serve_tasks(None)
             with self._lock:
                 self._holding = None
             self._log(f"let go by {one_line(holding.purpose)}")
@@ -390,6 +392,7 @@ def _request(closing: Closing) -> CloseRequest:
         edits=_edits(closing.edits),
         state_rows=closing.state_rows,
         logged=closing.logged,
+        notes_made=closing.notes_made,
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import select
-import signal
 import socket
 import sys
 import threading
@@ -17,6 +17,7 @@ from recovery.base.clock import Clock, SystemClock
 from recovery.base.token import read_token
 from recovery.errors import ConfigurationError, NoPartitionsError
 from recovery.host.open_files import allow_open_files
+from recovery.host.signals import handle
 from recovery.owner.process import WAITING
 from recovery.owner.runs import OwnedRuns
 from recovery.owner.serving import FILES_OF_DELTAS, STACK_BYTES, port_of, tls_context
@@ -26,6 +27,12 @@ from recovery.wire.server import MOST_CONNECTIONS, OwnerServer
 
 CLOSING_S = 25.0
 """How long a service that is to stop lets a run close its epoch. Kubernetes kills after 30 s."""
+
+
+def _say(text: str) -> None:
+    """Print a line of log. A full disk or a reader that has gone must not leave a run's hold half ended."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"recovery serve: {text}", file=sys.stderr, flush=True)
 
 
 class OwnerService:
@@ -42,7 +49,7 @@ class OwnerService:
         scratch: Path | None = None,
         insecure: bool = False,
         clock: Clock | None = None,
-        log: Callable[[str], None] = lambda text: print(f"recovery serve: {text}", file=sys.stderr, flush=True),
+        log: Callable[[str], None] = _say,
     ) -> None:
         """at: "HOST:PORT" or ":PORT", which is the loopback interface. insecure: listen elsewhere without TLS.
 
@@ -115,8 +122,7 @@ def serve(
     def stop(_number: int, _frame: object) -> None:
         os.write(writing, b"x")
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, stop)
+    handle(stop)
     service = OwnerService(
         Path(directory),
         at,

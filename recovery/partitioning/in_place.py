@@ -109,7 +109,14 @@ def clear_unfinished(directory: Path) -> None:
     """Remove the new directory of an attempt that was killed before the swap. The directory's lock is held."""
     plan = plan_resume(scan(directory))
     left = kept_path(directory, plan.store_id)
-    if left.is_dir() and not left.is_symlink() and _store_in(left) != plan.store_id:
+    if left.is_dir() and not left.is_symlink() and (store := _store_in(left)) != plan.store_id:
+        if store is None and any(left.glob("part-*.sqlite3")):
+            raise StorageError(
+                "it holds partitions that cannot be read",
+                path=left,
+                cause="It has the name under which this store's old directory is kept.",
+                remedy="If it is not that directory, move it away.",
+            )
         _refuse_others(left)
         shutil.rmtree(left)
 

@@ -225,7 +225,9 @@ class _Attempt:
         created_ms = self._clock.wall_ms()
         shares = divide(plan.partitions, plan.new_partitions, at_once)
         works = [
-            Work(str(self._directory), self._store_id, created_ms, plan.new_partitions, str(draft), each)
+            Work(
+                os.fsencode(self._directory), self._store_id, created_ms, plan.new_partitions, os.fsencode(draft), each
+            )
             for each in shares
         ]
         done = 0

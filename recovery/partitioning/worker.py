@@ -23,13 +23,13 @@ from recovery.storage.scan import scan
 
 
 class Work(msgspec.Struct, frozen=True):
-    """The shares of one process, of the store in `directory`."""
+    """The shares of one process, of the store in `directory`. Paths are bytes, which need not be text."""
 
-    directory: str
+    directory: bytes
     store_id: str
     created_ms: int
     count: int
-    draft: str
+    draft: bytes
     shares: list[Share]
 
 
@@ -71,8 +71,8 @@ Line = Moved | Done | Failed
 def do(work: Work, observe: Callable[[int], None]) -> tuple[Tally, Tally]:
     """Write the new partitions of some shares; return what the old ones that it counts hold, and what it wrote. Raises
     the errors of planning, CorruptPartitionError or StorageError."""
-    plan = plan_resume(scan(Path(work.directory)))
-    new = NewStore(work.store_id, work.created_ms, work.count, Path(work.draft))
+    plan = plan_resume(scan(Path(os.fsdecode(work.directory))))
+    new = NewStore(work.store_id, work.created_ms, work.count, Path(os.fsdecode(work.draft)))
     before, after = Tally(), Tally()
     for share in work.shares:
         old, made = move(plan.partitions, plan.window, new, share, observe)

@@ -34,6 +34,8 @@ def continues(before: PartitionDescription, now: PartitionDescription) -> Contin
         return Continuation(None, "its executions are not those of the backup before")
     if any(closed.is_logged for closed in now.epochs):
         return Continuation(None, "its newest epochs are only logged")
+    if now.collected < before.collected:
+        return Continuation(None, "it goes back further than the backup before, so an older copy took its place")
     shared = cuts_of(before) & cuts_of(now)
     if not shared:
         return Continuation(None, f"what epochs up to {now.collected} replaced was collected since the backup before")

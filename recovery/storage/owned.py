@@ -113,6 +113,7 @@ class OwnerPlace:
                 [Edit(edit.old, edit.new, converted[edit].get(index)) for edit in request.edits],
                 {step: dict(states) for step, states in request.state_rows.items()},
                 request.logged,
+                request.notes_made,
             )
             for index, request in zip(self.indexes, requests, strict=True)
         ]
@@ -172,6 +173,10 @@ def at_owner(owner: Owner, description: PartitionDescription) -> PartitionDescri
     return replace(description, path=Path(owner.location, description.path.name))
 
 
+AT_ONCE = 4
+"""The thread that closes epochs, the stream, the timer and the checks ask a place at the same time."""
+
+
 class OwnedPartitions:
     """The partitions of one store in several places: a `PartitionStore` but for `fence`, which only a store of files
     has. The driver's own directory has its scratch files, and perhaps partitions."""
@@ -180,7 +185,7 @@ class OwnedPartitions:
         self.partition_count = own.partition_count
         self._own = own
         self._places: list[Place] = [own, *others]
-        self._pool = ThreadPoolExecutor(len(self._places), thread_name_prefix="place")
+        self._pool = ThreadPoolExecutor(AT_ONCE * len(self._places), thread_name_prefix="place")
 
     def describe(self) -> list[PartitionDescription]:
         """See `PartitionStore.describe`."""

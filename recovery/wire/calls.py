@@ -93,6 +93,7 @@ class Closing(msgspec.Struct, frozen=True, array_like=True):
     edits: list[Edit]
     state_rows: dict[StepId, dict[str, Edited]]
     logged: bool
+    notes_made: bool = False
 
 
 class OwnerCalls(Protocol):

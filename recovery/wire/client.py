@@ -410,8 +410,10 @@ def _lines_to(address: OwnerAddress, task_key: bytes) -> Lines:
     with _lock:
         found = _all_lines.pop((address, task_key), None) or Lines(address, task_key)
         _all_lines[address, task_key] = found
-        if len(_all_lines) > MOST_ADDRESSES:
-            del _all_lines[next(iter(_all_lines))]
+        # All owners of this run stay; of earlier runs the newest.
+        others = [each for each in _all_lines if each[0].lease != address.lease]
+        for each in others[: max(0, len(others) - MOST_ADDRESSES)]:
+            del _all_lines[each]
         return found
 
 

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from recovery.errors import LeaseLostError, OwnerUnreachableError, RecoveryError
+from recovery.errors import LeaseLostError, OwnerUnreachableError, RecoveryError, StorageError
 from recovery.wire import calls, messages
 from recovery.wire.address import OwnerAddress
 from recovery.wire.calls import OwnerCalls
 from recovery.wire.client import Line, RefusedError, next_message, reason_of
-from recovery.wire.frames import Channel, Kind, WireError
+from recovery.wire.frames import VALUE_BYTES, Channel, Kind, WireError
 from recovery.wire.proof import masked
 
 STILL_S = 10.0
@@ -109,7 +109,14 @@ class Owner:
     def _on(self, line: Line, name: str, arguments: tuple[Any, ...]) -> Any:
         with self._described():
             channel = self._channel(line)
-            channel.send(Kind.CALL, calls.write_call(name, arguments))
+            body = calls.write_call(name, arguments)
+            if len(body) > VALUE_BYTES:
+                raise StorageError(
+                    f"a call of {len(body)} bytes is too large for the owner at {self.location}",
+                    cause="The checkpoint files of an epoch, or the states of an edited step, come in one message.",
+                    remedy="Spread the partitions over more owners, or close epochs more often.",
+                )
+            channel.send(Kind.CALL, body)
             kind, body = next_message(channel)
             if kind != Kind.ANSWER:
                 raise WireError(f"a message of kind {kind} instead of an answer")

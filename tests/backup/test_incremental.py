@@ -399,3 +399,73 @@ class TestNotes:
         assert not reads_made_keys(tmp_path, 0, 1_000_000)
         note_backup(tmp_path, LastBackup(1_000_000, 1, "dest"))
         assert not reads_made_keys(tmp_path, 60, 1_000_000)
+
+
+class TestAfterAnOlderCopyTookThePlace:
+    """A directory that was restored, and that backups of the same place go on from."""
+
+    def test_of_one_that_goes_back_further(self, store, tmp_path):
+        """What a newer base has collected cannot come back, so copies are whole, and restore."""
+        with Driver(store) as run:
+            for _ in range(30):
+                run.apply(run.epoch * 10, {"key": f"A{run.epoch}"})
+                run.close(run.epoch * 10, floor=max(0, run.epoch - 10))
+                if run.epoch - 1 in (20, 25, 30):
+                    back_up(store, tmp_path / "dest", incremental=True)
+        bring_back(tmp_path / "dest", tmp_path / "new", scratch(tmp_path), epoch=22)
+        with Driver(tmp_path / "new") as run:
+            for _ in range(3):
+                run.apply(run.epoch * 10, {"key": f"B{run.epoch}"})
+                run.close(run.epoch * 10, floor=max(0, run.epoch - 12))
+        back_up(tmp_path / "new", tmp_path / "dest", incremental=True)
+        found = bring_back(tmp_path / "dest", tmp_path / "again", scratch(tmp_path))
+        assert not found.left_out
+        assert states(tmp_path / "again") == states(tmp_path / "new")
+
+    def test_state_of_the_abandoned_timeline_is_gone(self, store, tmp_path):
+        """Operational state and measures are those of the directory, also where it has none."""
+
+        def close(run: Driver, count: int, late_ms: int) -> None:
+            for _ in range(count):
+                run.apply(run.epoch * 10, {"key": str(run.epoch)})
+                run.close(run.epoch * 10)
+                measured_ms = run.epoch + late_ms
+                run.store.record(
+                    Measure(execution=run.execution.number, epoch=run.epoch - 1, measured_ms=measured_ms, resume_s=0.0)
+                )
+
+        with Driver(store) as run:
+            close(run, 5, 0)
+            back_up(store, tmp_path / "dest", incremental=True)
+            bring_back(tmp_path / "dest", tmp_path / "new", scratch(tmp_path))
+            close(run, 5, 0)
+            change_states(paths_of(store)[0], {"doc": lambda _: '{"n":1}'}, 10, busy_ms=1000)
+            back_up(store, tmp_path / "dest", incremental=True)
+        with Driver(tmp_path / "new") as run:
+            close(run, 8, 1_000_000)
+        back_up(tmp_path / "new", tmp_path / "dest", incremental=True)
+        bring_back(tmp_path / "dest", tmp_path / "again", scratch(tmp_path))
+        for table in ("states", "measures"):
+            new, again = (query(paths_of(tmp_path / name)[0], f"SELECT * FROM {table}") for name in ("new", "again"))
+            assert again == new
+
+
+def test_a_damaged_row_does_not_become_a_change(store, tmp_path):
+    """The backup is refused, and not each restore of the chain."""
+    back_up(store, tmp_path / "dest", incremental=True)
+    with Driver(store) as run:
+        run.apply(run.epoch * 10, {"gone": "x"})
+        run.close(run.epoch * 10)
+        run.apply(run.epoch * 10, {"gone": None})
+        run.close(run.epoch * 10)
+    for path in paths_of(store):
+        alter(path, "UPDATE superseded SET state_key = 'other' WHERE state_key = 'gone'")
+    with pytest.raises(CorruptPartitionError):
+        back_up(store, tmp_path / "dest", incremental=True)
+
+
+def scratch(tmp_path: Path) -> Path:
+    """A scratch directory for restores."""
+    made = tmp_path / "scratch"
+    made.mkdir(exist_ok=True)
+    return made

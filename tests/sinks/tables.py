@@ -7,6 +7,7 @@ import json
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -169,3 +170,7 @@ def check_repartitioned(make: Callable, shown: Callable[[], list], mode: str = "
     assert shown() == truth(new, mode)
     with pytest.raises(OutputMismatchError, match="repartitioned to"):
         Run(store, make())
+    other = replace(store.repartitioned(), store_id="another")
+    with pytest.raises(OutputMismatchError, match="repartitioned from the same one"):
+        Run(other, make())
+    assert shown() == truth(new, mode)

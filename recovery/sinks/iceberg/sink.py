@@ -47,8 +47,9 @@ class IcebergSink(TableSink):
                 f"IcebergSink needs the package pyiceberg: {error}", remedy="pip install 'recovery[iceberg]'"
             ) from error
         self.table = table
-        self.warehouse = (properties or {}).get("warehouse", "")
-        super().__init__(IcebergLog(table, catalog, properties or {}), options=options, fresh=fresh)
+        log = IcebergLog(table, catalog, properties or {})
+        self.warehouse = log.warehouse
+        super().__init__(log, options=options, fresh=fresh)
 
     def __repr__(self) -> str:
         return f"IcebergSink({self.table!r})"

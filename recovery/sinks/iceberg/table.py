@@ -59,6 +59,14 @@ class IcebergLog(TableLog):
         self._location = ""
 
     @property
+    def warehouse(self) -> str:
+        """Where the catalog keeps its tables, by its properties and its configuration; empty if it alone knows."""
+        from pyiceberg.utils.config import Config
+
+        configured: Mapping[str, Any] = Config().get_catalog_config(self._catalog_name) or {}
+        return str({**configured, **self._properties}.get("warehouse", ""))
+
+    @property
     def _catalog(self) -> Any:
         if self._kept_catalog is None:
             from pyiceberg.catalog import load_catalog

@@ -12,6 +12,7 @@ import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from urllib.parse import unquote
@@ -159,6 +160,16 @@ class TableLog(ABC):
             )
         if number > resume.execution.number:
             raise LeaseLostError(f"execution {number} writes to the table now", path=self.name)
+        if number == 0:
+            # Of the stores whose place this one takes, the nearest that wrote here must still own the output.
+            formers = (self.owner(table, replace(resume, store_id=each, origins=())) for each in resume.stores[1:])
+            if next(filter(None, formers), 0) == TAKEN_OVER:
+                raise OutputMismatchError(
+                    "another store that was repartitioned from the same one writes to the table",
+                    path=self.name,
+                    cause="A directory was repartitioned twice, and the flow was run on both results.",
+                    remedy="Run it on the one that writes, or write to a table of its own.",
+                )
 
     @abstractmethod
     def check_history(self, table: Any, history: Sequence[Commit], resume: Resume) -> None:

@@ -26,7 +26,16 @@ from recovery.planning.chains import Link
 from recovery.planning.values import ClosedEpoch, Execution, PartitionDescription
 from recovery.storage.sqlite.columns import checked_rows
 from recovery.storage.sqlite.describe import closed_epochs
-from recovery.storage.sqlite.digests import MODULUS, SUM_SQL, combine, load_digests, mismatch_text, row_digest_sql
+from recovery.storage.sqlite.digests import (
+    MODULUS,
+    SNAPS_DIGEST,
+    SUM_SQL,
+    combine,
+    load_digests,
+    mismatch_text,
+    record_digest,
+    row_digest_sql,
+)
 from recovery.storage.sqlite.schema import connect, file_uri, rows, transaction, translated, value
 from recovery.storage.sqlite.snap_rows import live_rows_of
 from recovery.storage.sqlite.tables import OBJECTS
@@ -127,6 +136,7 @@ DAMAGED = f"""
 SELECT count(*) FROM changed WHERE ser_change IS NOT NULL
 AND digest IS NOT {row_digest_sql("step_id", "state_key", "epoch", "ser_change", "timeout_ms")}
 """
+DAMAGED_REPLACED = f"SELECT count(*) FROM superseded WHERE until_epoch > :after AND digest IS NOT {SNAPS_DIGEST}"
 EXS = """
 ex_num, ex_id, flow_id, resume_epoch, started_ms, snapshot_interval_s, backup_interval_s, host, pid, version, digest
 """
@@ -187,6 +197,10 @@ def write_link(
             found = partition.execute(sql)
             marks = ", ".join("?" * len(rows(made, f"PRAGMA table_info({table})")))
             made.executemany(f"INSERT INTO {table} VALUES ({marks})", found)
+        if since.operational[0] and not operational[0] and not rows(made, "SELECT 1 FROM totals"):
+            # An older copy took the partition's place. Without a row here, what the chain has would stay.
+            none = (1, 0, 0)
+            made.execute("INSERT INTO totals VALUES (?, ?, ?, ?)", (*none, record_digest(*none)))
         _write_changed(partition, made, path, link, after, description.epochs)
 
 
@@ -226,6 +240,10 @@ def _write_changed(
     damaged = value(made, DAMAGED)
     if damaged:
         raise CorruptPartitionError(mismatch_text(damaged, "snaps"), path=path)
+    load_digests(partition)
+    damaged = value(partition, DAMAGED_REPLACED, {"after": after})
+    if damaged:
+        raise CorruptPartitionError(mismatch_text(damaged, "superseded"), path=path)
     keep(TOUCHED, KEEP_TOUCHED)
 
 

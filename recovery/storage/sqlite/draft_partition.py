@@ -90,6 +90,8 @@ class DraftPartition:
 
     def pull(self, number: int, step: str, keys: Sequence[str]) -> None:
         """Append the rows of a step with these keys, in order, from an attached partition."""
+        if any("\0" in key for key in keys):
+            raise CorruptPartitionError(f"step {step!r:.80} has a key with a NUL character, which no run writes")
         self._run(lambda: self._connection.execute(
             PULL.format(source=_source(number)), (apsw.carray(tuple(keys)), step)
         ))  # fmt: skip

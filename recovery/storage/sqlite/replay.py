@@ -89,10 +89,13 @@ def replay(path: Path, files: Sequence[Path], links: int, *, done: int = 0, coll
                             collect(connection, collected)
                     done = link
                 # replay.4
+                known = value(connection, "SELECT max(measure_id) FROM main.measures") or 0
                 replace_unlinked(connection)
-                for (measure,) in rows(connection, f"SELECT measure_id FROM {ATTACHED}.measures"):
+                # Also what measures made outdated that are gone themselves.
+                added = value(connection, "SELECT max(measure_id) FROM main.measures") or 0
+                for measure in range(known + 1, added + 1):
                     for old in outdated(measure):
-                        connection.execute("DELETE FROM measures WHERE measure_id = ?", (old,))
+                        connection.execute("DELETE FROM main.measures WHERE measure_id = ?", (old,))
         with translated(path):
             connection.wal_checkpoint("main", mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     finally:
