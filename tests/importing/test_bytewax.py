@@ -36,6 +36,7 @@ from recovery.cli import main
 from recovery.importing.positions import is_position, offset_of, their_input
 from recovery.importing.staging import staging_of
 from recovery.operational.step_edits import moment
+from recovery.values.keys import encode_key
 from tests import others
 from tests.importing.theirs import COUNT, LINES, Theirs, run, word_count
 from tests.stores import ROOT, problems, run_python
@@ -127,6 +128,16 @@ os._exit(0)
     import_bytewax(theirs.directory, target, steps={"count": "count"})
     assert states(target)["one"] == 9
     assert theirs.contents() == before
+
+
+def test_keys_that_a_flow_writes_in_another_form(tmp_path, target, monkeypatch):
+    """A key with NUL, or with the character that stands for it, is found by the flow."""
+    monkeypatch.chdir(tmp_path)
+    Path("words.txt").write_text("one\n")
+    odd = {"a\0b": 1, "a\u2400b": 2, "\u2400": 3}
+    made = word_count(tmp_path / "theirs", odd, 4)
+    import_bytewax(made.directory, target, steps={"count": "count"})
+    assert states(target) == {encode_key(key): value for key, value in odd.items()}
 
 
 def test_everything_has_to_be_named(theirs, target):

@@ -152,6 +152,14 @@ def test_everything_comes_along(make_store, tmp_path, count, new_count):
         ]
 
 
+def test_a_directory_whose_name_is_not_text(make_store, tmp_path):
+    """Processes get its bytes."""
+    source = filled(make_store(2))
+    new = tmp_path / os.fsdecode(b"new\xff")
+    repartition(source, new, 5, processes=2)
+    assert_equal(source, new.rename(tmp_path / "new"), 5)
+
+
 def test_several_processes_make_the_same(make_store, tmp_path):
     """As many as asked for, and each error of theirs is an error here."""
     source = filled(make_store(2))

@@ -127,9 +127,12 @@ def test_what_would_write_or_read_the_disk_of_one_host(planned, found, kind, rem
     check_plan("local[2]", planned)
 
 
-def test_a_warehouse_on_the_disk_of_one_host():
-    """Of an Iceberg catalog, as far as the sink knows it."""
+def test_a_warehouse_on_the_disk_of_one_host(monkeypatch):
+    """Of an Iceberg catalog, by the sink's properties or by the catalog's configuration."""
     pytest.importorskip("pyiceberg")
+    monkeypatch.setenv("PYICEBERG_CATALOG__DEFAULT__WAREHOUSE", "/data")
+    with pytest.raises(ConfigurationError, match="has its warehouse, /data"):
+        check_plan(CLUSTER, Planned(IcebergSink("db.words")))
     with pytest.raises(ConfigurationError, match=r"IcebergSink\('db.words'\) has its warehouse, /data, in a directory"):
         check_plan(CLUSTER, Planned(IcebergSink("db.words", properties={"warehouse": "/data"})))
     for address in ("s3://bucket/warehouse", "file:///mnt/share"):

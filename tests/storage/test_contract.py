@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,8 +14,9 @@ from recovery.planning.measures import Measure
 from recovery.planning.values import StepEdit
 from recovery.storage.memory import MemoryDirectory
 from recovery.storage.scan import read_measures
-from recovery.storage.seam import BatchCount, Changes
+from recovery.storage.seam import BatchCount, Changes, CloseRequest
 from recovery.values.keys import partition_of
+from recovery.wire.calls import Closing
 from tests.stores import STEP, Driver, OwnedDirectory, SpreadDirectory, new_execution, pack
 
 COUNT = 2
@@ -489,3 +491,8 @@ def test_both_stores_agree_on_every_history(store_maker, actions):
     finally:
         real.run.store.release()
         fake.run.store.release()
+
+
+def test_what_an_owner_is_asked_to_close_is_all_that_the_seam_has():
+    """A field that is added to one is added to the other."""
+    assert [each.name for each in msgspec.structs.fields(Closing)] == [each.name for each in fields(CloseRequest)]

@@ -125,6 +125,19 @@ def test_a_file_of_the_origin_is_named(pair, copied):
     assert "was forked from" in text
 
 
+def test_a_plan_without_part_0(store_dir):
+    """The files are listed before the error."""
+    work(store_dir, 2)
+    (store_dir / "part-0.sqlite3").unlink()
+    code, text = call("plan", store_dir)
+    assert code == 21
+    assert "part-1.sqlite3" in text
+    assert [each["role"] for each in json.loads(call("plan", store_dir, "--json")[1])["files"]] == [
+        "missing",
+        "current",
+    ]
+
+
 def test_part_0_of_the_origin(pair):
     """Without the record, the stores are named."""
     old, new = pair
