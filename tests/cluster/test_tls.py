@@ -29,7 +29,7 @@ def test_a_word_count_over_tls_and_a_certificate_of_another_host(lab, tmp_path):
     settings = {"enabled": "true", "compress": "false", "dir": f"file:{events}"}
     logged = [each for name, value in settings.items() for each in ("--conf", f"spark.eventLog.{name}={value}")]
     files = ("--tls-cert", certificate, "--tls-key", certificate, "--tls-ca", authority)
-    output = lab.run("cluster.py:counts(2000, 2)", db, "-s", "0", *files, *logged).succeed()
+    output = lab.run("cluster.py:counts(2000, 2)", db, "-s", "0", "-b", "1h", *files, *logged).succeed()
     assert assert_exact(db, 2000) == 3
     text = "".join(path.read_text() for path in events.rglob("*") if path.is_file())
     [address] = set(re.findall(r'"recovery\.address":("(?:[^"\\]|\\.)*")', text))

@@ -190,7 +190,7 @@ class History:
         finally:
             places.release()
         self.rewinds += 1
-        return {"resume_after": self.chance.choice(list(plan.window)) - 1} if plan.snapshot is not None else {}
+        return {"resume_after": max(0, self.chance.choice(list(plan.window)) - 1)} if plan.snapshot is not None else {}
 
     def move(self) -> None:
         """Copy a partition to another place, and perhaps leave the old copy behind."""

@@ -53,7 +53,8 @@ def test_killed_while_files_are_copied(tmp_path):
         process = recovery_command(flow, tmp_path / "db", *options, *more, crash_at=crash_at)
         output = finish(process)
         assert process.returncode == (-signal.SIGKILL if crash_at else 0), output
-        assert len(list(share.iterdir())) == bool(crash_at)
+        # What killed runs left goes at the end of one that ends well.
+        assert any(share.iterdir()) == bool(crash_at)
         return assert_counts(output, 500)
 
     run(4, crash_at="close.1.copied:11")
