@@ -10,6 +10,7 @@ link.4  Write the new changes file to the target. It replaces the merged ones in
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -81,12 +82,9 @@ def store_link(linking: Linking, scratch: Path, before: StoredCopy | None, pinne
     made.unlink()
     linking.observe(tell(step="linked", bytes_done=stored.size_bytes))
     new = StoredChanges(own, stored.sha256, stored.size_bytes, stored.stored_bytes, sum(counts[first:]) + 1)
-    return StoredCopy(
+    return replace(
+        before,
         description=pinned.description,
-        object_name=before.object_name,
-        sha256=before.sha256,
-        size_bytes=before.size_bytes,
-        stored_bytes=before.stored_bytes,
         taken_ms=linking.taken_ms,
         fingerprint=fingerprint(pinned.description, pinned.operational),
         changes=(*before.changes[:first], new),

@@ -44,7 +44,7 @@ def client(port: int, token: str = TOKEN, *, tls_ca_pem: str | None = None, host
 
 
 class TestWhoMayComeIn:
-    """A token, a certificate that names the owner, and the same version; refused at once and by name."""
+    """A token, a certificate that names the owner, and the same version; refused immediately and by name."""
 
     def test_another_token_is_refused(self, service):
         with pytest.raises(OwnerRefusedError, match="refused the token"):
