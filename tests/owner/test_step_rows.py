@@ -102,6 +102,7 @@ def test_a_process_that_sends_rows(db, reader):
         reach(address, task_key=KEY)[0].read(StepId(STEP), 3, {PartitionIndex(0): ("k1",)})
 
 
+@pytest.mark.long
 def test_memory_does_not_depend_on_the_rows(make_store, tmp_path):
     """Neither side holds more than a few pages, here of 200 MB in one partition."""
     directory = make_store(1)

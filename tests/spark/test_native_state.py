@@ -72,6 +72,7 @@ def by_value(spark, path):
     return events(spark, path).groupBy("key").agg(F.sum("value").alias("total")).orderBy("total")
 
 
+@pytest.mark.long
 def test_how_many_rows(spark, ran):
     """Of a join those that wait on both sides. RocksDB that is set not to count says 0: that is shown as unknown."""
     joined = ran(join, files=1)
@@ -81,6 +82,7 @@ def test_how_many_rows(spark, ran):
     check_unknown(spark, ran(tumbling, UNTRACKED))
 
 
+@pytest.mark.long
 def test_by_way_of_an_address(spark, ran, tmp_path):
     """The same frames, from a copy at a place that other hosts could read; made once for an epoch."""
     directory, place = ran(tumbling), f"file://{tmp_path}/share"

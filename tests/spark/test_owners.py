@@ -67,6 +67,7 @@ def fleet(make_store, tmp_path):
     made.close()
 
 
+@pytest.mark.long
 def test_an_owner_is_killed_in_the_midst_of_a_run(fleet):
     """The run ends with 47; the same command goes on from the last closed epoch."""
     run = fleet.run("counts(2000, 99, 0.2)")
