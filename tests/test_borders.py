@@ -71,8 +71,8 @@ STORAGE = (
 
 PRIVATE_STORAGE = {
     "recovery.backup.manifest -> recovery.storage.sqlite.digests": "manifests have the digests of partitions",
-    "recovery.backup.restore -> recovery.storage.sqlite.schema": "the name of a partition's file",
-    "recovery.backup.sources -> recovery.storage.sqlite.schema": "SQLite's errors as typed ones, while it copies",
+    "recovery.backup.restore -> recovery.storage.sqlite.file.opening": "the name of a partition's file",
+    "recovery.backup.sources -> recovery.storage.sqlite.file.statements": "SQLite's errors as typed ones",
 }
 
 JVM_ROOMS = "hadoop spark.jvm spark.tuning spark.planner"

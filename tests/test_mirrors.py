@@ -76,8 +76,10 @@ COVERED_BY = {
         wire.run_calls wire.run_client""",
     "owner/test_process.py": "owner.__main__ owner.serving owner.spool owner.tasks",
     "storage/test_epoch_log.py": "cli.gc storage.history",
-    "storage/test_initialize.py": "storage.sqlite.tables",
-    "storage/test_open_deltas.py": "storage.sqlite.forked storage.sqlite.task_store",
+    "storage/test_initialize.py": "storage.sqlite.file.tables",
+    "storage/test_opening.py": """storage.sqlite.file.connections storage.sqlite.file.log_files
+        storage.sqlite.file.reading storage.sqlite.file.statements""",
+    "storage/test_open_deltas.py": "storage.sqlite.file.forked storage.sqlite.task_store",
     "storage/test_watched_files.py": "storage.documents",
     "values/test_kernels.py": "aggregates spark.steps.aggregate spark.steps.aggregate_functions",
     "spark/steps/test_arrow_step.py": "spark.tasks.arrow_task",

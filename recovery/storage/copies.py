@@ -28,26 +28,15 @@ from recovery.storage.sqlite.beginning import BEGINNING
 from recovery.storage.sqlite.changes_file import NO_MARKS, Marks, merge, read_links, write_link
 from recovery.storage.sqlite.describe import describe, set_store
 from recovery.storage.sqlite.digests import MODULUS, load_digests
+from recovery.storage.sqlite.file.connections import connect
+from recovery.storage.sqlite.file.log_files import beside, has_log, is_left_alone, reading_mode, stamp
+from recovery.storage.sqlite.file.opening import has_beginning, has_states, open_partition
+from recovery.storage.sqlite.file.reading import read_partition
+from recovery.storage.sqlite.file.statements import rows, transaction, translated, value
+from recovery.storage.sqlite.file.tables import SCHEMA_VERSION
 from recovery.storage.sqlite.measures import has_measures
 from recovery.storage.sqlite.replay import replay
 from recovery.storage.sqlite.rewind import rewind
-from recovery.storage.sqlite.schema import (
-    beside,
-    connect,
-    has_beginning,
-    has_log,
-    has_states,
-    is_left_alone,
-    open_partition,
-    read_partition,
-    reading_mode,
-    rows,
-    stamp,
-    transaction,
-    translated,
-    value,
-)
-from recovery.storage.sqlite.tables import SCHEMA_VERSION
 
 __all__ = [
     "NO_MARKS",

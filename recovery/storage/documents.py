@@ -31,20 +31,12 @@ from recovery.storage.sqlite.digests import (
     record_digest,
     row_digest_sql,
 )
-from recovery.storage.sqlite.schema import (
-    beside,
-    connect,
-    has_states,
-    open_partition,
-    partition_path,
-    read_partition,
-    rows,
-    snapshot,
-    transaction,
-    translated,
-    value,
-)
-from recovery.storage.sqlite.watched_files import check_opened, missing_file
+from recovery.storage.sqlite.file.connections import connect
+from recovery.storage.sqlite.file.log_files import beside
+from recovery.storage.sqlite.file.opening import has_states, open_partition, partition_path
+from recovery.storage.sqlite.file.reading import read_partition
+from recovery.storage.sqlite.file.statements import rows, snapshot, transaction, translated, value
+from recovery.storage.sqlite.file.watched_files import check_opened, missing_file
 
 DIGEST = row_digest_sql("'$state'", "state_id", "generation", "content", "changed_ms")
 SELECT = f"SELECT state_id, generation, content, changed_ms, digest IS {DIGEST} FROM states"

@@ -15,7 +15,7 @@ from recovery.base.clock import Clock
 from recovery.errors import DirectoryLockedError, StorageError
 from recovery.host.durable import modes_beside, open_own
 from recovery.host.processes import as_holder, describe_holder, has_ended
-from recovery.storage.sqlite.watched_files import Watch
+from recovery.storage.sqlite.file.watched_files import Watch
 
 LOCK_NAME = "recovery.lock"
 FILE_LOCKS = "recovery-*.lock"

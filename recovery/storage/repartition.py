@@ -26,7 +26,9 @@ from recovery.storage.sqlite.beginning import Beginning, read_beginning
 from recovery.storage.sqlite.columns import MAX_PARTITIONS
 from recovery.storage.sqlite.draft_partition import DraftPartition, StoreRecord, can_pull
 from recovery.storage.sqlite.epoch_log import overlaid
-from recovery.storage.sqlite.schema import partition_path, read_partition, reading, snapshot, translated
+from recovery.storage.sqlite.file.opening import partition_path
+from recovery.storage.sqlite.file.reading import read_partition, reading
+from recovery.storage.sqlite.file.statements import snapshot, translated
 from recovery.storage.sqlite.tally import Rows, StepTally, Tally
 from recovery.storage.sqlite.versions import Versions, check_complete
 from recovery.storage.verify import PartitionCheck

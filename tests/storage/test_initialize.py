@@ -29,7 +29,7 @@ from recovery.errors import (
 from recovery.planning.resume import plan_resume
 from recovery.storage import initialize
 from recovery.storage.scan import scan
-from recovery.storage.sqlite.tables import APPLICATION_ID, SCHEMA_VERSION
+from recovery.storage.sqlite.file.tables import APPLICATION_ID, SCHEMA_VERSION
 from tests.stores import ROOT, Driver, problems, run_python, state_at
 
 

@@ -18,7 +18,7 @@ from recovery.errors import InconsistentPartitionsError, LeaseLostError
 from recovery.storage.history import states_at, steps_in
 from recovery.storage.seam import StepEdit
 from recovery.storage.sqlite.describe import describe, step_values
-from recovery.storage.sqlite.schema import read_partition, reading
+from recovery.storage.sqlite.file.reading import read_partition, reading
 from recovery.values.keys import partition_of
 from tests.stores import Driver, State, problems, query, state_at
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from recovery.errors import StorageError
 from recovery.host.durable import PRIVATE, make_directories, modes_beside
 from recovery.planning.values import Execution
-from recovery.storage.sqlite.watched_files import Watch
+from recovery.storage.sqlite.file.watched_files import Watch
 
 
 class Scratch:

@@ -36,9 +36,10 @@ from recovery.storage.sqlite.digests import (
     record_digest,
     row_digest_sql,
 )
-from recovery.storage.sqlite.schema import connect, file_uri, rows, transaction, translated, value
+from recovery.storage.sqlite.file.connections import connect, file_uri
+from recovery.storage.sqlite.file.statements import rows, transaction, translated, value
+from recovery.storage.sqlite.file.tables import OBJECTS
 from recovery.storage.sqlite.snap_rows import live_rows_of
-from recovery.storage.sqlite.tables import OBJECTS
 
 APPLICATION_ID = 0x52435643  # "RCVC"
 VERSION = 1

@@ -17,9 +17,11 @@ from recovery.planning.values import ClosedEpoch, Execution
 from recovery.storage.sqlite.beginning import Beginning
 from recovery.storage.sqlite.describe import bind, insert_epoch, insert_execution, insert_parts, set_collected
 from recovery.storage.sqlite.digests import load_digests, record_digest
+from recovery.storage.sqlite.file.connections import connect, file_uri, use_log
+from recovery.storage.sqlite.file.log_files import reading_mode
+from recovery.storage.sqlite.file.statements import rows, translated, value
+from recovery.storage.sqlite.file.tables import APPLICATION_ID, CREATE_ALL, CREATE_TIMEOUT_INDEX, SCHEMA_VERSION
 from recovery.storage.sqlite.measures import change_sizes
-from recovery.storage.sqlite.schema import connect, file_uri, reading_mode, rows, translated, use_log, value
-from recovery.storage.sqlite.tables import APPLICATION_ID, CREATE_ALL, CREATE_TIMEOUT_INDEX, SCHEMA_VERSION
 from recovery.storage.sqlite.tally import Tally
 from recovery.storage.sqlite.versions import Versions, sizes_if_sound
 

@@ -22,12 +22,13 @@ from recovery.storage.sqlite.changes_file import ATTACHED, EPOCHS, EXS, attached
 from recovery.storage.sqlite.describe import newest_epoch
 from recovery.storage.sqlite.digests import MODULUS, SUM_SQL, combine, load_digests, row_digest_sql
 from recovery.storage.sqlite.epoch_log import is_logged
+from recovery.storage.sqlite.file.opening import open_partition
+from recovery.storage.sqlite.file.statements import rows, transaction, translated, value
+from recovery.storage.sqlite.file.tables import ROW_BYTES
 from recovery.storage.sqlite.fold import collect, fold_into_snaps
 from recovery.storage.sqlite.measures import change_sizes
 from recovery.storage.sqlite.rewind import abandon
-from recovery.storage.sqlite.schema import open_partition, rows, transaction, translated, value
 from recovery.storage.sqlite.snap_rows import create_driver_table, live_rows_of
-from recovery.storage.sqlite.tables import ROW_BYTES
 
 OF_EPOCH = f"FROM {ATTACHED}.changed WHERE link = :link AND epoch = :epoch"
 SUPERSEDE = f"""

@@ -32,19 +32,14 @@ from recovery.storage.seam import BatchCount, CloseRequest, Collected, added_up,
 from recovery.storage.sqlite import close, describe, fold, rewind
 from recovery.storage.sqlite.beginning import Beginning, keep_beginning, read_beginning
 from recovery.storage.sqlite.epoch_log import Sealed
+from recovery.storage.sqlite.file.connections import file_uri, prepare_writer
+from recovery.storage.sqlite.file.log_files import beside
+from recovery.storage.sqlite.file.opening import open_partition
+from recovery.storage.sqlite.file.reading import read_partition
+from recovery.storage.sqlite.file.statements import transaction, translated, value
+from recovery.storage.sqlite.file.watched_files import Watch, check_opened
 from recovery.storage.sqlite.measures import add_measure
-from recovery.storage.sqlite.schema import (
-    beside,
-    file_uri,
-    open_partition,
-    prepare_writer,
-    read_partition,
-    transaction,
-    translated,
-    value,
-)
 from recovery.storage.sqlite.task_store import delta_path
-from recovery.storage.sqlite.watched_files import Watch, check_opened
 
 CACHE_BYTES = 256 << 20
 MAX_THREADS = 16
