@@ -55,6 +55,8 @@ COVERED_BY = {
     "sinks/test_delivery.py": "sinks.plain sinks.protocol",
     "sinks/test_delta.py": """sinks.delta.merge sinks.delta.sink sinks.delta.table sinks.tables.columns sinks.tables.log
         sinks.tables.sink sinks.tables.takeback""",
+    "sinks/test_upsert.py": """sinks.upsert.checks sinks.upsert.effects sinks.upsert.going_back sinks.upsert.sink
+        sinks.upsert.table""",
     "sinks/test_iceberg.py": "sinks.iceberg.columns sinks.iceberg.sink sinks.iceberg.table",
     "storage/test_contract.py": """storage.memory storage.memory_contents storage.owned storage.seam
         storage.spread""",
