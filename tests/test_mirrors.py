@@ -50,7 +50,8 @@ COVERED_BY = {
     "operational/test_rewinds.py": "epochs.execution",
     "operational/test_scopes.py": "operational.backends.backend",
     "operational/test_steps.py": "epochs.writer operational.step_edits operational.targets operational.flows",
-    "report/test_page.py": "report.charts report.facts",
+    "report/test_page.py": """report.charts report.facts report.html report.partitions report.timeline
+        report.trends""",
     "sinks/test_output.py": "sinks.disk sinks.files sinks.manifest",
     "sinks/test_delivery.py": "sinks.plain sinks.protocol",
     "sinks/test_delta.py": """sinks.delta.merge sinks.delta.sink sinks.delta.table sinks.tables.columns sinks.tables.log
