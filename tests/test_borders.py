@@ -47,7 +47,7 @@ LAYERS = (
 docs/architecture.md shows the same table."""
 
 EXCEPTIONS = {
-    "recovery.spark.steps.sent -> recovery.spark.tasks.step_task": "the closure that Spark sends to its workers",
+    "recovery.spark.steps.sent -> recovery.spark.tasks.run_tasks": "the closure that Spark sends to its workers",
     "recovery.spark.steps.sent -> recovery.spark.tasks.arrow_task": "the closure that Spark sends to its workers",
 }
 
@@ -219,4 +219,4 @@ def test_the_borders_are_about_something():
     """The modules are found, and so are their imports."""
     assert {"recovery.storage.scan", "recovery.planning.resume", "recovery.spark.run.position"} <= set(MODULES)
     assert "apsw.sqlite_extra" in imported("recovery.storage.sqlite.digests")
-    assert "recovery.storage.reach" in modules_used("recovery.spark.tasks.step_task")
+    assert "recovery.storage.reach" in modules_used("recovery.spark.tasks.run_tasks")

@@ -87,6 +87,7 @@ COVERED_BY = {
     "values/test_kernels.py": "aggregates spark.steps.aggregate spark.steps.aggregate_functions",
     "spark/steps/test_arrow_step.py": "spark.tasks.arrow_task",
     "spark/tasks/test_step_task.py": """spark.steps.definition spark.tasks.chunks spark.tasks.retries
+        spark.tasks.run_tasks
         spark.tasks.spool""",
     "spark/tasks/test_output_values.py": "spark.steps.column_types",
     "spark/tasks/test_input_values.py": "spark.steps.key_columns",

@@ -234,9 +234,9 @@ def test_large_batches_are_chunked(spark, feed, tmp_path, monkeypatch):
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
 
     def small(key, rows, state):
-        import recovery.spark.tasks.step_task as worker
+        from recovery.spark.tasks import spool, step_task
 
-        worker.CHUNK_ROWS, worker.SPOOL_BYTES = 250, 2000
+        step_task.StepTask.chunk_rows, spool.SPOOL_BYTES = 250, 2000
         yield from add_up(key, rows, state)
 
     try:

@@ -3,7 +3,7 @@
 A step sends every row to the task of its key's recovery partition. There are as many tasks as Spark runs in parallel,
 and at most one per partition. The number of partitions is unknown while a plan is built, so the exchange is a
 placeholder, which `recovery.spark.planner.bind` replaces when a run starts. A small micro-batch needs no exchange: see
-`recovery.spark.tuning.gathering`. `recovery.spark.tasks.step_task` does the work of a task.
+`recovery.spark.tuning.gathering`. `recovery.spark.tasks.run_tasks` does the work of a task.
 """
 
 from __future__ import annotations

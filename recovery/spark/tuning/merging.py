@@ -31,7 +31,7 @@ from recovery.spark.jvm.versions import to_arrow_schema
 from recovery.spark.steps.aggregate import Aggregation
 from recovery.spark.steps.definition import EVERYWHERE, HASH_BITS, KEY, PLACE, UDF_NAME, StepDefinition
 from recovery.spark.tasks.arrow_task import ArrowStepTask
-from recovery.spark.tasks.step_task import run_tasks
+from recovery.spark.tasks.run_tasks import run_tasks
 from recovery.spark.tuning.back_off import BackOff
 from recovery.spark.tuning.collecting import Collector, local_frame
 from recovery.spark.tuning.outcome import Outcome
