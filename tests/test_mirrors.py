@@ -31,12 +31,13 @@ COVERED_BY = {
     "backup/test_faults.py": "backup.target",
     "backup/test_round_trip.py": """backup.make backup.note backup.repository backup.restore backup.sources
         storage.copies""",
-    "backup/test_incremental.py": "backup.links backup.objects storage.sqlite.changes_file storage.sqlite.replay",
+    "backup/test_incremental.py": """backup.links backup.objects storage.sqlite.transfer.changes_file
+        storage.sqlite.transfer.replay""",
     "checkpoint/test_beginning.py": "checkpoint.offsets checkpoint.source_places",
     "checkpoint/test_capture.py": "checkpoint.home checkpoint.restore checkpoint.rows",
     "checkpoint/test_sources.py": "checkpoint.position",
-    "native/test_import_and_export.py": """checkpoint.places checkpoint.relocate checkpoint.state_files native.choose
-        native.exporting native.held native.importing""",
+    "native/test_import_and_export.py": """checkpoint.native.state_files checkpoint.places checkpoint.relocate
+        native.choose native.exporting native.held native.importing""",
     "faults/test_clocks.py": "base.clock",
     "faults/test_hostile_files.py": "base.threads",
     "importing/test_bytewax.py": "cli.import_bytewax cli.import_group importing.positions importing.staging",
@@ -49,7 +50,7 @@ COVERED_BY = {
     "operational/test_keyed.py": "cli.state_scopes",
     "operational/test_rewinds.py": "epochs.execution",
     "operational/test_scopes.py": "operational.backends.backend",
-    "operational/test_steps.py": "epochs.writer operational.step_edits operational.targets operational.flows",
+    "operational/test_steps.py": "epochs.writer operational.steps.step_edits operational.targets operational.flows",
     "report/test_page.py": """report.charts report.facts report.html report.partitions report.timeline
         report.trends""",
     "sinks/test_output.py": "sinks.disk sinks.files sinks.manifest",
@@ -64,7 +65,7 @@ COVERED_BY = {
     "storage/test_deltas.py": "storage.connect storage.deltas.delta storage.sqlite.execution_deltas",
     "storage/test_partition.py": """storage.sqlite.close storage.sqlite.columns storage.sqlite.describe
         storage.sqlite.fold storage.sqlite.rewind storage.sqlite.snap_rows""",
-    "storage/test_reach.py": "base.task_key",
+    "storage/test_reach.py": "base.credentials.task_key",
     "sinks/test_hadoop_disk.py": "hadoop.files hadoop.writing sinks.places",
     "cluster/test_reading.py": "spark.jvm.executors",
     "spark/test_native_on_s3.py": "spark.run.checkpoint_home",
@@ -74,7 +75,7 @@ COVERED_BY = {
     "owner/test_step_rows.py": "owner.reading",
     "wire/test_connections.py": """wire.address wire.answers wire.client wire.messages wire.server wire.service
         wire.task_calls""",
-    "owner/test_service.py": """base.token cli.owners cli.serve cli.without_owners owner.holding owner.runs
+    "owner/test_service.py": """base.credentials.token cli.owners cli.serve cli.without_owners owner.holding owner.runs
         storage.locations wire.calls
         wire.run_calls wire.run_client""",
     "owner/test_process.py": "owner.__main__ owner.serving owner.spool owner.tasks",
@@ -114,7 +115,7 @@ COVERED_BY = {
     "spark/test_closing.py": "spark.run.prepare",
     "spark/run/test_until.py": "checkpoint.until",
     "spark/test_state_source.py": "spark.sources.compared",
-    "operational/test_step_history.py": "cli.history operational.epoch_input",
+    "operational/test_step_history.py": "cli.history operational.steps.epoch_input",
     "spark/test_changed_sources.py": "spark.run.source_starts",
     "spark/test_native.py": "spark.planner.state_store spark.run.operator_rows",
     "spark/test_native_state.py": "spark.sources.formats spark.sources.native_source",
@@ -125,8 +126,8 @@ COVERED_BY = {
     "epochs/test_closer.py": "base.ids",
     "planning/test_resume.py": "planning.values",
     "partitioning/test_repartition.py": """cli.repartition partitioning.__main__ partitioning.in_place
-        partitioning.worker partitioning.workers planning.moving storage.repartition storage.sqlite.draft_partition
-        storage.sqlite.tally""",
+        partitioning.worker partitioning.workers planning.moving storage.repartition
+        storage.sqlite.transfer.draft_partition storage.sqlite.transfer.tally""",
     # Commands: their tests call them as users do.
     "backup/test_commands.py": "backup.progress cli.backup cli.backup_progress cli.readable cli.restore",
     "backup/test_drill.py": "cli.drill",

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from recovery.base.ids import BatchId
 from recovery.base.untrusted_paths import checked
-from recovery.checkpoint.needed import StoreFiles, is_version, needed_chain, store_files
+from recovery.checkpoint.native.needed import StoreFiles, is_version, needed_chain, store_files
 from recovery.errors import ConfigurationError, SparkCheckpointError, StorageError
 from recovery.host.durable import make_directories, sync
 

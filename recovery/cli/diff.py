@@ -14,7 +14,7 @@ from recovery.cli.history import SHOWN_CHANGES, difference_text
 from recovery.cli.readable import READABLE, Readable
 from recovery.cli.state_common import short
 from recovery.errors import StateNotFoundError
-from recovery.operational.comparison import (
+from recovery.operational.steps.comparison import (
     CHANGED,
     ONLY_A,
     ONLY_B,
@@ -26,7 +26,7 @@ from recovery.operational.comparison import (
     since,
     steps_of,
 )
-from recovery.operational.step_edits import moment
+from recovery.operational.steps.step_edits import moment
 from recovery.planning.comparing import ABSENT, Comparison
 
 DIFFERENT = 1

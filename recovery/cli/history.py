@@ -16,7 +16,7 @@ from recovery.cli.places import open_state, state_options
 from recovery.cli.readable import READABLE, Readable
 from recovery.cli.state_common import json_text
 from recovery.errors import StateNotFoundError, UnsupportedPlanError
-from recovery.operational.step_history import History, Version, key_history, mark_history
+from recovery.operational.steps.step_history import History, Version, key_history, mark_history
 from recovery.operational.targets import Steps
 from recovery.operational.values import to_json
 from recovery.planning.comparing import ABSENT, Difference

@@ -15,7 +15,7 @@ from recovery.cli.common import format_size, print_json, say, table
 from recovery.errors import ConfigurationError, RecoveryError, StateNotFoundError
 from recovery.native.choose import Wanted, choose_operator
 from recovery.native.held import held_measure, held_operators, held_schemas
-from recovery.operational.step_edits import Moment, moment
+from recovery.operational.steps.step_edits import Moment, moment
 from recovery.planning.health import NOT_MEASURED, format_bytes
 from recovery.planning.measures import OperatorWork
 from recovery.storage.scan import read_measures

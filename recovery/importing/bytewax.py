@@ -27,7 +27,7 @@ from recovery.epochs.writer import StepKey
 from recovery.errors import ConfigurationError, InconsistentPartitionsError, StateValueError, UnknownStepError, shown
 from recovery.importing.positions import TheirInput, is_position, rows_of, their_input
 from recovery.importing.staging import appearing, check_free
-from recovery.operational.step_edits import close_audited
+from recovery.operational.steps.step_edits import close_audited
 from recovery.planning.bytewax import TheirPosition, Written, their_position
 from recovery.planning.resume import plan_resume
 from recovery.storage.bytewax import TheirFile, TheirSnapshot, their_files

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from recovery.base.addresses import host_and_port, looks_like_address
-from recovery.base.certificates import read_certificates, shake_hands
+from recovery.base.credentials.certificates import read_certificates, shake_hands
 from recovery.config import RecoveryConfig
 from recovery.errors import ConfigurationError, OwnerRefusedError, RecoveryError, UnsupportedPlanError
 from recovery.owner.process import OwnerProcess

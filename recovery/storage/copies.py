@@ -25,7 +25,6 @@ from recovery.host.cloned import clone
 from recovery.host.durable import create, sync
 from recovery.planning.values import PartitionDescription
 from recovery.storage.sqlite.beginning import BEGINNING
-from recovery.storage.sqlite.changes_file import NO_MARKS, Marks, merge, read_links, write_link
 from recovery.storage.sqlite.describe import describe, set_store
 from recovery.storage.sqlite.digests import MODULUS, load_digests
 from recovery.storage.sqlite.file.connections import connect
@@ -35,8 +34,9 @@ from recovery.storage.sqlite.file.reading import read_partition
 from recovery.storage.sqlite.file.statements import rows, transaction, translated, value
 from recovery.storage.sqlite.file.tables import SCHEMA_VERSION
 from recovery.storage.sqlite.measures import has_measures
-from recovery.storage.sqlite.replay import replay
 from recovery.storage.sqlite.rewind import rewind
+from recovery.storage.sqlite.transfer.changes_file import NO_MARKS, Marks, merge, read_links, write_link
+from recovery.storage.sqlite.transfer.replay import replay
 
 __all__ = [
     "NO_MARKS",

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from recovery.base.addresses import host_and_port
-from recovery.base.certificates import read_certificates
 from recovery.base.clock import Clock
+from recovery.base.credentials.certificates import read_certificates
+from recovery.base.credentials.token import read_token
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex
 from recovery.base.threads import each
-from recovery.base.token import read_token
 from recovery.errors import ConfigurationError, NoPartitionsError, RecoveryError
 from recovery.planning.copies import Location, choose_copies
 from recovery.planning.measures import Measure, StepSize

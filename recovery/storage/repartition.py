@@ -24,13 +24,13 @@ from recovery.planning.moving import Share
 from recovery.planning.values import PartitionDescription
 from recovery.storage.sqlite.beginning import Beginning, read_beginning
 from recovery.storage.sqlite.columns import MAX_PARTITIONS
-from recovery.storage.sqlite.draft_partition import DraftPartition, StoreRecord, can_pull
 from recovery.storage.sqlite.epoch_log import overlaid
 from recovery.storage.sqlite.file.opening import partition_path
 from recovery.storage.sqlite.file.reading import read_partition, reading
 from recovery.storage.sqlite.file.statements import snapshot, translated
-from recovery.storage.sqlite.tally import Rows, StepTally, Tally
-from recovery.storage.sqlite.versions import Versions, check_complete
+from recovery.storage.sqlite.transfer.draft_partition import DraftPartition, StoreRecord, can_pull
+from recovery.storage.sqlite.transfer.tally import Rows, StepTally, Tally
+from recovery.storage.sqlite.transfer.versions import Versions, check_complete
 from recovery.storage.verify import PartitionCheck
 
 __all__ = ["MAX_PARTITIONS", "NewStore", "Rows", "StepTally", "Tally", "move"]

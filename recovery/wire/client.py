@@ -18,7 +18,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
-from recovery.base.certificates import client_context
+from recovery.base.credentials.certificates import client_context
 from recovery.base.ids import BatchId, PartitionIndex, StepId
 from recovery.base.version import VERSION
 from recovery.errors import OwnerRefusedError, OwnerUnreachableError, StorageError

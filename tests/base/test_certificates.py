@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from recovery.base.certificates import MOST_BYTES, read_certificates, shake_hands
+from recovery.base.credentials.certificates import MOST_BYTES, read_certificates, shake_hands
 from recovery.errors import ConfigurationError
 from tests.wire.certificates import make_certificates
 

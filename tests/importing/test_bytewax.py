@@ -35,7 +35,7 @@ from recovery import (
 from recovery.cli import main
 from recovery.importing.positions import is_position, offset_of, their_input
 from recovery.importing.staging import staging_of
-from recovery.operational.step_edits import moment
+from recovery.operational.steps.step_edits import moment
 from recovery.values.keys import encode_key
 from tests import others
 from tests.importing.theirs import COUNT, LINES, Theirs, run, word_count
@@ -298,7 +298,7 @@ KILLS = """
 import shutil, sys
 from pathlib import Path
 from recovery import AlreadyInitializedError, import_bytewax
-from recovery.operational.step_edits import moment
+from recovery.operational.steps.step_edits import moment
 from tests.stores import problems
 from tests.syscalls import killed_at
 source, target, stride, twice = Path("theirs"), Path("ours"), int(sys.argv[1]), sys.argv[2] == "twice"

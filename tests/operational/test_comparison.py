@@ -20,8 +20,8 @@ from recovery.base.reserved import CHECKPOINT_STEP, SOURCES_STEP
 from recovery.checkpoint.source_places import places_of
 from recovery.checkpoint.sources import PLACES_KEY
 from recovery.cli import main
-from recovery.operational.comparison import CHANGED, ONLY_A, ONLY_B, StepCounts, compare
-from recovery.operational.step_edits import moment
+from recovery.operational.steps.comparison import CHANGED, ONLY_A, ONLY_B, StepCounts, compare
+from recovery.operational.steps.step_edits import moment
 from recovery.planning.comparing import Comparison
 from tests.stores import STEP, Driver
 

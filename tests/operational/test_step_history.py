@@ -18,7 +18,7 @@ from recovery.base.reserved import CHECKPOINT_STEP, EPOCH_STEP
 from recovery.cli import main
 from recovery.operational import marks
 from recovery.operational.closed_marks import changes
-from recovery.operational.step_history import REMOVED, TIMED_OUT, WRITTEN, key_history
+from recovery.operational.steps.step_history import REMOVED, TIMED_OUT, WRITTEN, key_history
 from recovery.operational.targets import Steps
 from recovery.planning.comparing import ABSENT
 from tests.stores import STEP, Driver, alter, paths_of, window

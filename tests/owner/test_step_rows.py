@@ -11,7 +11,7 @@ import pytest
 from recovery.base.ids import ExecutionNumber, Lease, PartitionIndex, StepId
 from recovery.errors import ConfigurationError, EpochNotHeldError, OwnerRefusedError
 from recovery.metrics.memory import resident_bytes
-from recovery.operational.step_edits import moment, moments
+from recovery.operational.steps.step_edits import moment, moments
 from recovery.owner import step_rows as module
 from recovery.owner.process import OwnerProcess
 from recovery.owner.step_rows import step_rows

@@ -39,7 +39,7 @@ from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.origin import read_origins
 from recovery.storage.scan import scan
-from recovery.storage.sqlite.draft_partition import DraftPartition
+from recovery.storage.sqlite.transfer.draft_partition import DraftPartition
 from recovery.values.keys import home_of
 from tests.storage.test_model import STEPS, Histories
 from tests.stores import ROOT, STEP, Driver, alter, paths_of, problems, query, run_python, state_at, window

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from recovery.base.task_key import task_key
+from recovery.base.credentials.task_key import task_key
 from recovery.owner.process import OwnerProcess
 from recovery.storage.reach import files_in, reach, with_files_at
 from recovery.storage.seam import BatchCount

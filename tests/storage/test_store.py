@@ -243,7 +243,7 @@ from recovery.storage.scan import scan
 from recovery.storage.verify import PartitionCheck
 from recovery.cli.status import collect_status
 from recovery.storage.locations import Locations
-from recovery.operational.step_edits import moment
+from recovery.operational.steps.step_edits import moment
 os.setgid(65534); os.setuid(65534)
 try:
     plan = plan_resume(scan(Path(sys.argv[1])))

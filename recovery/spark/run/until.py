@@ -16,8 +16,8 @@ from recovery.checkpoint.sources import PLACES_KEY
 from recovery.checkpoint.until import fix_end
 from recovery.config import RecoveryConfig
 from recovery.errors import ConfigurationError, EpochNotHeldError, SparkCheckpointError, UnsupportedPlanError
-from recovery.operational.comparison import positions
-from recovery.operational.step_edits import Moment
+from recovery.operational.steps.comparison import positions
+from recovery.operational.steps.step_edits import Moment
 from recovery.planning.resume import ResumePlan, common_cuts, plan_resume
 from recovery.planning.timeline import fork, timeline
 from recovery.planning.values import ClosedEpoch

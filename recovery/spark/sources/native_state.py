@@ -28,7 +28,7 @@ from recovery.hadoop.files import HadoopFiles
 from recovery.hadoop.home import HadoopHome
 from recovery.native.choose import JOIN_SIDES, Wanted, choose_operator
 from recovery.native.held import held_operators, materialise
-from recovery.operational.step_edits import Moment, moment, moments
+from recovery.operational.steps.step_edits import Moment, moment, moments
 from recovery.spark.clusters import check_one_host
 from recovery.spark.jvm.connect_sessions import check_classic
 

@@ -22,8 +22,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from recovery.base.credentials.task_key import task_key
 from recovery.base.ids import StepId
-from recovery.base.task_key import task_key
 from recovery.errors import ConfigurationError
 from recovery.group_state import GroupState
 from recovery.spark.jvm.versions import repartition_by_id

@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
+from recovery.base.credentials.task_key import task_key
 from recovery.base.ids import BatchId
-from recovery.base.task_key import task_key
 from recovery.spark.jvm.plan_nodes import seq, with_children
 from recovery.spark.jvm.versions import to_arrow_schema
 from recovery.spark.steps.aggregate import Aggregation

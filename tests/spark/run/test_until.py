@@ -17,7 +17,7 @@ from recovery import (
     run_pipeline,
 )
 from recovery.base.clock import SystemClock
-from recovery.operational.step_edits import moment
+from recovery.operational.steps.step_edits import moment
 from recovery.spark.run.prepare import Prepared
 from tests.backup.support import work
 from tests.spark.support import run_to_end, states, totals_step

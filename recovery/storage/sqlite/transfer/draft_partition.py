@@ -22,8 +22,8 @@ from recovery.storage.sqlite.file.log_files import reading_mode
 from recovery.storage.sqlite.file.statements import rows, translated, value
 from recovery.storage.sqlite.file.tables import APPLICATION_ID, CREATE_ALL, CREATE_TIMEOUT_INDEX, SCHEMA_VERSION
 from recovery.storage.sqlite.measures import change_sizes
-from recovery.storage.sqlite.tally import Tally
-from recovery.storage.sqlite.versions import Versions, sizes_if_sound
+from recovery.storage.sqlite.transfer.tally import Tally
+from recovery.storage.sqlite.transfer.versions import Versions, sizes_if_sound
 
 LIVE = "INSERT INTO snaps VALUES (?, ?, ?, ?, ?, ?)"
 EARLIER = "INSERT INTO superseded VALUES (?, ?, ?, ?, ?, ?, ?)"

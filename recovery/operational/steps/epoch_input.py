@@ -13,7 +13,7 @@ from recovery.checkpoint.offsets import labels, read_log
 from recovery.checkpoint.source_places import recorded_places
 from recovery.checkpoint.sources import PLACES_KEY
 from recovery.errors import RecoveryError
-from recovery.operational.step_edits import Moment
+from recovery.operational.steps.step_edits import Moment
 from recovery.planning.resume import Cut
 
 

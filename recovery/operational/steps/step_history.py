@@ -10,9 +10,9 @@ from recovery.base.ids import NO_BATCH
 from recovery.base.reserved import EPOCH_STEP
 from recovery.errors import CorruptPartitionError, StateNotFoundError
 from recovery.operational import marks
-from recovery.operational.epoch_input import SourceInput, epoch_input
 from recovery.operational.ids import escape
-from recovery.operational.step_edits import Moment
+from recovery.operational.steps.epoch_input import SourceInput, epoch_input
+from recovery.operational.steps.step_edits import Moment
 from recovery.operational.targets import Steps, content_of, unknown_step
 from recovery.planning.comparing import ABSENT, Comparison, Difference
 from recovery.planning.values import ClosedEpoch

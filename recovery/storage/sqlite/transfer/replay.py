@@ -18,7 +18,6 @@ import apsw
 from recovery.base.ids import Epoch
 from recovery.errors import CorruptPartitionError
 from recovery.planning.measures import outdated
-from recovery.storage.sqlite.changes_file import ATTACHED, EPOCHS, EXS, attached, replace_unlinked
 from recovery.storage.sqlite.describe import newest_epoch
 from recovery.storage.sqlite.digests import MODULUS, SUM_SQL, combine, load_digests, row_digest_sql
 from recovery.storage.sqlite.epoch_log import is_logged
@@ -29,6 +28,7 @@ from recovery.storage.sqlite.fold import collect, fold_into_snaps
 from recovery.storage.sqlite.measures import change_sizes
 from recovery.storage.sqlite.rewind import abandon
 from recovery.storage.sqlite.snap_rows import create_driver_table, live_rows_of
+from recovery.storage.sqlite.transfer.changes_file import ATTACHED, EPOCHS, EXS, attached, replace_unlinked
 
 OF_EPOCH = f"FROM {ATTACHED}.changed WHERE link = :link AND epoch = :epoch"
 SUPERSEDE = f"""

@@ -18,7 +18,7 @@ from recovery.storage.sqlite.digests import SNAPS_DIGEST, SUM_SQL, combine
 from recovery.storage.sqlite.epoch_log import is_logged
 from recovery.storage.sqlite.file.statements import rows, translated, value
 from recovery.storage.sqlite.file.tables import ROW_BYTES
-from recovery.storage.sqlite.tally import Tally
+from recovery.storage.sqlite.transfer.tally import Tally
 
 ROW = "step_id, state_key, snap_epoch, ser_change, timeout_ms, digest"
 LIVE = f"SELECT {ROW} FROM snaps"

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from recovery.operational.epoch_input import position_of
 from recovery.operational.ids import matches
-from recovery.operational.step_edits import Moment
-from recovery.operational.step_history import content
+from recovery.operational.steps.epoch_input import position_of
+from recovery.operational.steps.step_edits import Moment
+from recovery.operational.steps.step_history import content
 from recovery.planning.comparing import ABSENT, Comparison, Difference
 from recovery.storage.history import KeyChange, KeyState
 
