@@ -1,8 +1,8 @@
-"""The owner's end of the connections: who may come in.
+"""The owner's end of the connections: whom it accepts, and within which limits.
 
 Limits hold whatever clients do. A connection has to prove itself within `PROOF_S`; until then the owner reads at most
-`HELLO_BYTES` of it, and of more than `MOST_UNPROVEN` such connections the oldest is closed. `MOST_CONNECTIONS` are
-served.
+`HELLO_BYTES` from it. If more than `MOST_UNPROVEN` connections have not proved themselves, the owner closes the oldest.
+It serves at most `MOST_CONNECTIONS`.
 
 Beside a driver, tasks are served from the beginning. A service of its own (`recovery serve`) has a token for runs and
 looks, and serves tasks only while a run holds it.
@@ -51,7 +51,7 @@ class OwnerServer:
         tls: ssl.SSLContext | None = None,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """runs, token: what answers runs and looks, and how they prove themselves; None: nobody else than tasks."""
+        """runs, token: the handler of runs and looks, and their secret; None: the server answers tasks only."""
         self.incarnation = new_nonce()
         self.runs = runs
         self.token = token
@@ -73,11 +73,11 @@ class OwnerServer:
 
     @property
     def tasks(self) -> Tasks | None:
-        """What tasks are served with; None while no run is going on."""
+        """What the server needs to answer tasks; None while no run is going on."""
         return self._tasks
 
     def serve_tasks(self, tasks: Tasks | None) -> None:
-        """Serve tasks of another execution, or none. The connections of earlier ones have ended when this returns."""
+        """Serve the tasks of another execution, or of none. Returns when the connections of earlier ones have ended."""
         with self._lock:
             self._tasks = tasks
             others = [each for each in self._proven.values() if each.tasks not in (None, tasks)]
@@ -129,7 +129,7 @@ class OwnerServer:
             return replaced
 
     def forget(self, session: Session) -> None:
-        """A session has ended."""
+        """Remove a session that has ended."""
         with self._lock:
             self._unproven.pop(session, None)
             self._open.discard(session)
@@ -137,7 +137,7 @@ class OwnerServer:
                 del self._proven[session.line]
 
     def _tell_progress(self) -> None:
-        """Tell the clients of long calls that they are worked on."""
+        """Send signs of progress to the clients of long calls."""
         while not self._stopped.wait(PROGRESS_S):
             with self._lock:
                 sessions = list(self._proven.values())
@@ -165,7 +165,7 @@ class Session:
 
     @property
     def tasks(self) -> Tasks | None:
-        """What the connection of a task is served with."""
+        """What the server needs to answer a task's connection."""
         return None if self._calls is None else self._calls.tasks
 
     def run(self) -> None:
@@ -192,13 +192,13 @@ class Session:
                 self._run.ended()
 
     def cancel(self) -> None:
-        """End the connection; return when nothing of it works any more. What has not begun never will."""
+        """End the connection, and wait until its running call has ended. A call that has not begun never will."""
         self.answers.cancelled = True
         self.channel.cut()
         self._ended.wait()
 
     def is_silent(self) -> bool:
-        """Whether this connection holds a run that says nothing any more."""
+        """Whether this connection holds the directory for a run that no longer confirms that it goes on."""
         return self._run is not None and self._run.holds and self.channel.heard_s + HOLD_S < time.monotonic()
 
     # The beginning of a connection
@@ -288,13 +288,14 @@ class Session:
         return tasks.key
 
     def _secure(self) -> None:
-        """Begin TLS if the owner has a certificate. A client that expects otherwise gets an answer that it can name."""
+        """Begin TLS if the owner has a certificate. A client that expects the opposite gets an answer from which it can
+        report the reason."""
         channel, tls = self.channel, self._server.tls
         wait_at_most(channel.sock, PROOF_S)
         begin = channel.sock.recv(1, socket.MSG_PEEK)
         speaks_tls = begin == bytes([TLS_HANDSHAKE])
         if tls is None and speaks_tls:
-            # No TLS: the client reports that this is none.
+            # Sent without TLS: the client reports that the owner does not use it.
             self.answers.end_with(OwnerRefusedError("the owner has no certificate"))
         if tls is not None:
             if begin and not speaks_tls:
@@ -308,8 +309,8 @@ class Session:
             channel.sock.do_handshake()
 
     def _replace(self, line: str) -> None:
-        """Become the connection of this name. What an earlier one has not begun never will: a repeated call must not
-        be overtaken by its first attempt."""
+        """Replace the earlier connection of this name. Its calls that have not begun never will: the first attempt of a
+        call must not run after its repetition."""
         replaced = self._server.admit(self, line)
         self.line = line
         if replaced is not None:
