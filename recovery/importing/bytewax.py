@@ -1,6 +1,6 @@
 """A recovery directory of Bytewax 0.20 or 0.21, taken over as new recovery partitions.
 
-import.1  Read what Bytewax's partitions say of themselves; choose the epoch at which Bytewax would resume, and refuse a
+import.1  Read the descriptions of Bytewax's partitions; choose the epoch at which Bytewax would resume, and refuse a
           directory from which it would resume wrongly.
 import.2  Read every state below that epoch, as plain values, and every position of a file source. Refuse what has no
           plain form. Until here nothing is written.
@@ -163,14 +163,15 @@ class _Choices:
         self._ours: dict[str, str | None] = {}
 
     def ours(self, step: str) -> str | None:
-        """Return the new name of a step; DROPPED if it is left out, None if nothing was said. Asked for every key."""
+        """Return the new name of a step; DROPPED if it is left out, None if the user named none. Called for every
+        key."""
         if step not in self._ours:
             dropped = any(self.means(name, step) for name in self.drop)
             self._ours[step] = DROPPED if dropped else self.given(self.steps, step)
         return self._ours[step]
 
     def given(self, named: Mapping[str, str], step: str) -> str | None:
-        """Return what was given for a step; None if nothing."""
+        """Return the user's choice for a step; None without one."""
         return next((value for name, value in named.items() if self.means(name, step)), None)
 
     def means(self, name: str, step: str) -> bool:

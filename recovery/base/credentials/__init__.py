@@ -1,1 +1,1 @@
-"""By what processes on several hosts know each other: certificates, the token, the task key."""
+"""Credentials by which processes on several hosts recognise each other: certificates, the token, the task key."""

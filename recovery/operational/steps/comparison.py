@@ -168,7 +168,7 @@ def difference_of(
 
 @dataclass(frozen=True, slots=True)
 class SourcePosition:
-    """Where one source stands in both snapshots; None: it is not read there, or has read nothing."""
+    """The position of one source in both snapshots; None: the source is not read there, or nothing was read from it."""
 
     source: str
     a: str | None

@@ -1,4 +1,4 @@
-"""Where sources stand at an epoch, and which input an epoch read: of files that only grow, the bytes."""
+"""The position of each source at an epoch, and the input that an epoch read: for growing files, the bytes."""
 
 from __future__ import annotations
 

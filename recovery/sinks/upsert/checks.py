@@ -44,8 +44,7 @@ def check_collation(table: UpsertTable, database: Session) -> None:
 
 
 def check_writable(table: UpsertTable, database: Session, columns: Sequence[str]) -> None:
-    """Refuse columns that only the database may write, before anything depends on it: going back puts back rows with
-    all columns."""
+    """Refuse columns that only the database may write: going back writes rows with all columns."""
     try:
         database.run("EXPLAIN INSERT INTO {table} ({columns}) SELECT {columns} FROM {table}", columns=listed(columns))
     except SinkFailedError as error:
@@ -60,8 +59,8 @@ def check_writable(table: UpsertTable, database: Session, columns: Sequence[str]
 
 
 def try_rights(database: Session, columns: Sequence[str], plan: GoingBack) -> None:
-    """Try what `rollback` needs a right for, in a transaction that the caller undoes: afterwards the partitions have
-    gone back already."""
+    """Try everything for which `rollback` needs a right, in a transaction that the caller undoes. Once `rollback` runs,
+    the partitions have gone back already."""
     if plan.known:
         database.run("UPDATE {owner} SET execution_id = execution_id")
         database.run("DROP TABLE {staged}")

@@ -1,4 +1,4 @@
-"""What epochs do to the user's table: their rows are written, and what they replaced is kept, put back and forgotten.
+"""The effects of epochs on the user's table: write their rows; keep, restore and forget the rows that they replaced.
 
 Every function is a part of the caller's transaction.
 """
@@ -74,7 +74,7 @@ def replace_rows(
 
 
 def take_back(table: UpsertTable, database: Session, columns: list[str], last: int) -> None:
-    """Put back what the epochs after `last` replaced."""
+    """Restore the rows that the epochs after `last` replaced."""
     _upsert(table, database, columns, BEFORE, (last, 1))
     database.run(REMOVE, (last, 0), rows=BEFORE, columns=listed(columns))
     database.run("DELETE FROM {replaced} WHERE recovery_epoch > {p}", (last,))

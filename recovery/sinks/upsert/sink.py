@@ -204,8 +204,8 @@ class UpsertSink:
     ) -> SinkFailedError | None:
         """Return the error that names the column whose value could not be staged; None if no value caused the failure.
 
-        In a session of its own, which is undone: pg8000 mixes up the server's answers after a value that it could not
-        send.
+        It tries the values in a session of its own, which is undone: pg8000 mixes up the server's answers after a value
+        that it could not send.
         """
         one = "INSERT INTO {staged} ({column}) VALUES ({value})"
         with contextlib.suppress(SinkFailedError), self._session() as database:

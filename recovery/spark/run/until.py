@@ -93,8 +93,8 @@ def _is_at_one(
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """A position of the origin. on_its_way: whether all that this store has read, the origin has read on its way
-    there."""
+    """A position of the origin. on_its_way: whether the origin had read, before this position, everything that this
+    store has read."""
 
     at: Moment
     on_its_way: bool

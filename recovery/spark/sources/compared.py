@@ -1,5 +1,5 @@
-"""The other half of `format("recovery")` with the option `other`: the keys of a step that differ between two snapshots,
-of two directories or of one."""
+"""`format("recovery")` with the option `other`: the keys of a step that differ between two snapshots, of two
+directories or of one."""
 
 from __future__ import annotations
 

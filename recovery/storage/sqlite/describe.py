@@ -1,4 +1,4 @@
-"""What one partition says of itself: its executions, its epochs, its steps, and who may write to it."""
+"""The description of one partition: its executions, epochs and steps, and who may write to it."""
 
 from __future__ import annotations
 

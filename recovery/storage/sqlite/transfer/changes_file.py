@@ -199,7 +199,7 @@ def write_link(
             marks = ", ".join("?" * len(rows(made, f"PRAGMA table_info({table})")))
             made.executemany(f"INSERT INTO {table} VALUES ({marks})", found)
         if since.operational[0] and not operational[0] and not rows(made, "SELECT 1 FROM totals"):
-            # An older copy took the partition's place. Without a row here, what the chain has would stay.
+            # An older copy took the partition's place. Without a row here, the chain's row would stay.
             none = (1, 0, 0)
             made.execute("INSERT INTO totals VALUES (?, ?, ?, ?)", (*none, record_digest(*none)))
         _write_changed(partition, made, path, link, after, description.epochs)
@@ -285,7 +285,7 @@ def attached(connection: apsw.Connection, path: Path) -> Iterator[None]:
 
 
 def read_links(path: Path) -> list[Link]:
-    """Return what the links of a changes file say of themselves. Raises CorruptPartitionError, UnsupportedVersionError
+    """Return the descriptions of the links in a changes file. Raises CorruptPartitionError, UnsupportedVersionError
     or StorageError."""
     with contextlib.closing(connect(path, "unshared")) as connection, translated(path):
         _check(connection, "main", path)

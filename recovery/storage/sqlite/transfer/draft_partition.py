@@ -1,4 +1,4 @@
-"""A partition file that is filled with given rows, in the order of its keys, and becomes a whole partition last."""
+"""A new partition file: rows are appended in the order of their keys, and `finish` makes it a partition."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from recovery.storage.sqlite.transfer.versions import Versions, sizes_if_sound
 
 LIVE = "INSERT INTO snaps VALUES (?, ?, ?, ?, ?, ?)"
 EARLIER = "INSERT INTO superseded VALUES (?, ?, ?, ?, ?, ?, ?)"
-# The keys come in order, so that each row is found and appended in pages that are at hand.
+# The keys come in order, so the pages to read and to append to are in the cache.
 PULL = """
 INSERT INTO main.snaps
 SELECT s.* FROM carray(?) AS k CROSS JOIN {source}.snaps AS s WHERE s.step_id = ? AND s.state_key = k.value
@@ -44,8 +44,8 @@ DOCUMENTS = ("states", "totals", "measures")
 
 @dataclass(frozen=True, slots=True)
 class StoreRecord:
-    """What every partition of a new store says of it. epochs: all that it holds, with the counts of any partition;
-    collected: the oldest epoch that it can go back to."""
+    """The record of a new store, which each of its partitions holds. epochs: all that it holds, with the counts of any
+    partition; collected: the oldest epoch that it can go back to."""
 
     store_id: str
     created_ms: int

@@ -1,4 +1,4 @@
-"""Replaying changes files on the copy of a partition that they continue: it becomes what a whole copy would be.
+"""Replaying changes files on the copy of a partition that they continue: the result equals a whole copy.
 
 replay.1  Go back to the epoch that the link continues, if the copy holds later ones; fold its log. What the copy then
           holds must be what the link says.
@@ -67,7 +67,7 @@ LINKS = f"SELECT link, after_epoch, after_rows, after_digest, collected FROM {AT
 
 def replay(path: Path, files: Sequence[Path], links: int, *, done: int = 0, collects: bool = True) -> None:
     """Replay changes files, the oldest first, on the copy at `path`, up to the chain's link number `links`. done: the
-    number of the link that the copy is as of. collects: give up the epochs that the partition had collected.
+    number of the link up to which the copy goes. collects: give up the epochs that the partition had collected.
 
     Not durable, and the copy is unusable after an error. Raises CorruptPartitionError if the files do not continue the
     copy, or are not what was stored; UnsupportedVersionError or StorageError.
@@ -92,7 +92,7 @@ def replay(path: Path, files: Sequence[Path], links: int, *, done: int = 0, coll
                 # replay.4
                 known = value(connection, "SELECT max(measure_id) FROM main.measures") or 0
                 replace_unlinked(connection)
-                # Also what measures made outdated that are gone themselves.
+                # Also the measures that were outdated by measures which are gone themselves.
                 added = value(connection, "SELECT max(measure_id) FROM main.measures") or 0
                 for measure in range(known + 1, added + 1):
                     for old in outdated(measure):
