@@ -215,6 +215,31 @@ def test_the_documentation_shows_the_table():
     assert [re.findall(r"`([\w.]+)`", line) for line in shown] == [layer.split() for layer in LAYERS]
 
 
+def test_the_documentation_names_files_and_folders_that_exist():
+    """Every path in docs/architecture.md, from the root of the repository or from the package."""
+    root = PACKAGE.parent
+    page = (root / "docs" / "architecture.md").read_text()
+    named = {each for each in re.findall(r"`([\w./-]+)`", page) if re.search(r"\.(py|md|java)$|/$", each)}
+    assert len(named) > 60
+    missing = {each for each in named if not (root / each).exists() and not (PACKAGE / each).exists()}
+    assert missing == set()
+
+
+def test_the_drawn_tree_has_every_room():
+    """The tree of docs/architecture.md names each folder of the package, and no other."""
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    [tree] = re.findall(r"^## The rooms\n```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    drawn: set[str] = set()
+    above: list[str] = []
+    for line in tree.splitlines()[1:]:
+        found = re.match(r"([│ ]*)[├└]── (\w+)/", line)
+        if found:
+            above = [*above[: len(found[1]) // 4], found[2]]
+            drawn.add("/".join(above))
+    folders = {path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")} - {"."}
+    assert drawn == {each for each in folders if "startup" not in each}
+
+
 def test_the_borders_are_about_something():
     """The modules are found, and so are their imports."""
     assert {"recovery.storage.scan", "recovery.planning.resume", "recovery.spark.run.position"} <= set(MODULES)
