@@ -245,7 +245,7 @@ def _check_kind(path: Path, is_right: Callable[[int], bool]) -> int:
         raise SparkCheckpointError(
             f"{path.name!r:.120} in it is {what}",
             path=path,
-            cause="Spark does not create such entries: somebody put it there. A link may lead to files outside.",
+            cause="Spark does not create such entries: another program did. A link may lead to files outside.",
             remedy="If you trust the links, copy the checkpoint with the linked files themselves: cp -rL",
         )
     return found.st_size

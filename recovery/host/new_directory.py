@@ -80,7 +80,7 @@ def _held(draft: Path, target: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DirectoryLockedError(
-                "another process makes this directory at this moment",
+                "another process is making this directory",
                 path=target,
                 cause="The same command is still going on.",
                 remedy="Wait until it ends, and use what it made.",

@@ -250,8 +250,8 @@ class _Attempt:
             raise StorageError(
                 f"step {old.step!r} has at epoch {old.epoch} {' in the old files, and '.join(found)} in the new ones",
                 path=self._directory,
-                cause="The disk or the memory of this machine is not reliable, or recovery has an error.",
-                remedy="Nothing was made. Check the partitions (recovery verify DIR), and run it again.",
+                cause="The disk or the memory of this machine is not reliable, or this package has a defect.",
+                remedy="Check the partitions (recovery verify DIR), and run the same command again: nothing was made.",
             )
 
     def _settle(self, draft: Path, first: Path) -> int:

@@ -124,7 +124,7 @@ class PinnedPartition:
             target, lambda connection: (describe(connection, target), _operational(connection, target))
         )
         if replace(described, path=self.path) != self.description or operational != self.operational:
-            raise CorruptPartitionError("its copy does not say the same of itself", path=self.path)
+            raise CorruptPartitionError("the description of its copy differs from its own", path=self.path)
         return self.description
 
     def _copy(self, target: Path, observe: CopyObserver) -> None:

@@ -116,7 +116,7 @@ def _alone(target: Path) -> Iterator[None]:
         yield
     except BlockingIOError:
         raise DirectoryLockedError(
-            "partitions are being made here at this moment",
+            "another process is making partitions here",
             path=target,
             cause="Another init or restore is still going on.",
             remedy="Wait until it ends, and use what it made.",

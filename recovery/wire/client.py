@@ -355,7 +355,7 @@ class Line:
             raise
         except ssl.SSLError as error:
             raise self._refused(
-                f"TLS does not begin: {error.reason or error}",
+                f"the TLS handshake failed: {error.reason or error}",
                 "The owner has no certificate, or something else listens there.",
                 "Give the owner a certificate (--tls-cert, --tls-key), or leave out --tls-ca.",
             ) from None
@@ -386,7 +386,7 @@ class Line:
                 raise WireError(f"a message of kind {found} instead of {kind.name}")
             return messages.read_first(body, content)
         except WireError as error:
-            raise self._refused(f"what it answers is not understood: {error}", None, None) from None
+            raise self._refused(f"its answer is not understood: {error}", None, None) from None
 
     def _refused(self, found: str, cause: str | None, remedy: str | None) -> OwnerRefusedError:
         where = f"the owner of the partitions at {self._address.location}"

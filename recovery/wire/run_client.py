@@ -146,7 +146,7 @@ class Owner:
         if self._lost is not None:
             raise self._lost
         if self._ended.is_set():
-            raise self._gone("the run has let it go")
+            raise self._gone("the run has released it")
         with self._lock:
             line = self._idle.pop() if self._idle else None
         if line is None:

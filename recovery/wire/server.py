@@ -224,7 +224,7 @@ class Session:
             self.answers.end_with(
                 OwnerRefusedError(
                     f"the owner has version {VERSION} of this package, and this host {hello.package[:40]}",
-                    cause="Hosts were upgraded one by one, and this is in between.",
+                    cause="Some hosts were upgraded, and others not yet.",
                     remedy="Install one version on all hosts.",
                 )
             )
@@ -267,7 +267,7 @@ class Session:
             self.answers.end_with(
                 OwnerUnreachableError(
                     "no run holds the partitions here",
-                    cause="The owner was started again, or has let the task's run go.",
+                    cause="The owner was restarted, or has released the task's run.",
                     remedy="Run the same command again: it continues from the last closed epoch.",
                 )
             )

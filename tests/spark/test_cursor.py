@@ -88,7 +88,7 @@ def test_a_text_that_comes_later(loads):
     load.rows = ["9"]
     load()
     load.rows = ["10"]
-    with pytest.raises(FlowFailedError, match="'10' stands in it, and the mark is '9'"):
+    with pytest.raises(FlowFailedError, match="it has '10', and the mark is '9'"):
         load()
     assert load.mark() == "9"
 

@@ -22,9 +22,9 @@ def read_certificates(path: Path, option: str = "--tls-ca") -> str:
     try:
         found = "\n".join(_CERTIFICATE.findall(path.read_text(encoding="utf-8", errors="replace")))
         if not found:
-            raise ValueError("there is none in it")
+            raise ValueError("it contains no certificate")
         if len(found) > MOST_BYTES:
-            raise ValueError(f"{len(found)} bytes of them, where {MOST_BYTES} are allowed")
+            raise ValueError(f"they have {len(found)} bytes, where {MOST_BYTES} are allowed")
         client_context(found)
     except (OSError, ValueError, MemoryError) as error:
         raise ConfigurationError(

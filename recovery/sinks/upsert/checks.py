@@ -39,7 +39,7 @@ def check_collation(table: UpsertTable, database: Session) -> None:
             raise ConfigurationError(
                 f"table {table.name}: the key's column {name} has the collation {collation}",
                 cause="The table treats different keys as equal, so which of them counts is undefined.",
-                remedy="Take a column with the collation BINARY, and let the flow write lower case into it.",
+                remedy="Use a column with the collation BINARY, and let the flow write lower case into it.",
             )
 
 
@@ -54,7 +54,7 @@ def check_writable(table: UpsertTable, database: Session, columns: Sequence[str]
             f"table {table.name}: its rows could not be put back: {error.found}",
             cause="It has a column that only the database may write, such as a generated one, or this user may "
             "not insert into it.",
-            remedy="Take a table without it, and compute it in a view or in the flow; or grant the right.",
+            remedy="Use a table without it, and compute it in a view or in the flow; or grant the right.",
         ) from error
 
 

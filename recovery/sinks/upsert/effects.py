@@ -44,8 +44,8 @@ def publish_epoch(
     except SinkFailedError as error:
         raise SinkFailedError(
             f"table {table.name} does not take the rows of closed epoch {epoch}: {error.found}",
-            cause="Its constraints, the types of its columns, or the rows that it refers to were changed after it "
-            "was asked; or the database is full, failing or not reachable.",
+            cause="Its constraints, the types of its columns, or the rows that it refers to were changed after the "
+            "epoch was prepared; or the database is full, failing or not reachable.",
             remedy="Fix that and run again: the rows are written then. Or give the epoch up, and have it computed "
             f"again with a corrected flow: --resume-epoch {epoch}, from the snapshot after epoch {epoch - 1}, as "
             "long as that is held.",

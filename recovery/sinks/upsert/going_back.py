@@ -85,7 +85,7 @@ def _decode(table: UpsertTable, text: str) -> UpsertNote:
         raise table.mismatch(
             "the flow's output so far was written by another kind of sink",
             "The sink was changed.",
-            "Take the former sink. To begin again with this one, take a new recovery directory.",
+            "Use the former sink again. To begin again with this one, use a new recovery directory.",
         ) from None
 
 

@@ -102,7 +102,7 @@ def _checked_version(connection: apsw.Connection, path: Path) -> int:
         raise CorruptPartitionError(
             wrong,
             path=path,
-            cause="The file was edited from outside. Somebody who sent it could have it do more than it shows.",
+            cause="The file was edited from outside. Whoever sent it may want it to do more than it shows.",
             remedy="Restore this file from a backup. Drop an index, a view or a trigger that you made yourself.",
         )
     return version
