@@ -24,7 +24,7 @@ class Answers:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Until the block ends, let `tell_progress` send signs of progress."""
+        """Until the block ends, let `send_progress` send signs of progress."""
         self._set_working(True)
         try:
             yield
@@ -35,7 +35,7 @@ class Answers:
         with self._sending:
             self._works = works
 
-    def tell_progress(self) -> None:
+    def send_progress(self) -> None:
         """Send a sign of progress, if a call is being executed."""
         # A message that is being sent is a sign of progress itself.
         if self._sending.acquire(blocking=False):

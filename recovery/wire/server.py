@@ -68,7 +68,7 @@ class OwnerServer:
 
     def start(self) -> None:
         """Begin to serve, on threads of its own."""
-        for work, name in ((self._accept, "owner-accept"), (self._tell_progress, "owner-progress")):
+        for work, name in ((self._accept, "owner-accept"), (self._send_progress, "owner-progress")):
             threading.Thread(target=work, name=name, daemon=True).start()
 
     @property
@@ -136,7 +136,7 @@ class OwnerServer:
             if session.line is not None and self._proven.get(session.line) is session:
                 del self._proven[session.line]
 
-    def _tell_progress(self) -> None:
+    def _send_progress(self) -> None:
         """Send signs of progress to the clients of long calls."""
         while not self._stopped.wait(PROGRESS_S):
             with self._lock:
@@ -144,7 +144,7 @@ class OwnerServer:
                 late = [each for each in self._unproven if each.begun_s + PROOF_S < time.monotonic()]
                 late += [each for each in sessions if each.is_silent()]
             for session in sessions:
-                session.answers.tell_progress()
+                session.answers.send_progress()
             for session in late:
                 session.channel.cut()
 
