@@ -400,7 +400,7 @@ def test_two_concurrent_attempts_do_not_clear_away_each_other(tmp_path, monkeypa
         thread = threading.Thread(target=lambda: outcome.append(init_partitions(tmp_path / "db", 2)))
         thread.start()
         assert reached.wait(30)
-        with pytest.raises(DirectoryLockedError, match="being made"):
+        with pytest.raises(DirectoryLockedError, match="another process is making partitions here"):
             init_partitions(tmp_path / "db", 2)
         go_on.set()
         thread.join()
