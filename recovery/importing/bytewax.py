@@ -25,6 +25,7 @@ from recovery.base.wording import counted
 from recovery.checkpoint.places import Observer, Progressed, ignore
 from recovery.epochs.writer import StepKey
 from recovery.errors import ConfigurationError, InconsistentPartitionsError, StateValueError, UnknownStepError, shown
+from recovery.host.new_directory import check_outside
 from recovery.importing.positions import TheirInput, is_position, rows_of, their_input
 from recovery.importing.staging import appearing, check_free
 from recovery.operational.steps.step_edits import close_audited
@@ -110,6 +111,7 @@ def import_bytewax(
     nobody named, StateValueError for values that are not plain, and what `their_files` raises.
     """
     source, target, clock = Path(source), Path(directory), clock or SystemClock()
+    check_outside(target, source)
     check_free(target)
     with their_files(source) as files:
         # import.1

@@ -173,6 +173,13 @@ def lock_holder(directory: Path) -> dict[str, Any] | None:
     return _first_holder(paths) or _holder_of_files(directory)
 
 
+def check_unlocked(directory: Path) -> None:
+    """Raise DirectoryLockedError, which names the holder, if somebody holds the lock of `directory`."""
+    holder = lock_holder(directory)
+    if holder is not None:
+        raise DirectoryLockedError(f"the recovery directory is in use by {describe_holder(holder)}", path=directory)
+
+
 def _holder_of_files(directory: Path) -> dict[str, Any] | None:
     """Return the holder that uses files of a directory through links to them, or None."""
     return _first_holder(sorted(directory.glob(FILE_LOCKS)))
