@@ -118,7 +118,8 @@ COVERED_BY = {
     "operational/test_step_history.py": "cli.history operational.steps.epoch_input",
     "spark/test_changed_sources.py": "spark.run.source_starts",
     "spark/test_native.py": "spark.planner.state_store spark.run.operator_rows",
-    "spark/test_native_state.py": "spark.sources.formats spark.sources.native_source",
+    "spark/test_native_state.py": """spark.sources.formats spark.sources.native_diff spark.sources.native_history
+        spark.sources.native_source""",
     "spark/test_appended.py": "spark.sources.driver_relay",
     "spark/test_pipelines.py": "cli.nodes spark.pipelines.run",
     "spark/test_crashes.py": "base.faults cli.run demo.flights demo.flow",

@@ -47,6 +47,13 @@ def timers_option(function: F) -> F:
     )(function)
 
 
+def wanted_state(operator: int | None, store: str | None, variable: str | None, *, timers: bool) -> Wanted:
+    """Return the state that --operator, --store, --variable and --timers name; None: no operator is wanted."""
+    if operator is None and (store is not None or variable is not None or timers):
+        raise click.UsageError("--store, --variable and --timers need --operator.")
+    return Wanted(operator or 0, store, variable, timers)
+
+
 def refused_operator_option(function: F) -> F:
     """Add --operator to commands that write, only to refuse it: nobody may change native state."""
 

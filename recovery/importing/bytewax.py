@@ -306,12 +306,15 @@ def _example(snapshot: TheirSnapshot, unpickler: Unpickler) -> str:
 
 def _unnamed(taken: _Taken) -> UnknownStepError:
     lines = [f"{step}, for example {taken.examples[step]}" for step in sorted(taken.unnamed)]
-    first = min(taken.unnamed)
+    # Steps made of Bytewax's own operators have state; of others it may be either.
+    state = [step for step in sorted(taken.unnamed) if step.endswith(STATEFUL)] or sorted(taken.unnamed)
+    other = [step for step in sorted(taken.unnamed) if not step.endswith(STATEFUL)] or state
     return UnknownStepError(
         f"{counted(len(lines), 'step')} of Bytewax {'is' if len(lines) == 1 else 'are'} not named: {'; '.join(lines)}",
         cause="It has state, or it is a sink, or a source other than of files.",
-        remedy=f"For state, give --step {first}=NAME. A position that is not of a file cannot be taken over: leave it "
-        f"out with --drop-step {first}, and set where the flow's source starts, such as Kafka's startingOffsets.",
+        remedy=f"For state, give --step {state[0]}=NAME. The position of a sink, or of a source other than of files, "
+        f"cannot be taken over: leave it out with --drop-step {other[0]}, and set where the flow's source starts, such "
+        "as Kafka's startingOffsets.",
     )
 
 

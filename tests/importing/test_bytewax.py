@@ -148,6 +148,8 @@ def test_everything_has_to_be_named(theirs, target):
         import_bytewax(theirs.directory, target, steps={})
     assert all(each in raised.value.found for each in (COUNT, SINK, "'out.txt': 5", "words.kafka, for example '0': 17"))
     assert "startingOffsets" in raised.value.remedy
+    assert f"--step {COUNT}=NAME" in raised.value.remedy
+    assert "--drop-step words.kafka," in raised.value.remedy
     for wrong in ({"cuont": "count"}, {"count": "$x"}, {"count": "a", "words.count": "a"}):
         with pytest.raises((UnknownStepError, ConfigurationError)):
             import_bytewax(theirs.directory, target, steps=wrong, drop_steps=["out", "kafka"])

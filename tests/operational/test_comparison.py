@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import random
 import shutil
@@ -160,6 +161,31 @@ def test_a_fork_is_compared_since_it_was_made(store_maker, seed):
         fork(directory, other)
         write(other, 1, lambda: {"z": '"changed"'})
         assert run_json(one, other)[1].keys() == {"z"}
+
+
+def test_a_key_that_both_removed(make_store, tmp_path):
+    """Since the snapshot that they share: it is in neither, so nothing differs."""
+    directory, forked = make_store(1), tmp_path / "fork"
+    for place in (directory, forked):
+        with Driver(place) as run:
+            if place == directory:
+                run.apply(run.epoch, {"a": "1", "b": "1"})
+                run.close(run.epoch)
+                fork(directory, forked)
+            run.apply(run.epoch, {"a": None})
+            run.close(run.epoch)
+    assert run_json(directory, forked) == (1, {})
+
+
+def test_a_failure_is_no_difference(pair, monkeypatch):
+    """An unforeseen one has a code of its own, and shows its traceback."""
+
+    def broken(*_, **__):
+        raise AssertionError("unforeseen")
+
+    monkeypatch.setattr(importlib.import_module("recovery.cli.diff"), "diff_moments", broken)
+    assert "AssertionError: unforeseen" in run_diff(*pair, code=70)
+    assert run_diff(pair[0], "nowhere", code=20)
 
 
 def run_json(a, b, *words):
