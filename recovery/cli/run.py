@@ -28,11 +28,13 @@ from recovery.cli.nodes import run_nodes
 from recovery.cli.owners import owner_options
 from recovery.cli.places import chosen_backend, state_options
 from recovery.cli.progress import Progress, summary_text
+from recovery.cli.promote import take_over_before_run
 from recovery.cli.settings import settings_options
 from recovery.config import DEFAULT_MASTER, RecoveryConfig
 from recovery.errors import HistoryLossError
 from recovery.host.signals import end_now, handle, is_main_thread
 from recovery.storage.locations import OwnerAccess
+from recovery.storage.standby import is_standby
 
 if TYPE_CHECKING:
     from recovery.spark.run.events import RunSummary
@@ -62,6 +64,7 @@ WITH_DIRECTORY = (
     "replicate",
     "replicate_sync",
     "replicate_keep",
+    "takeover",
 )
 """Options that need a recovery directory: without their effect the run would not be the intended one."""
 
@@ -95,6 +98,10 @@ WITH_DIRECTORY = (
 @click.option("--rename-step", multiple=True, metavar="OLD=NEW", help="Keep a step's state under its new id.")
 @click.option("--keep-step", multiple=True, metavar="STEP",
               help="Keep a step's state unchanged although its key or state type changed.")  # fmt: skip
+@click.option("--takeover", is_flag=True,
+              help="Take over the store from the run that has it: promote the recovery directory, a standby that "
+                   "`recovery follow` keeps current; or, for a restored directory, replace the writer at "
+                   "--replicate.")  # fmt: skip
 @click.option("--no-output", is_flag=True,
               help="Of a fork: compute and drop the rows, instead of giving them to the flow's sink.")  # fmt: skip
 @click.option("--until", metavar="EPOCH|batch:N",
@@ -153,6 +160,7 @@ def run(
     drop_step: tuple[str, ...],
     rename_step: tuple[str, ...],
     keep_step: tuple[str, ...],
+    takeover: bool,
     no_output: bool,
     until: str | None,
     trigger: str | float,
@@ -221,6 +229,7 @@ def run(
             replicate=replicate,
             replicate_sync=replicate_sync,
             replicate_keep=replicate_keep,
+            takeover=takeover,
         )
     else:
         _refuse_directory_options(click.get_current_context())
@@ -235,6 +244,9 @@ def run(
     conf = with_jars(conf, jars, packages)
     prepare_environment(*import_paths(target), master=master)
     flow = load(target)
+    if config is not None and takeover and directory is not None and (replicate is None or is_standby(directory)):
+        take_over_before_run(directory, quiet=as_json)
+        config = replace(config, takeover=False)
     if isinstance(flow, Pipeline):
         if no_output or until is not None:
             raise click.UsageError("--no-output and --until are for flows.")

@@ -6,6 +6,7 @@ What it needs lies in the partitions for the backup interval; if it was collecte
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from recovery.base.clock import Clock
 from recovery.errors import BackupDamagedError, BackupTargetError, RecoveryError, StorageError
 from recovery.planning.backups import KeepRule
 from recovery.planning.replica import NOTHING, Shipped
+from recovery.storage.origin import read_origins
 
 LOOK_S = 600.0
 """How often a shipping looks at all objects and manifests of the place, as a backup command does. In between it asks
@@ -71,7 +73,8 @@ class Shipper:
 
     def look(self, store_id: str) -> None:
         """Check that the place holds backups of this store only. Raises ForeignPartitionError, BackupTargetError."""
-        check_store(self._catalog.look(), store_id, self._target.shown)
+        origins = functools.partial(read_origins, self._directory)
+        check_store(self._catalog.look().backups, store_id, self._target.shown, origins)
 
     def ship(self) -> ShippedEpoch:
         """Ship the newest epoch that is closed in all partitions. Raises what `make_backup` raises, and the fence."""

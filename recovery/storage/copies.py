@@ -46,6 +46,7 @@ __all__ = [
     "describe_copy",
     "merge",
     "pin",
+    "put_in_place",
     "read_links",
     "replay",
     "settle",
@@ -216,6 +217,27 @@ def discard_copy(path: Path) -> None:
     with translated(path):
         for each in (path, *(beside(path, suffix) for suffix in ("-wal", "-shm"))):
             each.unlink(missing_ok=True)
+
+
+def put_in_place(copy: Path, path: Path) -> None:
+    """Give a whole copy, which is synced, the name `path`, in place of the partition there, whose log goes too; if that
+    is a link, where it leads. Nobody else may write to it. If it is cut off, repeat it. Raises StorageError."""
+    with translated(path):
+        for suffix in ("-wal", "-shm"):
+            # SQLite would take it for the log of the new file.
+            beside(path, suffix).unlink(missing_ok=True)
+        real = Path(os.path.realpath(path))
+        if real.parent.stat().st_dev != copy.stat().st_dev:
+            draft = real.with_name(f".{real.name}.draft")
+            draft.unlink(missing_ok=True)
+            _copy_file(copy, draft)
+            draft.chmod(copy.stat().st_mode)
+            sync(draft)
+            draft.replace(real)
+            copy.unlink()
+        else:
+            copy.replace(real)
+        sync(real.parent)
 
 
 def settle(path: Path, newest: Epoch, *, store_id: str | None = None) -> PartitionDescription:
