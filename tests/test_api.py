@@ -14,7 +14,7 @@ PUBLIC = [
     "DeltaSink", "DirectoryLockedError", "DiscardSink", "DuplicatePartitionError", "EpochClosed",
     "EpochNotHeldError", "EpochOutput", "EpochSink", "ExecutorPackageError", "FileReplacedError", "FileSink",
     "Flow", "FlowFailedError", "FlowLoadError", "FlowMismatchError", "ForeignPartitionError", "Forked",
-    "GroupState", "HighWaterMarkError", "HistoryLossError", "IcebergSink", "ImportedBytewax",
+    "GroupState", "HighWaterMarkError", "HistoryLossError", "HydratingError", "IcebergSink", "ImportedBytewax",
     "InconsistentPartitionsError", "InputCounted", "InputLostError", "InputRewrittenError", "KeyedState",
     "LeaseLostError", "LinkedPartitionError", "MetricsListener",
     "MissingPartitionsError",

@@ -33,6 +33,7 @@ COVERED_BY = {
         storage.copies""",
     "backup/test_incremental.py": """backup.links backup.objects storage.sqlite.transfer.changes_file
         storage.sqlite.transfer.replay""",
+    "backup/test_lazy.py": "backup.frames storage.hydration storage.lazy.names storage.lazy.pages storage.lazy.vfs",
     "checkpoint/test_beginning.py": "checkpoint.offsets checkpoint.source_places",
     "checkpoint/test_capture.py": "checkpoint.home checkpoint.restore checkpoint.rows",
     "checkpoint/test_sources.py": "checkpoint.position",

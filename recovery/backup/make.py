@@ -26,6 +26,7 @@ from recovery.host.open_files import allow_open_files
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.storage.copies import PinnedPartition, pin
+from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.scan import scan
 from recovery.storage.verify import PartitionCheck
 
@@ -77,6 +78,7 @@ def make_backup(
     BackupTargetError, ForeignPartitionError, and the errors of `plan` for the directory.
     """
     started = clock.elapsed_s()
+    refuse_hydrating(directory, "a backup")
     identity = backup_id(clock.wall_ms(), random_id())
     before = list_backups(target)
     planned = plan_resume(scan(directory))
@@ -222,7 +224,7 @@ def _store(linking: Linking, scratch: Path, pinned: PinnedPartition) -> StoredCo
         # The copy is gone when the message is read; its damage is the partition's.
         replace(PartitionCheck(copy).run(), path=pinned.path).raise_if_damaged()
     name = object_name(identity, description.index)
-    stored = store_file(target, name, copy, lambda done: observe(tell(step="store", bytes_done=done)))
+    stored = store_file(target, name, copy, lambda done: observe(tell(step="store", bytes_done=done)), indexed=True)
     copy.unlink()
     observe(tell(step="stored", bytes_done=stored.size_bytes))
     return StoredCopy(
@@ -234,4 +236,6 @@ def _store(linking: Linking, scratch: Path, pinned: PinnedPartition) -> StoredCo
         taken_ms=taken_ms,
         fingerprint=fingerprint(description, pinned.operational),
         marks=pinned.marks,
+        index_bytes=stored.index_bytes,
+        index_sha256=stored.index_sha256,
     )

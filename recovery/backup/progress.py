@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Step = Literal["copy", "check", "store", "stored", "linked", "fetch", "fetched", "settle", "copied", "cloned"]
+Step = Literal[
+    "copy", "check", "store", "stored", "linked", "fetch", "fetched", "begun", "hydrated", "settle", "copied", "cloned"
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from recovery.planning.measures import StepSize, measure_json
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.report.facts import Facts, gather
+from recovery.storage.hydration import Progress, hydrating
 from recovery.storage.locations import Locations, OwnerAccess
 from recovery.storage.lock import lock_holder
 from recovery.storage.scan import step_names
@@ -82,6 +83,7 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
     holder = facts["lock"]
     if holder:
         say(one_line(f"in use by {describe_holder(holder)}"))
+    _say_hydration(facts["hydrating"])
     say()
     rows = [
         (
@@ -134,6 +136,13 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
         )
 
 
+def _say_hydration(parts: Sequence[Mapping[str, Any]]) -> None:
+    if parts:
+        there, total = sum(each["there_bytes"] for each in parts), sum(each["total_bytes"] for each in parts)
+        place = one_line(parts[0]["from"])
+        say(f"a lazy restore has fetched {format_size(there)} of {format_size(total)} from {place}")
+
+
 def collect_status(
     places: Locations, found: list[FoundFile], sizes: Mapping[str, Mapping[str, StepSize] | None]
 ) -> dict[str, Any]:
@@ -145,6 +154,7 @@ def collect_status(
         "store_id": described[0].store_id if described else None,
         "flow": next((d.flow_id for d in described if d.flow_id), None),
         "lock": lock_holder(directory),
+        "hydrating": [_progress(each) for each in hydrating(directory)],
         "partitions": [_partition(places, file, sizes.get(file.path.name)) for file in found],
         "resume_epoch": None,
         "resume_after": None,
@@ -170,6 +180,19 @@ def collect_status(
     except RecoveryError as error:
         facts["problem"] = facts["problem"] or error.as_json()
     return facts
+
+
+def _progress(found: Progress) -> dict[str, Any]:
+    """Return how much of a partition a lazy restore has fetched."""
+    # Only such a directory needs what reaches places of backups.
+    from recovery.backup.places import shown_address
+
+    return {
+        "file": found.path.name,
+        "from": shown_address(found.place),
+        "there_bytes": found.there_bytes,
+        "total_bytes": found.total_bytes,
+    }
 
 
 def _steps(sizes: Mapping[str, Mapping[str, StepSize] | None]) -> list[str]:
