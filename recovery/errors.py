@@ -40,6 +40,7 @@ RecoveryError                     10
 ├── SparkUnavailableError         50
 ├── ExecutorPackageError          51  an executor without this package, or with another version
 ├── InputLostError                52  records that a Kafka source had still to read are gone
+├── HydratingError                57  a lazy restore has not fetched everything yet
 ├── StandbyDirectoryError         58  a directory that follows the backups of another one
 ├── TakenOverError                59  another directory has taken over the store
 ├── BackupTargetError             60  unreachable, refused, or not a place for backups
@@ -496,6 +497,14 @@ class InputLostError(RecoveryError):
         'To go on without them, run once with .option("failOnDataLoss", "false"), then take it out. Keep retention '
         "longer than the flow may be stopped."
     )
+
+
+class HydratingError(RecoveryError):
+    """A lazy restore has not fetched all of a directory yet, and the command needs all of it."""
+
+    exit_code = 57
+    default_cause = "Pages that were not read yet are still in the backup only."
+    default_remedy = "Wait until recovery status DIR says that all is there; a run fetches the rest while it goes on."
 
 
 class StandbyDirectoryError(RecoveryError):

@@ -24,6 +24,7 @@ from recovery.storage.memory import MemoryDirectory, MemoryPartitions
 from recovery.storage.reach import reach
 from recovery.storage.scan import scan
 from recovery.storage.seam import BatchCount, Changes, CloseRequest, TaskStore
+from recovery.storage.sqlite.file.connections import open_database
 from recovery.storage.sqlite.store import FilePartitions
 from recovery.storage.verify import PartitionCheck
 from recovery.values.keys import partition_of
@@ -258,7 +259,9 @@ def pack(changes: Mapping[str, str | tuple[str, int | None] | None]) -> Changes:
 
 def query(path: Path, sql: str, bindings: Sequence = ()) -> list[tuple]:
     """Rows of a partition, by a connection of their own."""
-    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    connection = open_database(path, "", lambda uri: apsw.Connection(uri, flags=flags))
+    connection.set_busy_timeout(5000)
     try:
         return connection.execute(sql, bindings).fetchall()
     finally:

@@ -23,9 +23,9 @@ LAYERS = (
     "host",
     "aggregates values",
     "group_state planning",
-    "appended checkpoint config metrics",
-    "storage.seam",
-    "wire",
+    "appended backup.arrow checkpoint config metrics",
+    "backup.frames backup.target storage.seam",
+    "backup.places wire",
     "hadoop storage",
     "owner sinks",
     "epochs flow",
@@ -64,8 +64,8 @@ PURE = ("time", "random", "secrets", "os", "shutil", "subprocess", "socket")
 """What planning does not import: no clock, no chance, no files. What it needs comes in as arguments."""
 
 STORAGE = (
-    "bytewax connect copies documents history initialize locations lock memory origin reach repartition scan seam "
-    "standby verify"
+    "bytewax connect copies documents history hydration initialize locations lock memory origin reach repartition scan "
+    "seam standby verify"
 )
 """The public modules of `recovery.storage`: all that other rooms may import of it."""
 

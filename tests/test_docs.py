@@ -164,14 +164,14 @@ def test_tables_and_columns_are_documented() -> None:
 
 
 def test_crash_points_are_documented() -> None:
-    """Every crash point in the code is explained in commit-protocol.md or on the page of its sink, and no other."""
+    """Every crash point is explained in commit-protocol.md, backup.md or on the page of its sink, and no other."""
     code = "".join(path.read_text() for path in (ROOT / "recovery").rglob("*.py"))
     points = set(re.findall(r'faults\.reach\("([\w.]+)"\)|"((?:delta|iceberg)\.\d)"', code))
     points = {point for found in points for point in found if point}
-    text = page("commit-protocol.md") + page("sinks.md") + page("delta.md")
+    text = page("commit-protocol.md") + page("sinks.md") + page("delta.md") + page("backup.md")
     named = set(
         re.findall(
-            r"`((?:start|hold|close|fold|prepare|publish|rollback|upsert|delta|iceberg|follow|promote)\.\d[\w.]*)`",
+            r"`((?:start|hold|close|fold|hydrate|prepare|publish|rollback|upsert|delta|iceberg|follow|promote)\.\d[\w.]*)`",
             text,
         )
     )

@@ -27,6 +27,7 @@ from recovery.host.open_files import allow_open_files
 from recovery.planning.resume import ResumePlan, cuts_of, plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.copies import PinnedPartition, discard_copy, pin, settle
+from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.initialize import new_store_id
 from recovery.storage.origin import Origin, add_origin, origin_of
 from recovery.storage.scan import describe_file, scan
@@ -56,6 +57,7 @@ def plan_fork(directory: Path, new_directory: Path, epoch: int | None = None) ->
     or StorageError.
     """
     refuse_standby(directory)
+    refuse_hydrating(directory, "a fork")
     planned = _plan([*scan(directory)], epoch)
     check_outside(new_directory, directory)
     check_free(new_directory)

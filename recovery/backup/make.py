@@ -27,6 +27,7 @@ from recovery.host.open_files import allow_open_files
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.copies import PinnedPartition, pin
+from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.origin import read_origins
 from recovery.storage.scan import scan
 from recovery.storage.verify import PartitionCheck
@@ -91,6 +92,7 @@ def make_backup(
     `plan` for the directory.
     """
     started = clock.elapsed_s()
+    refuse_hydrating(directory, "a backup")
     identity = backup_id(clock.wall_ms(), random_id())
     catalog = catalog or Catalog(target)
     contents = catalog.look() if base is None else None
@@ -265,7 +267,7 @@ class _Storing:
         """Compress and write one partition."""
         target, identity, taken_ms, _, observe = self._linking
         name = object_name(identity, description.index)
-        stored = store_file(target, name, copy, lambda done: observe(tell(step="store", bytes_done=done)))
+        stored = store_file(target, name, copy, lambda done: observe(tell(step="store", bytes_done=done)), indexed=True)
         copy.unlink()
         observe(tell(step="stored", bytes_done=stored.size_bytes))
         return StoredCopy(
@@ -277,6 +279,8 @@ class _Storing:
             taken_ms=taken_ms,
             fingerprint=fingerprint(description, pinned.operational),
             marks=pinned.marks,
+            index_bytes=stored.index_bytes,
+            index_sha256=stored.index_sha256,
         )
 
 

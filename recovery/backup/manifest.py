@@ -28,6 +28,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from recovery.backup.frames import LARGEST_INDEX
 from recovery.backup.target import DRAFT
 from recovery.base.clock import LATEST_MS
 from recovery.base.ids import BatchId, Epoch, ExecutionNumber, Lease, PartitionIndex
@@ -109,6 +110,8 @@ class _Partition(msgspec.Struct, frozen=True):
     states: _Count = 0
     states_digest: _Count = 0
     measure: _Count = 0
+    index_bytes: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_INDEX)] = 0
+    index_sha256: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
 
 
 class _Format(msgspec.Struct, frozen=True):
@@ -153,6 +156,7 @@ class StoredCopy:
     object_name: the object that holds its bytes, or the whole copy with which its chain begins. sha256, size_bytes: of
     the SQLite file in it; stored_bytes: of the object. fingerprint: equal for two copies of one partition with the same
     content. changes: the rest of its chain. marks: where a further link begins in what belongs to no epoch.
+    index_bytes, index_sha256: of the index at the end of the whole copy; 0 if an older version stored it without one.
     """
 
     description: PartitionDescription
@@ -164,6 +168,8 @@ class StoredCopy:
     fingerprint: int
     changes: tuple[StoredChanges, ...] = ()
     marks: Marks = NO_MARKS
+    index_bytes: int = 0
+    index_sha256: str = ""
 
     @property
     def objects(self) -> tuple[tuple[str, int], ...]:
@@ -360,6 +366,8 @@ def _encode_copy(copy: StoredCopy) -> dict[str, Any]:
         "states": copy.marks.operational[0],
         "states_digest": copy.marks.operational[1],
         "measure": copy.marks.measure,
+        "index_bytes": copy.index_bytes,
+        "index_sha256": copy.index_sha256,
         "flow_id": d.flow_id,
         "collected": d.collected,
         "executions": [
@@ -408,6 +416,8 @@ def _decode_copy(part: _Partition, store_id: str, count: int) -> StoredCopy:
         fingerprint=part.fingerprint,
         changes=tuple(StoredChanges(c.object, c.sha256, c.size_bytes, c.stored_bytes, c.links) for c in part.changes),
         marks=Marks((part.states, part.states_digest), part.measure),
+        index_bytes=part.index_bytes,
+        index_sha256=part.index_sha256,
     )  # fmt: skip
 
 

@@ -7,7 +7,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 Step = Literal[
-    "copy", "check", "store", "stored", "linked", "fetch", "fetched", "settle", "copied", "cloned", "applied"
+    "copy",
+    "check",
+    "store",
+    "stored",
+    "linked",
+    "fetch",
+    "fetched",
+    "begun",
+    "hydrated",
+    "settle",
+    "copied",
+    "cloned",
+    "applied",
 ]
 
 

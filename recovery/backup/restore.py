@@ -33,6 +33,7 @@ from recovery.host.durable import PRIVATE, UMASK
 from recovery.planning.backups import Copy, RestorePlan, plan_restore
 from recovery.planning.resume import plan_resume
 from recovery.storage.copies import settle
+from recovery.storage.hydration import is_lazy
 from recovery.storage.initialize import place_restored
 from recovery.storage.scan import describe_file, scan
 from recovery.storage.sqlite.file.opening import partition_path
@@ -87,13 +88,16 @@ def restore(
     at_ms: int | None = None,
     umask: bool = False,
     collects: bool = True,
+    lazy_from: str | None = None,
     announce: Announce = lambda _plan, _left_out: None,
     observe: Observer = ignore,
 ) -> Restored:
     """Restore the newest common epoch (that of `epoch`, or of `at_ms`) into `directory`, which is made if missing.
 
     umask: others may read the files, as far as this process's umask allows. collects: without the epochs that the
-    partitions had collected by then; else with all that their chains hold.
+    partitions had collected by then; else with all that their chains hold. lazy_from: a lasting address of the source,
+    from which pages are fetched when they are read: then the directory is usable, and `recovery.storage.hydration`
+    fetches and checks the rest. Copies that an older version stored are fetched and checked first.
 
     Nothing appears in the directory before all files are whole and checked. If anything fails, the written files are
     removed; the next attempt removes the files of a killed one. The restored directory holds no epoch after the
@@ -101,7 +105,7 @@ def restore(
     StorageError, CorruptPartitionError, and the errors of `plan_restore`.
     """
     look_into_chains(source, epoch, at_ms)
-    attempt = _Attempt(source, clock, observe, announce, epoch, at_ms, collects)
+    attempt = _Attempt(source, clock, observe, announce, epoch, at_ms, collects, lazy_from)
     # Only complete restores are placed, so the newest execution of all copies is at least that of the restored ones.
     newest = max((e.number for copy in source.copies for e in copy.description.executions), default=0)
     started = clock.elapsed_s()
@@ -175,8 +179,10 @@ class _Attempt:
         epoch: int | None,
         at_ms: int | None,
         collects: bool,
+        lazy_from: str | None,
     ) -> None:
         self._collects = collects
+        self._lazy_from = lazy_from
         self._source = source
         self._clock = clock
         self._observe = observe
@@ -238,7 +244,7 @@ class _Attempt:
             stale.unlink()
         self._staged.pop(copy.index, None)
         try:
-            self._source.fetch(copy, path, self._observe, collects=self._collects)
+            self._source.fetch(copy, path, self._observe, collects=self._collects, place=self._lazy_from)
         except BackupDamagedError as error:
             self._damaged[copy.origin] = error.found
             # Copies that need the same object cannot be fetched either.
@@ -247,14 +253,15 @@ class _Attempt:
 
     def _check(self, copy: Copy, path: Path) -> None:
         size = copy.description.size_bytes
+        is_begun = is_lazy(path)
         self._observe(Progressed("check", path.name, 0, size))
-        verdict = PartitionCheck(path).run()
-        problem = verdict.problems[0] if verdict.problems else _misdescribed(copy, path, self._collects)
+        problems = () if is_begun else PartitionCheck(path).run().problems
+        problem = problems[0] if problems else _misdescribed(copy, path, self._collects)
         if problem:
             self._damaged[copy.origin] = f"{copy.origin}: {problem}"
         else:
             self._staged[copy.index] = copy.origin
-            self._observe(Progressed("fetched", path.name, size, size))
+            self._observe(Progressed("begun" if is_begun else "fetched", path.name, size, size))
 
     def _settle_all(self, plan: RestorePlan, staging: Path) -> None:
         started = self._clock.elapsed_s()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from recovery.backup.lazy import bring_lazily
 from recovery.backup.manifest import MANIFESTS, StoredCopy
 from recovery.backup.objects import SpoiledObject, bring, links_of
 from recovery.backup.progress import Observer, Progressed
@@ -28,6 +29,7 @@ from recovery.host.processes import describe_holder
 from recovery.planning.backups import Copy
 from recovery.planning.chains import described
 from recovery.storage.copies import copy_with_log, describe_copy
+from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.lock import lock_holder
 from recovery.storage.scan import SUFFIX
 from recovery.storage.sqlite.file.statements import translated
@@ -44,9 +46,12 @@ class Source(Protocol):
     damaged: list[str]
     """The problems that are damage: those copies and backups were good once."""
 
-    def fetch(self, copy: Copy, path: Path, observe: Observer, *, collects: bool = True) -> None:
+    def fetch(
+        self, copy: Copy, path: Path, observe: Observer, *, collects: bool = True, place: str | None = None
+    ) -> None:
         """Write a copy's bytes to the new file `path`, and a log beside it if it has one. Nothing is synced.
-        collects: without the epochs that the partition had collected by then, but its chain still holds.
+        collects: without the epochs that the partition had collected by then, but its chain still holds. place: an
+        address of this source by which pages may be fetched when they are read, if the copy allows that.
 
         Raises BackupDamagedError if they are not what was stored, BackupTargetError or StorageError.
         """
@@ -100,14 +105,19 @@ class BackupSource:
                 if known is stored:
                     self.copies.append(Copy(stored.description, origin, stored.taken_ms))
 
-    def fetch(self, copy: Copy, path: Path, observe: Observer, *, collects: bool = True) -> None:
+    def fetch(
+        self, copy: Copy, path: Path, observe: Observer, *, collects: bool = True, place: str | None = None
+    ) -> None:
         """See `Source.fetch`."""
         stored = self._stored[copy.origin]
         try:
             for name, sha256 in stored.digests.items():
                 if (name, sha256) in self._spoiled:
                     raise SpoiledObject(name, self._spoiled[name, sha256])
-            bring(self._target, stored, path, observe, collects=collects)
+            if place is not None and stored.index_bytes:
+                bring_lazily(self._target, place, stored, path, observe, collects=collects)
+            else:
+                bring(self._target, stored, path, observe, collects=collects)
         except SpoiledObject as error:
             if error.name is not None:
                 self._spoiled[error.name, stored.digests[error.name]] = error.found
@@ -159,7 +169,7 @@ class PlainSource:
     """
 
     def __init__(self, directory: Path, scratch: Path) -> None:
-        """Raises NoBackupError, DirectoryLockedError if a run is active there, or StorageError."""
+        """Raises NoBackupError, DirectoryLockedError if a run is active there, HydratingError or StorageError."""
         self.shown = str(directory)
         self.copies = []
         self.problems = []
@@ -167,6 +177,7 @@ class PlainSource:
         paths = _databases(directory)
         for parent in {directory, *(path.parent for path in paths)}:
             _refuse_live(parent)
+            refuse_hydrating(parent, "a restore from it")
         for path in paths:
             try:
                 description, changed_ms = describe_copy(path, scratch)
@@ -183,7 +194,9 @@ class PlainSource:
             )  # fmt: skip
             raise NoBackupError(found, path=directory)
 
-    def fetch(self, copy: Copy, path: Path, observe: Observer, *, collects: bool = True) -> None:
+    def fetch(
+        self, copy: Copy, path: Path, observe: Observer, *, collects: bool = True, place: str | None = None
+    ) -> None:
         """See `Source.fetch`."""
         source = Path(copy.origin)
         size = copy.description.size_bytes

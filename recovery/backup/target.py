@@ -66,6 +66,10 @@ class Target(Protocol):
         """Yield the object's bytes, in chunks; an object whose name ends in .zst is decompressed."""
         ...
 
+    def read_range(self, name: str, offset: int, size: int) -> bytes:
+        """Return `size` bytes of the object from `offset` on as stored, less if it ends before, in one request."""
+        ...
+
     def entries(self, prefix: str) -> list[Entry]:
         """Return all objects whose name begins with `prefix`, which ends in a slash; sorted by name."""
         ...
@@ -126,6 +130,20 @@ class DirectoryTarget:
                     return file.read(CHUNK_BYTES)
 
             yield from _content(name, chunk, self.shown)
+
+    def read_range(self, name: str, offset: int, size: int) -> bytes:
+        """See `Target.read_range`."""
+        with self._translated():
+            try:
+                file = self._opened(name)
+            except FileNotFoundError:
+                if self.root.is_dir():
+                    raise
+                raise BackupTargetError(
+                    "there is no such directory", path=self.shown, cause="Its disk is not mounted, or it was moved."
+                ) from None
+            with file:
+                return os.pread(file.fileno(), size, offset)
 
     def entries(self, prefix: str) -> list[Entry]:
         """See `Target.entries`."""
@@ -209,6 +227,7 @@ class ObjectTarget:
         self._no_answer_s = no_answer_s
         self._looked_at = looked_at
         self._silent = False
+        self._files: dict[str, Any] = {}
 
     def write(self, name: str, chunks: Iterable[bytes]) -> int:
         """See `Target.write`."""
@@ -243,6 +262,18 @@ class ObjectTarget:
         finally:
             with contextlib.suppress(BackupTargetError):
                 self._ask(stream.close)
+
+    def read_range(self, name: str, offset: int, size: int) -> bytes:
+        """See `Target.read_range`."""
+        # Opening asks for the object's size, so it stays open.
+        known = self._files.get(name)
+        if known is not None:
+            with contextlib.suppress(BackupTargetError):
+                return self._ask(lambda: known.read_at(size, offset))  # type: ignore[no-any-return]
+            # It may have been removed meanwhile: opening it says so.
+            self._files.pop(name, None)
+        file = self._files[name] = self._ask(lambda: self._filesystem.open_input_file(self._path(name)))
+        return self._ask(lambda: file.read_at(size, offset))  # type: ignore[no-any-return]
 
     def entries(self, prefix: str) -> list[Entry]:
         """See `Target.entries`."""

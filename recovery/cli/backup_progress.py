@@ -15,6 +15,8 @@ DONE = {
     "stored": "stored",
     "linked": "changes stored",
     "fetched": "fetched and checked",
+    "begun": "usable, its pages are fetched when they are read",
+    "hydrated": "fetched and checked",
     "copied": "copied",
     "cloned": "cloned",
     "applied": "changes applied",

@@ -22,6 +22,7 @@ from recovery.operational.scopes import remove_expired
 from recovery.planning.going_back import check_history, kept_interval_s
 from recovery.planning.resume import common_cuts, plan_resume
 from recovery.storage.connect import SCRATCH_NAME
+from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.locations import OwnerAccess
 from recovery.storage.lock import DirectoryLock
 
@@ -44,6 +45,7 @@ def gc(
     with contextlib.ExitStack() as held:
         held.callback(places.release)
         places.found()
+        refuse_hydrating(directory, "gc")
         held.enter_context(DirectoryLock(directory, clock, "gc"))
         places.hold(secrets.token_hex(8), "gc", task_key())
         plan = plan_resume(places.found())

@@ -18,6 +18,7 @@ from recovery.cli.backup_progress import CopyProgress
 from recovery.cli.common import DIRECTORY, format_size, format_time, json_option, print_json, say, table, umask_option
 from recovery.planning.backups import RestorePlan
 from recovery.planning.going_back import after_text
+from recovery.storage.hydration import Progress, Stop, hydrate_directory, hydrating
 
 if TYPE_CHECKING:
     # It imports Arrow, which other commands need not wait for.
@@ -43,11 +44,20 @@ class MomentType(click.ParamType[int]):
 @click.argument("directory", metavar="DIR", type=DIRECTORY, envvar="RECOVERY_DIRECTORY")
 @click.option("--epoch", type=click.IntRange(min=0), help="Restore the state after this epoch; 0: before the first.")
 @click.option("--at", "at_ms", type=MomentType(), help="Restore the newest epoch closed at or before this time.")
+@click.option("--lazy", is_flag=True, help="Let runs use DIR immediately: pages that they read are fetched first, and "
+              "the rest meanwhile. Run it again to continue.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show what would be restored and what would be lost; write nothing.")
 @umask_option
 @json_option
 def restore(
-    source: str, directory: Path, epoch: int | None, at_ms: int | None, dry_run: bool, umask: bool, as_json: bool
+    source: str,
+    directory: Path,
+    epoch: int | None,
+    at_ms: int | None,
+    lazy: bool,
+    dry_run: bool,
+    umask: bool,
+    as_json: bool,
 ) -> None:
     """Put copies of partitions back together in DIR, which holds none yet: all of them, or nothing.
 
@@ -56,6 +66,13 @@ def restore(
     """
     if epoch is not None and at_ms is not None:
         raise click.UsageError("Give --epoch or --at, not both.")
+    from recovery.backup.lazy import lasting_place
+
+    if lazy and not dry_run and any(each.place == lasting_place(source) for each in hydrating(directory)):
+        continue_hydration(directory, CopyProgress(quiet=as_json))
+        if as_json:
+            print_json({"directory": str(directory), "dry_run": False, "continued": True})
+        return
     from recovery.backup.places import open_target
     from recovery.backup.restore import look_into_chains, plan_from
     from recovery.backup.restore import restore as restore_copies
@@ -77,7 +94,6 @@ def restore(
                 say(f"it would read {counted(len(read), 'file')}, {format_size(sum(size for _, size in read))}")
             return
         progress = CopyProgress(quiet=as_json)
-
         done = restore_copies(
             found,
             directory,
@@ -86,9 +102,14 @@ def restore(
             epoch=epoch,
             at_ms=at_ms,
             umask=umask,
+            lazy_from=lasting_place(source) if lazy else None,
             announce=announcing(progress, found, clock),
             observe=progress.observe,
         )
+    if lazy and not as_json:
+        say(f"{one_line(directory)} can be used after {done.timings.total_s:.1f} s; fetching the rest")
+    if lazy:
+        continue_hydration(directory, progress)
     if as_json:
         print_json(
             {
@@ -108,6 +129,40 @@ def restore(
         f"{format_size(done.size_bytes)} in {done.timings.total_s:.1f} s; the next run resumes at epoch "
         f"{done.plan.resume.resume_epoch}"
     )
+
+
+def restore_missing(place: str, directory: Path, *, quiet: bool) -> None:
+    """Restore the newest backup at a place lazily into a directory, unless that holds partitions already."""
+    progress = CopyProgress(quiet=quiet)
+    if any(directory.glob("part-*.sqlite3*")):
+        progress.say(one_line(f"{directory} holds partitions; nothing was restored"))
+        return
+    from recovery.backup.lazy import lasting_place
+    from recovery.backup.places import open_target
+    from recovery.backup.restore import restore as restore_copies
+    from recovery.backup.scratch import scratch_directory
+    from recovery.backup.sources import open_source
+
+    clock = SystemClock()
+    lasting = lasting_place(place)
+    with scratch_directory("restore") as scratch:
+        found = open_source(open_target(place), scratch, clock)
+        done = restore_copies(
+            found, directory, clock=clock, random_id=lambda: token_hex(4), lazy_from=lasting,
+            announce=announcing(progress, found, clock), observe=progress.observe,
+        )  # fmt: skip
+    progress.say(f"{one_line(directory)} can be used after {done.timings.total_s:.1f} s")
+
+
+def continue_hydration(directory: Path, progress: CopyProgress) -> None:
+    """Fetch the rest of a lazy restore."""
+    from recovery.backup.progress import Progressed, Step
+
+    def observe(found: Progress) -> None:
+        step: Step = "hydrated" if found.is_whole else "fetch"
+        progress.observe(Progressed(step, found.path.name, found.there_bytes, found.total_bytes))
+
+    hydrate_directory(directory, Stop(), observe)
 
 
 def announcing(progress: CopyProgress, source: Source, clock: Clock) -> Callable[[RestorePlan, Sequence[str]], None]:

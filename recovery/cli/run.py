@@ -29,6 +29,7 @@ from recovery.cli.owners import owner_options
 from recovery.cli.places import chosen_backend, state_options
 from recovery.cli.progress import Progress, summary_text
 from recovery.cli.promote import take_over_before_run
+from recovery.cli.restore import restore_missing
 from recovery.cli.settings import settings_options
 from recovery.config import DEFAULT_MASTER, RecoveryConfig
 from recovery.errors import HistoryLossError
@@ -43,6 +44,7 @@ T = TypeVar("T")
 FILE = click.Path(path_type=Path)
 PY_FILES = "spark.submit.pyFiles"
 WITH_DIRECTORY = (
+    "source",
     "resume_epoch",
     "resume_after",
     "rewind_again",
@@ -73,6 +75,9 @@ WITH_DIRECTORY = (
 @click.argument("target", metavar="MODULE_OR_FILE[:FLOW]")
 @click.option("-r", "--recovery-directory", "directory", type=DIRECTORY, envvar="RECOVERY_DIRECTORY",
               help="The recovery directory, created by init. Without it the flow runs without recovery.")  # fmt: skip
+@click.option("--from", "source", metavar="SRC",
+              help="If the recovery directory holds no partitions, first restore the newest backup at SRC into it: the "
+                   "flow begins with the pages that it reads, and the rest follows.")  # fmt: skip
 @click.option("-s", "--snapshot-interval", type=INTERVAL, default="10s", show_default=True,
               envvar="RECOVERY_SNAPSHOT_INTERVAL",
               help="Close an epoch after this time, at the next micro-batch; 0: after every one.")  # fmt: skip
@@ -151,6 +156,7 @@ WITH_DIRECTORY = (
 def run(
     target: str,
     directory: Path | None,
+    source: str | None,
     snapshot_interval: float,
     backup_interval: float | None,
     discard_history: bool,
@@ -200,6 +206,8 @@ def run(
     if not access.owners and given == ParameterSource.ENVIRONMENT:
         # It is meant for owners.
         access = access._replace(tls_ca=None)
+    if source is not None and access.owners:
+        raise click.UsageError("--from restores all partitions into one directory; owners have theirs.")
     config = None
     if directory is not None:
         config = RecoveryConfig(
@@ -247,6 +255,8 @@ def run(
     if config is not None and takeover and directory is not None and (replicate is None or is_standby(directory)):
         take_over_before_run(directory, quiet=as_json)
         config = replace(config, takeover=False)
+    if source is not None and directory is not None:
+        restore_missing(source, directory, quiet=as_json)
     if isinstance(flow, Pipeline):
         if no_output or until is not None:
             raise click.UsageError("--no-output and --until are for flows.")

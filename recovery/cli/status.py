@@ -38,6 +38,7 @@ from recovery.planning.measures import StepSize, measure_json
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.report.facts import Facts, gather
+from recovery.storage.hydration import Progress, hydrating
 from recovery.storage.locations import Locations, OwnerAccess
 from recovery.storage.lock import lock_holder
 from recovery.storage.scan import step_names
@@ -86,6 +87,7 @@ def _say_heading(directory: Path, facts: dict[str, Any], gathered: Facts) -> Non
     holder = facts["lock"]
     if holder:
         say(one_line(f"in use by {describe_holder(holder)}"))
+    _say_hydration(facts["hydrating"])
 
 
 def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None:
@@ -151,6 +153,13 @@ def _standby_text(facts: Mapping[str, Any]) -> str:
     return f"a standby that follows {facts['source']}, {at}{missing}; recovery promote makes it an ordinary one"
 
 
+def _say_hydration(parts: Sequence[Mapping[str, Any]]) -> None:
+    if parts:
+        there, total = sum(each["there_bytes"] for each in parts), sum(each["total_bytes"] for each in parts)
+        place = one_line(parts[0]["from"])
+        say(f"a lazy restore has fetched {format_size(there)} of {format_size(total)} from {place}")
+
+
 def collect_status(
     places: Locations, found: list[FoundFile], sizes: Mapping[str, Mapping[str, StepSize] | None]
 ) -> dict[str, Any]:
@@ -162,6 +171,7 @@ def collect_status(
         "store_id": described[0].store_id if described else None,
         "flow": next((d.flow_id for d in described if d.flow_id), None),
         "lock": lock_holder(directory),
+        "hydrating": [_progress(each) for each in hydrating(directory)],
         "partitions": [_partition(places, file, sizes.get(file.path.name)) for file in found],
         "resume_epoch": None,
         "resume_after": None,
@@ -187,6 +197,19 @@ def collect_status(
     except RecoveryError as error:
         facts["problem"] = facts["problem"] or error.as_json()
     return facts
+
+
+def _progress(found: Progress) -> dict[str, Any]:
+    """Return how much of a partition a lazy restore has fetched."""
+    # Only such a directory needs what reaches places of backups.
+    from recovery.backup.places import shown_address
+
+    return {
+        "file": found.path.name,
+        "from": shown_address(found.place),
+        "there_bytes": found.there_bytes,
+        "total_bytes": found.total_bytes,
+    }
 
 
 def _steps(sizes: Mapping[str, Mapping[str, StepSize] | None]) -> list[str]:

@@ -12,6 +12,7 @@ from recovery.cli.owners import locations, owner_options, shown_path
 from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
+from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.locations import OwnerAccess
 from recovery.storage.verify import Verdict, run_all
 
@@ -28,6 +29,7 @@ def verify(directory: Path, access: OwnerAccess, as_json: bool) -> None:
     places = locations(directory, access)
     try:
         found = places.found()
+        refuse_hydrating(directory, "verify")
         verdicts = run_all(places.checks([file.description for file in found if file.description is not None]))
     finally:
         places.release()

@@ -32,6 +32,7 @@ from recovery.partitioning.workers import do_all
 from recovery.planning.moving import divide
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.storage.documents import home, state_totals
+from recovery.storage.hydration import refuse_hydrating
 from recovery.storage.lock import DirectoryLock, check_unlocked
 from recovery.storage.origin import How, Origin, add_origin, origin_of
 from recovery.storage.repartition import MAX_PARTITIONS, StepTally, Tally
@@ -122,6 +123,7 @@ def _planned(directory: Path, new_directory: Path | None, count: int) -> tuple[R
             cause=f"A recovery directory has 1 to {MAX_PARTITIONS} partitions.",
             remedy="Take about one per core that will run the flow.",
         )
+    refuse_hydrating(directory, "repartition")
     found = plan_resume(scan(directory))
     if count == len(found.partitions):
         raise ConfigurationError(f"{directory} has {counted(count, 'partition')} already", cause="", remedy="")

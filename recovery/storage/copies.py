@@ -24,6 +24,8 @@ from recovery.errors import CorruptPartitionError, RecoveryError
 from recovery.host.cloned import clone
 from recovery.host.durable import create, sync
 from recovery.planning.values import PartitionDescription
+from recovery.storage.lazy.names import is_lazy, lazy_path
+from recovery.storage.lazy.pages import pages_at
 from recovery.storage.sqlite.beginning import BEGINNING
 from recovery.storage.sqlite.describe import describe, set_store
 from recovery.storage.sqlite.digests import MODULUS, load_digests
@@ -263,6 +265,8 @@ def settle(path: Path, newest: Epoch, *, store_id: str | None = None) -> Partiti
         connection.close()
     with translated(path):
         sync(path)
+        if is_lazy(path):
+            pages_at(lazy_path(path)).sync()
     return described
 
 

@@ -16,6 +16,8 @@ from recovery.base.clock import Clock, SystemClock
 from recovery.base.ids import PartitionIndex
 from recovery.errors import AlreadyInitializedError, ConfigurationError, DirectoryLockedError, StorageError
 from recovery.host.durable import PRIVATE, UMASK, Modes, make_directories, sync
+from recovery.storage.lazy.names import SUFFIX as LAZY
+from recovery.storage.lazy.names import lazy_path
 from recovery.storage.sqlite.columns import MAX_PARTITIONS
 from recovery.storage.sqlite.describe import insert_parts
 from recovery.storage.sqlite.file.connections import connect, use_log
@@ -134,12 +136,14 @@ def _link(
     try:
         # part-0 comes last: it makes operational state writable, and that must never be removed.
         for index in reversed(range(fill(staging))):
-            final = partition_path(target, index)
-            # The umask reduces the file's permissions as it did the directory's.
-            partition_path(staging, index).chmod(staging.stat().st_mode & modes.file)
-            # Unlike a rename, a link never replaces a file that someone else created meanwhile.
-            final.hardlink_to(partition_path(staging, index))
-            placed.insert(0, final)
+            staged = partition_path(staging, index)
+            # The lazy file first: without it, its partition cannot be opened.
+            for each in filter(Path.exists, (lazy_path(staged), staged)):
+                # The umask reduces the file's permissions as it did the directory's.
+                each.chmod(staging.stat().st_mode & modes.file)
+                # Unlike a rename, a link never replaces a file that someone else created meanwhile.
+                (target / each.name).hardlink_to(each)
+                placed.insert(0, target / each.name)
         for directory in durable:
             sync(directory)
     except BaseException:
@@ -148,7 +152,7 @@ def _link(
         raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return placed
+    return [path for path in placed if not path.name.endswith(LAZY)]
 
 
 def _create_partition(path: Path, index: PartitionIndex, count: int, store_id: str, clock: Clock) -> None:
@@ -187,10 +191,10 @@ def _clear_killed_attempt(target: Path) -> None:
     """
     for staging in filter(_is_staging, target.iterdir()):
         executions = _restored_executions(staging.name)
-        staged = list(staging.glob("part-*.sqlite3"))
+        staged, lazy = list(staging.glob("part-*.sqlite3")), list(staging.glob(f"part-*.sqlite3{LAZY}"))
         placed = [target / path.name for path in staged if _same_file(path, target / path.name)]
         if len(placed) < len(staged) and not any(_was_used(path, executions) for path in placed):
-            for path in placed:
+            for path in (*placed, *(target / path.name for path in lazy if _same_file(path, target / path.name))):
                 path.unlink()
         shutil.rmtree(staging)
 

@@ -19,6 +19,7 @@ from recovery.planning.copies import Location, choose_copies
 from recovery.planning.measures import Measure, StepSize
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.connect import connect_driver
+from recovery.storage.lazy.names import is_lazy
 from recovery.storage.owned import OwnedPartitions, OwnerPlace, at_owner
 from recovery.storage.scan import log_bytes, read_measures, scan, sizes_in
 from recovery.storage.seam import PartitionStore
@@ -182,8 +183,9 @@ class Locations:
             raise
 
     def checks(self, partitions: Sequence[PartitionDescription]) -> list[FullCheck]:
-        """Return a full check of each of these partitions."""
-        return [self._check(each) for each in partitions]
+        """Return a full check of each of these partitions, but those whose pages are still being fetched: hydration
+        ends with it."""
+        return [self._check(each) for each in partitions if self.owner_of(each.index) or not is_lazy(each.path)]
 
     def _check(self, partition: PartitionDescription) -> FullCheck:
         owner = self.owner_of(partition.index)

@@ -22,9 +22,10 @@ from recovery.backup.places import open_target
 from recovery.backup.repository import list_backups, prune
 from recovery.backup.target import ObjectTarget
 from recovery.base.clock import SystemClock
-from recovery.errors import BackupTargetError, NoBackupError, TakenOverError
+from recovery.errors import BackupDamagedError, BackupTargetError, NoBackupError, TakenOverError
 from recovery.planning.backups import KeepRule
 from recovery.replication.process import Replication
+from recovery.storage.hydration import Stop, hydrate_directory
 from recovery.storage.scan import scan
 from tests.backup import emulators
 from tests.backup.emulators import BUCKET, Emulator
@@ -82,6 +83,21 @@ def test_back_and_forth(store, place, tmp_path):
     call("restore", place, tmp_path / "new")
     assert_sound(tmp_path / "new")
     assert states(tmp_path / "new") == states(store)
+
+
+def test_pages_are_fetched_when_they_are_read(store, place, tmp_path):
+    """With range requests; an object that is gone is named."""
+    work(store, 1, keys=3000)
+    back_up(store, open_target(place))
+    bring_back(open_target(place), tmp_path / "lazy", tmp_path, lazy_from=place)
+    assert states(tmp_path / "lazy") == states(store)
+    hydrate_directory(tmp_path / "lazy", Stop())
+    assert_sound(tmp_path / "lazy")
+    bring_back(open_target(place), tmp_path / "again", tmp_path, lazy_from=place)
+    for entry in open_target(place).entries(OBJECTS):
+        open_target(place).delete(entry.name)
+    with pytest.raises(BackupDamagedError, match="is missing"):
+        hydrate_directory(tmp_path / "again", Stop())
 
 
 def test_a_chain(store, place, tmp_path, monkeypatch):

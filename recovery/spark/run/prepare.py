@@ -168,7 +168,7 @@ class BackgroundCheck:
         # The size of a file at an owner is not known.
         if all(isinstance(each, PartitionCheck) for each in checks) and _size_bytes(checks) <= AT_ONCE_BYTES:
             self._may_begin.set()
-        self._pool = ThreadPoolExecutor(min(4, len(checks)), thread_name_prefix="check", initializer=_step_back)
+        self._pool = ThreadPoolExecutor(max(1, min(4, len(checks))), thread_name_prefix="check", initializer=_step_back)
         self._futures = [self._pool.submit(self._run, check) for check in self._checks]
 
     def begin(self) -> None:

@@ -28,7 +28,7 @@ from recovery.base.ids import NO_BATCH, BatchId, Lease, StepId
 from recovery.errors import LeaseLostError
 from recovery.storage.seam import BatchCount, Changes
 from recovery.storage.sqlite.epoch_log import Sealed
-from recovery.storage.sqlite.file.connections import connect, file_uri, use_log
+from recovery.storage.sqlite.file.connections import connect, open_database, use_log
 from recovery.storage.sqlite.file.statements import rows, snapshot, transaction, translated, value
 
 TABLES = ("touched_0", "touched_1")
@@ -258,7 +258,8 @@ class Delta:
                 self._connection.pragma("cache_size", -(cache_bytes >> 10))
                 self._connection.pragma("wal_autocheckpoint", 4096)
             with translated(partition):
-                self._connection.execute("ATTACH ? AS base", (file_uri(partition, "?mode=ro"),))
+                attach = self._connection.execute
+                open_database(partition, "?mode=ro", lambda uri: attach("ATTACH ? AS base", (uri,)))
                 if cache_bytes < BASE_CACHE_BYTES:
                     self._connection.pragma("cache_size", -(cache_bytes >> 10), schema="base")
         except BaseException:

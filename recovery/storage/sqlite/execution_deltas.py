@@ -42,7 +42,7 @@ class ExecutionDeltas(dict[StepId, list[Delta]]):
             files.add(beside(path, "-shm"))
             # Read-only: otherwise every transaction of the writer would lock out tasks of the next micro-batch.
             with translated(path):
-                writer.execute(f"ATTACH ? AS {self._schema(step)}", (file_uri(path, "?mode=ro"),))
+                writer.execute(f"ATTACH ? AS {self._schema(step)}", (file_uri(path, "?mode=ro&vfs=unix"),))
 
     def open(self, batch: BatchId) -> None:
         """Let tasks of a micro-batch write to the deltas."""

@@ -26,6 +26,8 @@ from recovery.planning.values import Execution, PartitionDescription
 from recovery.storage.deltas.lifeline import Lifeline
 from recovery.storage.deltas.open_deltas import MOST_KEPT
 from recovery.storage.deltas.scratch import Scratch
+from recovery.storage.hydration import Hydration
+from recovery.storage.lazy.names import remove_left_log
 from recovery.storage.lock import held_lock
 from recovery.storage.seam import BatchCount, CloseRequest, Collected, of_all_steps
 from recovery.storage.sqlite import close, describe, fold, rewind
@@ -84,16 +86,20 @@ class FilePartitions:
         self._deltas = ExecutionDeltas()
         self._lifeline: Lifeline | None = None
         self._open_files = Watch(share.directory)
+        self._hydration: Hydration | None = None
         held = max(1, len(self.paths))
         self._pool = ThreadPoolExecutor(min(MAX_THREADS, held), thread_name_prefix="partition")
         allow_open_files(held * FILES_PER_PARTITION)
         cache = max(4 << 20, min(64 << 20, CACHE_BYTES // held))
         try:
             for path in self.paths:
+                with translated(path):
+                    remove_left_log(path)
                 self._writers.append(open_partition(path, "rw"))
                 with translated(path):
                     prepare_writer(self._writers[-1], path, cache_bytes=cache)
                 self._watch(self._writers[-1], path)
+            self._hydration = Hydration(share.directory)
         except BaseException:
             self.release()
             raise
@@ -228,6 +234,8 @@ class FilePartitions:
     def open(self, lease: Lease, batch: BatchId) -> None:
         """See `PartitionStore.open`."""
         self._open_files.check()
+        if self._hydration is not None:
+            self._hydration.batch()
         # Ends a fenced run at its next micro-batch. Without steps, or with its deltas elsewhere, no task would notice.
         for path in self.paths[:1]:
             if self._reader is None:
@@ -384,6 +392,8 @@ class FilePartitions:
 
     def release(self) -> None:
         """See `PartitionStore.release`. Safe to repeat."""
+        if self._hydration is not None:
+            self._hydration.end()
         self._pool.shutdown()
         self._discard_scratch()
         self._open_files.forget()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 from urllib.parse import quote
 
 import apsw
 
 from recovery.errors import StorageError
 from recovery.host.durable import create
+from recovery.storage.lazy.names import is_lazy, lazy_path
 from recovery.storage.sqlite.digests import load_digests
 from recovery.storage.sqlite.file.forked import check_process, opened
 from recovery.storage.sqlite.file.statements import BUSY_TIMEOUT_MS, translated
@@ -35,6 +37,8 @@ LIMITS = {
     apsw.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
 }
 
+OPENING_ATTEMPTS = 2
+T = TypeVar("T")
 Mode = Literal["unshared", "aside", "ro", "rw", "rwc"]
 
 
@@ -60,8 +64,8 @@ def connect(path: Path, mode: Mode) -> apsw.Connection:
         if mode == "rwc":
             # SQLite would create it readable for all. Its log and index get the permissions of the file.
             os.close(create(path))
-        uri = file_uri(path, {"unshared": "?immutable=1", "aside": "?vfs=unix-none"}.get(mode, ""))
-        connection = apsw.Connection(uri, flags=flags | apsw.SQLITE_OPEN_URI)
+        query = {"unshared": "?immutable=1", "aside": "?vfs=unix-none"}.get(mode, "")
+        connection = open_database(path, query, lambda uri: apsw.Connection(uri, flags=flags | apsw.SQLITE_OPEN_URI))
         opened(connection, path)
         connection.set_busy_timeout(BUSY_TIMEOUT_MS)
         if mode == "aside":
@@ -81,6 +85,32 @@ def connect(path: Path, mode: Mode) -> apsw.Connection:
 def file_uri(path: Path, query: str = "") -> str:
     """Return the URI by which SQLite opens or attaches `path`, whatever characters or bytes its name contains."""
     return f"file://{quote(os.fsencode(path.absolute()))}{query}"
+
+
+def open_database(path: Path, query: str, open_uri: Callable[[str], T]) -> T:
+    """Open or attach a database by its URI with `open_uri`. A partition whose pages are still being fetched is opened
+    through the file system that fetches them, by name or for as long as that takes."""
+    for _ in range(OPENING_ATTEMPTS):
+        if not is_lazy(path):
+            break
+        from recovery.storage.lazy.vfs import vfs_name
+
+        # Whoever has such a file open uses its log, so it is never read without.
+        ways = query.removeprefix("?").replace("immutable=1", "mode=ro")
+        if "vfs=" in ways:
+            raise StorageError(
+                "its pages are still being fetched, and this user may not write to the directory",
+                path=path,
+                cause="Pages that are read are kept in the file.",
+                remedy="Read it as the user who restored it.",
+            )
+        try:
+            return open_uri(file_uri(lazy_path(path), "&".join(filter(None, [f"?vfs={vfs_name()}", ways]))))
+        except apsw.CantOpenError:
+            # All of it may be there by now.
+            if is_lazy(path):
+                raise
+    return open_uri(file_uri(path, query))
 
 
 def use_log(connection: apsw.Connection, path: Path) -> None:

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from recovery.storage.lazy.names import is_lazy, lazy_path
+
 
 def has_log(path: Path) -> bool:
     """Return whether a log lies beside the file: a process uses it, or was killed using it."""
@@ -13,17 +15,22 @@ def has_log(path: Path) -> bool:
 
 
 def is_left_alone(path: Path) -> bool:
-    """Return whether nobody uses the file: it has no log, or a log without an index, which every user creates."""
-    return not has_log(path) or not any(beside(path, suffix).exists() for suffix in ("-shm", "-journal"))
+    """Return whether nobody uses the file: it has no log, or a log without an index, which every user creates. A file
+    whose pages are still being fetched is written to by its readers."""
+    used = has_log(path) and any(beside(path, suffix).exists() for suffix in ("-shm", "-journal"))
+    return not used and not is_lazy(path)
 
 
 def reading_mode(path: Path) -> Literal["unshared", "ro"]:
     """Return the mode that reads a file without creating another one beside it. Without a log, the file is complete."""
-    return "ro" if has_log(path) else "unshared"
+    return "ro" if has_log(path) or is_lazy(path) else "unshared"
 
 
 def beside(path: Path, suffix: Literal["-wal", "-shm", "-journal"]) -> Path:
-    """Return the path of SQLite's own file that belongs to `path`. For a symbolic link, it lies beside the target."""
+    """Return the path of SQLite's own file that belongs to `path`. For a symbolic link, it lies beside the target.
+    While the pages of a partition are being fetched, its log has another name."""
+    if suffix != "-shm" and is_lazy(path):
+        return Path(f"{lazy_path(path)}{suffix}")
     return Path(f"{os.path.realpath(path)}{suffix}")
 
 

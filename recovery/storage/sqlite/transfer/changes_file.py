@@ -276,7 +276,7 @@ def replace_unlinked(connection: apsw.Connection) -> None:
 def attached(connection: apsw.Connection, path: Path) -> Iterator[None]:
     """Attach a changes file for reading. Raises CorruptPartitionError if it is not one of this version."""
     with translated(path):
-        connection.execute("ATTACH ? AS " + ATTACHED, (file_uri(path, "?mode=ro&immutable=1"),))
+        connection.execute("ATTACH ? AS " + ATTACHED, (file_uri(path, "?mode=ro&immutable=1&vfs=unix"),))
     try:
         _check(connection, ATTACHED, path)
         yield

@@ -1,0 +1,1 @@
+"""Partitions whose pages come from a backup when they are first read."""
