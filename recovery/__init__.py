@@ -8,7 +8,15 @@ are consistent across all files. A run resumes from them, and they can be read, 
 import sys
 
 _name = (getattr(sys, "argv", []) or [""])[0]
-if _name.endswith("/recovery") or (_name == "-m" and sys.orig_argv[-len(sys.argv)] in ("recovery", "-mrecovery")):
+_command = _name.endswith(("/recovery", "\\recovery")) or (
+    _name == "-m" and sys.orig_argv[-len(sys.argv)] in ("recovery", "-mrecovery")
+)
+if sys.platform == "win32":
+    _why = (
+        "recovery runs on Linux and macOS, also in WSL 2; Windows lacks fcntl, which keeps two runs off one directory"
+    )
+    raise SystemExit(f"Error: {_why}") if _command else ImportError(_why)
+if _command:
     # The command imports this first: from here on a signal ends it without a traceback, also as process 1.
     from recovery.host.signals import end_now, handle
 

@@ -39,7 +39,7 @@ RecoveryError                     10
 ├── OutputLostError               49  a task wrote a file that the driver does not find
 ├── SparkUnavailableError         50
 ├── ExecutorPackageError          51  an executor without this package, or with another version
-├── InputLostError                52  records that a Kafka source had still to read are gone
+├── InputLostError                52  records that a flow had still to read are gone
 ├── HydratingError                57  a lazy restore has not fetched everything yet
 ├── StandbyDirectoryError         58  a directory that follows the backups of another one
 ├── TakenOverError                59  another directory has taken over the store
@@ -338,7 +338,7 @@ class FlowFailedError(RecoveryError):
 
 
 class InputRewrittenError(RecoveryError):
-    """An appended file no longer begins with what was read from it."""
+    """Input that was read has been changed since: an appended file, or a table of which a flow reads what is added."""
 
     exit_code = 36
     default_cause = "The file was truncated, rewritten or replaced instead of appended to."
@@ -489,7 +489,7 @@ class ExecutorPackageError(RecoveryError):
 
 
 class InputLostError(RecoveryError):
-    """Records that the flow had still to read are no longer in Kafka."""
+    """Records that the flow had still to read are no longer in its input: a topic, a table, a directory of files."""
 
     exit_code = 52
     default_cause = "Retention removed them, or the topic was deleted, made again, or left out of the flow."

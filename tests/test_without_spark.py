@@ -125,6 +125,17 @@ def test_other_versions_of_spark_are_refused(version, tmp_path):
     assert "pyspark>=4.0,<4.4" in told["remedy"]
 
 
+@pytest.mark.parametrize("how", ["import", "command"])
+def test_windows_is_refused_in_a_sentence(how):
+    """By the import, and by the command without a traceback."""
+    argv = {"import": ["flow.py"], "command": ["C:\\Scripts\\recovery"]}[how]
+    done = run_without(f"import sys; sys.platform, sys.argv = 'win32', {argv!r}; import recovery")
+    assert done.returncode == 1
+    assert "recovery runs on Linux and macOS" in done.stderr
+    assert ("Traceback" in done.stderr) == (how == "import")
+    assert "fcntl" in done.stderr.splitlines()[-1]
+
+
 def test_the_package_asks_pip_for_the_versions_that_it_supports():
     """What pyproject.toml says and what is checked are the same."""
     from recovery.spark.jvm.installed import NEWEST, OLDEST

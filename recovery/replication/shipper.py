@@ -18,7 +18,7 @@ from recovery.backup.note import LastReplica, last_replica, note_replica
 from recovery.backup.repository import check_store, prune
 from recovery.backup.target import Target
 from recovery.base.clock import Clock
-from recovery.errors import BackupDamagedError, BackupTargetError, RecoveryError, StorageError
+from recovery.errors import BackupDamagedError, BackupTargetError, HydratingError, RecoveryError, StorageError
 from recovery.planning.backups import KeepRule
 from recovery.planning.replica import NOTHING, Shipped
 from recovery.storage.origin import read_origins
@@ -28,8 +28,8 @@ LOOK_S = 600.0
 for its own last manifest alone."""
 PRUNE_S = 300.0
 
-PASSING = (BackupTargetError, BackupDamagedError, StorageError)
-"""Errors that may be gone at the next attempt: an unreachable service, a full disk."""
+PASSING = (BackupTargetError, BackupDamagedError, HydratingError, StorageError)
+"""Errors that may be gone at the next attempt: an unreachable service, a full disk, a lazy restore under way."""
 
 
 class ShippedEpoch(NamedTuple):

@@ -6,6 +6,7 @@ import pytest
 
 from recovery.spark.tuning.tuning import TACTICS, VARIABLE
 from tests.kafka import CONNECTOR
+from tests.lake import JARS, SETTINGS
 from tests.shares import some
 from tests.spark.support import Feed
 
@@ -17,8 +18,9 @@ def spark():
     from tests.spark.support import ROOT
 
     prepare_environment(str(ROOT))
-    # A JVM loads jars when it starts, so Kafka's come with it, where there are some.
-    conf = {"spark.sql.shuffle.partitions": "2", "spark.jars": ",".join(map(str, CONNECTOR))}
+    # A JVM loads jars when it starts, so the connectors' come with it, where there are some.
+    jars = ",".join(map(str, [*CONNECTOR, *JARS]))
+    conf = {"spark.sql.shuffle.partitions": "2", "spark.jars": jars, **(SETTINGS if JARS else {})}
     session = create_session("tests", master="local[2,4]", conf=conf)
     yield session
     session.stop()

@@ -12,6 +12,11 @@ from pathlib import Path
 import apsw
 
 from recovery import DiscardSink, RecoveryConfig, init_partitions, start, stateful
+from recovery.base.clock import SystemClock
+from recovery.base.ids import Epoch
+from recovery.operational.rewinds import read_rewinds
+from recovery.planning.going_back import cut_of
+from recovery.planning.resume import plan_resume
 from recovery.storage.scan import scan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,6 +110,13 @@ def states(directory: Path, step: str) -> dict:
             found[key] = json.loads(value)
         connection.close()
     return found
+
+
+def going_back(directory: Path, flow_id: str, epoch: int) -> list[str]:
+    """The options of a run that goes back to the snapshot after this epoch, also if another has done so before."""
+    plan = plan_resume(scan(directory), flow_id=flow_id, resume_epoch=Epoch(epoch + 1))
+    made = [each.execution for each in read_rewinds(directory, SystemClock()) if each.cut == cut_of(plan)]
+    return ["--resume-after", str(epoch), *(["--rewind-again", str(made[-1])] if made else [])]
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import pytest
 from recovery import init_partitions
 from recovery.storage.scan import scan
 from tests.kafka import CONNECTOR, broker, needs_jars
-from tests.spark.support import ROOT
+from tests.spark.support import ROOT, going_back
 from tests.spark.test_crashes import finish, recovery_command
 from tests.spark.test_kafka import check
 
@@ -66,17 +66,18 @@ def test_killed_at_any_moment(tmp_path):
 
         sender = Sender(kafka, topics)
         sender.start()
-        rewinds: list[int] = []
+        rewinds = 0
         for number in range(KILLS):
             newest = scan(tmp_path / "db")[0].description.newest_epoch or 0
             back: list[str] = []
             if number % 3 == 2 and newest > 1:
-                # The same rewind a second time is refused.
-                rewinds.append(generator.choice([each for each in range(newest) if each not in rewinds[-1:]]))
-                back = ["--resume-after", str(rewinds[-1])]
+                rewinds += 1
+                back = going_back(tmp_path / "db", "records", generator.randrange(newest))
             process = begin("--trigger", "0.1", *back)
             what, awaited = generator.choice([("", 1), ("batch ", 1), ("batch ", 3), ("epoch ", 1), ("epoch ", 3)])
+            printed = []
             for line in process.stdout:
+                printed.append(line)
                 awaited -= line.startswith(what)
                 if awaited <= 0 or process.poll() is not None:
                     break
@@ -84,12 +85,12 @@ def test_killed_at_any_moment(tmp_path):
             alive = process.poll() is None
             if alive:
                 os.killpg(process.pid, signal.SIGKILL)
-            told = finish(process)
-            assert alive, told
+            printed.append(finish(process))
+            assert alive, "".join(printed)
         sender.stop()
-        for more in ([], ["--resume-after", "1"]):
-            process = begin(*more)
+        for back_to in (None, 1):
+            process = begin(*([] if back_to is None else going_back(tmp_path / "db", "records", back_to)))
             told = finish(process, 600)
             assert process.returncode == 0, told
             check(kafka, tmp_path, *topics)
-        print(f"{KILLS} kills, {len(rewinds)} rewinds, {len(kafka.records(*topics))} records")
+        print(f"{KILLS} kills, {rewinds} rewinds, {len(kafka.records(*topics))} records")

@@ -12,7 +12,7 @@ import pytest
 from recovery import SinkFailedError, UpsertSink, init_partitions
 from recovery.storage.scan import scan
 from tests.sinks import postgresql
-from tests.spark.support import ROOT, run_to_end, states, totals_step
+from tests.spark.support import ROOT, going_back, run_to_end, states, totals_step
 from tests.spark.test_crashes import finish, recovery_command, wait_for_batch
 
 KILLS = int(os.environ.get("RECOVERY_TEST_POSTGRESQL_KILLS", "50"))
@@ -68,15 +68,12 @@ def test_killed_at_any_moment(feed, tmp_path, server):
     init_partitions(tmp_path / "db", 3)
     arguments = ", ".join(map(repr, (str(feed.path), str(server.home), database.user, database.name)))
     target = f"{ROOT / 'tests/flows/upsert.py'}:make({arguments})"
-    ended, gone_to = 0, set()
+    ended = 0
     for _ in range(KILLS):
         for _ in range(6):
             feed.add_random(lot.randrange(10**6), count=40)
-        # A second rewind to the same snapshot would have to be asked for.
-        held = set(range(1, 1 + max(each.description.newest_epoch for each in scan(tmp_path / "db")))) - gone_to
-        back = lot.choice(sorted(held)) if held and lot.random() < 0.2 else None
-        gone_to.add(back)
-        options = [] if back is None else ["--resume-epoch", str(back)]
+        newest = scan(tmp_path / "db")[0].description.newest_epoch
+        options = going_back(tmp_path / "db", "totals", lot.randrange(newest)) if newest and lot.random() < 0.2 else []
         process = recovery_command(target, tmp_path / "db", "-s", "0", "-b", "1h", *options)
         wait_for_batch(process)
         time.sleep(lot.random() ** 2)

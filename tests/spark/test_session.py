@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pyspark
 import pytest
+from py4j.java_gateway import CallbackServer, CallbackServerParameters, server_started
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -21,7 +24,7 @@ from recovery.cli.flow_loader import import_paths
 from recovery.errors import SparkUnavailableError
 from recovery.spark.jvm import versions
 from recovery.spark.jvm.java import _bundled_java, java_home
-from recovery.spark.jvm.launch import ErrorOutput, reason_in
+from recovery.spark.jvm.launch import ErrorOutput, _answer_own_user, reason_in
 from recovery.spark.jvm.session import _of_master, daemon, prepare_environment
 
 ROOT = str(Path(recovery.__file__).resolve().parents[1])
@@ -134,6 +137,30 @@ def test_what_the_jvm_says_is_passed_on_without_what_says_nothing(capfd):
 def test_the_reason_in_what_a_jvm_said(lines, reason):
     """The exceptions and the JVM's own errors, without their places; else the last line."""
     assert reason_in(lines) == reason
+
+
+def test_the_socket_for_calls_of_the_jvm_stays_the_same():
+    """PySpark asks it for its port while the server's thread begins; a socket that the thread replaced is closed then
+    (Bad file descriptor)."""
+    parameters = CallbackServerParameters(port=0, daemonize=True, daemonize_connections=True)
+    gateway = SimpleNamespace(_create_callback_server=lambda: CallbackServer(None, None, None, None, parameters))
+    _answer_own_user(gateway)
+    server, may_run, began = gateway._create_callback_server(), threading.Event(), threading.Event()
+    run = server.run
+
+    def begins(*_, **__):
+        began.set()
+
+    server_started.connect(begins, server)
+    server.run = lambda: (may_run.wait(), run())
+    server.start()
+    seen = server.server_socket
+    may_run.set()
+    assert began.wait(10)
+    socket.create_connection(seen.getsockname(), 10).close()
+    assert server.server_socket is seen
+    server.pool = {}
+    server.shutdown()
 
 
 def test_workers_import_what_this_process_does(environment, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -12,12 +13,12 @@ from recovery.errors import (
     ExecutorPackageError,
     FlowFailedError,
     FlowMismatchError,
-    InputLostError,
     RecoveryError,
     StepChangedError,
     StorageError,
     error_named,
 )
+from recovery.spark.jvm.lost_input import lost_input
 from recovery.spark.jvm.output_modes import advice
 
 JVM_GONE = (Py4JNetworkError, ConnectionError)
@@ -28,13 +29,6 @@ _OPERATORS_CHANGED = re.compile(
     r"|STATE_STORE_COLUMN_FAMILY_SCHEMA_INCOMPATIBLE)[^\]]*)\] *([^\n]*)"
 )
 _OTHER_BASE_PATH = re.compile(r"Wrong basePath (\S+) for the root path: (\S+)")
-_DATA_LOST = re.compile(
-    r"Some data may have been lost because they are not available in Kafka.*?Reason:\s*(.*?)"
-    r"(?=\s*SQLSTATE|\n\s*\n|\n\s*at |\nCaused by|\Z)",
-    re.DOTALL,
-)
-_OFFSETS_LOST = re.compile(r"offset \[(\d+), (\d+)\) for topic partition (\S+)-(\d+)\b")
-_TOPIC_PARTITION = re.compile(r"(?:\b[Pp]artition )?\b([\w.-]+)-(\d+)(?=[\s,;:)\]}]|$)")
 _WORKER_GONE = re.compile(r"Python worker exited unexpectedly \(crashed\)(?:: (.*?)(?=\n\tat |\Z))?", re.DOTALL)
 _MODULE_MISSING = re.compile(
     r"\((?P<host>\S+) executor (?!driver\b)[^)]*\)(?:(?! executor ).)*?"
@@ -57,8 +51,9 @@ def may_still_close(error: BaseException | None) -> bool:
     return error is None or getattr(error, "closes_epoch", True)
 
 
-def as_recovery_error(error: BaseException) -> BaseException:
-    """Return the typed error behind an exception that came through Spark as text, or FlowFailedError."""
+def as_recovery_error(error: BaseException, reading: Callable[[], str] = str) -> BaseException:
+    """Return the typed error behind an exception that came through Spark as text, or FlowFailedError. reading: returns
+    what Spark says about the sources of the micro-batch that failed."""
     if isinstance(error, RecoveryError) or not isinstance(error, Exception):
         return error
     if isinstance(error, JVM_GONE):
@@ -96,9 +91,9 @@ def as_recovery_error(error: BaseException) -> BaseException:
             "the workers more memory, or let fewer run in parallel: --master 'local[1]'. To see where one "
             "crashed: --conf spark.sql.execution.pyspark.udf.faulthandler.enabled=true.",
         )
-    lost = _DATA_LOST.search(text)
+    lost = lost_input(text, reading)
     if lost is not None:
-        return InputLostError(_lost_records(" ".join(lost[1].split())))
+        return lost
     changed = _OPERATORS_CHANGED.search(text)
     if changed is not None:
         return StepChangedError(
@@ -117,17 +112,6 @@ def as_recovery_error(error: BaseException) -> BaseException:
     if isinstance(error, Py4JJavaError):
         return FlowFailedError(_without_frames(str(error.java_exception.toString())))
     return FlowFailedError(essence_of(error))
-
-
-def _lost_records(reason: str) -> str:
-    """What is lost, from the reason that Kafka's connector gives."""
-    found = _OFFSETS_LOST.search(reason)
-    if found is not None:
-        start, end, topic, partition = found.groups()
-        place = f"topic {topic}, partition {partition}, offsets {start} to {int(end) - 1}"
-        return f"Kafka no longer has all records to read: {place}"
-    named = _TOPIC_PARTITION.sub(r"topic \1, partition \2", reason)
-    return f"Kafka no longer has all records to read: {named}"
 
 
 def in_short(error: BaseException) -> str:

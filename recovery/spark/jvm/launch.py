@@ -195,6 +195,9 @@ def _adopt(gateway: Any) -> None:
 class _Listening(socket.socket):
     """Accepts connections of this user only. Without free file descriptors, it accepts a connection later."""
 
+    __slots__ = ()
+    """So that a socket that exists can become one of these."""
+
     def accept(self) -> tuple[socket.socket, Any]:
         while True:
             try:
@@ -219,9 +222,8 @@ def _answer_own_user(gateway: Any) -> None:
         run = server.run
 
         def run_for_own_user() -> None:
-            given = server.server_socket
-            server.server_socket = _Listening(given.family, given.type, given.proto, os.dup(given.fileno()))
-            given.close()
+            # The same socket stays: PySpark asks it for its port while this thread, the server's own, begins.
+            server.server_socket.__class__ = _Listening
             run()
 
         server.run = run_for_own_user

@@ -98,6 +98,14 @@ def running(spark: SparkSession, query: Any) -> Any:
     return spark._jsparkSession.streams().get(spark.sparkContext.getLocalProperty("sql.streaming.queryId"))
 
 
+def sources_read(spark: SparkSession, query: Any) -> str:
+    """What Spark says about the sources of the micro-batch under way, and where it ends in them; empty if it says
+    nothing. Arguments as for `running`."""
+    with contextlib.suppress(Py4JError, AttributeError, *JVM_GONE):
+        return str(running(spark, query).streamingQuery().availableOffsets().toString())
+    return ""
+
+
 def is_stopped(spark: SparkSession) -> bool:
     """Whether the session's Spark was stopped."""
     return spark.sparkContext._jsc is None

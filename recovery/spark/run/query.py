@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
@@ -25,7 +26,7 @@ from recovery.spark.jvm.errors import JVM_GONE, may_still_close
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan
 from recovery.spark.run.events import BatchDone, rows_of
-from recovery.spark.run.launch import expect_no_state, launch, running, stop_query
+from recovery.spark.run.launch import expect_no_state, launch, running, sources_read, stop_query
 from recovery.spark.run.listener import announce
 from recovery.spark.run.mailboxes import Mailboxes
 from recovery.spark.run.prepare import BackgroundCheck, Prepared
@@ -191,7 +192,8 @@ class RecoveryQuery:
                     try:
                         self._process_locked(batch, self._under_way)
                     except BaseException as error:
-                        self._status.note(error)
+                        spark = self._bound.frame.sparkSession
+                        self._status.note(error, partial(sources_read, spark, self._status.query))
                         if not isinstance(error, Exception):
                             # It would end this thread, and the JVM would wait for py4j's answer forever.
                             raise FlowFailedError(essence_of(error)) from error

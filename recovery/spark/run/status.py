@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -56,12 +56,13 @@ class RunStatus:
         """Whether the end of the run waits for this thread."""
         return threading.get_ident() in self._own_threads
 
-    def note(self, error: BaseException) -> None:
-        """Keep the error if it is the first one."""
+    def note(self, error: BaseException, reading: Callable[[], str] = str) -> None:
+        """Keep the error if it is the first one. reading: returns what Spark says about the sources of the micro-batch
+        that failed."""
         if self.error is None:
             is_main = threading.current_thread() is threading.main_thread()
             if isinstance(error, Exception):
-                self.error = self._file_replaced() or as_recovery_error(error)
+                self.error = self._file_replaced() or as_recovery_error(error, reading)
             elif is_main and not isinstance(error, SystemExit):
                 self.error = as_recovery_error(error)
             else:

@@ -1,0 +1,175 @@
+"""Typed errors for input that is gone or was changed, found in what Spark and its connectors say.
+
+Kafka and Delta each have their own words for it. A file that is gone is known by its path only, so the table
+that it belongs to, and the version, come from what Spark says about the sources of its micro-batch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+
+from recovery.errors import FlowFailedError, InputLostError, InputRewrittenError, RecoveryError
+
+_FROM_KAFKA = re.compile(
+    r"Some data may have been lost because they are not available in Kafka.*?Reason:\s*(.*?)"
+    r"(?=\s*SQLSTATE|\n\s*\n|\n\s*at |\nCaused by|\Z)",
+    re.DOTALL,
+)
+_OFFSETS = re.compile(r"offset \[(\d+), (\d+)\) for topic partition (\S+)-(\d+)\b")
+_TOPIC_PARTITION = re.compile(r"(?:\b[Pp]artition )?\b([\w.-]+)-(\d+)(?=[\s,;:)\]}]|$)")
+_NO_TOPIC = re.compile(r"UnknownTopicOrPartitionException")
+_SUBSCRIBED = re.compile(r"KafkaV2\[Subscribe\[([^\]]*)\]\](: \{\S)?")
+_FILE = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\][^\n]*?reading file (\S[^\n]*?)\. +File does not exist")
+_DELTA_SOURCE = re.compile(r"DeltaSource\[([^\]]+)\]: (\{[^}]*\})")
+_FILES_SOURCE = re.compile(r"FileStreamSource\[([^\]]+)\]")
+_DELTA_CHANGED = re.compile(
+    r"\[DELTA_SOURCE_(?:TABLE_IGNORE_CHANGES|IGNORE_DELETE)\].*?at version (\d+)\..*?found at path (\S+?)\.(?=\s|$)",
+    re.DOTALL,
+)
+_DELTA_LOG = re.compile(
+    r"\[DELTA_(?:LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE|STREAMING_TRAILING_COMMIT_MISSING"
+    r"|MISSING_FILES_UNEXPECTED_VERSION\][^\n]*?transaction log starts at (\d+))"
+)
+_DELTA_ID = re.compile(
+    r"\[DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE\].*?It used to read [^']*\(id = '([\w-]+)'\)", re.DOTALL
+)
+_BEGIN_AGAIN = "To read the table from its beginning instead, run the flow with a new recovery directory."
+_KEEP = "Keep VACUUM's retention and the log's (delta.logRetentionDuration) longer than the flow may stand still."
+
+
+def lost_input(text: str, reading: Callable[[], str]) -> RecoveryError | None:
+    """Return the error for input that is gone or was changed, if that is what a failure's text says.
+
+    reading: what Spark says about the sources of the micro-batch that failed, for failures that say nothing of them.
+    """
+    for find in (_of_kafka, _of_delta):
+        found = find(text)
+        if found is not None:
+            return found
+    gone = _FILE.search(text)
+    return _file_gone(gone[1], f"{text}\n{reading()}") if gone is not None else None
+
+
+def _of_kafka(text: str) -> RecoveryError | None:
+    lost = _FROM_KAFKA.search(text)
+    if lost is not None:
+        return InputLostError(f"Kafka no longer has all records to read: {_lost_records(' '.join(lost[1].split()))}")
+    if not _NO_TOPIC.search(text):
+        return None
+    subscribed = [(set(re.split(r",\s*", found[1])), found[2]) for found in _SUBSCRIBED.finditer(text)]
+    topics = sorted(set[str]().union(*(names for names, _ in subscribed)))
+    if not topics:
+        return None
+    found = "Kafka has no topic" if len(topics) == 1 else "Kafka lacks one of the topics"
+    found = f"{found} {', '.join(topics)}"
+    cause = "The topic was deleted, has another name, or this user may not see it."
+    if any(read for _, read in subscribed):
+        return InputLostError(
+            found,
+            cause=cause,
+            remedy="Make the topic again only under another name: this one's offsets count as read. To go on without "
+            'it, take it out of the flow, and run once with .option("failOnDataLoss", "false").',
+        )
+    return FlowFailedError(found, cause=cause, remedy="Make the topic, or correct its name.")
+
+
+def _lost_records(reason: str) -> str:
+    """What is lost, from the reason that Kafka's connector gives."""
+    found = _OFFSETS.search(reason)
+    if found is None:
+        return _TOPIC_PARTITION.sub(r"topic \1, partition \2", reason)
+    start, end, topic, partition = found.groups()
+    return f"topic {topic}, partition {partition}, offsets {start} to {int(end) - 1}"
+
+
+def _of_delta(text: str) -> RecoveryError | None:
+    changed = _DELTA_CHANGED.search(text)
+    if changed is not None:
+        return InputRewrittenError(
+            f"the Delta table {changed[2]} was changed in version {changed[1]}: rows were removed or replaced",
+            cause="A DELETE, UPDATE, MERGE, RESTORE or overwrite in a table of which the flow reads what is added.",
+            remedy="To go on with what later versions add, and to keep what was counted, set "
+            f'.option("skipChangeCommits", "true"): it leaves out all rows of such a version. {_BEGIN_AGAIN}',
+        )
+    cut = _DELTA_LOG.search(text)
+    if cut is not None:
+        found = f"the log of the Delta table {_delta_positions(text)} no longer has what follows"
+        remedy = "Put the entries of the log back."
+        if cut[1]:
+            found = f"{found}, and begins with version {cut[1]}"
+            remedy = 'To go on without those versions, run once with .option("failOnDataLoss", "false").'
+        return InputLostError(
+            found,
+            cause="The retention of the table's log removed it, or somebody did.",
+            remedy=f"{remedy} {_BEGIN_AGAIN} {_KEEP}",
+        )
+    other = _DELTA_ID.search(text)
+    if other is not None:
+        table = _delta_tables(text, "reservoirId", other[1])
+        return InputRewrittenError(
+            f"the Delta table {table} is another table than the one read before, whose id was {other[1]}",
+            cause="It was deleted and made again, or the flow reads another table in its place.",
+            remedy=f"Put the former table back. {_BEGIN_AGAIN}",
+        )
+    return None
+
+
+def _delta_sources(text: str) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield the Delta tables that the text names with a position, and the position."""
+    for found in _DELTA_SOURCE.finditer(text):
+        try:
+            yield found[1], json.loads(found[2])
+        except ValueError:
+            continue
+
+
+def _delta_tables(text: str, name: str, value: object) -> str:
+    """Return the table whose position has this value, by a field's name; all tables if none has it."""
+    sources = list(_delta_sources(text))
+    found = {table for table, position in sources if position.get(name) == value} or {table for table, _ in sources}
+    return " or ".join(sorted(found))
+
+
+def _delta_positions(text: str) -> str:
+    """Return the tables, each with the version that the flow has read: Spark names that first."""
+    found: dict[str, object] = {}
+    for table, position in _delta_sources(text):
+        found.setdefault(table, _last(position))
+    return " or ".join(f"{table}, of which the flow has read version {found[table]}," for table in sorted(found))
+
+
+def _last(position: dict[str, object]) -> object:
+    """Return the last version that a position has files of. Behind the last file of one, it names the next one."""
+    version, index = position.get("reservoirVersion"), position.get("index")
+    behind = isinstance(index, int) and index < 0 and not position.get("isStartingVersion")
+    return version - 1 if isinstance(version, int) and behind else version
+
+
+def _file_gone(file: str, text: str) -> RecoveryError:
+    remedy = (
+        "Put the file back. To go on without its rows, and without those of other files that are gone, run once with "
+        "--conf spark.sql.files.ignoreMissingFiles=true."
+    )
+    for table, position in _delta_sources(text):
+        if _is_below(file, table):
+            return InputLostError(
+                f"the Delta table {table} no longer has a file that the flow had still to read, up to version "
+                f"{_last(position)}: {file}",
+                cause="VACUUM removed files of older versions before the flow had read them.",
+                remedy=f"{remedy} {_BEGIN_AGAIN} {_KEEP}",
+            )
+    directories = [each[1] for each in _FILES_SOURCE.finditer(text)]
+    directory = next((each for each in directories if _is_below(file, each)), None)
+    return InputLostError(
+        f"a file {f'below {directory} ' if directory else ''}that the flow had still to read is gone: {file}",
+        cause="It was removed, or replaced by other files, while the flow read it.",
+        remedy=remedy,
+    )
+
+
+def _is_below(file: str, directory: str) -> bool:
+    """Whether a file is below a directory. Spark writes local paths with one slash or with three."""
+    path, parent = (re.sub("^file:/+", "/", each.rstrip("/")) for each in (file, directory))
+    return path.startswith(f"{parent}/")
