@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from recovery.spark.tuning.appended_lines import install
 from recovery.spark.tuning.tuning import TACTICS, VARIABLE
 from tests.kafka import CONNECTOR
 from tests.lake import JARS, SETTINGS
@@ -22,6 +23,7 @@ def spark():
     jars = ",".join(map(str, [*CONNECTOR, *JARS]))
     conf = {"spark.sql.shuffle.partitions": "2", "spark.jars": jars, **(SETTINGS if JARS else {})}
     session = create_session("tests", master="local[2,4]", conf=conf)
+    install(session)
     yield session
     session.stop()
 
