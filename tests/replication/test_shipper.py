@@ -18,11 +18,13 @@ from recovery.base.clock import SystemClock
 from recovery.errors import BackupTargetError, ForeignPartitionError, LeaseLostError
 from recovery.planning.backups import KeepRule
 from recovery.planning.replica import Shipped
-from recovery.replication.shipper import Shipper
+from recovery.replication.shipper import PASSING, Shipper
 from tests.backup.support import bring_back, random_id, states
 from tests.backup.test_faults import NOW_MS, FailingTarget, one_at_a_time  # noqa: F401
 from tests.backup.test_incremental import History, assert_every_epoch_is_there, fill
 from tests.backup.test_incremental_faults import change, objects
+from tests.backup.test_lazy import begin as lazily_restored
+from tests.backup.test_lazy import hydrate
 from tests.stores import Driver
 
 NEVER = 1 << 40
@@ -196,3 +198,15 @@ def test_older_backups_are_removed_from_time_to_time(store, tmp_path, monkeypatc
     done = ours.ship()
     assert done.newest.epoch == 6
     assert done.pruning_problem.found == "no answer for 60 s"
+
+
+def test_a_lazy_restore_under_way(store, tmp_path):
+    """Nothing is shipped until all of it is fetched: then the next attempt ships all."""
+    shipper(store, tmp_path / "place").ship()
+    directory = lazily_restored(tmp_path / "place", tmp_path / "new")
+    shipping = shipper(directory, tmp_path / "place")
+    with pytest.raises(PASSING):
+        shipping.ship()
+    hydrate(directory)
+    change(directory)
+    assert shipping.ship().newest.epoch == max(states(directory))
