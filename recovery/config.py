@@ -13,6 +13,7 @@ from recovery.base.addresses import file_system, host_and_port, local_path
 from recovery.base.intervals import Interval, parse_interval
 from recovery.base.wording import counted
 from recovery.errors import ConfigurationError
+from recovery.planning.backups import parse_keep
 from recovery.planning.health import parse_targets
 
 DEFAULT_MASTER = "local[*,3]"
@@ -62,6 +63,11 @@ class RecoveryConfig:
         output of what is processed would never appear.
     until: stop after the same input that the store from which this one was forked had read: 17 is its epoch 17,
         "batch:41" its micro-batch 41. The input up to there is one micro-batch.
+    replicate: where each closed epoch is shipped in the background, as an incremental backup: a directory, or an
+        address such as s3://bucket/path. Nothing waits for it. Needs a backup interval, by default ten minutes.
+    replicate_sync: an epoch's output appears at the sink when the epoch is shipped, not before.
+    replicate_keep: which backups stay at that place: ("24h", "30d/1d"), as for `recovery backup --keep`; none given:
+        all.
     state_backend: where the run history is kept, a URI; None: as the environment variable RECOVERY_STATE_BACKEND
         says, by default the recovery directory.
 
@@ -93,6 +99,9 @@ class RecoveryConfig:
     tls_ca: str | os.PathLike[str] | None = None
     no_output: bool = False
     until: int | str | None = None
+    replicate: str | os.PathLike[str] | None = None
+    replicate_sync: bool = False
+    replicate_keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -146,6 +155,7 @@ class RecoveryConfig:
                 given = local_path(given).absolute()
             set_field(self, "scratch_directory", given)
         self._check_rewind()
+        self._check_replicate()
         if self.until is not None:
             set_field(self, "until", parse_until(self.until))
 
@@ -178,6 +188,37 @@ class RecoveryConfig:
                 cause="resume_epoch=3 is resume_after=2: the first names the epoch after the snapshot, the second "
                 "the epoch before it.",
                 remedy="Give one of them.",
+            )
+
+    def _check_replicate(self) -> None:
+        set_field = object.__setattr__
+        if isinstance(self.replicate_keep, str):
+            set_field(self, "replicate_keep", (self.replicate_keep,))
+        set_field(self, "replicate_keep", tuple(self.replicate_keep))
+        for rule in self.replicate_keep:
+            parse_keep(rule)
+        if self.replicate is None:
+            if self.replicate_sync or self.replicate_keep:
+                raise ConfigurationError(
+                    f"{'replicate_sync' if self.replicate_sync else 'replicate_keep'} without replicate",
+                    cause="It says how epochs are replicated, and not where to.",
+                    remedy="Name the place: --replicate DEST.",
+                )
+            return
+        place = os.fspath(self.replicate)
+        # The flow may change the working directory while it runs.
+        set_field(self, "replicate", place if not place or "://" in place else os.fspath(local_path(place).absolute()))
+        if self.backup_interval == 0:
+            raise ConfigurationError(
+                "a run that replicates needs a backup interval, and 0 is given",
+                cause="What an epoch replaced has to stay until it is shipped.",
+                remedy="Give -b 10m, or leave -b out.",
+            )
+        if self.owners:
+            raise ConfigurationError(
+                "a run with owners cannot replicate",
+                cause="It would ship the partitions of this host alone, and a copy needs those of all hosts.",
+                remedy="Replicate each host's files by themselves, for instance with Litestream: see docs/backup.md.",
             )
 
     def _check_owners(self) -> None:

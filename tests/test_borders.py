@@ -31,7 +31,7 @@ LAYERS = (
     "epochs flow",
     "operational",
     "backup importing native partitioning pipeline",
-    "report",
+    "replication report",
     "spark.clusters",
     "spark.jvm",
     "spark.steps",

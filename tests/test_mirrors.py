@@ -33,6 +33,8 @@ COVERED_BY = {
         storage.copies""",
     "backup/test_incremental.py": """backup.links backup.objects storage.sqlite.transfer.changes_file
         storage.sqlite.transfer.replay""",
+    "replication/test_process.py": "replication.__main__ replication.messages replication.serving",
+    "spark/test_replication.py": "spark.run.replicating",
     "checkpoint/test_beginning.py": "checkpoint.offsets checkpoint.source_places",
     "checkpoint/test_capture.py": "checkpoint.home checkpoint.restore checkpoint.rows",
     "checkpoint/test_sources.py": "checkpoint.position",
@@ -78,7 +80,7 @@ COVERED_BY = {
     "owner/test_service.py": """base.credentials.token cli.owners cli.serve cli.without_owners owner.holding owner.runs
         storage.locations wire.calls
         wire.run_calls wire.run_client""",
-    "owner/test_process.py": "owner.__main__ owner.serving owner.spool owner.tasks",
+    "owner/test_process.py": "host.children owner.__main__ owner.serving owner.spool owner.tasks",
     "storage/test_epoch_log.py": "cli.gc storage.history",
     "storage/test_initialize.py": "storage.sqlite.file.tables",
     "storage/test_opening.py": """storage.sqlite.file.connections storage.sqlite.file.log_files

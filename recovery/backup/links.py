@@ -40,8 +40,18 @@ class Linking(NamedTuple):
     observe: Observer
 
 
-def store_link(linking: Linking, scratch: Path, before: StoredCopy | None, pinned: PinnedPartition) -> StoredCopy:
-    """Store a link after the copy `before`, and return the copy that the chain then is. Files are made in `scratch`.
+class WrittenLink(NamedTuple):
+    """A link in a changes file `path`, the copy that it continues, and the number of links in each changes file of the
+    chain that it ends. first: the position in the chain of the file that holds it."""
+
+    path: Path
+    before: StoredCopy
+    counts: tuple[int, ...]
+    first: int
+
+
+def write_link(linking: Linking, scratch: Path, before: StoredCopy | None, pinned: PinnedPartition) -> WrittenLink:
+    """Write a link after the copy `before` to a file in `scratch`: link.1 and link.2.
 
     Raises NoLink, CorruptPartitionError if the partition is damaged, BackupTargetError or StorageError.
     """
@@ -65,24 +75,37 @@ def store_link(linking: Linking, scratch: Path, before: StoredCopy | None, pinne
     whole = pinned.write_changes(made, link, start.epoch, len(before.description.executions), since, linking.taken_ms)
     if not whole:
         raise NoLink("a run began meanwhile")
-    try:
-        if linking.check:
+    if linking.check:
+        try:
             _check_chain(linking, scratch, before, made)
-        # link.3
-        counts = [each.links for each in before.changes]
-        first = merged_from([*counts, 1])
-        if first < len(counts):
-            made = _merged(linking, scratch, before.changes[first:], made)
+        except SpoiledObject as error:
+            raise NoLink(error.found) from error
+    counts = (*(each.links for each in before.changes), 1)
+    return WrittenLink(made, before, counts, len(before.changes))
+
+
+def merge_link(linking: Linking, scratch: Path, link: WrittenLink) -> WrittenLink:
+    """Merge a link that completes a level of its chain with the changes files of that level: link.3. Raises NoLink if
+    one of them is damaged, BackupTargetError or StorageError."""
+    first = merged_from(link.counts)
+    if first == link.first:
+        return link
+    try:
+        return link._replace(path=_merged(linking, scratch, link.before.changes[first:], link.path), first=first)
     except SpoiledObject as error:
         raise NoLink(error.found) from error
-    pinned.release()
-    # link.4
+
+
+def store_link(linking: Linking, link: WrittenLink, pinned: PinnedPartition) -> StoredCopy:
+    """Write the changes file to the target, and return the copy that the chain then is: link.4. `pinned` may be
+    released. Raises BackupTargetError or StorageError."""
+    path, before, counts, first = link
     own = object_name(linking.identity, pinned.description.index, "changes")
-    tell = partial(Progressed, name=name, bytes_total=made.stat().st_size)
-    stored = store_file(linking.target, own, made, lambda done: linking.observe(tell(step="store", bytes_done=done)))
-    made.unlink()
+    tell = partial(Progressed, name=pinned.path.name, bytes_total=path.stat().st_size)
+    stored = store_file(linking.target, own, path, lambda done: linking.observe(tell(step="store", bytes_done=done)))
+    path.unlink()
     linking.observe(tell(step="linked", bytes_done=stored.size_bytes))
-    new = StoredChanges(own, stored.sha256, stored.size_bytes, stored.stored_bytes, sum(counts[first:]) + 1)
+    new = StoredChanges(own, stored.sha256, stored.size_bytes, stored.stored_bytes, sum(counts[first:]))
     return replace(
         before,
         description=pinned.description,

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeVar
 
-from recovery.backup.links import Linking, NoLink, store_link
+from recovery.backup.catalog import Catalog
+from recovery.backup.links import Linking, NoLink, WrittenLink, merge_link, store_link, write_link
 from recovery.backup.manifest import OBJECTS, Manifest, StoredCopy, backup_id, fingerprint, object_name
 from recovery.backup.note import LastBackup, note_backup
 from recovery.backup.objects import SpoiledObject, bring, store_file
 from recovery.backup.progress import Observer, Progressed, ignore
-from recovery.backup.repository import begin, check_store, finish, give_up, list_backups
+from recovery.backup.repository import begin, check_store, finish, give_up
 from recovery.backup.scratch import scratch_directory
 from recovery.backup.target import Target
 from recovery.base.clock import Clock
-from recovery.base.ids import PartitionIndex
 from recovery.base.threads import each
 from recovery.errors import InconsistentPartitionsError, RecoveryError, StorageError
 from recovery.host.open_files import allow_open_files
 from recovery.planning.resume import plan_resume
-from recovery.planning.values import FoundFile
+from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.copies import PinnedPartition, pin
 from recovery.storage.origin import read_origins
 from recovery.storage.scan import scan
@@ -33,6 +34,9 @@ from recovery.storage.verify import PartitionCheck
 AT_ONCE = 4
 ATTEMPTS = 3
 FILES_PER_COPY = 8
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,10 @@ def make_backup(
     incremental: bool = False,
     observe: Observer = ignore,
     scratch: Path | None = None,
+    catalog: Catalog | None = None,
+    base: Manifest | None = None,
+    staged: bool = False,
+    may_count: Callable[[], None] = lambda: None,
 ) -> Made:
     """Back up the partitions of `directory`, whether a run is active or not. See `repository` for the steps.
 
@@ -74,33 +82,39 @@ def make_backup(
     partition, a few in parallel, is copied to `scratch` (a temporary directory), compressed, and written to the target.
     check: read each copy in full and check every digest before it is stored; check copies of earlier backups that this
     one lists again in the same way, and store again those that are not whole. incremental: store only what changed in a
-    partition since the backup before, where it still holds that. If anything fails, the backup does not count. Raises
-    BackupTargetError, ForeignPartitionError, and the errors of `plan` for the directory.
+    partition since the backup before, where it still holds that.
+    catalog: what this process knows of the place. base: continue this backup, which this process made of this
+    directory, without looking at the others or at its objects. staged: write everything to `scratch` before the first
+    byte goes to the target: then a slow one does not make the logs beside the partitions grow. may_count: called before
+    the manifest is written; raises if the backup must not count.
+    If anything fails, the backup does not count. Raises BackupTargetError, ForeignPartitionError, and the errors of
+    `plan` for the directory.
     """
     started = clock.elapsed_s()
     identity = backup_id(clock.wall_ms(), random_id())
-    before = list_backups(target)
+    catalog = catalog or Catalog(target)
+    contents = catalog.look() if base is None else None
     planned = plan_resume(scan(directory))
-    check_store(before, planned.store_id, target.shown, lambda: read_origins(directory))
-    bases = iter([before.newest])
-    base = begin(target, identity, lambda: next(bases, None) or list_backups(target).newest, clock.wall_ms())
+    if contents is not None:
+        check_store(contents, planned.store_id, target.shown, lambda: read_origins(directory))
+    given = iter([base])
+    before = begin(target, identity, lambda: next(given, None) or catalog.newest(), clock.wall_ms())
     try:
         allow_open_files(len(planned.partitions) * FILES_PER_COPY)
-        there = {entry.name: entry.size_bytes for entry in target.entries(OBJECTS)}
-        usable = [copy for copy in base if all(there.get(name) == size for name, size in copy.objects)]
+        usable = before if base is not None else _present(target, before)
         paths = [d.path for d in planned.partitions]
+        spoiled_because: dict[str, str] = {}
         for attempt in range(ATTEMPTS):
             taken_ms = clock.wall_ms()
             linking = Linking(target, f"{identity}.{attempt}" if attempt else identity, taken_ms, check, observe)
-            whole_because: dict[str, str] = {}
             with scratch_directory("backup", scratch) as room:
-                is_whole = partial(_is_whole, target, room, observe) if check else None
-                if incremental:
-                    earlier = {copy.description.index: copy for copy in usable}
-                    store = partial(_store_changes, linking, room, earlier, whole_because)
-                else:
-                    store = partial(_store, linking, room)
-                results = _copies(paths, usable, store, is_whole)
+                storing = _Storing(linking, room, usable, incremental=incremental, staged=staged)
+                try:
+                    results = storing.copies(paths)
+                except SpoiledChainError as spoiled:
+                    usable = [copy for copy in usable if copy is not spoiled.copy]
+                    spoiled_because[spoiled.copy.description.path.name] = str(spoiled)
+                    results = None
             if results is not None:
                 break
         else:
@@ -119,10 +133,11 @@ def make_backup(
             version=version("recovery"),
             copies=tuple(results),
         )
+        may_count()
         finish(target, manifest)
-        epoch = min(copy.description.newest_epoch for copy in manifest.copies)
+        catalog.add(manifest)
         chain = max(len(copy.objects) for copy in manifest.copies)
-        note_backup(directory, LastBackup(manifest.finished_ms, epoch, target.shown, incremental, chain))
+        note_backup(directory, LastBackup(manifest.finished_ms, manifest.epoch, target.shown, incremental, chain))
     except BaseException:
         with contextlib.suppress(RecoveryError, FileNotFoundError):
             give_up(target, identity)
@@ -136,46 +151,137 @@ def make_backup(
         stored_bytes=sum(copy.stored_by(identity) for copy in new),
         read_bytes=sum(copy.changes[-1].size_bytes if copy.changes else copy.size_bytes for copy in new),
         elapsed_s=clock.elapsed_s() - started,
-        whole_because=whole_because,
+        whole_because=storing.whole_because | spoiled_because,
     )
 
 
-def _copies(
-    paths: Sequence[Path],
-    usable: Sequence[StoredCopy],
-    store: Callable[[PinnedPartition], StoredCopy],
-    is_whole: Callable[[StoredCopy], bool] | None,
-) -> list[StoredCopy] | None:
-    """Return a copy of each partition, as of one moment: a stored copy if the partition has not changed, else one made
-    by `store`.
-
-    Returns None if the copies are of different moments: a run that begins while unused files are copied changes them.
-    Raises the errors of `plan` if the partitions are inconsistent from the beginning.
-    """
-    known = {(copy.description.index, copy.fingerprint): copy for copy in usable}
-    pinned = pin(paths)
-    try:
-        # Check what will be stored the way a restore would find it.
-        plan_resume([FoundFile(each.path, each.description) for each in pinned])
-        results = _each(pinned, lambda each: _reused(each, known, is_whole) or store(each))
-    finally:
-        for each in pinned:
-            each.release()
-    try:
-        plan_resume([FoundFile(each.path, each.description) for each in pinned])
-    except InconsistentPartitionsError:
-        return None
-    return results
+def _present(target: Target, copies: Sequence[StoredCopy]) -> list[StoredCopy]:
+    """Return the copies whose objects are all at the target."""
+    there = {entry.name: entry.size_bytes for entry in target.entries(OBJECTS)}
+    return [copy for copy in copies if all(there.get(name) == size for name, size in copy.objects)]
 
 
-def _reused(
-    pinned: PinnedPartition,
-    known: Mapping[tuple[PartitionIndex, int], StoredCopy],
-    is_whole: Callable[[StoredCopy], bool] | None,
-) -> StoredCopy | None:
-    d = pinned.description
-    found = known.get((d.index, fingerprint(d, pinned.operational)))
-    return found if found is not None and (is_whole is None or is_whole(found)) else None
+class SpoiledChainError(Exception):
+    """An object of a chain is damaged, and the partition, which was to continue it, is no longer pinned."""
+
+    def __init__(self, copy: StoredCopy, why: NoLink) -> None:
+        super().__init__(str(why))
+        self.copy = copy
+
+
+Finish = Callable[[], StoredCopy]
+"""Writes to the target what lies in the scratch directory."""
+
+
+class _Storing:
+    """Stores the partitions of one attempt, as of one moment. `usable`: copies that it may list again or continue."""
+
+    def __init__(
+        self, linking: Linking, scratch: Path, usable: Sequence[StoredCopy], *, incremental: bool, staged: bool
+    ) -> None:
+        self._linking = linking
+        self._scratch = scratch
+        self._known = {(copy.description.index, copy.fingerprint): copy for copy in usable}
+        self._earlier = {copy.description.index: copy for copy in usable}
+        self._incremental = incremental
+        self._staged = staged
+        self.whole_because: dict[str, str] = {}
+
+    def copies(self, paths: Sequence[Path]) -> list[StoredCopy] | None:
+        """Return a copy of each partition: a stored copy if the partition has not changed, else a new one.
+
+        Returns None if the copies are of different moments: a run that begins while unused files are copied changes
+        them. Raises the errors of `plan` if the partitions are inconsistent from the beginning, SpoiledChainError.
+        """
+        pinned = pin(paths)
+        try:
+            # Check what will be stored the way a restore would find it.
+            plan_resume([FoundFile(each.path, each.description) for each in pinned])
+            work = self._stage if self._staged else self._store
+            results = _each(work, pinned)
+        finally:
+            for each in pinned:
+                each.release()
+        try:
+            plan_resume([FoundFile(each.path, each.description) for each in pinned])
+        except InconsistentPartitionsError:
+            return None
+        return _each(lambda finish: finish(), results)
+
+    def _store(self, pinned: PinnedPartition) -> Finish:
+        """Stage and finish while the partition is pinned."""
+        return _done(self._stage(pinned)())
+
+    def _stage(self, pinned: PinnedPartition) -> Finish:
+        """Write what is to be stored of one partition to the scratch directory."""
+        return self._reused(pinned) or (self._changes(pinned) if self._incremental else self._whole(pinned))
+
+    def _reused(self, pinned: PinnedPartition) -> Finish | None:
+        d, linking = pinned.description, self._linking
+        found = self._known.get((d.index, fingerprint(d, pinned.operational)))
+        if found is None or (linking.check and not _is_whole(linking.target, self._scratch, linking.observe, found)):
+            return None
+        return _done(found)
+
+    def _changes(self, pinned: PinnedPartition) -> Finish:
+        """Stage what changed; if that is not possible, all of the partition, and note why."""
+        before = self._earlier.get(pinned.description.index)
+        try:
+            link = write_link(self._linking, self._scratch, before, pinned)
+        except NoLink as reason:
+            return self._whole(pinned, str(reason))
+        if self._staged:
+            pinned.release()
+        return partial(self._finish_link, link, pinned)
+
+    def _finish_link(self, link: WrittenLink, pinned: PinnedPartition) -> StoredCopy:
+        try:
+            merged = merge_link(self._linking, self._scratch, link)
+        except NoLink as reason:
+            if self._staged:
+                raise SpoiledChainError(link.before, reason) from reason
+            return self._whole(pinned, str(reason))()
+        pinned.release()
+        return store_link(self._linking, merged, pinned)
+
+    def _whole(self, pinned: PinnedPartition, why: str | None = None) -> Finish:
+        """Stage all of one partition."""
+        if why is not None:
+            self.whole_because[pinned.path.name] = why
+        check, observe = self._linking.check, self._linking.observe
+        copy = self._scratch / pinned.path.name
+        tell = partial(Progressed, name=pinned.path.name, bytes_total=pinned.description.size_bytes)
+        description = pinned.copy_to(copy, lambda done, _: observe(tell(step="copy", bytes_done=done)))
+        pinned.release()
+        if check:
+            observe(tell(step="check", bytes_done=0))
+            # The copy is gone when the message is read; its damage is the partition's.
+            replace(PartitionCheck(copy).run(), path=pinned.path).raise_if_damaged()
+        return partial(self._finish_whole, copy, description, pinned, tell)
+
+    def _finish_whole(
+        self, copy: Path, description: PartitionDescription, pinned: PinnedPartition, tell: Callable[..., Progressed]
+    ) -> StoredCopy:
+        """Compress and write one partition."""
+        target, identity, taken_ms, _, observe = self._linking
+        name = object_name(identity, description.index)
+        stored = store_file(target, name, copy, lambda done: observe(tell(step="store", bytes_done=done)))
+        copy.unlink()
+        observe(tell(step="stored", bytes_done=stored.size_bytes))
+        return StoredCopy(
+            description=description,
+            object_name=name,
+            sha256=stored.sha256,
+            size_bytes=stored.size_bytes,
+            stored_bytes=stored.stored_bytes,
+            taken_ms=taken_ms,
+            fingerprint=fingerprint(description, pinned.operational),
+            marks=pinned.marks,
+        )
+
+
+def _done(copy: StoredCopy) -> Finish:
+    return lambda: copy
 
 
 def _is_whole(target: Target, scratch: Path, observe: Observer, copy: StoredCopy) -> bool:
@@ -191,48 +297,5 @@ def _is_whole(target: Target, scratch: Path, observe: Observer, copy: StoredCopy
         path.unlink(missing_ok=True)
 
 
-def _each(pinned: list[PinnedPartition], work: Callable[[PinnedPartition], StoredCopy]) -> list[StoredCopy]:
-    return each(work, pinned, at_once=AT_ONCE, name="backup")
-
-
-def _store_changes(
-    linking: Linking,
-    scratch: Path,
-    earlier: Mapping[PartitionIndex, StoredCopy],
-    whole_because: dict[str, str],
-    pinned: PinnedPartition,
-) -> StoredCopy:
-    """Store what changed in one partition; if that is not possible, all of it, and note why."""
-    try:
-        return store_link(linking, scratch, earlier.get(pinned.description.index), pinned)
-    except NoLink as reason:
-        whole_because[pinned.path.name] = str(reason)
-    return _store(linking, scratch, pinned)
-
-
-def _store(linking: Linking, scratch: Path, pinned: PinnedPartition) -> StoredCopy:
-    """Copy, compress and write one partition."""
-    target, identity, taken_ms, check, observe = linking
-    copy = scratch / pinned.path.name
-    total = pinned.description.size_bytes
-    tell = partial(Progressed, name=pinned.path.name, bytes_total=total)
-    description = pinned.copy_to(copy, lambda done, _: observe(tell(step="copy", bytes_done=done)))
-    pinned.release()
-    if check:
-        observe(tell(step="check", bytes_done=0))
-        # The copy is gone when the message is read; its damage is the partition's.
-        replace(PartitionCheck(copy).run(), path=pinned.path).raise_if_damaged()
-    name = object_name(identity, description.index)
-    stored = store_file(target, name, copy, lambda done: observe(tell(step="store", bytes_done=done)))
-    copy.unlink()
-    observe(tell(step="stored", bytes_done=stored.size_bytes))
-    return StoredCopy(
-        description=description,
-        object_name=name,
-        sha256=stored.sha256,
-        size_bytes=stored.size_bytes,
-        stored_bytes=stored.stored_bytes,
-        taken_ms=taken_ms,
-        fingerprint=fingerprint(description, pinned.operational),
-        marks=pinned.marks,
-    )
+def _each(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    return each(work, items, at_once=AT_ONCE, name="backup")

@@ -219,6 +219,11 @@ class Manifest:
     copies: tuple[StoredCopy, ...]
 
     @property
+    def epoch(self) -> Epoch:
+        """The newest epoch that all copies hold; they are of one moment, and so of one timeline."""
+        return min(copy.description.newest_epoch for copy in self.copies)
+
+    @property
     def flow_id(self) -> str | None:
         """The flow that the store is bound to."""
         return next((c.description.flow_id for c in self.copies if c.description.flow_id is not None), None)

@@ -1,6 +1,6 @@
-"""A note beside the partitions that says when the directory was last backed up.
+"""Notes beside the partitions that say when the directory was last backed up, and what its replica holds.
 
-It is not part of the partitions: a backup leaves every byte of them unchanged, and a copy must not claim that it was
+They are not part of the partitions: a backup leaves every byte of them unchanged, and a copy must not claim that it was
 backed up. Other programs that copy the files (Litestream, cron) leave no note.
 """
 
@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from recovery.base.untrusted_json import MOST, is_moment
+import msgspec
+
+from recovery.base.untrusted_json import MOST, Count, Moment, is_moment
 from recovery.host.durable import modes_beside, read_regular, replace
 
 NAME = "last-backup.json"
+REPLICA_NAME = "last-replica.json"
 LONGEST = 1 << 16
 
 
@@ -29,11 +32,31 @@ class LastBackup(NamedTuple):
     chain: int = 1
 
 
+class LastReplica(NamedTuple):
+    """What a run that replicates has shipped: where to, the newest epoch and the number of the execution that closed
+    it, when (wall time; 0: never). problem: why newer epochs could not be shipped since `since_ms`; None: they were."""
+
+    destination: str
+    epoch: int
+    execution: int
+    shipped_ms: int
+    problem: str | None = None
+    since_ms: int | None = None
+
+
 def note_backup(directory: Path, backup: LastBackup) -> None:
     """Replace the note, atomically. A backup counts even if that fails, so this raises nothing."""
-    path = directory / NAME
+    _note(directory, NAME, backup._asdict())
+
+
+def note_replica(directory: Path, replica: LastReplica) -> None:
+    """Replace the note, atomically. An epoch is shipped even if that fails, so this raises nothing."""
+    _note(directory, REPLICA_NAME, replica._asdict())
+
+
+def _note(directory: Path, name: str, value: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
-        replace(path, json.dumps(backup._asdict()).encode(), mode=modes_beside(directory / "part-0.sqlite3").file)
+        replace(directory / name, json.dumps(value).encode(), mode=modes_beside(directory / "part-0.sqlite3").file)
 
 
 def last_backup(directory: Path) -> LastBackup | None:
@@ -49,6 +72,26 @@ def last_backup(directory: Path) -> LastBackup | None:
         return LastBackup(finished_ms, epoch, destination, incremental, chain)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+class _Replica(msgspec.Struct):
+    """The form of that note: it is a file that others may have written."""
+
+    destination: str
+    epoch: Count
+    execution: Count
+    shipped_ms: Moment
+    problem: str | None = None
+    since_ms: Moment | None = None
+
+
+def last_replica(directory: Path) -> LastReplica | None:
+    """Return the note; None if it is missing or unreadable."""
+    try:
+        found = msgspec.json.decode(read_regular(directory / REPLICA_NAME, LONGEST), type=_Replica)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return LastReplica(*msgspec.structs.astuple(found))
 
 
 def reads_made_keys(directory: Path, backup_interval_s: float, now_ms: int) -> bool:

@@ -15,7 +15,7 @@ Removing backups
     prune.1 List the objects, then read all manifests, and choose which to keep.
     prune.2 Remove the manifests of the others, and files under `running/` that are older than a day. Remove unreadable
             manifests that are older than a day and that the rules would not keep if they were readable.
-    prune.3 Read `running/`, and then the manifests again.
+    prune.3 Read `running/`, and then list the manifests again and read those that are new.
     prune.4 Remove the objects listed in prune.1, except those that a manifest lists that was kept in prune.1 or found
             in prune.3, those that `running/` names, and those whose name has the id of a backup that is running or
             whose manifest is unreadable. If no manifest is readable, remove none.
@@ -34,6 +34,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from recovery.backup.catalog import Catalog, Contents, entries_of, identity_of, read_manifest
 from recovery.backup.manifest import (
     MANIFESTS,
     OBJECTS,
@@ -45,10 +46,9 @@ from recovery.backup.manifest import (
     decode,
     decode_needs,
     encode,
-    is_ours,
     manifest_name,
 )
-from recovery.backup.target import DRAFT, NO_FILE, Entry, Target
+from recovery.backup.target import DRAFT, NO_FILE, Entry, Target, UnreadableError
 from recovery.errors import BackupTargetError, ForeignPartitionError, UnsupportedVersionError
 from recovery.planning.backups import KeepRule, backups_to_keep
 from recovery.storage.origin import Origin
@@ -90,24 +90,24 @@ class Pruned:
 
 def list_backups(target: Target) -> Listing:
     """Read all manifests. Raises BackupTargetError."""
-    entries = [entry for entry in _entries(target, MANIFESTS) if entry.name.endswith(SUFFIX)]
+    entries = [entry for entry in entries_of(target, MANIFESTS) if entry.name.endswith(SUFFIX)]
     with ThreadPoolExecutor(READERS) as pool:
-        found = list(pool.map(lambda entry: _read_manifest(target, entry), entries))
+        found = list(pool.map(lambda entry: read_manifest(target, entry), entries))
     manifests = sorted((each for each in found if isinstance(each, Manifest)), key=lambda m: (m.started_ms, m.id))
     return Listing(tuple(manifests), tuple(entry for entry in found if isinstance(entry, Entry)))
 
 
-def check_store(listing: Listing, store_id: str, shown: str, origins: Callable[[], Sequence[Origin]]) -> None:
+def check_store(contents: Contents, store_id: str, shown: str, origins: Callable[[], Sequence[Origin]]) -> None:
     """Check that the place holds backups of this store only. origins: what the store was made from. Raises
     ForeignPartitionError."""
-    for manifest in listing.manifests:
-        if manifest.store_id == store_id:
+    for backup in contents.backups:
+        if backup.store_id == store_id:
             continue
         made_from = {origin.store_id: origin for origin in origins()}
-        found = f"it holds backups of store {manifest.store_id}, and this is store {store_id}"
-        if manifest.store_id in made_from:
+        found = f"it holds backups of store {backup.store_id}, and this is store {store_id}"
+        if backup.store_id in made_from:
             raise ForeignPartitionError(
-                f"{found}, which was {made_from[manifest.store_id].verb} from it",
+                f"{found}, which was {made_from[backup.store_id].verb} from it",
                 path=shown,
                 cause="Copies of both do not fit together.",
                 remedy="Give this store a place of its own, where its first backup begins a new chain; keep the old "
@@ -157,43 +157,45 @@ def give_up(target: Target, identity: str) -> None:
     target.delete(_running_name(identity))
 
 
-def prune(target: Target, rules: Sequence[KeepRule], now_ms: int) -> Pruned:
+def prune(target: Target, rules: Sequence[KeepRule], now_ms: int, catalog: Catalog | None = None) -> Pruned:
     """Remove the backups that no rule keeps, and objects that no backup needs. The newest backup always stays.
 
-    The next pruning completes one that was cut off. Raises BackupTargetError.
+    The next pruning completes one that was cut off. catalog: what this process knows of the place. Raises
+    BackupTargetError.
     """
+    catalog = catalog or Catalog(target)
     # prune.1
-    objects = _entries(target, OBJECTS)
-    listing = list_backups(target)
-    taken = [(m.id, m.started_ms) for m in listing.manifests]
+    objects = entries_of(target, OBJECTS)
+    contents = catalog.look()
+    taken = [(each.id, each.started_ms) for each in contents.backups]
     kept_ids = backups_to_keep(taken, rules, now_ms)
-    kept = [m for m in listing.manifests if m.id in kept_ids]
-    removed = [m.id for m in listing.manifests if m.id not in kept_ids]
-    _refuse_others(target, listing)
+    kept = [each for each in contents.backups if each.id in kept_ids]
+    removed = [each.id for each in contents.backups if each.id not in kept_ids]
+    _refuse_others(target, contents)
     # prune.2
     for identity in removed:
         target.delete(manifest_name(identity))
-    drafts = [entry for entry in _entries(target, MANIFESTS) if entry.name.endswith(DRAFT)]
+    drafts = [entry for entry in entries_of(target, MANIFESTS) if entry.name.endswith(DRAFT)]
     # The objects behind a damaged manifest are unchanged, and may be needed to recover data.
     torn = [
         entry
-        for entry in listing.unreadable
+        for entry in contents.unreadable
         if entry.name not in backups_to_keep([*taken, (entry.name, entry.written_ms)], rules, now_ms)
     ]
-    for entry in (*drafts, *torn, *_entries(target, RUNNING)):
+    for entry in (*drafts, *torn, *entries_of(target, RUNNING)):
         if entry.written_ms < now_ms - STALE_AFTER_S * 1000:
             target.delete(entry.name)
     # prune.3
-    running = [_read_running(target, e) for e in _entries(target, RUNNING) if e.size_bytes != NO_FILE]
-    listing = list_backups(target)
-    kept += listing.manifests
+    running = [_read_running(target, e) for e in entries_of(target, RUNNING) if e.size_bytes != NO_FILE]
+    contents = catalog.look()
+    kept += contents.backups
     # prune.4
-    needed = {name for manifest in kept for copy in manifest.copies for name, _ in copy.objects}
+    needed = {name for each in kept for name in each.objects}
     needed |= {name for each in running if each is not None for name in each.needs}
     ids = [each.id for each in running if each is not None]
     # Without its manifest, it is unknown which older objects a backup shares, so all older ones stay. Names sort by
     # age.
-    for identity in (_identity(entry.name) for entry in listing.unreadable):
+    for identity in (identity_of(entry.name) for entry in contents.unreadable):
         ids.append(identity)
         needed |= {o.name for o in objects if o.name < f"{_folder(o.name)}{identity}"}
     garbage = [
@@ -208,37 +210,27 @@ def prune(target: Target, rules: Sequence[KeepRule], now_ms: int) -> Pruned:
     with ThreadPoolExecutor(READERS) as pool:
         list(pool.map(lambda entry: target.delete(entry.name), garbage))
     return Pruned(
-        kept=tuple(sorted({m.id for m in kept})),
+        kept=tuple(sorted({each.id for each in kept})),
         removed=tuple(removed),
         objects=len(garbage),
         stored_bytes=sum(entry.size_bytes for entry in garbage),
     )
 
 
-def _refuse_others(target: Target, listing: Listing) -> None:
+def _refuse_others(target: Target, contents: Contents) -> None:
     """Raises UnsupportedVersionError for a backup of a newer version, whose needs are unknown."""
-    for entry in listing.unreadable:
+    for entry in contents.unreadable:
         try:
-            decode(target.read(entry.name), _identity(entry.name))
+            decode(target.read(entry.name), identity_of(entry.name))
         except OtherFormatError as error:
             raise UnsupportedVersionError(f"{entry.name} has {error}", path=target.shown) from None
         except (ValueError, FileNotFoundError):
             continue
 
 
-def _read_manifest(target: Target, entry: Entry) -> Manifest | Entry | None:
-    """Return the manifest, its entry if it is unreadable, None if it was removed meanwhile."""
-    try:
-        return decode(target.read(entry.name), _identity(entry.name))
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        return entry
-
-
 def _read_running(target: Target, entry: Entry) -> Running | None:
     """Return what a running backup announced; None if it is not readable yet."""
-    identity = _identity(entry.name)
+    identity = identity_of(entry.name)
     try:
         return Running(identity, decode_needs(target.read(entry.name)))
     except FileNotFoundError:
@@ -248,18 +240,16 @@ def _read_running(target: Target, entry: Entry) -> Running | None:
         return None
 
 
-def _entries(target: Target, prefix: str) -> list[Entry]:
-    """Return the entries of backups, without other programs' files."""
-    return [entry for entry in target.entries(prefix) if is_ours(entry.name)]
-
-
-def _identity(name: str) -> str:
-    """Return the id of the backup to which a manifest, or a file under `running/`, belongs."""
-    return name.rpartition("/")[2].removesuffix(SUFFIX)
-
-
 def _exists(target: Target, name: str) -> bool:
-    return any(entry.name == name for entry in target.entries(_folder(name)))
+    """Whether an object is there; asked for by its name, because a list of all may be long."""
+    try:
+        for _ in target.read(name):
+            break
+    except FileNotFoundError:
+        return False
+    except UnreadableError:
+        pass
+    return True
 
 
 def _folder(name: str) -> str:

@@ -35,6 +35,7 @@ from recovery.planning.backups import KeepRule, parse_keep
 
 if TYPE_CHECKING:
     # These import Arrow, which other commands need not wait for.
+    from recovery.backup.catalog import Catalog
     from recovery.backup.make import Made
     from recovery.backup.manifest import Manifest
     from recovery.backup.repository import Listing, Pruned
@@ -94,6 +95,7 @@ def backup(
         raise click.UsageError("--every 0 would never stop copying: give the time between two backups.")
     if pruned and not keep:
         raise click.UsageError("Say with --keep which backups to keep.")
+    from recovery.backup.catalog import Catalog
     from recovery.backup.places import open_target
     from recovery.backup.repository import list_backups, prune
 
@@ -105,7 +107,7 @@ def backup(
         _say_pruned(target, prune(target, keep, SystemClock().wall_ms()), as_json)
         return
     directory = _directory(places)
-    how = _How(directory, target, keep, check, incremental, as_json)
+    how = _How(directory, target, keep, check, incremental, as_json, Catalog(target))
     if every is None:
         unpruned = _once(how, CopyProgress(quiet=as_json))
         if unpruned is not None:
@@ -132,6 +134,7 @@ class _How(NamedTuple):
     check: bool
     incremental: bool
     as_json: bool
+    catalog: Catalog
 
 
 def _once(how: _How, progress: CopyProgress, line: bool = False) -> RecoveryError | None:
@@ -142,12 +145,12 @@ def _once(how: _How, progress: CopyProgress, line: bool = False) -> RecoveryErro
     clock, target, keep = SystemClock(), how.target, how.keep
     made = make_backup(
         how.directory, target, clock=clock, random_id=lambda: token_hex(4), check=how.check,
-        incremental=how.incremental, observe=progress.observe,
+        incremental=how.incremental, observe=progress.observe, catalog=how.catalog,
     )  # fmt: skip
     removed: Pruned | None = None
     unpruned: RecoveryError | None = None
     try:
-        removed = prune(target, keep, clock.wall_ms()) if keep else None
+        removed = prune(target, keep, clock.wall_ms(), how.catalog) if keep else None
     except RecoveryError as error:
         unpruned = error
     if how.as_json:
@@ -216,7 +219,7 @@ def _say_made(made: Made) -> None:
     stored += [f"{made.reused} unchanged"] if made.reused else []
     size = f"{format_size(made.read_bytes)} as {format_size(made.stored_bytes)}"
     say(
-        f"backup {made.manifest.id} of epoch {_shared_epoch(made.manifest)}: {', '.join(stored)}, {size} "
+        f"backup {made.manifest.id} of epoch {made.manifest.epoch}: {', '.join(stored)}, {size} "
         f"in {made.elapsed_s:.1f} s"
     )
     for why, names in _by_reason(made.whole_because):
@@ -266,7 +269,7 @@ def _show(target: Target, listing: Listing, as_json: bool) -> None:
         (
             manifest.id,
             format_time(manifest.started_ms),
-            _shared_epoch(manifest),
+            manifest.epoch,
             len(manifest.copies),
             sum(manifest.id in copy.origin for copy in manifest.copies),
             *((max(len(copy.objects) for copy in manifest.copies),) if chains else ()),
@@ -309,13 +312,8 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "flow": manifest.flow_id,
         "taken_ms": manifest.started_ms,
         "finished_ms": manifest.finished_ms,
-        "epoch": _shared_epoch(manifest),
+        "epoch": manifest.epoch,
         "partitions": len(manifest.copies),
         "bytes": sum(copy.description.size_bytes for copy in manifest.copies),
         "objects": [name for copy in manifest.copies for name, _ in copy.objects],
     }
-
-
-def _shared_epoch(manifest: Manifest) -> int:
-    """Return the newest epoch that all copies of a backup hold; they are of one moment, and so of one timeline."""
-    return min(copy.description.newest_epoch for copy in manifest.copies)

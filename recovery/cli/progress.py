@@ -8,19 +8,21 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from recovery.base.intervals import format_interval
 from recovery.base.printable import fitted, one_line
 from recovery.base.wording import counted
-from recovery.cli.common import format_time, tell
+from recovery.cli.common import format_size, format_time, tell
 from recovery.host.signals import again
 from recovery.planning.going_back import after_text
 from recovery.planning.health import DEFAULTS
 
 if TYPE_CHECKING:
     from recovery.epochs.closer import EpochClosed
+    from recovery.planning.replica import ReplicaState
     from recovery.planning.values import ClosedEpoch
     from recovery.spark.run.events import BatchDone, Event, InputCounted, Resumed, RunSummary, Stopping
 
@@ -84,6 +86,8 @@ class Progress:
                 self._say_waiting()
                 self._waiting.append(event)  # type: ignore[arg-type]
                 self._batch = event  # type: ignore[assignment]
+            elif kind == "ReplicaChanged":
+                self._say(replica_text(event.replica))  # type: ignore[union-attr]
             elif kind == "InputCounted":
                 self._count(event)  # type: ignore[arg-type]
             else:
@@ -197,6 +201,28 @@ def stopping_text(event: Stopping) -> str:
     )
 
 
+def _replica_line(replica: Mapping[str, Any]) -> str:
+    if not replica["lag_epochs"] and replica["problem"] is None:
+        return (
+            f"replicated up to epoch {replica['epoch']}, {format_size(replica['shipped_bytes'])}, "
+            f"to {replica['destination']}"
+        )
+    why = f": {replica['problem']}" if replica["problem"] else ""
+    return (
+        f"warning: {replica['destination']} has epoch {replica['epoch']} and lacks "
+        f"{counted(replica['lag_epochs'], 'epoch')}{why}"
+    )
+
+
+def replica_text(replica: ReplicaState) -> str:
+    """Return what a replica has, and what it lacks."""
+    lag, epoch = replica.lag, replica.shipped.epoch
+    at = f"replica at {replica.destination}: epoch {epoch}" if epoch else f"replica at {replica.destination}: empty"
+    if lag.epochs:
+        at += f", {counted(lag.epochs, 'epoch')} ({format_interval(round(lag.seconds))}) behind"
+    return at if replica.problem is None else f"{at}; it will be retried: {replica.problem}"
+
+
 def _resumed_text(event: Resumed) -> str:
     plan, execution = event.plan, f"execution {event.execution}"
     if event.discarded is not None:
@@ -241,6 +267,8 @@ def summary_text(summary: RunSummary) -> str:
             f"execution {summary.execution}: {closed}; the next run resumes at epoch {summary.last_epoch + 1}, "
             f"{after_text(summary.last_epoch)}"
         )
+    if summary.replica is not None:
+        lines.append(one_line(_replica_line(summary.replica)))
     for each in summary.exceeded:
         target = next(target for target in DEFAULTS if target.name == each["target"])
         lines.append(

@@ -59,6 +59,9 @@ WITH_DIRECTORY = (
     "until",
     "owners",
     "token_file",
+    "replicate",
+    "replicate_sync",
+    "replicate_keep",
 )
 """Options that need a recovery directory: without their effect the run would not be the intended one."""
 
@@ -117,6 +120,13 @@ WITH_DIRECTORY = (
               help="Where to keep what need not survive the run; by default inside the recovery directory. For the "
                    "state of Spark's own operators on a cluster: an address that all hosts reach, such as "
                    "s3a://bucket/scratch or file:///mnt/share/scratch.")  # fmt: skip
+@click.option("--replicate", metavar="DEST", envvar="RECOVERY_REPLICATE",
+              help="Ship each closed epoch to DEST in the background, as an incremental backup: a directory or s3://, "
+                   "gs://, azure://.")  # fmt: skip
+@click.option("--replicate-sync", is_flag=True,
+              help="Show an epoch's output at the sink only when the epoch is shipped.")  # fmt: skip
+@click.option("--replicate-keep", multiple=True, metavar="N|AGE|AGE/EVERY",
+              help="Remove older backups at DEST, as backup --keep does; by default all stay.")  # fmt: skip
 @click.option("--jars", metavar="A.jar,B.jar", help="Jars to load, such as a connector; a pattern may name several.")
 @click.option("--packages", metavar="GROUP:ARTIFACT:VERSION,...",
               help="Jars to load from Maven, with those that they need. Spark fetches and keeps them.")  # fmt: skip
@@ -152,6 +162,9 @@ def run(
     tls_key: Path | None,
     scratch_directory: str | None,
     access: OwnerAccess,
+    replicate: str | None,
+    replicate_sync: bool,
+    replicate_keep: tuple[str, ...],
     py_files: str | None,
     jars: str | None,
     packages: str | None,
@@ -205,6 +218,9 @@ def run(
             state_backend=chosen_backend(),
             no_output=no_output,
             until=until,
+            replicate=replicate,
+            replicate_sync=replicate_sync,
+            replicate_keep=replicate_keep,
         )
     else:
         _refuse_directory_options(click.get_current_context())
@@ -222,6 +238,8 @@ def run(
     if isinstance(flow, Pipeline):
         if no_output or until is not None:
             raise click.UsageError("--no-output and --until are for flows.")
+        if click.get_current_context().get_parameter_source("replicate") == ParameterSource.COMMANDLINE:
+            raise click.UsageError("--replicate is for flows: a pipeline closes no epochs.")
         if metrics_port is not None:
             raise click.UsageError("--metrics-port is for flows; `recovery runs` shows what a pipeline did.")
 

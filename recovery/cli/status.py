@@ -14,7 +14,7 @@ from recovery.base.clock import SystemClock
 from recovery.base.intervals import format_interval
 from recovery.base.printable import one_line
 from recovery.base.reserved import DECLARATIONS_STEP, RESERVED_PREFIX
-from recovery.base.wording import listed
+from recovery.base.wording import counted, listed
 from recovery.cli.common import (
     directory_argument,
     format_size,
@@ -111,6 +111,8 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
         say(f"epochs after {oldest} are only logged; keys and sizes are as of epoch {oldest}")
     say(one_line(f"steps: {', '.join(facts['steps']) or 'none yet'}"))
     say(health_text(gathered.health))
+    if facts["replica"]:
+        say(one_line(_replica_text(facts["replica"])))
     if facts["operators"]:
         say()
         say(operators_text(facts["operators"]))
@@ -215,10 +217,30 @@ def collect_health(facts: Facts) -> dict[str, Any]:
         "state_bytes": facts.state_bytes,
         "sizes": {step: {"rows": size.rows, "bytes": size.size_bytes} for step, size in facts.steps.items()},
         "last_backup": None if facts.backup is None else facts.backup._asdict(),
+        "replica": _replica(facts),
         "measured_epochs": len(facts.epochs),
         "last_epoch": None if last is None else measure_json(last),
         "unreadable": list(facts.problems),
     }
+
+
+def _replica(facts: Facts) -> dict[str, Any] | None:
+    if facts.replica is None or facts.replica_lag is None:
+        return None
+    lag = facts.replica_lag
+    return {**facts.replica._asdict(), "lag_epochs": lag.epochs, "lag_s": lag.seconds}
+
+
+def _replica_text(replica: Mapping[str, Any]) -> str:
+    text = f"replica at {replica['destination']}: "
+    text += f"epoch {replica['epoch']}, shipped {format_time(replica['shipped_ms'])}" if replica["epoch"] else "empty"
+    if replica["lag_epochs"]:
+        behind = f"{counted(replica['lag_epochs'], 'epoch')} ({format_interval(round(replica['lag_s']))}) behind"
+        text += f"; {behind}"
+    if replica["problem"] is not None:
+        since = f" since {format_time(replica['since_ms'])}" if replica["since_ms"] else ""
+        text += f"; failing{since}: {replica['problem']}"
+    return text
 
 
 def health_text(found: Sequence[Finding]) -> str:

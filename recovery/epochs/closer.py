@@ -92,15 +92,17 @@ class ClosingSettings:
 class ClosingHooks:
     """What the run does around the writing of each epoch, on the thread that writes.
 
-    may_close: called first; raises if the epoch must not be written. on_closed: called last, if the epoch was closed.
-    around: the context in which the thread writes and calls the others. notes_made: whether an epoch notes the keys
-    that it makes.
+    may_close: called first; raises if the epoch must not be written. may_publish: called when the epoch is durable in
+    every partition, before the contributors publish; raises if they must not. on_closed: called last, if the epoch was
+    closed. around: the context in which the thread writes and calls the others. notes_made: whether an epoch notes the
+    keys that it makes.
     """
 
     may_close: Callable[[], None]
     on_closed: Callable[[EpochClosed], None]
     around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     notes_made: Callable[[], bool] = lambda: False
+    may_publish: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +313,7 @@ class EpochCloser:
             self._note_closed(ended, time, closed)
             try:
                 # 4, as far as the contributors do it.
+                self._hooks.may_publish()
                 for each in self._contributors:
                     each.publish(ended.epoch, ended.batch, time.floor)
                 if ended.folds:

@@ -9,6 +9,7 @@ from typing import Literal
 from recovery.metrics.meter import Totals
 from recovery.planning.health import Level, Target
 from recovery.planning.measures import OperatorWork
+from recovery.planning.replica import ReplicaState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -53,6 +54,7 @@ def families(
     epoch_age_s: float | None,
     backup_age_s: float | None,
     backup_objects: int | None = None,
+    replica: ReplicaState | None = None,
 ) -> Iterator[Family]:
     """Yield all metrics of a run. Those without a value yet have no sample."""
     t, last = totals, totals.last_epoch
@@ -100,6 +102,13 @@ def families(
     yield Family("recovery_memory_bytes", "gauge", "Resident memory of the run's processes.", resident)
     yield gauge("backup_age_seconds", "Time since `recovery backup` finished; other copies do not count.", backup_age_s)
     yield gauge("backup_chain_objects", "Objects of the last backup's longest chain.", backup_objects)
+    if replica is not None:
+        yield gauge("replica_epoch", "The newest epoch that the replica holds.", replica.shipped.epoch)
+        yield gauge("replica_lag_epochs", "Closed epochs that the replica lacks.", replica.lag.epochs)
+        yield gauge("replica_lag_seconds", "Age of the oldest closed epoch that it lacks.", replica.lag.seconds)
+        yield counter("replica_shipped_bytes", "Bytes written to the replica's place.", replica.shipped_bytes)
+        yield counter("replica_shippings", "Successful shippings to it.", replica.shippings)
+        yield counter("replica_failures", "Failed attempts to ship an epoch.", replica.failures)
     limits = [
         ({"target": target.name, "level": level}, value)
         for target in about.targets

@@ -194,10 +194,12 @@ class Meter:
         duration_s: float,
         partitions: Sequence[ClosedPartition],
         backup_lag_s: float | None = None,
+        replica_lag_s: float | None = None,
     ) -> tuple[Measure, tuple[Finding, ...]]:
         """Count an epoch closed as of a micro-batch; return the measure to keep, and the targets that it does not meet.
 
-        backup_lag_s: the age of the newest backup; None if there is none."""
+        backup_lag_s: the age of the newest backup; None if there is none. replica_lag_s: of the oldest epoch that is
+        not replicated; None if none is."""
         memory = self._memory()
         with self._lock:
             ended = {each: self._batches.pop(each) for each in sorted(self._batches) if each <= batch}
@@ -226,7 +228,7 @@ class Meter:
                 **closing,
                 **memory,
             )
-            found = of_epoch(measure, self._targets, backup_lag_s)
+            found = of_epoch(measure, self._targets, backup_lag_s, replica_lag_s)
             missed = tuple(each for each in found if each.level.severity)
             self._note(missed)
             self._totals = self._totals.plus(

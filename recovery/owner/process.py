@@ -19,9 +19,9 @@ from pathlib import Path
 
 import msgspec
 
-import recovery
 from recovery.base.ids import Lease
 from recovery.errors import ConfigurationError, RecoveryError, StorageError, error_named
+from recovery.host.children import exit_text, own_module
 from recovery.metrics.memory import resident_bytes
 from recovery.owner.serving import Failed, Ready, Task, port_of, tls_context
 from recovery.wire.address import DEADLINE_S, location, owner_address
@@ -147,7 +147,7 @@ class OwnerProcess:
                 assert self._process is not None
                 code = self._process.wait()
                 if not self._stopped.is_set():
-                    self._log(f"recovery: the owner's process ended ({_reason(code)}); it is started again")
+                    self._log(f"recovery: the owner's process ended ({exit_text(code)}); it is started again")
             if time.monotonic() - began_s > STEADY_S:
                 pause_s = PAUSE_S
             self._stopped.wait(pause_s)
@@ -156,11 +156,10 @@ class OwnerProcess:
     def _start(self) -> None:
         """Start the process and wait until it serves. Raises RecoveryError."""
         self.starts += 1
-        environment = {**os.environ, "PYTHONPATH": _python_path()}
+        command, environment = own_module("recovery.owner")
         try:
             process = subprocess.Popen(
-                # -P: no module of the working directory takes the place of another one.
-                [sys.executable, "-P", "-m", "recovery.owner"],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[self._listener_number],
@@ -203,7 +202,7 @@ def _start_error(line: bytes, process: subprocess.Popen[bytes]) -> RecoveryError
         failed = msgspec.json.decode(line, type=Failed)
         return (error_named(failed.error) or StorageError)(failed.found)
     return StorageError(
-        f"the owner's process did not start ({_reason(process.returncode)})",
+        f"the owner's process did not start ({exit_text(process.returncode)})",
         cause="Its error is above; or this host is too busy, or has too little memory.",
         remedy="Fix it and run the same command again: nothing was changed.",
     )
@@ -221,12 +220,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _reason(code: int | None) -> str:
-    if code is None:
-        return "too late"
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
-
-
 def _listening(bind: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     found = socket.socket(family)
@@ -242,12 +235,6 @@ def _listening(bind: str, port: int) -> socket.socket:
             remedy="Give another one: --serve [HOST]:PORT",
         ) from error
     return found
-
-
-def _python_path() -> str:
-    """Return a search path that begins with this package's own copy."""
-    own = str(Path(recovery.__file__).resolve().parents[1])
-    return os.pathsep.join([own, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _text(path: Path | None) -> str | None:

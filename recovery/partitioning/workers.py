@@ -6,14 +6,12 @@ import contextlib
 import os
 import selectors
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 
-import recovery
 from recovery.errors import StorageError
+from recovery.host.children import own_module
 from recovery.partitioning.worker import Done, Failed, Line, Moved, Work, do, tally_of
 from recovery.storage.repartition import Tally
 
@@ -60,14 +58,9 @@ class _Worker:
         """Whether it has printed all."""
 
     def __enter__(self) -> _Worker:
-        own = str(Path(recovery.__file__).resolve().parents[1])
-        search = os.pathsep.join([own, *filter(None, [os.environ.get("PYTHONPATH")])])
+        command, environment = own_module("recovery.partitioning")
         try:
-            # -P: no module of the working directory takes the place of another one.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "recovery.partitioning"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": search},
-            )  # fmt: skip
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         except OSError as error:
             raise StorageError(f"a process cannot be started: {error}") from error
         assert self._process.stdin is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
@@ -43,13 +43,15 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A measured quantity with levels. unit: s or bytes. Without levels (None) it is watched only on request."""
+    """A measured quantity with levels. unit: s or bytes. Without levels (None) it is watched only on request. optional:
+    many directories have nothing of the kind, and then there is no finding."""
 
     name: str
     title: str
     unit: Literal["s", "bytes"]
     warning: float | None
     critical: float | None
+    optional: bool = False
 
     def shown(self, value: float | None) -> str:
         """Return a value as text for people."""
@@ -104,6 +106,7 @@ DEFAULTS = (
     Target("cleanup-time", "clean-up time", "s", 5, 15),
     Target("memory", "memory", "bytes", 2e9, 4e9),
     Target("backup-lag", "backup lag", "s", None, None),
+    Target("replica-lag", "replica lag", "s", 60, 300, optional=True),
 )
 
 
@@ -139,13 +142,15 @@ def findings(
     state_bytes: float | None,
     backup_lag_s: float | None,
     unsaved_s: float | None = None,
+    replica_lag_s: float | None = None,
 ) -> tuple[Finding, ...]:
     """Return the newest measures compared with the targets.
 
     Of each value the highest of the newest ten epochs counts, all of the newest execution that closed any. Of the state
     its present size counts. A value of which a part was not measured counts only if it reaches a level nevertheless.
     state_bytes: None: unknown. backup_lag_s: the age of the newest backup; without one (None), `unsaved_s` counts if
-    the lag is watched: backups that never succeeded are no better than old ones.
+    the lag is watched: backups that never succeeded are no better than old ones. replica_lag_s: None: no run replicates
+    the directory.
     """
     watched = {target.name for target in targets if target.warning is not None}
     epochs = [each for each in measures if each.epoch]
@@ -158,8 +163,10 @@ def findings(
         "cleanup-time": [_cleanup(each) for each in recent],
         "memory": [_memory(each) for each in recent],
         "backup-lag": [Reading(lag_s)],
+        "replica-lag": [Reading(replica_lag_s)],
     }
-    return tuple(_finding(target, readings[target.name]) for target in targets)
+    found = (_finding(target, readings[target.name]) for target in targets)
+    return tuple(each for each in found if each.value is not None or not each.target.optional)
 
 
 def _latencies(measure: Measure) -> list[Reading]:
@@ -198,9 +205,13 @@ def unsaved_s(executions: Iterable[Execution], now_ms: int) -> float | None:
     return None if first_ms is None else max(0, now_ms - first_ms) / 1000
 
 
-def of_epoch(measure: Measure, targets: Sequence[Target], backup_lag_s: float | None = None) -> tuple[Finding, ...]:
-    """Return one epoch compared with the targets; `backup_lag_s` as for `findings`."""
-    return findings([measure], targets, state_bytes=measure.state_bytes, backup_lag_s=backup_lag_s)
+def of_epoch(
+    measure: Measure, targets: Sequence[Target], backup_lag_s: float | None = None, replica_lag_s: float | None = None
+) -> tuple[Finding, ...]:
+    """Return one epoch compared with the targets; the lags as for `findings`."""
+    return findings(
+        [measure], targets, state_bytes=measure.state_bytes, backup_lag_s=backup_lag_s, replica_lag_s=replica_lag_s
+    )
 
 
 def worst(found: Sequence[Finding]) -> Level:
@@ -239,7 +250,7 @@ def format_seconds(seconds: float) -> str:
 
 def _parsed(target: Target, given: Any) -> Target:
     if given is None or given == "off":
-        return Target(target.name, target.title, target.unit, None, None)
+        return replace(target, warning=None, critical=None)
     parts = given.split("/") if isinstance(given, str) else given
     parse = parse_size if target.unit == "bytes" else parse_interval
     try:
@@ -257,7 +268,7 @@ def _parsed(target: Target, given: Any) -> Target:
             cause="The levels are in the wrong order.",
             remedy="Write the warning level first.",
         )
-    return Target(target.name, target.title, target.unit, warning, critical)
+    return replace(target, warning=warning, critical=critical)
 
 
 def _example(target: Target) -> str:

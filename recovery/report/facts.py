@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery.backup.note import LastBackup, last_backup
+from recovery.backup.note import LastBackup, LastReplica, last_backup, last_replica
+from recovery.base.ids import Epoch
 from recovery.base.reserved import CHECKPOINT_STEP, RESERVED_PREFIX
 from recovery.errors import RecoveryError, with_path
 from recovery.native.held import held_operators, held_rows
@@ -16,6 +17,7 @@ from recovery.operational.steps.step_edits import moment
 from recovery.planning.advice import Known
 from recovery.planning.health import Finding, Target, findings, unsaved_s
 from recovery.planning.measures import Measure, StepSize, summed
+from recovery.planning.replica import ReplicaLag, Shipped, lag_of
 from recovery.planning.resume import ResumePlan, plan_resume
 from recovery.planning.values import FoundFile, PartitionDescription
 from recovery.storage.locations import Locations
@@ -31,6 +33,7 @@ class Facts:
     plan: None when no run can resume from the files; `problem` explains why.
     sizes: per file name, the steps in its newest snapshot; None: the file does not contain them.
     origins: the stores that this one was made from, the nearest first.
+    replica, replica_lag: what a run that replicates has shipped, and what is not; None: there was no such run.
     operator_count, operator_rows: Spark's own operators that have state, and the rows in it; None: not known of all.
     """
 
@@ -48,6 +51,8 @@ class Facts:
     operator_count: int = 0
     operator_rows: int | None = None
     origins: tuple[Origin, ...] = ()
+    replica: LastReplica | None = None
+    replica_lag: ReplicaLag | None = None
 
     @property
     def described(self) -> list[PartitionDescription]:
@@ -102,7 +107,8 @@ def gather(directory: Path, targets: Sequence[Target], now_ms: int, places: Loca
     operators, operator_rows = (
         _operators(directory, sizes, measures) if problem is None and not places.owners else (0, None)
     )
-    backup = last_backup(directory)
+    backup, replica = last_backup(directory), last_replica(directory)
+    behind = _behind(replica, found, now_ms)
     state_bytes = _state_bytes(sizes, max((file.description.count for file in found if file.description), default=0))
     lag_s = None if backup is None else max(0, now_ms - backup.finished_ms) / 1000
     began = (execution for file in found if file.description for execution in file.description.executions)
@@ -118,12 +124,26 @@ def gather(directory: Path, targets: Sequence[Target], now_ms: int, places: Loca
         sizes=sizes,
         backup=backup,
         holder=lock_holder(directory),
-        health=findings(measures, targets, state_bytes=state_bytes, backup_lag_s=lag_s, unsaved_s=waiting_s),
+        health=findings(
+            measures, targets, state_bytes=state_bytes, backup_lag_s=lag_s, unsaved_s=waiting_s,
+            replica_lag_s=None if behind is None else behind.seconds,
+        ),
         problems=tuple(problems),
         operator_count=operators,
         operator_rows=operator_rows,
         origins=origins,
-    )
+        replica=replica,
+        replica_lag=behind,
+    )  # fmt: skip
+
+
+def _behind(replica: LastReplica | None, found: Sequence[FoundFile], now_ms: int) -> ReplicaLag | None:
+    """Return how far the replica is behind the partition that has closed most; None if there is no replica."""
+    if replica is None:
+        return None
+    shipped = Shipped(Epoch(replica.epoch), replica.execution)
+    lags = [lag_of(file.description.epochs, shipped, now_ms) for file in found if file.description is not None]
+    return max(lags, default=None)
 
 
 def _operators(

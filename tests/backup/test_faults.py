@@ -99,6 +99,7 @@ def one_at_a_time(monkeypatch):
         "recovery.backup.make.AT_ONCE",
         "recovery.backup.restore.AT_ONCE",
         "recovery.backup.repository.READERS",
+        "recovery.backup.catalog.READERS",
     ):
         monkeypatch.setattr(name, 1)
 

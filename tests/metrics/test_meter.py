@@ -11,6 +11,7 @@ import urllib.request
 
 import pytest
 
+from recovery.base.ids import BatchId, Epoch
 from recovery.errors import ConfigurationError
 from recovery.metrics.endpoint import MetricsEndpoint
 from recovery.metrics.exposition import About, exposition, families
@@ -18,6 +19,7 @@ from recovery.metrics.memory import Memory, measure_memory
 from recovery.metrics.meter import BatchMeasure, Counts, Meter
 from recovery.planning.health import DEFAULTS, parse_targets
 from recovery.planning.measures import ClosedPartition, Measure, OperatorWork, StepSize
+from recovery.planning.replica import ReplicaLag, ReplicaState, Shipped
 
 
 class Clock:
@@ -229,7 +231,9 @@ def test_the_text_is_what_prometheus_reads():
     assert found["recovery_snapshot_seconds"].samples[0].value == 0.75
     assert found["recovery_epoch"].samples[0].value == 1
     assert {s.labels["process"]: s.value for s in found["recovery_memory_bytes"].samples}["workers"] == 3_000
-    assert {s.labels["target"] for s in found["recovery_health"].samples} == {t.name for t in DEFAULTS}
+    assert {s.labels["target"] for s in found["recovery_health"].samples} == {
+        t.name for t in DEFAULTS if not t.optional
+    }
     for name, family in found.items():
         assert name.startswith("recovery_")
         assert family.documentation.endswith(".")
@@ -292,3 +296,23 @@ def test_an_address_that_is_not_ours():
     """The message says so."""
     with pytest.raises(ConfigurationError, match="cannot be served"):
         MetricsEndpoint("203.0.113.7", 0)
+
+
+def test_a_run_that_replicates_exports_how_far_its_replica_is_behind():
+    """Only such a run has these metrics; the lag is a target of each of its epochs."""
+    counts = meter()
+    state = ReplicaState("s3://bucket", Shipped(Epoch(7), 1), ReplicaLag(2, 61.5), 1000, 5, 3, "no answer")
+    about = About("flow", 1, 1, "0", DEFAULTS)
+
+    def text(replica: ReplicaState | None) -> str:
+        found = families(about, counts.totals, resume_s=0, epoch_age_s=None, backup_age_s=None, replica=replica)
+        return exposition(found)
+
+    assert "replica_" not in text(None)
+    lines = text(state).splitlines()
+    for line in ("epoch 7", "lag_epochs 2", "lag_seconds 61.5", "shipped_bytes_total 1000", "failures_total 3"):
+        assert f"recovery_replica_{line}" in lines
+    _, missed = counts.closed(Epoch(1), BatchId(0), 0.1, [], None, state.lag.seconds)
+    assert [(each.target.name, each.level) for each in missed if each.target.name == "replica-lag"] == [
+        ("replica-lag", "warning")
+    ]

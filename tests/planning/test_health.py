@@ -33,10 +33,11 @@ def levels(found):
 
 
 def test_the_defaults():
-    """State 1 GB/5 GB, snapshot 10 s/30 s, latency 10 ms/50 ms, clean-up 5 s/15 s, memory 2 GB/4 GB; no backup lag."""
+    """State 1 GB/5 GB, snapshot 10 s/30 s, latency 10 ms/50 ms, clean-up 5 s/15 s, memory 2 GB/4 GB, replica lag
+    1 min/5 min; no backup lag."""
     assert {t.name: (t.warning, t.critical) for t in DEFAULTS} == {
         "state-size": (1e9, 5e9), "snapshot-duration": (10, 30), "update-latency": (0.010, 0.050),
-        "cleanup-time": (5, 15), "memory": (2e9, 4e9), "backup-lag": (None, None),
+        "cleanup-time": (5, 15), "memory": (2e9, 4e9), "backup-lag": (None, None), "replica-lag": (60, 300),
     }  # fmt: skip
 
 
@@ -183,3 +184,11 @@ def test_a_finding_says_its_level():
     """For people."""
     [found] = [each for each in of_epoch(measured(snapshot_s=12.3), DEFAULTS) if each.level.severity]
     assert str(found) == "snapshot duration 12.3 s (warning from 10 s)"
+
+
+def test_the_lag_of_a_replica_counts_where_there_is_one():
+    """Without one there is no finding."""
+    assert "replica-lag" not in levels(findings([], DEFAULTS, state_bytes=None, backup_lag_s=None))
+    for lag_s, level in ((0.0, Level.OK), (60.0, Level.WARNING), (300.0, Level.CRITICAL)):
+        found = findings([], DEFAULTS, state_bytes=None, backup_lag_s=None, replica_lag_s=lag_s)
+        assert levels(found)["replica-lag"] == level

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from recovery.spark.jvm.session import create_session
 from recovery.spark.run.events import Observer, RunSummary
 from recovery.spark.run.prepare import Prepared
 from recovery.spark.run.query import RecoveryQuery
+from recovery.spark.run.replicating import replicated
 from recovery.spark.run.start import start_prepared
 
 if TYPE_CHECKING:
@@ -37,15 +39,17 @@ def run(
     conf: Mapping[str, str] | None = None,
     observer: Observer | None = None,
     clock: Clock | None = None,
+    replicate: str | os.PathLike[str] | None = None,
 ) -> RunSummary:
     """Run a flow until its input ends, or forever with an interval as `trigger`; return what was done.
 
     SIGTERM, SIGINT or SIGHUP finish the running micro-batch, close the epoch and return; a second one ends the process
     immediately. So does one before the stream has started, unless the session is the caller's. `config` None runs
     without recovery. `spark`: the caller's session, which stays open; None: make a session with `master` and `conf`,
-    and stop it at the end. Raises RecoveryErrors.
+    and stop it at the end. `replicate`: that setting of `config`. Raises RecoveryErrors.
     """
     clock = clock or SystemClock()
+    config = replicated(config, replicate)
     check_master(master, conf)
     # Report errors of the directory before Spark starts, and check the files while it starts.
     prepared = Prepared(config, flow.name, clock)

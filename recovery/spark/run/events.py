@@ -10,6 +10,7 @@ from recovery.base.ids import BatchId, Epoch
 from recovery.base.notebooks import html_table
 from recovery.epochs.closer import EpochClosed
 from recovery.planning.going_back import Discarded
+from recovery.planning.replica import ReplicaState
 from recovery.planning.resume import ResumePlan
 
 
@@ -53,7 +54,14 @@ class InputCounted:
     rows: int
 
 
-Event = Resumed | BatchDone | InputCounted | EpochClosed | Stopping
+@dataclass(frozen=True, slots=True)
+class ReplicaChanged:
+    """Epochs can no longer be shipped (`replica.problem` says why), or again, without a problem."""
+
+    replica: ReplicaState
+
+
+Event = Resumed | BatchDone | InputCounted | EpochClosed | Stopping | ReplicaChanged
 Observer = Callable[[Event], None]
 
 
@@ -61,7 +69,8 @@ Observer = Callable[[Event], None]
 class RunSummary:
     """What a run did. Counts cover this execution only; rows are those that the sources read.
 
-    discarded: what the requested rewind discarded; None: nothing.
+    discarded: what the requested rewind discarded; None: nothing. replica: what the replica has and lacks at the end;
+    None: the run had none.
     """
 
     flow: str
@@ -78,6 +87,7 @@ class RunSummary:
     elapsed_s: float = 0.0
     exceeded: list[dict[str, Any]] = field(default_factory=list)
     discarded: dict[str, Any] | None = None
+    replica: dict[str, Any] | None = None
 
     def _repr_html_(self) -> str:
         return html_table(f"flow {self.flow}", [*rows_of(self), ("seconds", round(self.elapsed_s, 1))])

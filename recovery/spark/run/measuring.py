@@ -19,6 +19,7 @@ from recovery.metrics.memory import Memory, measure_memory
 from recovery.metrics.meter import Meter
 from recovery.planning.health import Finding, parse_targets, unsaved_s
 from recovery.planning.measures import Measure
+from recovery.planning.replica import ReplicaState
 from recovery.planning.values import Execution
 from recovery.spark.clusters import is_cluster
 from recovery.spark.jvm.executors import executors_bytes
@@ -146,6 +147,7 @@ class RunMeasures:
         self._kept = prepared.temporary is None
         self._directory = prepared.config.path
         self._endpoint = prepared.endpoint
+        self._replication = prepared.replication
         self._execution = execution
         self._executions = (*before, execution)
         self._clock = clock
@@ -170,7 +172,11 @@ class RunMeasures:
         lag_s = self._backup_lag_s()
         if lag_s is None:
             lag_s = unsaved_s(self._executions, self._clock.wall_ms())
-        measure, missed = self.meter.closed(closed.epoch, closed.batch, closed.duration_s, closed.partitions, lag_s)
+        replica = self._replica()
+        measure, missed = self.meter.closed(
+            closed.epoch, closed.batch, closed.duration_s, closed.partitions, lag_s,
+            None if replica is None else replica.lag.seconds,
+        )  # fmt: skip
         self._keep(measure)
         return missed
 
@@ -193,7 +199,11 @@ class RunMeasures:
             epoch_age_s=None if closed_s is None else self._clock.elapsed_s() - closed_s,
             backup_age_s=self._lag_s(backup),
             backup_objects=None if backup is None else backup.chain,
+            replica=self._replica(),
         )
+
+    def _replica(self) -> ReplicaState | None:
+        return None if self._replication is None else self._replication.state
 
     def _backup_lag_s(self) -> float | None:
         """Seconds since `recovery backup` last finished; None if it never did."""

@@ -28,6 +28,8 @@ from recovery.operational.rewinds import check_start, note_start
 from recovery.planning.going_back import discarded, kept_interval_s
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import Execution
+from recovery.replication.process import Replication
+from recovery.spark.run.replicating import REPLICATED_KEEPS_S, begin_replication
 from recovery.spark.run.until import check_fork, find_until
 from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.initialize import init_partitions
@@ -72,6 +74,7 @@ class Prepared:
         self.check: BackgroundCheck | None = None
         self.record: FlowRecord | None = None
         self.endpoint: MetricsEndpoint | None = None
+        self.replication: Replication | None = None
         self.home: CheckpointHome | None = None
         """Where Spark writes its checkpoint; set when the run has one."""
         self.places = Locations(config.path)
@@ -92,9 +95,11 @@ class Prepared:
                 check_fork(self.origins, config.path)
             self.until = None if config.until is None else find_until(config.until, self.plan, self.origins)
             self.discarded = discarded(self.plan)
-            self.backup_interval_s = kept_interval_s(self.plan.partitions, given_backup_interval_s(config))
+            kept_s = kept_interval_s(self.plan.partitions, given_backup_interval_s(config))
+            self.backup_interval_s = kept_s or (REPLICATED_KEEPS_S if config.replicate else 0.0)
             self.planned_s = clock.elapsed_s() - began_s
             faults.reach("start.2")
+            self.replication = begin_replication(config, self.plan, self.scratch, clock)
             self.check = BackgroundCheck(self.places.checks(self.plan.partitions))
         except BaseException:
             self.release()
@@ -131,6 +136,8 @@ class Prepared:
         """Release everything; safe to repeat. `error` is what ended the run."""
         if self.endpoint is not None:
             self.endpoint.close()
+        if self.replication is not None:
+            self.replication.stop()
         if self.check is not None:
             self.check.cancel()
         if self.record is not None:

@@ -307,11 +307,18 @@ class RecoveryQuery:
             self._closer.finish()
             self._delivery.release()
             self._access.stop()
+            self._end_replication()
             self._reports.record_progress()
             self._prepared.release(self._status.error)
             self._mailboxes.remove()
             self.summary.elapsed_s = self._clock.elapsed_s() - self._began_s
             self._reports.ended()
+
+    def _end_replication(self) -> None:
+        replication = self._prepared.replication
+        if replication is not None:
+            replication.end()
+            self.summary.replica = replication.state.as_json()
 
     def _abort(self) -> None:
         """Stop the query after a failed start: it must not go on alone."""

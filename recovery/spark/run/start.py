@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from recovery.checkpoint.capture import Capture
 from recovery.checkpoint.home import CheckpointHome
 from recovery.checkpoint.places import storage_errors
 from recovery.config import RecoveryConfig, checkpoint_address
-from recovery.epochs.closer import ClosingHooks, ClosingSettings, EpochCloser
+from recovery.epochs.closer import ClosingHooks, ClosingSettings, EpochClosed, EpochCloser
 from recovery.epochs.execution import new_execution
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.flow import Flow, check_output_mode
@@ -33,13 +34,14 @@ from recovery.spark.jvm.given_sessions import log_slower_settings
 from recovery.spark.pipelines.incremental import FlowLoads
 from recovery.spark.planner.bind import BoundPlan, bind
 from recovery.spark.run.checkpoint_home import checkpoint_home, discard_earlier
-from recovery.spark.run.events import Observer, Resumed
+from recovery.spark.run.events import Observer, ReplicaChanged, Resumed
 from recovery.spark.run.launch import setting_of
 from recovery.spark.run.mailboxes import Mailboxes
 from recovery.spark.run.measuring import RunMeasures, first_summary, run_memory
 from recovery.spark.run.position import Position, restore_position, resume_of_sink, step_plan
-from recovery.spark.run.prepare import Prepared
+from recovery.spark.run.prepare import BackgroundCheck, Prepared
 from recovery.spark.run.query import Begun, RecoveryQuery
+from recovery.spark.run.replicating import ReplicatedClosing, replicated
 from recovery.spark.run.reports import Reports
 from recovery.spark.run.serving import TaskAccess
 from recovery.spark.run.shown import notebook_line
@@ -64,6 +66,7 @@ def start(
     trigger: str | Interval | None = None,
     observer: Observer | None = None,
     clock: Clock | None = None,
+    replicate: str | os.PathLike[str] | None = None,
 ) -> RecoveryQuery:
     """Start a flow, or any streaming DataFrame, on a recovery directory; return immediately.
 
@@ -73,9 +76,11 @@ def start(
     "append" for a frame.
     trigger: "available-now" (also "availableNow" and "once"), an interval between micro-batches, or None to run them
     as fast as they come.
+    replicate: that setting of `config`.
     Raises the RecoveryErrors of planning; in that case nothing was written.
     """
     clock = clock or SystemClock()
+    config = replicated(config, replicate)
     if isinstance(flow, Flow):
         flow_id, sink, output_mode = flow.name, sink or flow.sink, output_mode or flow.output_mode
     elif name is None:
@@ -124,6 +129,7 @@ def start_prepared(
             prepared.until.check_plan(bound.keeps_native_state)
         check_plan(context.master, Planned(sink, bound.inputs, bound.keeps_native_state, checkpoint))
         check_spread(sink, prepared.config.owners)
+        ReplicatedClosing(prepared.replication, lambda: False).ready()
         prepared.open_store()
         return Beginning(prepared, bound, sink or DiscardSink(), observer, clock).launch(trigger)
     except BaseException as error:
@@ -172,6 +178,7 @@ class Beginning:
             None if prepared.temporary else prepared.config.path, clock, spread=bool(prepared.config.owners)
         )
         self._status = RunStatus(store, execution.lease)
+        self._replicated = ReplicatedClosing(prepared.replication, self._status.parked.is_set)
         self._access: TaskAccess | None = None
         self._last: BatchId | None = None
 
@@ -184,6 +191,7 @@ class Beginning:
             home, position = self._begin_execution()
             faults.reach("start.3")
             reports = self._reports()
+            self._report_replica(reports)
             closer = self._closer(home, position, reports)
             failed.callback(closer.finish)
             starts = SourceStarts(self._store, self._execution.lease, home, self._bound.sources, closer, position)
@@ -223,6 +231,7 @@ class Beginning:
         prepared.record_run(self._execution, self._clock)
         with storage_errors(scratch):
             discard_earlier(address, plan)
+        self._replicated.begun()
         self._delivery.rollback()
         return home, position
 
@@ -243,6 +252,13 @@ class Beginning:
             ticks=self._bound.sources.ticking,
         )
 
+    def _report_replica(self, reports: Reports) -> None:
+        replication = self._prepared.replication
+        if replication is not None:
+            replication.on_change = lambda state: reports.notify(ReplicaChanged(state))
+            if replication.state.problem is not None:
+                reports.notify(ReplicaChanged(replication.state))
+
     def _closer(self, home: CheckpointHome, position: Position, reports: Reports) -> EpochCloser:
         prepared, bound = self._prepared, self._bound
         assert prepared.check is not None
@@ -258,16 +274,32 @@ class Beginning:
                 backup_interval_s=prepared.backup_interval_s,
                 may_log=not bound.keeps_native_state,
             ),
-            ClosingHooks(
-                may_close=prepared.check.wait,
-                on_closed=reports.closed,
-                around=self._status.own_thread,
-                notes_made=lambda: reads_made_keys(
-                    prepared.config.path, prepared.backup_interval_s, self._clock.wall_ms()
-                ),
-            ),
+            self._hooks(prepared.check, reports),
             self._clock,
         )
+
+    def _hooks(self, check: BackgroundCheck, reports: Reports) -> ClosingHooks:
+        prepared, replicated = self._prepared, self._replicated
+
+        def may_close() -> None:
+            check.wait()
+            replicated.may_close()
+
+        def on_closed(closed: EpochClosed) -> None:
+            try:
+                reports.closed(closed)
+            finally:
+                replicated.closed()
+
+        def notes_made() -> bool:
+            return prepared.replication is not None or reads_made_keys(
+                prepared.config.path, prepared.backup_interval_s, self._clock.wall_ms()
+            )
+
+        return ClosingHooks(
+            may_close=may_close, on_closed=on_closed, around=self._status.own_thread, notes_made=notes_made,
+            may_publish=replicated.may_publish,
+        )  # fmt: skip
 
     def _begun(self, reports: Reports, closer: EpochCloser, starts: SourceStarts) -> Begun:
         prepared = self._prepared

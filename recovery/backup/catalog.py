@@ -1,0 +1,96 @@
+"""What one process knows of the backups at a place. A manifest never changes, so each is read once."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from recovery.backup.manifest import MANIFESTS, SUFFIX, Manifest, decode, is_ours
+from recovery.backup.target import Entry, Target
+
+READERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """What making and removing backups need of one. objects: the names that its manifest lists."""
+
+    id: str
+    started_ms: int
+    store_id: str
+    objects: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The backups at a place, oldest first, and the unreadable manifests."""
+
+    backups: tuple[Backup, ...]
+    unreadable: tuple[Entry, ...]
+
+
+class Catalog:
+    """The backups at a place. Every look lists the manifests, and reads those that are new. Their epochs, which are
+    most of a manifest, are kept of the newest one alone. For one thread."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._known: dict[Entry, Backup] = {}
+        self._newest: Manifest | None = None
+
+    def look(self) -> Contents:
+        """Return what is there now. Raises BackupTargetError."""
+        there = [entry for entry in entries_of(self.target, MANIFESTS) if entry.name.endswith(SUFFIX)]
+        known = {entry: self._known[entry] for entry in there if entry in self._known}
+        new = [entry for entry in there if entry not in known]
+        with ThreadPoolExecutor(READERS) as pool:
+            found = list(pool.map(self._read, new))
+        known |= {entry: each for entry, each in zip(new, found, strict=True) if isinstance(each, Backup)}
+        self._known = known
+        backups = sorted(known.values(), key=lambda backup: (backup.started_ms, backup.id))
+        return Contents(tuple(backups), tuple(each for each in found if isinstance(each, Entry)))
+
+    def newest(self) -> Manifest | None:
+        """Look, and return the backup that began last. Raises BackupTargetError."""
+        for backup in reversed(self.look().backups):
+            if self._newest is not None and self._newest.id == backup.id:
+                return self._newest
+            entry = next(entry for entry, each in self._known.items() if each is backup)
+            found = read_manifest(self.target, entry)
+            if isinstance(found, Manifest):
+                self._newest = found
+                return found
+        return None
+
+    def add(self, manifest: Manifest) -> None:
+        """Note the backup that this process has made, so that it need not be read to be continued."""
+        self._newest = manifest
+
+    def _read(self, entry: Entry) -> Backup | Entry | None:
+        found = read_manifest(self.target, entry)
+        if not isinstance(found, Manifest):
+            return found
+        # Backups share most objects; one text for each name keeps thousands of them small.
+        names = tuple(sys.intern(name) for copy in found.copies for name, _ in copy.objects)
+        return Backup(found.id, found.started_ms, found.store_id, names)
+
+
+def read_manifest(target: Target, entry: Entry) -> Manifest | Entry | None:
+    """Return the manifest, its entry if it is unreadable, None if it was removed meanwhile."""
+    try:
+        return decode(target.read(entry.name), identity_of(entry.name))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return entry
+
+
+def entries_of(target: Target, prefix: str) -> list[Entry]:
+    """Return the entries of backups, without other programs' files."""
+    return [entry for entry in target.entries(prefix) if is_ours(entry.name)]
+
+
+def identity_of(name: str) -> str:
+    """Return the id of the backup to which a manifest, or a file under `running/`, belongs."""
+    return name.rpartition("/")[2].removesuffix(SUFFIX)

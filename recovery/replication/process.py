@@ -1,0 +1,285 @@
+"""The driver's side of replication: what is still to be shipped, and the process that ships it.
+
+At most one shipping is under way. It covers every epoch that was closed before it began, so of those that wait only
+their number and the age of the oldest is kept, however long the place is away. After a failure the next attempt follows
+after a pause, which grows.
+
+The stream waits for nothing here, except with `sync`: then an epoch's output is shown when the epoch is shipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from recovery.backup.places import shown_address
+from recovery.base.clock import Clock
+from recovery.errors import BackupTargetError, RecoveryError, StorageError
+from recovery.host.children import exit_text, own_module
+from recovery.planning.replica import NO_LAG, NOTHING, ReplicaLag, ReplicaState, Shipped, pause_s
+from recovery.replication.messages import Answer, Ship, Task
+
+END_S = 30.0
+"""How long the end of a run waits for the last epoch to be shipped."""
+STOP_S = 2.0
+
+
+class _Waiting(NamedTuple):
+    """Closed epochs that are not shipped: how many, and when the oldest was closed, by the clock's elapsed time."""
+
+    epochs: int = 0
+    oldest_s: float | None = None
+
+    def plus(self, later: _Waiting) -> _Waiting:
+        oldest_s = later.oldest_s if self.oldest_s is None else self.oldest_s
+        return _Waiting(self.epochs + later.epochs, oldest_s)
+
+
+class Replication:
+    """Ships the epochs of one run. Any thread may call it; `_thread` alone talks to the process."""
+
+    def __init__(
+        self,
+        directory: Path,
+        store_id: str,
+        destination: str,
+        scratch: Path,
+        *,
+        clock: Clock,
+        keep: Sequence[str] = (),
+        sync: bool = False,
+        lag: ReplicaLag = NO_LAG,
+        shipped: Shipped = NOTHING,
+        log: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+    ) -> None:
+        """Start the process; do not wait for it. lag, shipped: what the replica has and lacks by now."""
+        self.sync = sync
+        self.on_change: Callable[[ReplicaState], None] = lambda _: None
+        """Called when a problem begins, and when it is over; on a thread of this object."""
+        self._destination = shown_address(destination)
+        self._clock = clock
+        self._log = log
+        self._task = Task(
+            str(directory), store_id, destination, str(scratch), os.getpid(), list(keep), steps_back=not sync
+        )
+        self._changed = threading.Condition()
+        self._closed = self._covered = 0
+        self._under_way = _Waiting()
+        self._waiting = _Waiting(lag.epochs, clock.elapsed_s() - lag.seconds if lag.epochs else None)
+        self._shipped = shipped
+        self._bytes = self._shippings = self._failures = self._in_a_row = 0
+        self._error: RecoveryError | None = None
+        self._refused: RecoveryError | None = None
+        self._looked = False
+        self._not_before_s = 0.0
+        self._ending = self._stopped = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._work, name="replication", daemon=True)
+        self._thread.start()
+
+    # ---- what the run calls
+
+    def ready(self, wait_s: float) -> None:
+        """Wait until it is known whether the place can be used, or `wait_s` have passed. Raises the error if it cannot;
+        an error that may pass, or no answer, only with `sync`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._looked, wait_s)
+            self._raise_if_refused()
+            if self.sync and self._error is not None:
+                raise self._error
+            if self.sync and not self._looked:
+                raise BackupTargetError(f"no answer for {wait_s:.0f} s", path=self._destination)
+
+    def closed(self, epochs: int = 1) -> None:
+        """Have everything shipped that is closed by now, `epochs` more than at the last call."""
+        with self._changed:
+            self._closed += 1
+            if epochs:
+                self._waiting = self._waiting.plus(_Waiting(epochs, self._clock.elapsed_s()))
+            self._changed.notify_all()
+
+    def wait(self, is_ending: Callable[[], bool], *, once: bool = False) -> None:
+        """Wait until everything is shipped that is closed by now, however long it takes; once the run ends, `END_S`.
+
+        once: only for the next attempt. Raises the error of a place that refuses, and BackupTargetError if it is not
+        shipped.
+        """
+        until_s = None
+        with self._changed:
+            wanted, failures = self._closed, self._failures
+            while self._covered < wanted:
+                self._raise_if_refused()
+                if once and self._failures > failures:
+                    raise self._behind()
+                if until_s is None and is_ending():
+                    until_s = self._clock.elapsed_s() + END_S
+                    self._not_before_s = 0.0
+                    self._changed.notify_all()
+                if self._stopped or (until_s is not None and self._clock.elapsed_s() >= until_s):
+                    raise self._behind()
+                self._changed.wait(0.2)
+
+    def check(self) -> None:
+        """Raise the error of a place that refuses, if there is one by now."""
+        with self._changed:
+            self._raise_if_refused()
+
+    @property
+    def state(self) -> ReplicaState:
+        """What the replica has and lacks now."""
+        with self._changed:
+            lacking = self._under_way.plus(self._waiting)
+            age_s = 0.0 if lacking.oldest_s is None else max(0.0, self._clock.elapsed_s() - lacking.oldest_s)
+            return ReplicaState(
+                self._destination, self._shipped, ReplicaLag(lacking.epochs, age_s), self._bytes, self._shippings,
+                self._failures, None if self._error is None else self._error.found,
+            )  # fmt: skip
+
+    def end(self) -> None:
+        """Wait until the last epoch is shipped, at most `END_S`, or until an attempt has failed; then end the process.
+        May be called again."""
+        with self._changed:
+            self._ending, self._not_before_s = True, 0.0
+            failures = self._failures
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: self._covered == self._closed or self._failures > failures or self._refused is not None, END_S
+            )
+        self.stop()
+
+    def stop(self) -> None:
+        """End the process now. May be called again."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        process = self._process
+        if process is not None:
+            _end(process)
+        self._thread.join()
+
+    # ---- the thread
+
+    def _work(self) -> None:
+        # The first answer says whether the place can be used, also if nothing is to be shipped yet.
+        self._take(self._started(), first=True)
+        while True:
+            with self._changed:
+                while not self._stopped and not self._is_due():
+                    self._changed.wait(self._pause_s())
+                if self._stopped:
+                    return
+                covers = self._closed
+                self._under_way, self._waiting = self._under_way.plus(self._waiting), _Waiting()
+            answer = self._ask()
+            if self._stopped:
+                return
+            self._take(answer, covers)
+
+    def _is_due(self) -> bool:
+        return self._refused is None and self._covered < self._closed and self._pause_s() is None
+
+    def _pause_s(self) -> float | None:
+        """The seconds to wait before the next attempt; None: there is nothing to wait for."""
+        left_s = self._not_before_s - self._clock.elapsed_s()
+        return left_s if left_s > 0 and self._covered < self._closed else None
+
+    def _take(self, answer: Answer | RecoveryError, covers: int = 0, *, first: bool = False) -> None:
+        """Note what the process has answered."""
+        with self._changed:
+            before = self._error
+            problem = answer if isinstance(answer, RecoveryError) else None
+            if isinstance(answer, Answer) and answer.problem is not None:
+                problem = answer.problem.as_error()
+                if not answer.problem.passes:
+                    self._refused = problem
+            self._looked, self._error = True, problem
+            if problem is not None:
+                self._failures += 1
+                self._in_a_row += 1
+                self._not_before_s = self._clock.elapsed_s() + pause_s(self._in_a_row)
+                self._waiting, self._under_way = self._under_way.plus(self._waiting), _Waiting()
+            elif isinstance(answer, Answer) and not first:
+                self._in_a_row, self._covered, self._under_way = 0, covers, _Waiting()
+                self._shipped = Shipped(answer.epoch, answer.execution)  # type: ignore[arg-type]
+                self._bytes += answer.stored_bytes
+                self._shippings += 1
+            self._changed.notify_all()
+        if (before is None) != (problem is None):
+            with contextlib.suppress(Exception):
+                self.on_change(self.state)
+        if isinstance(answer, Answer) and answer.pruning_problem is not None:
+            self._log(f"recovery: older backups in {self._destination} could not be removed: {answer.pruning_problem}")
+
+    def _ask(self) -> Answer | RecoveryError:
+        """Have the newest epoch shipped. Starts the process again if it has ended."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            answer = self._started()
+            if isinstance(answer, RecoveryError) or answer.problem is not None:
+                return answer
+            process = self._process
+        assert process is not None
+        return _answer(process, msgspec.json.encode(Ship()))
+
+    def _started(self) -> Answer | RecoveryError:
+        """Start the process; return what it says of the place."""
+        command, environment = own_module("recovery.replication")
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        except OSError as error:
+            return StorageError(f"the shipping process cannot be started: {error}")
+        self._process = process
+        if self._stopped:
+            _end(process)
+        return _answer(process, msgspec.json.encode(self._task))
+
+    # ---- errors
+
+    def _raise_if_refused(self) -> None:
+        if self._refused is not None:
+            raise self._refused
+
+    def _behind(self) -> BackupTargetError:
+        why = "no answer yet" if self._error is None else self._error.found
+        return BackupTargetError(
+            f"the newest epoch is closed, but not shipped, so its output is not shown: {why}",
+            path=self._destination,
+            remedy="Run the same command again when it can be reached: it ships the epoch, then shows its output. "
+            "Without --replicate-sync it shows the output immediately.",
+        )
+
+
+def _answer(process: subprocess.Popen[bytes], line: bytes) -> Answer | RecoveryError:
+    """Write a line to the process and return what it answers."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    # It may have ended, or the run may have closed its input.
+    with contextlib.suppress(OSError, ValueError):
+        process.stdin.write(line + b"\n")
+        process.stdin.flush()
+    answer = process.stdout.readline()
+    try:
+        return msgspec.json.decode(answer, type=Answer)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        _end(process)
+        return StorageError(f"the shipping process ended ({exit_text(process.returncode)})")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the process; it ends by itself when its standard input does. What it ships then does not count."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

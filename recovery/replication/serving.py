@@ -1,0 +1,98 @@
+"""The shipping process: `python -m recovery.replication`, as `recovery.replication.process` starts it.
+
+It gets everything on its standard input, the address included, so that neither its arguments nor its environment show
+a secret. It ends when its standard input does, even while it ships: when the driver ends. What it was shipping then
+does not count, and the next run ships it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import signal
+import sys
+import threading
+from pathlib import Path
+from secrets import token_hex
+
+import msgspec
+
+from recovery.backup.places import open_target
+from recovery.base.clock import SystemClock
+from recovery.errors import RecoveryError
+from recovery.planning.backups import parse_keep
+from recovery.replication.messages import Answer, Ship, Task, problem_of
+from recovery.replication.shipper import PASSING, Shipper
+
+NICENESS = 10
+LOOK_S = 1.0
+"""How often the process looks whether its driver still runs, should something else hold its standard input open."""
+
+
+def main() -> int:
+    """Ship until the standard input ends."""
+    # Ctrl-C and a service's stop reach all processes. The driver then closes its last epoch, which is to be shipped.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    given = sys.stdin.buffer.readline()
+    if not given:
+        return 0
+    task = msgspec.json.decode(given, type=Task)
+    if task.steps_back:
+        os.nice(NICENESS)
+    asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(task.driver, asked), name="listen", daemon=True).start()
+    shipper = None
+    try:
+        shipper = Shipper(
+            Path(task.directory), open_target(task.destination), clock=SystemClock(), random_id=lambda: token_hex(4),
+            keep=[parse_keep(text) for text in task.keep], scratch=Path(task.scratch),
+        )  # fmt: skip
+        shipper.look(task.store_id)
+        _print(Answer())
+    except RecoveryError as error:
+        _print(_failed(error))
+        if shipper is None:
+            return error.exit_code
+    while True:
+        msgspec.json.decode(asked.get(), type=Ship)
+        _print(_answer(shipper))
+
+
+def _answer(shipper: Shipper) -> Answer:
+    try:
+        done = shipper.ship()
+    except RecoveryError as error:
+        return _failed(error)
+    return Answer(
+        epoch=done.newest.epoch,
+        execution=done.newest.execution,
+        stored_bytes=done.made.stored_bytes,
+        whole=done.made.stored,
+        pruning_problem=None if done.pruning_problem is None else done.pruning_problem.found,
+    )
+
+
+def _failed(error: RecoveryError) -> Answer:
+    return Answer(problem_of(error, passes=isinstance(error, PASSING)))
+
+
+def _listen(driver: int, asked: queue.SimpleQueue[bytes]) -> None:
+    """Pass on each line of the standard input; end the process with it, or with the driver."""
+    reading, found = sys.stdin.fileno(), b""
+    while os.getppid() == driver:
+        if not select.select([reading], [], [], LOOK_S)[0]:
+            continue
+        read = os.read(reading, 4096)
+        if not read:
+            break
+        *lines, found = (found + read).split(b"\n")
+        for line in lines:
+            asked.put(line)
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _print(message: Answer) -> None:
+    print(msgspec.json.encode(message).decode(), flush=True)

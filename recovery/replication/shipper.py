@@ -1,0 +1,124 @@
+"""Ships the newest closed epoch of a directory to a place of backups, again and again.
+
+Each shipping is an incremental backup: it covers every epoch since the last one that succeeded, so nothing is queued.
+What it needs lies in the partitions for the backup interval; if it was collected meanwhile, a whole copy is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from recovery.backup.catalog import Catalog
+from recovery.backup.make import Made, make_backup
+from recovery.backup.manifest import Manifest
+from recovery.backup.note import LastReplica, last_replica, note_replica
+from recovery.backup.repository import check_store, prune
+from recovery.backup.target import Target
+from recovery.base.clock import Clock
+from recovery.errors import BackupDamagedError, BackupTargetError, RecoveryError, StorageError
+from recovery.planning.backups import KeepRule
+from recovery.planning.replica import NOTHING, Shipped
+from recovery.storage.origin import read_origins
+
+LOOK_S = 600.0
+"""How often a shipping looks at all objects and manifests of the place, as a backup command does. In between it asks
+for its own last manifest alone."""
+PRUNE_S = 300.0
+
+PASSING = (BackupTargetError, BackupDamagedError, StorageError)
+"""Errors that may be gone at the next attempt: an unreachable service, a full disk."""
+
+
+class ShippedEpoch(NamedTuple):
+    """What a shipping has brought to the place. pruning_problem: why older backups could not be removed; None if they
+    were, or were not to be."""
+
+    newest: Shipped
+    made: Made
+    pruning_problem: RecoveryError | None
+
+
+class Shipper:
+    """Ships one directory to one place. For one thread.
+
+    keep: which backups stay; without a rule all do. scratch: where files are made, on the disk of the partitions or one
+    as large. fence: called before each manifest is written; raises if this run may no longer add to the place.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        target: Target,
+        *,
+        clock: Clock,
+        random_id: Callable[[], str],
+        keep: Sequence[KeepRule] = (),
+        scratch: Path | None = None,
+        fence: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._directory = directory
+        self._target = target
+        self._clock = clock
+        self._random_id = random_id
+        self._keep = keep
+        self._scratch = scratch
+        self._fence = fence
+        self._catalog = Catalog(target)
+        self._base: Manifest | None = None
+        self._looked_s = self._pruned_s = clock.elapsed_s()
+
+    def look(self, store_id: str) -> None:
+        """Check that the place holds backups of this store only. Raises ForeignPartitionError, BackupTargetError."""
+        check_store(self._catalog.look(), store_id, self._target.shown, lambda: read_origins(self._directory))
+
+    def ship(self) -> ShippedEpoch:
+        """Ship the newest epoch that is closed in all partitions. Raises what `make_backup` raises, and the fence."""
+        now_s = self._clock.elapsed_s()
+        if now_s - self._looked_s >= LOOK_S:
+            self._base = None
+        looks = self._base is None
+        # After a failure look at everything again: an object of the chain may be gone.
+        base, self._base = self._base, None
+        try:
+            made = make_backup(
+                self._directory, self._target, clock=self._clock, random_id=self._random_id, incremental=True,
+                scratch=self._scratch, catalog=self._catalog, base=base, staged=True, may_count=self._fence,
+            )  # fmt: skip
+        except RecoveryError as error:
+            self._note_problem(error)
+            raise
+        if looks:
+            self._looked_s = now_s
+        self._base = made.manifest
+        newest = newest_of(made.manifest)
+        note_replica(
+            self._directory, LastReplica(self._target.shown, newest.epoch, newest.execution, made.manifest.finished_ms)
+        )
+        return ShippedEpoch(newest, made, self._prune())
+
+    def _prune(self) -> RecoveryError | None:
+        now_s = self._clock.elapsed_s()
+        if not self._keep or now_s - self._pruned_s < PRUNE_S:
+            return None
+        self._pruned_s = now_s
+        try:
+            prune(self._target, self._keep, self._clock.wall_ms(), self._catalog)
+        except RecoveryError as error:
+            # The epoch is shipped nevertheless.
+            return error
+        return None
+
+    def _note_problem(self, error: RecoveryError) -> None:
+        last = last_replica(self._directory)
+        if last is None or last.destination != self._target.shown:
+            last = LastReplica(self._target.shown, NOTHING.epoch, NOTHING.execution, 0)
+        since_ms = self._clock.wall_ms() if last.since_ms is None else last.since_ms
+        note_replica(self._directory, last._replace(problem=error.found, since_ms=since_ms))
+
+
+def newest_of(manifest: Manifest) -> Shipped:
+    """Return the newest epoch that all copies of a backup hold."""
+    described = min((copy.description for copy in manifest.copies), key=lambda each: each.newest_epoch)
+    return NOTHING if described.newest is None else Shipped(described.newest.epoch, described.newest.execution.number)

@@ -1,0 +1,191 @@
+"""The process beside a run: it ships what is closed, however often it dies or the place is away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from recovery.base.clock import SystemClock
+from recovery.errors import BackupTargetError, ForeignPartitionError
+from recovery.planning.replica import ReplicaLag, Shipped
+from recovery.planning.resume import plan_resume
+from recovery.replication.process import Replication
+from recovery.storage.scan import scan
+from tests.backup.support import back_up, bring_back, states
+from tests.backup.test_incremental import fill
+from tests.backup.test_incremental_faults import change
+from tests.stores import ROOT
+
+
+@pytest.fixture
+def store(make_store) -> Path:
+    """Two partitions with state."""
+    directory = make_store(2)
+    fill(directory)
+    return directory
+
+
+@pytest.fixture
+def begin(store, tmp_path) -> Iterator[Callable[..., Replication]]:
+    """Begins to replicate the store; ends it afterwards."""
+    begun: list[Replication] = []
+
+    def begin(place: Path | str = "", **options) -> Replication:
+        store_id = plan_resume(scan(store)).partitions[0].store_id
+        place = str(place or tmp_path / "dest")
+        begun.append(Replication(store, store_id, place, tmp_path, clock=SystemClock(), **options))
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.stop()
+
+
+def eventually(holds: Callable[[], bool], timeout_s: float = 30) -> None:
+    """Wait until it holds."""
+    until = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def closes(store: Path, replication: Replication, epochs: int = 1) -> None:
+    """Close epochs, and say so."""
+    for _ in range(epochs):
+        change(store)
+        replication.closed()
+
+
+def test_every_closed_epoch_is_shipped(store, begin, tmp_path):
+    """Fewer shippings than epochs where it is slower; the end waits for the last one."""
+    replication = begin(lag=ReplicaLag(1, 5.0))
+    replication.ready(60)
+    replication.closed(0)
+    assert replication.state.lag.epochs == 1
+    assert replication.state.lag.seconds >= 5
+    closes(store, replication, 12)
+    replication.end()
+    state = replication.state
+    assert state.shipped == Shipped(13, 13)
+    assert state.lag == (0, 0.0)
+    assert state.problem is None
+    assert 2 <= state.shippings <= 13
+    assert state.shipped_bytes > 0
+    bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
+    assert states(tmp_path / "new") == states(store)
+
+
+def test_a_place_that_is_away(store, begin, tmp_path, monkeypatch):
+    """Only counts grow; one shipping covers all that was closed meanwhile. Its beginning and end are reported."""
+    monkeypatch.setattr("recovery.planning.replica.FIRST_PAUSE_S", 0.05)
+    (tmp_path / "away").write_text("a file")
+    replication = begin(tmp_path / "away" / "dest")
+    reported = []
+    replication.on_change = reported.append
+    replication.ready(60)
+    closes(store, replication, 6)
+    eventually(lambda: replication.state.failures > 2)
+    state = replication.state
+    assert (state.lag.epochs, state.shipped.epoch, state.shippings) == (6, 0, 0)
+    assert "not a directory" in state.problem
+    (tmp_path / "away").unlink()
+    eventually(lambda: replication.state.lag.epochs == 0)
+    assert replication.state.problem is None
+    assert replication.state.shippings == 1
+    replication.end()
+    bring_back(tmp_path / "away" / "dest", tmp_path / "new", tmp_path)
+    assert states(tmp_path / "new") == states(store)
+    assert reported[-1].problem is None
+    assert [each.problem is None for each in reported] in ([True], [False, True])
+
+
+def test_a_process_that_was_killed_is_started_again(store, begin, tmp_path, monkeypatch):
+    """While it waits, and while it ships; what it was shipping is shipped again."""
+    monkeypatch.setattr("recovery.planning.replica.FIRST_PAUSE_S", 0.05)
+    replication = begin()
+    replication.ready(60)
+    for _ in range(2):
+        os.kill(replication._process.pid, signal.SIGKILL)
+        closes(store, replication)
+        eventually(lambda: replication.state.lag.epochs == 0)
+    closes(store, replication)
+    os.kill(replication._process.pid, signal.SIGKILL)
+    eventually(lambda: replication.state.lag.epochs == 0)
+    replication.end()
+    bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
+    assert states(tmp_path / "new") == states(store)
+
+
+def test_a_place_of_another_store_ends_the_run(store, make_store, begin, tmp_path):
+    """It is refused at the start, and the end of the run does not wait for it."""
+    other = make_store(1)
+    fill(other)
+    back_up(other, tmp_path / "dest")
+    replication = begin()
+    with pytest.raises(ForeignPartitionError):
+        replication.ready(60)
+    with pytest.raises(ForeignPartitionError):
+        replication.check()
+    replication.closed()
+    replication.end()
+    assert replication.state.shippings == 0
+
+
+class TestSync:
+    """An epoch counts when it is shipped."""
+
+    def test_waiting_ends_when_it_is(self, store, begin, tmp_path):
+        """What a restore has then."""
+        replication = begin(sync=True)
+        replication.ready(60)
+        closes(store, replication)
+        replication.wait(lambda: False)
+        assert replication.state.lag.epochs == 0
+        bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
+        assert states(tmp_path / "new") == states(store)
+
+    def test_a_place_that_is_away_is_waited_for_until_the_run_ends(self, store, begin, tmp_path, monkeypatch):
+        """Then the error says that the output of the epoch is not shown; a start does not wait for it."""
+        monkeypatch.setattr("recovery.replication.process.END_S", 0.3)
+        monkeypatch.setattr("recovery.planning.replica.FIRST_PAUSE_S", 0.05)
+        replication = begin(sync=True)
+        replication.ready(60)
+        (tmp_path / "dest").write_text("away")
+        closes(store, replication)
+        with pytest.raises(BackupTargetError, match="its output is not shown"):
+            replication.wait(lambda: replication.state.failures > 1)
+        with pytest.raises(BackupTargetError, match="not a directory"):
+            replication.wait(lambda: False, once=True)
+        with pytest.raises(BackupTargetError):
+            replication.ready(60)
+
+
+DRIVER = """
+import sys, time
+from pathlib import Path
+from recovery.base.clock import SystemClock
+from recovery.replication.process import Replication
+replication = Replication(Path(sys.argv[1]), "id", sys.argv[2], Path(sys.argv[3]), clock=SystemClock())
+replication.ready(60)
+print(replication._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_it_ends_with_a_driver_that_was_killed(store, tmp_path):
+    """No process is left."""
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(store), str(tmp_path / "dest"), str(tmp_path)],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    pid = int(driver.stdout.readline())
+    driver.kill()
+    driver.communicate()
+    eventually(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())

@@ -1,0 +1,195 @@
+"""Shipping epoch by epoch: every epoch that a place has got is restored as the run left it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recovery.backup.note import last_backup, last_replica
+from recovery.backup.repository import list_backups, prune
+from recovery.backup.target import DirectoryTarget, Target
+from recovery.base.clock import SystemClock
+from recovery.errors import BackupTargetError, ForeignPartitionError, LeaseLostError
+from recovery.planning.backups import KeepRule
+from recovery.planning.replica import Shipped
+from recovery.replication.shipper import Shipper
+from tests.backup.support import bring_back, random_id, states
+from tests.backup.test_faults import NOW_MS, FailingTarget, one_at_a_time  # noqa: F401
+from tests.backup.test_incremental import History, assert_every_epoch_is_there, fill
+from tests.backup.test_incremental_faults import change, objects
+from tests.stores import Driver
+
+NEVER = 1 << 40
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory) -> Iterator[Path]:
+    """In memory where there is some: these tests write many small files, and do not test the disk."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir():
+        yield tmp_path_factory.mktemp("replicas")
+        return
+    with tempfile.TemporaryDirectory(prefix="recovery-", dir=memory) as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def store(make_store, monkeypatch) -> Path:
+    """Two partitions with state. Chains are merged with every third link."""
+    monkeypatch.setattr("recovery.planning.chains.FANOUT", 3)
+    directory = make_store(2)
+    fill(directory)
+    return directory
+
+
+def shipper(directory: Path, target: Target | Path, **options) -> Shipper:
+    """One as the process makes it."""
+    place = DirectoryTarget(target) if isinstance(target, Path) else target
+    return Shipper(directory, place, clock=SystemClock(), random_id=random_id, **options)
+
+
+class Replicated(History):
+    """A history that is shipped epoch by epoch, by processes that end now and then; some epochs are missed."""
+
+    def __init__(self, directory: Path, chance: random.Random, target: Target) -> None:
+        super().__init__(directory, chance)
+        self._target = target
+        self._shipper = shipper(directory, target)
+        self.whole = self.linked = 0
+
+    def _note(self, run: Driver) -> None:
+        super()._note(run)
+        chance = self._chance
+        if chance.random() < 0.1:
+            self._shipper = shipper(self.directory, self._target)
+        if chance.random() < 0.8:
+            made = self._shipper.ship().made
+            self.whole += made.stored
+            self.linked += made.linked
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 20))])
+def test_every_epoch_of_a_random_history_is_in_the_replica(make_store, tmp_path, monkeypatch, seed):
+    """Runs, crashes between two partitions, rewinds, folding, collecting, edits, operational state."""
+    monkeypatch.setattr("recovery.planning.chains.FANOUT", 3)
+    chance = random.Random(seed)
+    directory = make_store(2)
+    fill(directory)
+    target = DirectoryTarget(tmp_path / "dest")
+    history = Replicated(directory, chance, target)
+    for _ in range(25):
+        history.go_on()
+    assert history.linked > history.whole
+    last = shipper(directory, target).ship()
+    bring_back(target, tmp_path / "new", tmp_path)
+    assert states(tmp_path / "new") == {
+        epoch: state for epoch, state in states(directory).items() if epoch <= last.newest.epoch
+    }
+    shutil.rmtree(tmp_path / "new")
+    assert_every_epoch_is_there(target, history, tmp_path, chance)
+
+
+@pytest.mark.parametrize("lasting", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.usefixtures("one_at_a_time")
+def test_a_shipping_cut_off_at_any_step_leaves_a_chain_that_restores(store, tmp_path, lasting):
+    """The same process ships the next epoch, or another one does; also while changes files are merged."""
+    for k in itertools.count(1):
+        directory = Path(shutil.copytree(store, tmp_path / "db"))
+        root = tmp_path / "dest"
+        target = FailingTarget(DirectoryTarget(root), NEVER, lasting)
+        ours = shipper(directory, target)
+        for _ in range(3):
+            ours.ship()
+            change(directory)
+        before = target.operations
+        target._fail_at = before + k
+        try:
+            ours.ship()
+        except BackupTargetError as error:
+            noted = last_replica(directory)
+            assert (noted.epoch, noted.problem) == (3, error.found)  # noqa: PT017 - it need not fail
+            assert noted.since_ms is not None
+        counted = target.operations - before
+        target._fail_at = NEVER
+        bring_back(root, tmp_path / "new", tmp_path)
+        assert max(states(tmp_path / "new")) in (3, 4)
+        shutil.rmtree(tmp_path / "new")
+        change(directory)
+        wanted = states(directory)
+        (ours if k % 2 else shipper(directory, root)).ship()
+        assert last_replica(directory).problem is None
+        prune(DirectoryTarget(root), [KeepRule(count=1)], NOW_MS)
+        [manifest] = list_backups(DirectoryTarget(root)).manifests
+        assert {entry.name for entry in DirectoryTarget(root).entries("objects/")} == objects(manifest)
+        bring_back(root, tmp_path / "new", tmp_path)
+        assert states(tmp_path / "new") == wanted
+        for path in (tmp_path / "new", root, directory):
+            shutil.rmtree(path)
+        if counted < k:
+            break
+    assert k > 10
+
+
+def test_what_a_shipping_notes(store, tmp_path):
+    """For `status`: the epoch and its execution; for runs, that incremental backups are made."""
+    done = shipper(store, tmp_path / "dest").ship()
+    assert done.newest == Shipped(1, 1)
+    noted = last_replica(store)
+    assert (noted.epoch, noted.execution, noted.destination) == (1, 1, str(tmp_path / "dest"))
+    assert last_backup(store).incremental
+    (store / "last-replica.json").write_text('{"epoch": -1}')
+    assert last_replica(store) is None
+
+
+def test_a_place_of_another_store_is_refused(store, make_store, tmp_path):
+    """Before anything is shipped to it."""
+    other = make_store(1)
+    fill(other)
+    shipper(other, tmp_path / "dest").ship()
+    with pytest.raises(ForeignPartitionError):
+        shipper(store, tmp_path / "dest").look("mine")
+    with pytest.raises(ForeignPartitionError):
+        shipper(store, tmp_path / "dest").ship()
+
+
+def test_a_fence_that_is_down_stops_the_shipping(store, tmp_path):
+    """No manifest is written."""
+    fences = iter([None, LeaseLostError("taken over")])
+
+    def fence() -> None:
+        error = next(fences)
+        if error is not None:
+            raise error
+
+    ours = shipper(store, tmp_path / "dest", fence=fence)
+    ours.ship()
+    change(store)
+    with pytest.raises(LeaseLostError):
+        ours.ship()
+    assert len(list_backups(DirectoryTarget(tmp_path / "dest")).manifests) == 1
+
+
+def test_older_backups_are_removed_from_time_to_time(store, tmp_path, monkeypatch):
+    """By the rules of `backup --keep`; a failure to do so is reported with the epoch, which is shipped."""
+    monkeypatch.setattr("recovery.replication.shipper.PRUNE_S", 0.0)
+    target = DirectoryTarget(tmp_path / "dest")
+    ours = shipper(store, target, keep=[KeepRule(count=2)])
+    for _ in range(4):
+        change(store)
+        assert ours.ship().pruning_problem is None
+    assert len(list_backups(target).manifests) == 2
+
+    def refuse(*_: object) -> None:
+        raise BackupTargetError("no answer for 60 s")
+
+    monkeypatch.setattr("recovery.replication.shipper.prune", refuse)
+    change(store)
+    done = ours.ship()
+    assert done.newest.epoch == 6
+    assert done.pruning_problem.found == "no answer for 60 s"

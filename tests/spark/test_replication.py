@@ -1,0 +1,139 @@
+"""A run that replicates: what a lost disk costs, and output that appears only when it cannot be lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from recovery import BackupTargetError, ConfigurationError, FileSink, ForeignPartitionError, RecoveryConfig
+from recovery.cli import main
+from recovery.spark.run.events import BatchDone, ReplicaChanged
+from recovery.spark.run.replicating import REPLICATED_KEEPS_S, replicated
+from recovery.storage.scan import scan
+from tests.backup.support import assert_sound, back_up, bring_back, work
+from tests.spark.support import run_to_end, states, totals_step
+
+
+def test_a_run_goes_on_from_its_replica(spark, feed, tmp_path):
+    """The directory is lost: the replica has every epoch. A run that goes back is followed."""
+    for seed in range(3):
+        feed.add_random(seed, count=100)
+    frame = feed.frame(spark).transform(totals_step())
+    directory, place = tmp_path / "db", tmp_path / "dest"
+    summary = run_to_end(frame, directory, replicate=place)
+    assert summary.replica["epoch"] == summary.last_epoch == 3
+    assert (summary.replica["lag_epochs"], summary.replica["problem"]) == (0, None)
+    kept = {file.description.executions[-1].backup_interval_s for file in scan(directory)}
+    assert kept == {REPLICATED_KEEPS_S}
+    status = json.loads(CliRunner().invoke(main, ["status", str(directory), "--json"]).stdout)["replica"]
+    assert (status["epoch"], status["lag_epochs"], status["destination"]) == (3, 0, str(place))
+    assert f"replica at {place}: epoch 3" in CliRunner().invoke(main, ["status", str(directory)]).stdout
+    shutil.rmtree(directory)
+    bring_back(place, directory, tmp_path)
+    assert_sound(directory)
+    feed.add_random(3, count=100)
+    summary = run_to_end(frame, directory, replicate=place, resume_after=2)
+    assert summary.replica["epoch"] == summary.last_epoch == 4
+    before = states(directory, "totals")
+    assert before == feed.totals()
+    shutil.rmtree(directory)
+    bring_back(place, directory, tmp_path)
+    assert states(directory, "totals") == before
+
+
+def test_sync_shows_only_what_cannot_be_lost(spark, feed, tmp_path, monkeypatch):
+    """The place falls away: the epoch that it lacks is closed and not shown, until a run has shipped it."""
+    monkeypatch.setattr("recovery.replication.process.END_S", 1.0)
+    for seed in range(4):
+        feed.add_random(seed, count=50)
+    frame = feed.frame(spark).transform(totals_step())
+    directory, place, output = tmp_path / "db", tmp_path / "dest", tmp_path / "out"
+    told = []
+
+    def away(event) -> None:
+        if isinstance(event, BatchDone) and event.batch == 2:
+            place.rename(tmp_path / "aside")
+            place.write_text("away")
+        if isinstance(event, ReplicaChanged):
+            told.append(event.replica)
+
+    def shown() -> int:
+        return spark.read.format("json").schema(frame.schema).load(str(output)).count() if output.exists() else 0
+
+    config = {"replicate": place, "replicate_sync": True}
+    with pytest.raises(BackupTargetError, match="its output is not shown"):
+        run_to_end(frame, directory, FileSink(output, "json"), observer=away, **config)
+    assert [each.problem is None for each in told] == [False]
+    # The first two epochs are shown; epoch 3 is closed.
+    assert {file.description.newest_epoch for file in scan(directory)} == {3}
+    after_two = shown()
+    assert after_two > 0
+    bring_back(tmp_path / "aside", tmp_path / "copy", tmp_path)
+    assert {file.description.newest_epoch for file in scan(tmp_path / "copy")} == {2}
+    with pytest.raises(BackupTargetError):
+        run_to_end(frame, directory, FileSink(output, "json"), **config)
+    assert shown() == after_two
+    place.unlink()
+    (tmp_path / "aside").rename(place)
+    summary = run_to_end(frame, directory, FileSink(output, "json"), **config)
+    assert (summary.last_epoch, summary.replica["lag_epochs"]) == (4, 0)
+    assert shown() > after_two
+    assert states(directory, "totals") == feed.totals()
+
+
+def test_a_place_of_another_store_is_refused_before_anything_is_written(spark, feed, make_store, tmp_path):
+    """The directory stays as it was."""
+    other = make_store(1)
+    work(other, 1)
+    back_up(other, tmp_path / "dest")
+    feed.add_random(0)
+    with pytest.raises(ForeignPartitionError):
+        run_to_end(feed.frame(spark).transform(totals_step()), tmp_path / "db", replicate=tmp_path / "dest")
+    assert {len(file.description.executions) for file in scan(tmp_path / "db")} == {0}
+
+
+class TestSettings:
+    """What cannot be is refused by name."""
+
+    @pytest.mark.parametrize(
+        ("given", "found"),
+        [
+            ({"backup_interval": 0}, "needs a backup interval"),
+            ({"owners": ("host:7337",), "backup_interval": "1h"}, "owners cannot replicate"),
+            ({"replicate_keep": "0"}, "0 backups"),
+        ],
+    )
+    def test_of_replication(self, given, found):
+        """Before anything is opened."""
+        with pytest.raises(ConfigurationError, match=found):
+            RecoveryConfig("db", replicate="dest", **given)
+
+    @pytest.mark.parametrize("given", [{"replicate_sync": True}, {"replicate_keep": ("1",)}])
+    def test_without_a_place(self, given):
+        """They would have no effect."""
+        with pytest.raises(ConfigurationError, match="without replicate"):
+            RecoveryConfig("db", **given)
+
+    def test_as_an_argument_of_run(self, tmp_path):
+        """It is the setting of the same name; a run without recovery has nothing to ship."""
+        config = RecoveryConfig(tmp_path)
+        assert replicated(config, None) is config
+        assert replicated(config, "s3://bucket/x").replicate == "s3://bucket/x"
+        assert replicated(config, tmp_path / "x").replicate == str(tmp_path / "x")
+        with pytest.raises(ConfigurationError, match="no recovery directory"):
+            replicated(None, "dest")
+
+
+def test_the_command_needs_a_directory(tmp_path):
+    """As other options of recovery do."""
+    done = subprocess.run(
+        [sys.executable, "-m", "recovery", "run", "flow.py", "--replicate", str(tmp_path)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--replicate needs -r DIR" in done.stderr
