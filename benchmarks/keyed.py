@@ -43,7 +43,7 @@ class Setting:
     """How a contender runs.
 
     interval_s: of its snapshots; None: without recovery. Spark's own state stores write every micro-batch.
-    backup_s: how long ours and Bytewax keep what is superseded.
+    backup_s: how long ours and Bytewax keep what is superseded. replicates: ours ships each closed epoch.
     partitions: recovery partitions of ours; None: as many as cores.
     """
 
@@ -52,6 +52,7 @@ class Setting:
     cores: int = 2
     partitions: int | None = None
     driver_memory: str = "4g"
+    replicates: bool = False
 
 
 def contender(name: str, lines: keyed_lines.KeyedLines, setting: Setting, work: Path, label: str = "") -> Contender:
@@ -64,6 +65,7 @@ def contender(name: str, lines: keyed_lines.KeyedLines, setting: Setting, work: 
     given: dict[str, Any] = {
         "interval_s": interval_s,
         "backup_s": setting.backup_s,
+        "replicate": "replica" if setting.replicates else None,
         "partitions": partitions,
         "workers": setting.cores,
         "master": f"local[{setting.cores}]",

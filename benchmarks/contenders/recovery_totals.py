@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import platform
+import resource
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -119,9 +120,15 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
     interval_s = arguments["interval_s"]
     config = None
     if interval_s is not None:
-        config = RecoveryConfig(directory, snapshot_interval=interval_s, backup_interval=arguments["backup_s"])
+        config = RecoveryConfig(
+            directory, snapshot_interval=interval_s, backup_interval=arguments["backup_s"],
+            replicate=arguments.get("replicate"),
+        )  # fmt: skip
+    ended_before_s = _ended_children_s()
     summary = run(flow, config, spark=spark)
     seconds = time.perf_counter() - started_s
+    # The JVM and its workers go on: the process that ships is all that has ended.
+    shipping_s = _ended_children_s() - ended_before_s
 
     found = versions(spark)
     spark.stop()
@@ -136,9 +143,17 @@ def measure(arguments: dict[str, Any]) -> dict[str, Any]:
         "batches": summary.batches,
         "epochs": summary.epochs,
         "snapshot_s": summary.snapshot_s,
+        "replica": summary.replica,
+        "shipping_s": shipping_s,
         "versions": found,
         "state_bytes": sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()),
     }
+
+
+def _ended_children_s() -> float:
+    """Processor time of the child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def versions(spark: SparkSession) -> dict[str, str]:

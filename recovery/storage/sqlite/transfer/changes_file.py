@@ -127,7 +127,7 @@ KEEP_WRITTEN = "INSERT OR IGNORE INTO changed VALUES (:link, ?, ?, ?, ?, ?, ?, 0
 TOUCHED = "SELECT until_epoch, step_id, state_key, snap_epoch IS NULL FROM superseded WHERE until_epoch > :after"
 KEEP_TOUCHED = """
 INSERT INTO changed (link, epoch, step_id, state_key, made) VALUES (:link, ?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET made = excluded.made
+ON CONFLICT DO UPDATE SET made = 1 WHERE excluded.made
 """
 REPLACED = """
 SELECT until_epoch, {sums} FROM superseded WHERE until_epoch > :after {condition} GROUP BY until_epoch
