@@ -44,7 +44,8 @@ class Shipper:
     """Ships one directory to one place. For one thread.
 
     keep: which backups stay; without a rule all do. scratch: where files are made, on the disk of the partitions or one
-    as large. fence: called before each manifest is written; raises if this run may no longer add to the place.
+    as large. fence: raises if this run may no longer add to the place. It is called before each manifest is written,
+    and when it is there, before the epoch counts as shipped: what is at the place by then, a later writer has seen.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Shipper:
                 self._directory, self._target, clock=self._clock, random_id=self._random_id, incremental=True,
                 scratch=self._scratch, catalog=self._catalog, base=base, staged=True, may_count=self._fence,
             )  # fmt: skip
+            self._fence()
         except RecoveryError as error:
             self._note_problem(error)
             raise

@@ -158,9 +158,10 @@ def test_a_place_of_another_store_is_refused(store, make_store, tmp_path):
         shipper(store, tmp_path / "dest").ship()
 
 
-def test_a_fence_that_is_down_stops_the_shipping(store, tmp_path):
-    """No manifest is written."""
-    fences = iter([None, LeaseLostError("taken over")])
+@pytest.mark.parametrize("passed", [2, 3])
+def test_a_fence_that_is_down_stops_the_shipping(store, tmp_path, passed):
+    """Before the manifest is written, and when it is there: then the epoch does not count as shipped."""
+    fences = iter([*[None] * passed, LeaseLostError("taken over")])
 
     def fence() -> None:
         error = next(fences)
@@ -172,7 +173,9 @@ def test_a_fence_that_is_down_stops_the_shipping(store, tmp_path):
     change(store)
     with pytest.raises(LeaseLostError):
         ours.ship()
-    assert len(list_backups(DirectoryTarget(tmp_path / "dest")).manifests) == 1
+    assert len(list_backups(DirectoryTarget(tmp_path / "dest")).manifests) == passed - 1
+    noted = last_replica(store)
+    assert (noted.epoch, noted.problem) == (1, "taken over")
 
 
 def test_older_backups_are_removed_from_time_to_time(store, tmp_path, monkeypatch):
