@@ -20,13 +20,17 @@ from recovery.backup.manifest import MANIFESTS, OBJECTS, RUNNING
 from recovery.backup.places import open_target
 from recovery.backup.repository import list_backups, prune
 from recovery.backup.target import ObjectTarget
+from recovery.base.clock import SystemClock
 from recovery.errors import BackupTargetError
 from recovery.planning.backups import KeepRule
+from recovery.replication.process import Replication
+from recovery.storage.scan import scan
 from tests.backup import emulators
 from tests.backup.emulators import BUCKET, Emulator
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
 from tests.backup.test_commands import call
 from tests.backup.test_incremental import fill
+from tests.backup.test_incremental_faults import change
 from tests.stores import ROOT, Driver
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -94,6 +98,36 @@ def test_a_chain(store, place, tmp_path, monkeypatch):
     names = {name for copy in made.manifest.copies for name, _ in copy.objects}
     assert {entry.name for entry in target.entries(OBJECTS)} == names
     assert not bring_back(target, tmp_path / "new", tmp_path).left_out
+    assert_sound(tmp_path / "new")
+    assert states(tmp_path / "new") == states(store)
+
+
+def test_a_replica_in_a_service_that_stands_still(store, place, emulator, tmp_path):
+    """Epochs are closed without it; when it answers again, one shipping covers what waits, and the chain restores."""
+    fill(store)
+    [store_id] = {file.description.store_id for file in scan(store)}
+    replication = Replication(store, store_id, place, tmp_path, clock=SystemClock())
+    try:
+        replication.ready(60)
+        change(store)
+        replication.closed()
+        replication.wait(lambda: False)
+        os.kill(emulator.process.pid, signal.SIGSTOP)
+        try:
+            began_s = time.monotonic()
+            for _ in range(4):
+                change(store)
+                replication.closed()
+            assert replication.state.lag.epochs == 4
+            assert time.monotonic() - began_s < 20
+        finally:
+            os.kill(emulator.process.pid, signal.SIGCONT)
+        replication.wait(lambda: False)
+        assert replication.state.lag.epochs == 0
+        assert replication.state.shippings <= 3
+    finally:
+        replication.stop()
+    bring_back(open_target(place), tmp_path / "new", tmp_path)
     assert_sound(tmp_path / "new")
     assert states(tmp_path / "new") == states(store)
 

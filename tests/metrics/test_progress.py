@@ -13,7 +13,8 @@ from recovery.cli.progress import Progress, summary_text
 from recovery.epochs.closer import EpochClosed
 from recovery.planning.health import DEFAULTS, of_epoch
 from recovery.planning.measures import Measure
-from recovery.spark.run.events import BatchDone, InputCounted, RunSummary, Stopping
+from recovery.planning.replica import NO_LAG, NOTHING, ReplicaLag, ReplicaState, Shipped
+from recovery.spark.run.events import BatchDone, InputCounted, ReplicaChanged, RunSummary, Stopping
 
 
 def closed(epoch, snapshot_s):
@@ -130,3 +131,22 @@ def test_going_back_to_the_beginning_is_said():
     assert said == (
         "execution 2 rewinds: it begins at epoch 1 again, at the start of the input, and has discarded epochs 1 to 3"
     )
+
+
+def test_a_replica_that_falls_behind_is_said_and_when_it_is_over():
+    """With the lag and the reason; the summary says what it has at the end, or lacks."""
+    away = ReplicaState("s3://b", NOTHING, ReplicaLag(3, 75.4), 0, 0, 4, "no answer for 60 s")
+    back = ReplicaState("s3://b", Shipped(7, 1), NO_LAG, 1200, 1, 4, None)
+    stream = io.StringIO()
+    with Progress("flow", stream=stream) as shown:
+        shown.observe(ReplicaChanged(away))
+        shown.observe(ReplicaChanged(back))
+    assert stream.getvalue().splitlines()[1:] == [
+        "replica at s3://b: empty, 3 epochs (1.25 min) behind; it will be retried: no answer for 60 s",
+        "replica at s3://b: epoch 7",
+    ]
+    lines = [summary_text(RunSummary("flow", "db", replica=each.as_json())).splitlines()[-1] for each in (away, back)]
+    assert lines == [
+        "warning: s3://b has epoch 0 and lacks 3 epochs: no answer for 60 s",
+        "replicated up to epoch 7, 1.2 kB, to s3://b",
+    ]

@@ -25,6 +25,7 @@ from recovery.epochs.execution import new_execution
 from recovery.errors import ConfigurationError, FlowFailedError, RecoveryError
 from recovery.flow import Flow, check_output_mode
 from recovery.hadoop.home import HadoopHome
+from recovery.planning.replica import ReplicaState
 from recovery.sinks import DiscardSink
 from recovery.sinks.delivery import Delivery
 from recovery.spark.clusters import Planned, Serving, check_master, check_plan, check_spread, is_cluster
@@ -254,10 +255,17 @@ class Beginning:
 
     def _report_replica(self, reports: Reports) -> None:
         replication = self._prepared.replication
-        if replication is not None:
-            replication.on_change = lambda state: reports.notify(ReplicaChanged(state))
-            if replication.state.problem is not None:
-                reports.notify(ReplicaChanged(replication.state))
+        if replication is None:
+            return
+
+        def report(state: ReplicaState) -> None:
+            # The observer may stop the run, whose end waits for the thread that ships.
+            with self._status.own_thread():
+                reports.notify(ReplicaChanged(state))
+
+        replication.on_change = report
+        if replication.state.problem is not None:
+            report(replication.state)
 
     def _closer(self, home: CheckpointHome, position: Position, reports: Reports) -> EpochCloser:
         prepared, bound = self._prepared, self._bound
