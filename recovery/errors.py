@@ -40,6 +40,8 @@ RecoveryError                     10
 ├── SparkUnavailableError         50
 ├── ExecutorPackageError          51  an executor without this package, or with another version
 ├── InputLostError                52  records that a Kafka source had still to read are gone
+├── StandbyDirectoryError         58  a directory that follows the backups of another one
+├── TakenOverError                59  another directory has taken over the store
 ├── BackupTargetError             60  unreachable, refused, or not a place for backups
 ├── NoBackupError                 61
 ├── BackupDamagedError            62
@@ -493,6 +495,26 @@ class InputLostError(RecoveryError):
     default_remedy = (
         'To go on without them, run once with .option("failOnDataLoss", "false"), then take it out. Keep retention '
         "longer than the flow may be stopped."
+    )
+
+
+class StandbyDirectoryError(RecoveryError):
+    """The directory is a standby: it follows the backups of another directory, and nothing else may write to it."""
+
+    exit_code = 58
+    default_cause = "recovery follow keeps it current."
+    default_remedy = "To take over from the other directory: python -m recovery promote DIR, or run --takeover."
+
+
+class TakenOverError(RecoveryError):
+    """Another directory is the store's writer: what this one closes may not be published."""
+
+    exit_code = 59
+    closes_epoch = False
+    default_cause = "recovery promote, or run --takeover, took the store over, here or on another host."
+    default_remedy = (
+        "Let the other one go on: nothing that this run closed since counts. To take the store back, restore it or "
+        "follow it into a new directory, and run that with --takeover."
     )
 
 

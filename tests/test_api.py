@@ -20,13 +20,13 @@ PUBLIC = [
     "NoPartitionsError", "Node", "OutputLostError", "OutputMismatchError", "OwnerRefusedError",
     "OwnerUnreachableError", "Pipeline", "PipelineSummary", "RecoveryConfig", "RecoveryError", "RecoveryQuery",
     "RepartitionPlan", "Repartitioned", "Resume", "Resumed", "RetryPolicy", "RewindRepeatedError", "RunSummary",
-    "ScopedState", "SinkFailedError", "SparkCheckpointError", "SparkUnavailableError", "StateBackendError",
-    "StateLockedError", "StateManager", "StateNotFoundError", "StateStore", "StateValueError", "StepChangedError",
-    "Stopping", "StorageError", "UnknownStepError", "UnsupportedPlanError", "UnsupportedVersionError", "UpsertSink",
-    "aggregate", "current_batch", "diff", "drop_old", "fork", "history", "import_bytewax", "incremental",
-    "init_partitions", "native_history", "native_operators", "native_state", "process_state", "query_metrics",
-    "register", "repartition", "run", "run_pipeline", "start", "stateful", "stateful_arrow", "stateful_map",
-    "task_instance_state", "task_state",
+    "ScopedState", "SinkFailedError", "SparkCheckpointError", "SparkUnavailableError", "StandbyDirectoryError",
+    "StateBackendError", "StateLockedError", "StateManager", "StateNotFoundError", "StateStore", "StateValueError",
+    "StepChangedError", "Stopping", "StorageError", "TakenOverError", "UnknownStepError", "UnsupportedPlanError",
+    "UnsupportedVersionError", "UpsertSink", "aggregate", "current_batch", "diff", "drop_old", "fork", "history",
+    "import_bytewax", "incremental", "init_partitions", "native_history", "native_operators", "native_state",
+    "process_state", "query_metrics", "register", "repartition", "run", "run_pipeline", "start", "stateful",
+    "stateful_arrow", "stateful_map", "task_instance_state", "task_state",
 ]  # fmt: skip
 
 

@@ -65,7 +65,7 @@ PURE = ("time", "random", "secrets", "os", "shutil", "subprocess", "socket")
 
 STORAGE = (
     "bytewax connect copies documents history initialize locations lock memory origin reach repartition scan seam "
-    "verify"
+    "standby verify"
 )
 """The public modules of `recovery.storage`: all that other rooms may import of it."""
 

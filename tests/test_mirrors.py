@@ -33,6 +33,9 @@ COVERED_BY = {
         storage.copies""",
     "backup/test_incremental.py": """backup.links backup.objects storage.sqlite.transfer.changes_file
         storage.sqlite.transfer.replay""",
+    "backup/test_lease.py": "backup.conditional",
+    "backup/standby/test_commands.py": "cli.follow cli.promote",
+    "backup/standby/test_follow.py": "backup.standby.document storage.standby",
     "replication/test_process.py": "replication.__main__ replication.messages replication.serving",
     "spark/test_replication.py": "spark.run.replicating",
     "checkpoint/test_beginning.py": "checkpoint.offsets checkpoint.source_places",

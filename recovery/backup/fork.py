@@ -30,6 +30,7 @@ from recovery.storage.copies import PinnedPartition, discard_copy, pin, settle
 from recovery.storage.initialize import new_store_id
 from recovery.storage.origin import Origin, add_origin, origin_of
 from recovery.storage.scan import describe_file, scan
+from recovery.storage.standby import refuse_standby
 
 AT_ONCE = 4
 FILES_PER_COPY = 8
@@ -51,8 +52,10 @@ class Forked:
 def plan_fork(directory: Path, new_directory: Path, epoch: int | None = None) -> ResumePlan:
     """Return where a fork would continue; changes nothing. epoch: None: the newest that all partitions hold.
 
-    Raises the errors of `plan`, EpochNotHeldError, ConfigurationError, AlreadyInitializedError or StorageError.
+    Raises the errors of `plan`, StandbyDirectoryError, EpochNotHeldError, ConfigurationError, AlreadyInitializedError
+    or StorageError.
     """
+    refuse_standby(directory)
     planned = _plan([*scan(directory)], epoch)
     check_outside(new_directory, directory)
     check_free(new_directory)

@@ -96,7 +96,7 @@ def make_backup(
     contents = catalog.look() if base is None else None
     planned = plan_resume(scan(directory))
     if contents is not None:
-        check_store(contents, planned.store_id, target.shown, lambda: read_origins(directory))
+        check_store(contents.backups, planned.store_id, target.shown, lambda: read_origins(directory))
     given = iter([base])
     before = begin(target, identity, lambda: next(given, None) or catalog.newest(), clock.wall_ms())
     try:

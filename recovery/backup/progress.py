@@ -1,4 +1,4 @@
-"""Progress of backup, restore, drill and fork."""
+"""Progress of backup, restore, drill, fork and follow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Step = Literal["copy", "check", "store", "stored", "linked", "fetch", "fetched", "settle", "copied", "cloned"]
+Step = Literal[
+    "copy", "check", "store", "stored", "linked", "fetch", "fetched", "settle", "copied", "cloned", "applied"
+]
 
 
 @dataclass(frozen=True, slots=True)

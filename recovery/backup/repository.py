@@ -30,11 +30,11 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from recovery.backup.catalog import Catalog, Contents, entries_of, identity_of, read_manifest
+from recovery.backup.catalog import Backup, Catalog, entries_of, identity_of, read_manifest
 from recovery.backup.manifest import (
     MANIFESTS,
     OBJECTS,
@@ -48,7 +48,7 @@ from recovery.backup.manifest import (
     encode,
     manifest_name,
 )
-from recovery.backup.target import DRAFT, NO_FILE, Entry, Target, UnreadableError
+from recovery.backup.target import DRAFT, NO_FILE, DirectoryTarget, Entry, Target, UnreadableError
 from recovery.errors import BackupTargetError, ForeignPartitionError, UnsupportedVersionError
 from recovery.planning.backups import KeepRule, backups_to_keep
 from recovery.storage.origin import Origin
@@ -88,19 +88,23 @@ class Pruned:
     stored_bytes: int
 
 
-def list_backups(target: Target) -> Listing:
-    """Read all manifests. Raises BackupTargetError."""
-    entries = [entry for entry in entries_of(target, MANIFESTS) if entry.name.endswith(SUFFIX)]
+def list_backups(target: Target, besides: Container[str] = ()) -> Listing:
+    """Read all manifests but those of the names in `besides`. Raises BackupTargetError."""
+    entries = [
+        entry for entry in entries_of(target, MANIFESTS) if entry.name.endswith(SUFFIX) and entry.name not in besides
+    ]
     with ThreadPoolExecutor(READERS) as pool:
         found = list(pool.map(lambda entry: read_manifest(target, entry), entries))
     manifests = sorted((each for each in found if isinstance(each, Manifest)), key=lambda m: (m.started_ms, m.id))
     return Listing(tuple(manifests), tuple(entry for entry in found if isinstance(entry, Entry)))
 
 
-def check_store(contents: Contents, store_id: str, shown: str, origins: Callable[[], Sequence[Origin]]) -> None:
-    """Check that the place holds backups of this store only. origins: what the store was made from. Raises
+def check_store(
+    backups: Iterable[Backup | Manifest], store_id: str, shown: str, origins: Callable[[], Sequence[Origin]] = tuple
+) -> None:
+    """Check that these backups at a place are of this store. origins: what the store was made from. Raises
     ForeignPartitionError."""
-    for backup in contents.backups:
+    for backup in backups:
         if backup.store_id == store_id:
             continue
         made_from = {origin.store_id: origin for origin in origins()}
@@ -171,7 +175,7 @@ def prune(target: Target, rules: Sequence[KeepRule], now_ms: int, catalog: Catal
     kept_ids = backups_to_keep(taken, rules, now_ms)
     kept = [each for each in contents.backups if each.id in kept_ids]
     removed = [each.id for each in contents.backups if each.id not in kept_ids]
-    _refuse_others(target, contents)
+    refuse_other_versions(target, contents.unreadable)
     # prune.2
     for identity in removed:
         target.delete(manifest_name(identity))
@@ -217,15 +221,26 @@ def prune(target: Target, rules: Sequence[KeepRule], now_ms: int, catalog: Catal
     )
 
 
-def _refuse_others(target: Target, contents: Contents) -> None:
+def refuse_other_versions(target: Target, unreadable: Iterable[Entry]) -> None:
     """Raises UnsupportedVersionError for a backup of a newer version, whose needs are unknown."""
-    for entry in contents.unreadable:
+    for entry in unreadable:
         try:
             decode(target.read(entry.name), identity_of(entry.name))
         except OtherFormatError as error:
             raise UnsupportedVersionError(f"{entry.name} has {error}", path=target.shown) from None
         except (ValueError, FileNotFoundError):
             continue
+
+
+def is_damaged(target: Target, entry: Entry, now_ms: int) -> bool:
+    """Return whether an unreadable manifest is damaged. In a directory a manifest appears whole. In a bucket an
+    unreadable one may be a partial or interrupted upload, until it is a day old."""
+    return isinstance(target, DirectoryTarget) or entry.written_ms < now_ms - STALE_AFTER_S * 1000
+
+
+def is_listed(target: Target, identity: str) -> bool:
+    """Return whether a backup's manifest is still there. Raises BackupTargetError."""
+    return _exists(target, manifest_name(identity))
 
 
 def _read_running(target: Target, entry: Entry) -> Running | None:

@@ -11,7 +11,7 @@ from typing import Protocol
 from recovery.backup.manifest import MANIFESTS, StoredCopy
 from recovery.backup.objects import SpoiledObject, bring, links_of
 from recovery.backup.progress import Observer, Progressed
-from recovery.backup.repository import READERS, STALE_AFTER_S, Listing, list_backups
+from recovery.backup.repository import READERS, Listing, is_damaged, list_backups
 from recovery.backup.target import DirectoryTarget, Target
 from recovery.base.clock import Clock
 from recovery.base.threads import each
@@ -78,12 +78,10 @@ class BackupSource:
         if not self.listing.manifests:
             others = f"; {len(self.listing.unreadable)} cannot be read" if self.listing.unreadable else ""
             raise NoBackupError(f"it holds no finished backup{others}", path=target.shown)
-        # In a directory a manifest appears whole. In a bucket an unreadable one may be a partial or interrupted upload.
-        whole_before_ms = clock.wall_ms() - STALE_AFTER_S * 1000
         self.damaged: list[str] = []
         self.problems: list[str] = []
         for entry in self.listing.unreadable:
-            damaged = isinstance(target, DirectoryTarget) or entry.written_ms < whole_before_ms
+            damaged = is_damaged(target, entry, clock.wall_ms())
             self.problems.append(f"{entry.name} is {'damaged' if damaged else 'not a finished backup'}")
             if damaged:
                 self.damaged.append(self.problems[-1])

@@ -11,6 +11,7 @@ from recovery.cli.common import Commands
 from recovery.cli.demo import demo
 from recovery.cli.diff import diff
 from recovery.cli.drill import drill
+from recovery.cli.follow import follow
 from recovery.cli.fork import fork
 from recovery.cli.gc import gc
 from recovery.cli.history import history
@@ -18,6 +19,7 @@ from recovery.cli.hwm import hwm
 from recovery.cli.import_group import import_group
 from recovery.cli.init import init
 from recovery.cli.plan import plan
+from recovery.cli.promote import promote
 from recovery.cli.repartition import repartition_command
 from recovery.cli.report import report
 from recovery.cli.restore import restore
@@ -58,6 +60,8 @@ for command in (
     backup,
     restore,
     drill,
+    follow,
+    promote,
     fork,
     repartition_command,
     checkpoint,

@@ -17,6 +17,7 @@ DONE = {
     "fetched": "fetched and checked",
     "copied": "copied",
     "cloned": "cloned",
+    "applied": "changes applied",
 }
 
 

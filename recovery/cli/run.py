@@ -28,6 +28,7 @@ from recovery.cli.nodes import run_nodes
 from recovery.cli.owners import owner_options
 from recovery.cli.places import chosen_backend, state_options
 from recovery.cli.progress import Progress, summary_text
+from recovery.cli.promote import take_over_before_run
 from recovery.cli.settings import settings_options
 from recovery.config import DEFAULT_MASTER, RecoveryConfig
 from recovery.errors import HistoryLossError
@@ -62,6 +63,7 @@ WITH_DIRECTORY = (
     "replicate",
     "replicate_sync",
     "replicate_keep",
+    "takeover",
 )
 """Options that need a recovery directory: without their effect the run would not be the intended one."""
 
@@ -95,6 +97,9 @@ WITH_DIRECTORY = (
 @click.option("--rename-step", multiple=True, metavar="OLD=NEW", help="Keep a step's state under its new id.")
 @click.option("--keep-step", multiple=True, metavar="STEP",
               help="Keep a step's state unchanged although its key or state type changed.")  # fmt: skip
+@click.option("--takeover", is_flag=True,
+              help="Take over the store from the run that has it: promote the recovery directory, a standby that "
+                   "`recovery follow` keeps current, and go on from there.")  # fmt: skip
 @click.option("--no-output", is_flag=True,
               help="Of a fork: compute and drop the rows, instead of giving them to the flow's sink.")  # fmt: skip
 @click.option("--until", metavar="EPOCH|batch:N",
@@ -153,6 +158,7 @@ def run(
     drop_step: tuple[str, ...],
     rename_step: tuple[str, ...],
     keep_step: tuple[str, ...],
+    takeover: bool,
     no_output: bool,
     until: str | None,
     trigger: str | float,
@@ -235,6 +241,8 @@ def run(
     conf = with_jars(conf, jars, packages)
     prepare_environment(*import_paths(target), master=master)
     flow = load(target)
+    if takeover and directory is not None:
+        take_over_before_run(directory, quiet=as_json)
     if isinstance(flow, Pipeline):
         if no_output or until is not None:
             raise click.UsageError("--no-output and --until are for flows.")

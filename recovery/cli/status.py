@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from recovery.backup.standby.document import facts_of
 from recovery.base.clock import SystemClock
 from recovery.base.intervals import format_interval
 from recovery.base.printable import one_line
@@ -64,6 +65,7 @@ def status(directory: Path, thresholds: dict[str, str], access: OwnerAccess, as_
         facts = {
             **collect_status(places, list(gathered.found), gathered.sizes),
             "origins": [each.as_json() for each in gathered.origins],
+            "standby": facts_of(directory),
             **collect_health(gathered),
         }
     if as_json:
@@ -79,6 +81,8 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
     say(f"{one_line(directory)}: store {one_line(facts['store_id'])}, {flow}")
     for origin in gathered.origins:
         say(one_line(origin.text(format_time)))
+    if facts["standby"]:
+        say(one_line(_standby_text(facts["standby"])))
     holder = facts["lock"]
     if holder:
         say(one_line(f"in use by {describe_holder(holder)}"))
@@ -134,6 +138,13 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
                 ),
             )
         )
+
+
+def _standby_text(facts: Mapping[str, Any]) -> str:
+    closed = f", closed {format_time(facts['closed_ms'])}" if facts["closed_ms"] is not None else ""
+    at = f"as of epoch {facts['epoch']}{closed}" if facts["backup"] else "without a backup yet"
+    missing = f"; {listed(facts['incomplete'])} has to be fetched again" if facts["incomplete"] else ""
+    return f"a standby that follows {facts['source']}, {at}{missing}; recovery promote makes it an ordinary one"
 
 
 def collect_status(

@@ -120,11 +120,24 @@ def replace(path: Path, content: bytes, *, mode: int = PRIVATE.file) -> None:
 
     Raises OSError; then the old file stays.
     """
+    _replace(path, content, mode, synced=False)
+
+
+def replace_durably(path: Path, content: bytes, *, mode: int = PRIVATE.file) -> None:
+    """Do what `replace` does, and return when it is on the disk. After an error either file may be there."""
+    _replace(path, content, mode, synced=True)
+    sync(path.parent)
+
+
+def _replace(path: Path, content: bytes, mode: int, *, synced: bool) -> None:
     draft = path.with_name(f".{path.name[:40]}.{os.getpid()}-{os.urandom(4).hex()}")
     descriptor = create(draft, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
+            if synced:
+                file.flush()
+                os.fsync(file.fileno())
         draft.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -27,8 +27,8 @@ from recovery.storage.scan import scan
 
 OLD = ".old"
 OURS = re.compile(
-    rf"part-\d+\.sqlite3(-wal|-shm)?|{re.escape(LOCK_NAME)}|recovery-.*\.lock|locks|last-(backup|replica)\.json|{SCRATCH_NAME}"
-    r"|\.(init|restore-\d+)-[0-9a-f]+"
+    rf"part-\d+\.sqlite3(-wal|-shm)?|{re.escape(LOCK_NAME)}|recovery-.*\.lock|locks|{SCRATCH_NAME}"
+    r"|(last-backup|last-replica|lease)\.json|\.(init|restore-\d+)-[0-9a-f]+"
 )
 """What recovery itself puts into a recovery directory."""
 

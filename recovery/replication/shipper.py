@@ -72,7 +72,7 @@ class Shipper:
 
     def look(self, store_id: str) -> None:
         """Check that the place holds backups of this store only. Raises ForeignPartitionError, BackupTargetError."""
-        check_store(self._catalog.look(), store_id, self._target.shown, lambda: read_origins(self._directory))
+        check_store(self._catalog.look().backups, store_id, self._target.shown, lambda: read_origins(self._directory))
 
     def ship(self) -> ShippedEpoch:
         """Ship the newest epoch that is closed in all partitions. Raises what `make_backup` raises, and the fence."""

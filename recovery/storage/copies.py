@@ -46,6 +46,7 @@ __all__ = [
     "describe_copy",
     "merge",
     "pin",
+    "put_in_place",
     "read_links",
     "replay",
     "settle",
@@ -216,6 +217,16 @@ def discard_copy(path: Path) -> None:
     with translated(path):
         for each in (path, *(beside(path, suffix) for suffix in ("-wal", "-shm"))):
             each.unlink(missing_ok=True)
+
+
+def put_in_place(copy: Path, path: Path) -> None:
+    """Give a whole copy the name `path`, in place of the partition there, whose log goes too. Nobody else may write to
+    that. Not synced; if it is cut off, repeat it. Raises StorageError."""
+    with translated(path):
+        for suffix in ("-wal", "-shm"):
+            # SQLite would take it for the log of the new file.
+            beside(path, suffix).unlink(missing_ok=True)
+        copy.replace(path)
 
 
 def settle(path: Path, newest: Epoch, *, store_id: str | None = None) -> PartitionDescription:

@@ -45,6 +45,7 @@ from recovery.storage.sqlite.file.opening import has_states, open_partition, par
 from recovery.storage.sqlite.file.reading import read_partition
 from recovery.storage.sqlite.file.statements import rows, snapshot, transaction, translated, value
 from recovery.storage.sqlite.file.watched_files import check_opened, missing_file
+from recovery.storage.standby import refuse_standby
 
 DIGEST = row_digest_sql("'$state'", "state_id", "generation", "content", "changed_ms")
 SELECT = f"SELECT state_id, generation, content, changed_ms, digest IS {DIGEST} FROM states"
@@ -322,7 +323,8 @@ def _ready(connection: apsw.Connection, path: Path) -> Iterator[bool]:
 @contextlib.contextmanager
 def _writing(path: Path, busy_ms: int) -> Iterator[apsw.Connection]:
     """Run one write transaction, synced to disk, and check that the file still has this name afterwards. Raises
-    BusyPartition after waiting in vain, and other errors otherwise."""
+    BusyPartition after waiting in vain, StandbyDirectoryError, and other errors otherwise."""
+    refuse_standby(path.parent)
     connection = open_partition(path, "rw")
     try:
         with _busy_is_no_error(), translated(path):

@@ -23,6 +23,7 @@ from recovery.storage.sqlite.file.opening import partition_path
 from recovery.storage.sqlite.file.reading import read_partition
 from recovery.storage.sqlite.file.statements import rows, transaction, translated
 from recovery.storage.sqlite.file.tables import APPLICATION_ID, CREATE_ALL, SCHEMA_VERSION
+from recovery.storage.standby import refuse_standby
 
 STAGING = ".init-"
 RESTORING = ".restore-"
@@ -167,10 +168,11 @@ def _create_partition(path: Path, index: PartitionIndex, count: int, store_id: s
 
 
 def _refuse_existing(directory: Path) -> None:
-    """Raise AlreadyInitializedError if `directory` holds partitions, or logs of partitions.
+    """Raise AlreadyInitializedError if `directory` holds partitions, or logs of partitions; StandbyDirectoryError.
 
     An old log must not lie beside a new file: SQLite would use it as the file's own log.
     """
+    refuse_standby(directory)
     found = sorted(path.name for path in directory.glob("part-*.sqlite3*"))
     if found:
         raise AlreadyInitializedError(

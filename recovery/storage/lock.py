@@ -16,6 +16,7 @@ from recovery.errors import DirectoryLockedError, StorageError
 from recovery.host.durable import modes_beside, open_own
 from recovery.host.processes import as_holder, describe_holder, has_ended
 from recovery.storage.sqlite.file.watched_files import Watch
+from recovery.storage.standby import refuse_standby
 
 LOCK_NAME = "recovery.lock"
 FILE_LOCKS = "recovery-*.lock"
@@ -43,20 +44,28 @@ class DirectoryLock:
     directory that contains the file.
     """
 
-    def __init__(self, directory: Path, clock: Clock, purpose: str) -> None:
+    def __init__(self, directory: Path, clock: Clock, purpose: str, *, follows: bool = False) -> None:
+        """follows: to keep a standby current; others may not lock one."""
         self.path = directory / LOCK_NAME
         self.pid = 0
         self._clock = clock
         self._purpose = purpose
+        self._follows = follows
         self._taken: list[tuple[int, bool]] = []
         self._files: Watch | None = None
 
     def acquire(self) -> None:
-        """Take the lock immediately. Raises DirectoryLockedError naming the holder, or StorageError."""
+        """Take the lock immediately. Raises DirectoryLockedError naming the holder, StandbyDirectoryError or
+        StorageError."""
         self.pid = os.getpid()
         directory = self.path.parent
+        if not self._follows:
+            refuse_standby(directory)
         try:
             self._take(self.path)
+            if not self._follows:
+                # It may have become one before the lock was free.
+                refuse_standby(directory)
             self._files = Watch(directory)
             self._files.add_open(self.path, self._taken[0][0])
             for link in _links(directory):

@@ -343,7 +343,9 @@ def _access(address: Address) -> Access:
         access = gs_access(os.environ)
     other = given.get("endpoint_override")
     endpoint = given.get("endpoint") or (f"{given.get('scheme', 'https')}://{other}" if other else access.endpoint)
-    return replace(access, endpoint=endpoint, region=given.get("region") or access.region)
+    # Only an address of backups can say so.
+    anonymous = access.anonymous or given.get("anonymous") == "1"
+    return replace(access, endpoint=endpoint, region=given.get("region") or access.region, anonymous=anonymous)
 
 
 def _config(kind: str, access: Access) -> dict[str, Any]:

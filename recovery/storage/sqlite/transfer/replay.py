@@ -62,25 +62,31 @@ SELECT step_id, {SUM_SQL}, sum({ROW_BYTES}) FROM superseded
 WHERE until_epoch = :epoch AND snap_epoch IS NOT NULL GROUP BY step_id
 """
 SUPERSEDED = f"SELECT {SUM_SQL} FROM superseded WHERE until_epoch = :epoch"
+FIRST_MEASURE = f"SELECT min(measure_id) FROM {ATTACHED}.measures"
 LINKS = f"SELECT link, after_epoch, after_rows, after_digest, collected FROM {ATTACHED}.links ORDER BY link"
 
 
-def replay(path: Path, files: Sequence[Path], links: int, *, done: int = 0, collects: bool = True) -> None:
+def replay(
+    path: Path, files: Sequence[Path], links: int, *, done: int = 0, collects: bool = True, follows: bool = False
+) -> None:
     """Replay changes files, the oldest first, on the copy at `path`, up to the chain's link number `links`. done: the
     number of the link up to which the copy goes. collects: give up the epochs that the partition had collected.
 
-    Not durable, and the copy is unusable after an error. Raises CorruptPartitionError if the files do not continue the
+    Not durable, and the copy is unusable after an error. follows: durable, each file whole or not at all; links up to
+    `done`, which merged files hold too, are left out. Raises CorruptPartitionError if the files do not continue the
     copy, or are not what was stored; UnsupportedVersionError or StorageError.
     """
     connection = open_partition(path, "rw")
     try:
         with translated(path):
             load_digests(connection)
-            connection.pragma("synchronous", "OFF")
+            connection.pragma("synchronous", "FULL" if follows else "OFF")
             create_driver_table(connection)
         for file in files:
             with attached(connection, file), translated(file), transaction(connection):
                 for link, *start in rows(connection, LINKS):
+                    if follows and link <= done:
+                        continue
                     if link != done + 1:
                         raise CorruptPartitionError(f"link {link} follows link {done}", path=file)
                     if link <= links:
@@ -91,6 +97,9 @@ def replay(path: Path, files: Sequence[Path], links: int, *, done: int = 0, coll
                     done = link
                 # replay.4
                 known = value(connection, "SELECT max(measure_id) FROM main.measures") or 0
+                if follows:
+                    # Those of earlier links may be outdated.
+                    known = min(known, (value(connection, FIRST_MEASURE) or known + 1) - 1)
                 replace_unlinked(connection)
                 # Also the measures that were outdated by measures which are gone themselves.
                 added = value(connection, "SELECT max(measure_id) FROM main.measures") or 0

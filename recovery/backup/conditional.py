@@ -1,0 +1,151 @@
+"""Documents in a place of backups that are written conditionally: only if nobody wrote them since they were read.
+
+pyarrow, through which backups are written, has no conditional writes. So these go through the client of operational
+state, which takes the same buckets and credentials.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from recovery.backup.places import open_target, shown_address
+from recovery.backup.target import DirectoryTarget
+from recovery.errors import BackupTargetError, ConfigurationError, StateBackendError
+from recovery.host.buckets import KINDS, azure_place
+from recovery.operational.backends.address import Address
+from recovery.operational.backends.objects import BucketObjects, Conflict, FileObjects, Found, Objects, Token
+
+TIMEOUT_S = 20.0
+_UNKNOWN = re.compile(r"NotImplemented|Not Implemented|\b501\b")
+UNUSED = ("retry_limit_seconds", "project_id", "timeout")
+"""Parameters of addresses that this client has no use for."""
+
+
+class Documents:
+    """Small documents at a place. Raises BackupTargetError if it cannot be reached or refuses, and Conflict."""
+
+    def __init__(self, objects: Objects, shown: str) -> None:
+        self.shown = shown
+        self._objects = objects
+
+    def get(self, name: str) -> Found | None:
+        """Return a document, None if there is none."""
+        with self._translated():
+            return self._objects.get(name)
+
+    def put(self, name: str, content: bytes, expected: Token | None) -> Token:
+        """Write a document if it is still the `expected` one; None: if there is none yet. Raises Conflict otherwise."""
+        with self._translated():
+            return self._objects.put(name, content, expected)
+
+    def check(self, name: str) -> None:
+        """Check with a document of this name, which is removed again, that the store keeps the conditions of writes.
+        Raises ConfigurationError if it does not."""
+        if isinstance(self._objects, FileObjects):
+            return
+        found = self.get(name)
+        try:
+            first = self.put(name, b"1", None if found is None else found.token)
+            self.put(name, b"2", first)
+            kept = self._refuses(name, first) and self._refuses(name, None)
+        except BackupTargetError as error:
+            if not _UNKNOWN.search(error.found):
+                raise
+            raise _not_conditional(self.shown, f"it does not know conditional writes: {error.found}") from error
+        except Conflict:
+            # Another process checks at this moment, and the store has refused one of the two.
+            return
+        if not kept:
+            raise _not_conditional(self.shown, "it writes although the condition of the write is not met")
+        with self._translated():
+            self._objects.delete(name)
+
+    def _refuses(self, name: str, expected: Token | None) -> bool:
+        try:
+            self.put(name, b"3", expected)
+        except Conflict:
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except StateBackendError as error:
+            raise BackupTargetError(error.found, path=self.shown, cause=error.cause) from error
+
+
+def open_documents(place: str) -> Documents:
+    """Return the documents at a place of backups. Raises ConfigurationError if that needs a package, or if the address
+    holds credentials, which this client takes from the environment only."""
+    target = open_target(place)
+    if isinstance(target, DirectoryTarget):
+        return Documents(FileObjects(target.root, TIMEOUT_S), target.shown)
+    return Documents(BucketObjects(_address(place)), target.shown)
+
+
+def refuse_credentials(place: str) -> None:
+    """Raises ConfigurationError for an address with credentials: it is kept in a file and read by other processes."""
+    parts = urlsplit(place) if "://" in place else SplitResult("", "", place, "", "")
+    named = parts.username is not None and KINDS.get(parts.scheme) == "s3"
+    if parts.password is not None or named:
+        raise ConfigurationError(
+            "the address holds credentials",
+            path=shown_address(place),
+            cause="It is kept, so that a later command finds the place again.",
+            remedy="Leave them out, and give them by the environment: see docs/backup.md.",
+        )
+
+
+def _address(place: str) -> Address:
+    """Return a bucket's address for the client of operational state."""
+    refuse_credentials(place)
+    parts = urlsplit(place)
+    kind = KINDS[parts.scheme]
+    given = {name: value for name, value in parse_qsl(parts.query) if name not in UNUSED}
+    settings: Mapping[str, str] = given | {"timeout": f"{TIMEOUT_S}s"}
+    if kind == "azure":
+        container, account, path = azure_place(parts)
+        account = given.get("account_name") or given.get("account") or account
+        return Address(kind, container, path, {**_azure(given, account), "timeout": f"{TIMEOUT_S}s"})
+    if kind == "gs" and parts.username == "anonymous":
+        settings = {**settings, "anonymous": "1"}
+    return Address(kind, parts.hostname or "", unquote(parts.path).strip("/"), settings)
+
+
+def _azure(given: Mapping[str, str], account: str | None) -> dict[str, str]:
+    """Return the settings of an Azure address whose parameters may name servers in pyarrow's words."""
+    settings = {} if account is None else {"account": account}
+    authority = given.get("blob_storage_authority")
+    if "endpoint" in given:
+        settings["endpoint"] = given["endpoint"]
+    elif authority is not None:
+        scheme = "http" if given.get("enable_tls") == "false" else "https"
+        # pyarrow puts the account before an authority that begins with a dot, and behind any other.
+        dotted = authority.startswith(".")
+        settings["endpoint"] = f"{scheme}://{account or ''}{authority}" if dotted else (
+            f"{scheme}://{authority}/{account or ''}"
+        )  # fmt: skip
+    return settings
+
+
+def _not_conditional(shown: str, found: str) -> ConfigurationError:
+    return ConfigurationError(
+        found,
+        path=shown,
+        cause="The service does not know conditional writes, so nobody can tell which of two writers was first.",
+        remedy="Use S3, Google Cloud Storage, Azure or a directory; or, if the other run has certainly ended: "
+        "recovery promote DIR --unfenced.",
+    )
+
+
+def absolute_place(place: str) -> str:
+    """Return a place so that it can be kept: a path as an absolute one. Raises ConfigurationError for an address with
+    credentials."""
+    refuse_credentials(place)
+    target = open_target(place)
+    return str(Path(target.root).absolute()) if isinstance(target, DirectoryTarget) else place

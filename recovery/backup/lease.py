@@ -1,0 +1,275 @@
+"""The lease of a store: which directory may write to a place of backups and publish output.
+
+A document in the place, `lease.json`, names the store's writer. Its term grows by one with each writer. It is only
+written conditionally, so of several writers that want the next term one gets it.
+
+1. A run claims a new term when it starts. It may if the place has none yet, or if its directory held the term before:
+   `lease.json` in the directory has the random nonce of that term. A copy of the directory has it too; the first of
+   both to start takes it away from the other.
+2. A promotion claims a new term from the writer that the standby last saw. It reads the place after that. A takeover
+   by a directory that never held a term, such as a restored one, claims it whoever holds it.
+3. A run checks, for each epoch, that its term is the place's: after it has stored the epoch there, and before it
+   publishes the epoch's output. So an epoch that is published was in the place before a later term began, and whoever
+   has the later term has found it there. No clock is compared.
+
+A run that does not wait for 3 before it publishes may publish epochs that its successor does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from recovery.backup.conditional import Documents
+from recovery.backup.target import Target, UnreadableError
+from recovery.base.clock import Clock
+from recovery.base.printable import one_line
+from recovery.base.untrusted_json import Count, Moment, decode_json
+from recovery.errors import (
+    BackupDamagedError,
+    ForeignPartitionError,
+    StorageError,
+    TakenOverError,
+    UnsupportedVersionError,
+)
+from recovery.host.durable import modes_beside, read_regular, replace_durably
+from recovery.host.processes import as_holder
+from recovery.operational.backends.objects import Conflict, Token
+from recovery.planning.values import Execution
+
+NAME = "lease.json"
+CHECK = "lease-check.json"
+FORMAT = 1
+LARGEST = 1 << 20
+
+_Text = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """Who may write, since when.
+
+    execution, execution_id: the run's; 0 for a promotion. sync: the run publishes an epoch only when it is in the
+    place. ended: the run has ended, after this epoch, and everything is in the place.
+    """
+
+    store_id: _Text
+    term: Count
+    nonce: _Text
+    execution: Count
+    execution_id: _Text
+    host: _Text
+    pid: Count
+    purpose: _Text
+    since_ms: Moment
+    sync: bool
+    ended: Count | None = None
+
+    @property
+    def holder(self) -> str:
+        """Who that is, for people."""
+        who = f"execution {self.execution}" if self.execution else f"a {self.purpose}"
+        return one_line(f"{who} on {self.host} (process {self.pid})")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the term for programs."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "nonce"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The document. format: only grows."""
+
+    format: Count
+    lease: Term
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a directory knows of the term that it holds or is about to claim. before: the term before, which is still
+    that of the place if the claim was cut off."""
+
+    place: _Text
+    nonce: _Text
+    before: Term | None
+
+
+class Lease:
+    """A term that this process claimed. before: the term before."""
+
+    def __init__(self, documents: Documents, term: Term, before: Term | None) -> None:
+        self.term = term
+        self.before = before
+        self._documents = documents
+
+    def check(self) -> None:
+        """Check that no later term has begun: what was stored in the place by now is known to every later writer.
+
+        Raises TakenOverError, BackupTargetError, or BackupDamagedError.
+        """
+        self._own()
+
+    def end(self, epoch: int) -> None:
+        """Record that the run has ended after this epoch and that everything is in the place. Raises what `check`
+        raises."""
+        token = self._own()
+        try:
+            self._documents.put(NAME, _encode(replace(self.term, ended=epoch)), token)
+        except Conflict:
+            self._own()
+
+    def _own(self) -> Token:
+        found, token = _read(self._documents)
+        if found is None or found.nonce != self.term.nonce:
+            raise _taken_over(self._documents.shown, found)
+        return token
+
+
+def read_term(target: Target) -> Term | None:
+    """Return the term of a place, None if nobody claimed one. Raises BackupTargetError or BackupDamagedError."""
+    try:
+        return _decode(b"".join(target.read(NAME)), target.shown)
+    except FileNotFoundError:
+        return None
+    except UnreadableError as error:
+        raise _damaged(target.shown, str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """Who claims a term: a run's directory with the execution that begins, or a directory that is promoted."""
+
+    directory: Path
+    store_id: str
+    purpose: str
+    execution: Execution | None = None
+    sync: bool = False
+
+
+def claim(
+    documents: Documents,
+    claimant: Claimant,
+    clock: Clock,
+    random_id: Callable[[], str],
+    *,
+    takeover: bool = False,
+    seen: str | None = None,
+) -> Lease:
+    """Claim the next term of a place. takeover: whoever holds it now, but not for a directory that was taken over: it
+    lacks what was written since. seen: the nonce of the term that may be ended; "" if there was none.
+
+    A promotion that had claimed it already goes on with that term. Raises TakenOverError if another writer holds it, or
+    was faster; ForeignPartitionError for a place of another store, ConfigurationError if the store of the place cannot
+    write conditionally, BackupTargetError, BackupDamagedError or StorageError.
+    """
+    found, token = _read(documents)
+    if found is not None and found.store_id != claimant.store_id:
+        raise ForeignPartitionError(
+            f"it belongs to store {found.store_id}, and this is store {claimant.store_id}", path=documents.shown
+        )
+    held = _read_held(claimant.directory)
+    if held is not None and found is not None and found.nonce == held.nonce and claimant.execution is None:
+        # An earlier attempt of this promotion claimed it.
+        return Lease(documents, found, held.before)
+    known = {"" if seen is None else seen, *(_nonces(held))}
+    if _nonce(found) not in known and not (takeover and held is None):
+        raise _taken_over(documents.shown, found) if held or seen is not None else _held_by(documents.shown, found)
+    documents.check(CHECK)
+    who, execution = as_holder(claimant.purpose), claimant.execution
+    term = Term(
+        store_id=claimant.store_id,
+        term=(found.term if found else 0) + 1,
+        nonce=random_id(),
+        execution=execution.number if execution else 0,
+        execution_id=execution.id if execution else "",
+        host=who["host"],
+        pid=who["pid"],
+        purpose=claimant.purpose,
+        since_ms=clock.wall_ms(),
+        sync=claimant.sync,
+    )
+    # Before the claim: if this process is killed after it, the directory still holds the term.
+    _write_held(claimant.directory, _Held(documents.shown, term.nonce, found))
+    try:
+        documents.put(NAME, _encode(term), token)
+    except Conflict:
+        # It may be this very write, whose answer never arrived.
+        now, _ = _read(documents)
+        if now is None or now.nonce != term.nonce:
+            raise _taken_over(documents.shown, now) from None
+    return Lease(documents, term, found)
+
+
+def _nonce(term: Term | None) -> str:
+    return "" if term is None else term.nonce
+
+
+def _nonces(held: _Held | None) -> tuple[str, ...]:
+    """Return the nonces of the terms that a directory may go on from."""
+    return () if held is None else (held.nonce, _nonce(held.before))
+
+
+def _taken_over(shown: str, found: Term | None) -> TakenOverError:
+    if found is None:
+        return TakenOverError(
+            "its lease is gone", path=shown, cause="Somebody removed lease.json, or emptied the place."
+        )
+    return TakenOverError(f"{found.holder} is the store's writer now, with term {found.term}", path=shown)
+
+
+def _held_by(shown: str, found: Term | None) -> TakenOverError:
+    assert found is not None
+    return TakenOverError(
+        f"{found.holder} is the store's writer, with term {found.term}, and this directory is not the one that it used",
+        path=shown,
+        cause="The directory was restored or copied, or the other one is still in use.",
+        remedy="If nothing runs there any more, or it shall be stopped: run with --takeover.",
+    )
+
+
+def _read(documents: Documents) -> tuple[Term | None, Token]:
+    found = documents.get(NAME)
+    return (None, None) if found is None else (_decode(found.content, documents.shown), found.token)
+
+
+def _encode(term: Term) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(_Stored(FORMAT, term)), indent=1) + b"\n"
+
+
+def _decode(content: bytes, shown: str) -> Term:
+    stored = decode_json(content, lambda why: _damaged(shown, why), _Stored)
+    if stored.format > FORMAT:
+        raise UnsupportedVersionError(f"{NAME} has format {stored.format}", path=shown)
+    return stored.lease
+
+
+def _damaged(shown: str, why: str) -> BackupDamagedError:
+    return BackupDamagedError(
+        f"{NAME} cannot be read: {why}",
+        path=shown,
+        cause="It was edited, or another program wrote it.",
+        remedy="Make sure that one directory at most is in use, then remove the file.",
+    )
+
+
+def _read_held(directory: Path) -> _Held | None:
+    path = directory / NAME
+    try:
+        content = read_regular(path, LARGEST)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageError(str(error), path=path) from error
+    return decode_json(content, lambda why: _damaged(str(directory), why), _Held)
+
+
+def _write_held(directory: Path, held: _Held) -> None:
+    path = directory / NAME
+    try:
+        replace_durably(path, msgspec.json.encode(held), mode=modes_beside(directory / "part-0.sqlite3").file)
+    except OSError as error:
+        raise StorageError(str(error), path=path) from error

@@ -1,0 +1,469 @@
+"""Follow a place of backups: keep a directory as of its latest backup, at a cost in proportion to what changed.
+
+follow.1  Lock the directory, and mark it if it is new. Complete what a killed call left (follow.5 and follow.6). A
+          partition that is not as the mark says has to be fetched whole.
+follow.2  List the backups of the place. Choose the latest one, if it is later than what the directory is as of.
+follow.3  Fetch into a directory inside it what each partition lacks: the changes files of its chain since then, merged
+          into one; or, if its chain began again or branched, all of it. Compare it with the manifest; sync it.
+follow.4  Note in the mark what the partitions will be.
+follow.5  Apply it, one partition after the other, in one transaction or one rename each. What a partition holds shows
+          whether this was done before.
+follow.6  Note in the mark that the partitions are that. Remove what was fetched.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from recovery.backup.conditional import absolute_place
+from recovery.backup.lease import Term, read_term
+from recovery.backup.manifest import Manifest, StoredCopy, fingerprint, manifest_name
+from recovery.backup.objects import SpoiledObject, bring, fetch_object
+from recovery.backup.places import open_target
+from recovery.backup.progress import Observer, Progressed, ignore
+from recovery.backup.repository import (
+    Listing,
+    check_store,
+    is_damaged,
+    is_listed,
+    list_backups,
+    refuse_other_versions,
+)
+from recovery.backup.standby.document import STAGING, At, Standby, read_standby, write_standby
+from recovery.backup.target import Target
+from recovery.base import faults
+from recovery.base.clock import Clock
+from recovery.base.threads import each
+from recovery.errors import (
+    AlreadyInitializedError,
+    ConfigurationError,
+    CorruptPartitionError,
+    NoBackupError,
+    RecoveryError,
+    StorageError,
+    UnsupportedVersionError,
+)
+from recovery.host.durable import PRIVATE, Modes, make_directories, modes_beside, sync
+from recovery.planning.following import Position, Stage, is_later, latest_first, needed, same_link, stage_of
+from recovery.storage.copies import PinnedPartition, merge, put_in_place, read_links, replay
+from recovery.storage.lock import DirectoryLock
+from recovery.storage.scan import describe_file
+from recovery.storage.standby import NAME, is_standby
+from recovery.storage.verify import PartitionCheck
+
+AT_ONCE = 4
+ATTEMPTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A backup that a standby has come to be as of.
+
+    linked: the number of partitions whose changes were applied. whole_because: the files that were fetched whole, and
+    why. objects, stored_bytes: what was fetched.
+    """
+
+    backup: str
+    epoch: int
+    closed_ms: int | None
+    linked: int
+    whole_because: Mapping[str, str]
+    objects: int
+    stored_bytes: int
+    elapsed_s: float
+
+
+class Missed(NamedTuple):
+    """A backup later than the one that was reached, and why it cannot be used. epoch: None if that is not known."""
+
+    backup: str
+    epoch: int | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look at the place led to. followed: None if there was nothing later. problems: what was found to be wrong
+    with the partitions, and is repaired, a sentence each."""
+
+    followed: Followed | None
+    missed: tuple[Missed, ...]
+    problems: tuple[str, ...]
+
+
+class _Staged(NamedTuple):
+    """What was fetched for a partition. whole: why all of it was; None: changes, or nothing."""
+
+    position: Position
+    objects: int
+    stored_bytes: int
+    whole: str | None = None
+
+
+class Follower:
+    """A standby that this process keeps current, from entering to leaving. See the module for the steps."""
+
+    def __init__(
+        self,
+        directory: Path,
+        place: str | None,
+        clock: Clock,
+        *,
+        modes: Modes = PRIVATE,
+        observe: Observer = ignore,
+    ) -> None:
+        """place: the place of backups; None: the one that the directory follows already.
+
+        Entering it raises DirectoryLockedError, AlreadyInitializedError for a directory with partitions that is no
+        standby, ConfigurationError, CorruptPartitionError or StorageError.
+        """
+        self.directory = directory
+        self._place = None if place is None else absolute_place(place)
+        self._clock = clock
+        self._modes = modes
+        self._observe = observe
+        self._lock = DirectoryLock(directory, clock, "follow", follows=True)
+        self._staging = directory / STAGING
+        self._passed: set[str] = set()
+        self._stage: Stage | None = None
+        self._problems: list[str] = []
+        self._document = Standby("", "")
+        self.writer: Term | None = None
+        """The writer of the place, at the last look."""
+
+    @property
+    def at(self) -> At | None:
+        """What the directory is as of."""
+        return self._document.at
+
+    @property
+    def document(self) -> Standby:
+        """What the directory says of itself."""
+        return self._document
+
+    def __enter__(self) -> Follower:
+        # follow.1
+        if self._place is not None:
+            try:
+                make_directories(self.directory, self._modes)
+            except OSError as error:
+                raise StorageError(str(error), path=self.directory) from error
+        elif not is_standby(self.directory):
+            raise _no_standby(self.directory)
+        self._lock.acquire()
+        try:
+            self._document = self._marked()
+            self._target: Target = open_target(self._document.place)
+            faults.reach("follow.1")
+            if self._document.coming is not None:
+                self._apply(self._document.coming)
+            self._clear()
+            self._compare()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def look(self) -> Look:
+        """Bring the directory to the latest backup at the place that can be used.
+
+        Raises NoBackupError, ForeignPartitionError for backups of another store, UnsupportedVersionError,
+        BackupTargetError, BackupDamagedError if the lease is damaged, CorruptPartitionError or StorageError.
+        """
+        began_s = self._clock.elapsed_s()
+        for _ in range(ATTEMPTS):
+            self._lock.check()
+            # Before the backups: whoever writes from then on is a later writer.
+            self._note_writer()
+            # follow.2
+            if self._stage is None:
+                self._passed.clear()
+            listing = self._list()
+            missed: list[Missed] = []
+            followed: Followed | None = None
+            for manifest in self._later(listing):
+                try:
+                    followed = self._advance(manifest, began_s)
+                    break
+                except SpoiledObject as error:
+                    if not is_listed(self._target, manifest.id):
+                        # It was pruned meanwhile, so there is a later one.
+                        break
+                    missed.append(Missed(manifest.id, _epoch_of(manifest), error.found))
+            else:
+                return self._looked(listing, None, missed)
+            if followed is not None and self.at is not None and self.at.is_whole:
+                return self._looked(listing, followed, missed)
+        raise StorageError(
+            "it could not be brought to any backup",
+            path=self.directory,
+            cause="Backups are pruned faster than they can be fetched, or the files change while they are written.",
+            remedy="Keep more backups at the place (--keep), and run the command again.",
+        )
+
+    def _marked(self) -> Standby:
+        found = read_standby(self.directory)
+        if found is not None and self._place in (None, found.place):
+            return found
+        if self._place is None:
+            raise _no_standby(self.directory)
+        shown = open_target(self._place).shown
+        if found is None:
+            there = sorted(path.name for path in self.directory.glob("part-*.sqlite3*"))
+            if there:
+                raise AlreadyInitializedError(
+                    f"it holds {', '.join(there[:4])}, and is not a standby",
+                    path=self.directory,
+                    cause="It is a recovery directory in use, or was one.",
+                    remedy="Follow into another directory, or move this one away.",
+                )
+            found = Standby(self._place, shown)
+        found = replace(found, place=self._place, shown=shown)
+        write_standby(self.directory, found)
+        return found
+
+    def _compare(self) -> None:
+        """Find partitions that are not as the mark says."""
+        at = self.at
+        if at is None:
+            return
+        contents = [_content(path) for path in self._paths(len(at.positions))]
+        kept = tuple(p if p is not None and p.fingerprint == found else None
+                     for p, found in zip(at.positions, contents, strict=True))  # fmt: skip
+        self._problems += [
+            f"{path.name} is not as this standby left it, so it is fetched again"
+            for path, before, now in zip(self._paths(len(kept)), at.positions, kept, strict=True)
+            if before is not None and now is None
+        ]
+        self._document = replace(self._document, at=replace(at, positions=kept))
+        if self._document.at is not None and self._document.at.is_whole:
+            described = [describe_file(path) for path in self._paths(len(kept))]
+            self._stage = stage_of(described, at.taken_ms, at.manifest)
+
+    def _note_writer(self) -> None:
+        self.writer = read_term(self._target)
+        nonce = self.writer.nonce if self.writer is not None else ""
+        if nonce != self._document.writer:
+            self._document = replace(self._document, writer=nonce)
+            write_standby(self.directory, self._document)
+
+    def _list(self) -> Listing:
+        listing = list_backups(self._target, self._passed)
+        refuse_other_versions(self._target, listing.unreadable)
+        if not listing.manifests and not self._passed:
+            raise NoBackupError("it holds no finished backup", path=self._target.shown)
+        store_id = self._document.store_id or (listing.manifests[-1].store_id if listing.manifests else None)
+        if store_id is not None:
+            check_store(listing.manifests, store_id, self._target.shown)
+        return listing
+
+    def _later(self, listing: Listing) -> list[Manifest]:
+        """Return the backups that the directory is not as of yet, the latest first."""
+        found = [(_stage(manifest), manifest) for manifest in listing.manifests]
+        return latest_first([each for each in found if self._stage is None or is_later(each[0], self._stage)])
+
+    def _looked(self, listing: Listing, followed: Followed | None, missed: Sequence[Missed]) -> Look:
+        stage, at = self._stage, self.at
+        if stage is not None:
+            done = [manifest for manifest in listing.manifests if not is_later(_stage(manifest), stage)]
+            self._passed |= {manifest_name(manifest.id) for manifest in done}
+        newest = manifest_name(at.manifest) if at is not None else ""
+        damaged = [
+            Missed(entry.name, None, f"{entry.name} is damaged")
+            for entry in listing.unreadable
+            if entry.name > newest and is_damaged(self._target, entry, self._clock.wall_ms())
+        ]
+        problems, self._problems = tuple(self._problems), []
+        return Look(followed, (*missed, *damaged), problems)
+
+    def _advance(self, manifest: Manifest, began_s: float) -> Followed:
+        """Steps follow.3 to follow.6. Raises SpoiledObject."""
+        self._clear()
+        try:
+            make_directories(self._staging, PRIVATE)
+            # follow.3
+            staged = each(self._fetch, manifest.copies, at_once=AT_ONCE, name="follow")
+            sync(self._staging)
+        except OSError as error:
+            raise StorageError(str(error), path=self._staging) from error
+        faults.reach("follow.3")
+        # follow.4
+        epoch = _epoch_of(manifest)
+        closed = next((e for e in manifest.copies[0].description.epochs if e.epoch == epoch), None)
+        coming = At(
+            manifest=manifest.id,
+            taken_ms=manifest.started_ms,
+            epoch=epoch,
+            closed_ms=None if closed is None else closed.closed_ms,
+            positions=tuple(one.position for one in staged),
+            whole=tuple(index for index, one in enumerate(staged) if one.whole is not None),
+        )
+        self._document = replace(self._document, store_id=manifest.store_id, coming=coming)
+        write_standby(self.directory, self._document)
+        faults.reach("follow.4")
+        self._apply(coming)
+        self._stage = _stage(manifest) if self.at is not None and self.at.is_whole else None
+        names = [copy.description.path.name for copy in manifest.copies]
+        return Followed(
+            backup=manifest.id,
+            epoch=epoch,
+            closed_ms=coming.closed_ms,
+            linked=sum(one.whole is None and one.objects > 0 for one in staged),
+            whole_because={name: one.whole for name, one in zip(names, staged, strict=True) if one.whole is not None},
+            objects=sum(one.objects for one in staged),
+            stored_bytes=sum(one.stored_bytes for one in staged),
+            elapsed_s=self._clock.elapsed_s() - began_s,
+        )
+
+    def _fetch(self, copy: StoredCopy) -> _Staged:
+        target = Position(copy.object_name, copy.links, copy.origin, copy.taken_ms, copy.fingerprint)
+        before = self._position(copy.description.index)
+        need = needed(before, target, [(one.object_name, one.links) for one in copy.changes])
+        if need.files is None:
+            return self._fetch_whole(copy, target, need.why)
+        files = copy.changes[need.files :]
+        if not files:
+            return _Staged(target, 0, 0)
+        assert before is not None
+        name = copy.description.path.name
+        parts = [self._staging / f"{name}.{number}" for number in range(len(files))]
+        for path, one in zip(parts, files, strict=True):
+            fetch_object(self._target, one.object_name, one.sha256, one.size_bytes, path, lambda _: None)
+        try:
+            if not same_link(before, [(link.number, link.taken_ms) for link in read_links(parts[0])]):
+                return self._fetch_whole(copy, target, "its chain branched")
+            staged = self._changes(name)
+            if len(parts) == 1:
+                parts[0].rename(staged)
+            else:
+                merge(parts, staged)
+        except (CorruptPartitionError, UnsupportedVersionError) as error:
+            raise SpoiledObject(None, f"{copy.origin} cannot be used: {error.found}") from error
+        finally:
+            for path in parts:
+                path.unlink(missing_ok=True)
+        sync(staged)
+        return _Staged(target, len(files), sum(one.stored_bytes for one in files))
+
+    def _fetch_whole(self, copy: StoredCopy, target: Position, why: str) -> _Staged:
+        path = self._staging / copy.description.path.name
+        bring(self._target, copy, path, self._observe)
+        problems = PartitionCheck(path).run().problems
+        if not problems and _content(path) != copy.fingerprint:
+            problems = ("it differs from the copy that the backup describes",)
+        if problems:
+            raise SpoiledObject(None, f"{copy.origin}: {problems[0]}")
+        there = self.directory / path.name
+        path.chmod((modes_beside(there) if there.exists() else self._modes).file)
+        sync(path)
+        self._observe(Progressed("fetched", path.name, copy.size_bytes, copy.size_bytes))
+        return _Staged(target, len(copy.objects), sum(size for _, size in copy.objects), why)
+
+    def _apply(self, coming: At) -> None:
+        # follow.5
+        paths = self._paths(len(coming.positions))
+        try:
+            positions = each(
+                lambda index: self._applied(coming, index, paths[index]), range(len(paths)), at_once=AT_ONCE,
+                name="follow",
+            )  # fmt: skip
+            sync(self.directory)
+        except OSError as error:
+            raise StorageError(str(error), path=self.directory) from error
+        faults.reach("follow.5")
+        # follow.6
+        at = replace(coming, positions=tuple(positions), whole=())
+        self._document = replace(self._document, at=at, coming=None)
+        write_standby(self.directory, self._document)
+        faults.reach("follow.6")
+        self._clear()
+
+    def _applied(self, coming: At, index: int, path: Path) -> Position | None:
+        """Bring a partition to what it will be; None if that is not possible with what was fetched."""
+        target, before = coming.positions[index], self._position(index)
+        staged = self._staging / path.name
+        if index in coming.whole and staged.exists():
+            put_in_place(staged, path)
+            return target
+        content = _content(path)
+        if target is None or content == target.fingerprint:
+            return target
+        if before is None or content != before.fingerprint or not self._changes(path.name).exists():
+            self._again(path, "it is not as this standby left it")
+            return None
+        try:
+            replay(path, [self._changes(path.name)], target.links, done=before.links, follows=True)
+        except CorruptPartitionError as error:
+            self._again(path, error.found)
+            return None
+        faults.reach("follow.5.partition")
+        if _content(path) != target.fingerprint:
+            self._again(path, "its changes lead elsewhere")
+            return None
+        size = self._changes(path.name).stat().st_size
+        self._observe(Progressed("applied", path.name, size, size))
+        return target
+
+    def _again(self, path: Path, why: str) -> None:
+        self._problems.append(f"{path.name} is fetched again: {why}")
+
+    def _position(self, index: int) -> Position | None:
+        at = self.at
+        return at.positions[index] if at is not None and index < len(at.positions) else None
+
+    def _paths(self, count: int) -> list[Path]:
+        return [self.directory / f"part-{index}.sqlite3" for index in range(count)]
+
+    def _changes(self, name: str) -> Path:
+        return self._staging / f"{name}.changes"
+
+    def _clear(self) -> None:
+        """Remove what was fetched and is not needed any more, and drafts that a killed call left."""
+        try:
+            if self._staging.exists():
+                shutil.rmtree(self._staging)
+            for draft in self.directory.glob(f".{NAME}.*"):
+                draft.unlink()
+        except OSError as error:
+            raise StorageError(str(error), path=self._staging) from error
+
+
+def _no_standby(directory: Path) -> ConfigurationError:
+    return ConfigurationError(
+        "it is not a standby",
+        path=directory,
+        cause="No recovery follow made it, or it was promoted.",
+        remedy="Make one: python -m recovery follow SRC DIR",
+    )
+
+
+def _content(path: Path) -> int | None:
+    """Return the fingerprint of a partition; None if it cannot be read."""
+    try:
+        pinned = PinnedPartition(path)
+    except StorageError:
+        if path.exists():
+            raise
+        return None
+    except RecoveryError:
+        return None
+    try:
+        return fingerprint(pinned.description, pinned.operational)
+    finally:
+        pinned.release()
+
+
+def _stage(manifest: Manifest) -> Stage:
+    return stage_of([copy.description for copy in manifest.copies], manifest.started_ms, manifest.id)
+
+
+def _epoch_of(manifest: Manifest) -> int:
+    """Return the newest epoch that all copies of a backup hold; they are of one moment, and so of one timeline."""
+    return min(copy.description.newest_epoch for copy in manifest.copies)

@@ -1,0 +1,106 @@
+"""`recovery promote DIR`, and the same before a run (`run --takeover`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from recovery.base.clock import SystemClock
+from recovery.base.printable import one_line
+from recovery.cli.backup_progress import CopyProgress
+from recovery.cli.common import DIRECTORY, format_time, json_option, print_json, say, tell
+from recovery.planning.going_back import after_text
+
+if TYPE_CHECKING:
+    # It imports Arrow, which other commands need not wait for.
+    from recovery.backup.standby.promote import Promoted
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=DIRECTORY, envvar="RECOVERY_DIRECTORY")
+@click.option("--unfenced", is_flag=True,
+              help="Do not ask the place, which is gone or knows no conditional writes. Nothing stops a run that still "
+                   "writes there: make sure that it has ended.")  # fmt: skip
+@json_option
+def promote(directory: Path, unfenced: bool, as_json: bool) -> None:
+    """Make DIR, a standby that `recovery follow` keeps current, an ordinary directory: it takes over the store.
+
+    First the run that replicates to the followed place is fenced: it is refused at its next close. Then DIR is brought
+    to the latest backup, and what is lost is said. The next `recovery run -r DIR` goes on from there.
+    """
+    done = take_over(directory, unfenced=unfenced, quiet=as_json)
+    if as_json:
+        print_json(promoted_facts(done))
+    else:
+        say(promoted_text(done))
+
+
+def take_over(directory: Path, *, unfenced: bool = False, quiet: bool = False) -> Promoted:
+    """Promote a standby. Raises what `recovery.backup.standby.promote.promote` raises."""
+    from recovery.backup.standby.promote import promote as promote_standby
+
+    progress = CopyProgress(quiet=quiet)
+    return promote_standby(directory, SystemClock(), lambda: token_hex(8), unfenced=unfenced, observe=progress.observe)
+
+
+def take_over_before_run(directory: Path, *, quiet: bool) -> None:
+    """Promote the directory of a run that is about to start, and say on standard error what is lost."""
+    tell(promoted_text(take_over(directory, quiet=quiet)))
+
+
+def promoted_text(done: Promoted) -> str:
+    """Return what was promoted, and what is lost, for people."""
+    snapshot = done.resume.snapshot
+    epoch = done.resume.resume_epoch - 1
+    closed = f", closed {format_time(snapshot.closed_ms)}" if snapshot is not None else ""
+    lines = [f"promoted {one_line(done.directory)}: the state {after_text(epoch)}{closed}, of backup {done.backup}"]
+    if done.term is None:
+        lines.append("unfenced: a run that still writes to the place is not stopped")
+    elif done.before is None:
+        lines.append(f"term {done.term.term}: nobody held the store before, so no run is stopped by it")
+    else:
+        lines.append(f"term {done.term.term}, after {done.before.holder}, which may not publish any more")
+    lines += [one_line(f"backup {each.backup} cannot be used: {each.why}") for each in done.missed]
+    lines.append(_lost_text(done))
+    return "\n".join(lines)
+
+
+def promoted_facts(done: Promoted) -> dict[str, Any]:
+    """Return the same for programs."""
+    snapshot = done.resume.snapshot
+    return {
+        "directory": str(done.directory),
+        "source": done.source,
+        "backup": done.backup,
+        "store_id": done.resume.store_id,
+        "flow": done.resume.flow_id,
+        "epoch": done.resume.resume_epoch - 1,
+        "resume_epoch": done.resume.resume_epoch,
+        "closed_ms": snapshot.closed_ms if snapshot else None,
+        "fenced": done.term is not None,
+        "term": done.term.as_json() if done.term else None,
+        "before": done.before.as_json() if done.before else None,
+        "lost_epochs": list(done.lost_epochs) if done.lost_epochs else None,
+        "unseen": done.unseen,
+        "missed": [{"backup": each.backup, "epoch": each.epoch, "why": each.why} for each in done.missed],
+    }
+
+
+def _lost_text(done: Promoted) -> str:
+    epoch = done.resume.resume_epoch - 1
+    lost = ""
+    if done.lost_epochs is not None:
+        first, last = done.lost_epochs
+        lost = f"epoch {first} is lost" if first == last else f"epochs {first} to {last} are lost"
+    elif done.missed:
+        lost = "what these backups held besides is lost"
+    if done.unseen == "nothing":
+        return lost or "nothing is lost"
+    if done.unseen == "unpublished":
+        rest = f"nothing that was published is lost; what was closed after epoch {epoch} is computed again"
+        return f"{lost}; what was closed after that was not published" if lost else rest
+    rest = f"what was closed after epoch {epoch}, and did not get into the place, is lost"
+    return f"{lost}; {rest}" if lost else f"{rest}, if there was any; no later epoch is in the place"

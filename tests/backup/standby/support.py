@@ -1,0 +1,38 @@
+"""What the tests of standbys share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recovery.backup.standby.follow import Follower, Look
+from recovery.backup.standby.promote import Promoted, promote
+from recovery.base.clock import SystemClock
+from recovery.planning.resume import plan_resume
+from recovery.storage.scan import scan
+from tests.backup.support import random_id
+from tests.stores import State, problems, state_at
+
+
+def followed(place: Path | str, directory: Path) -> Look:
+    """One look of `recovery follow --once`."""
+    with Follower(directory, str(place), SystemClock()) as follower:
+        return follower.look()
+
+
+def promoted(directory: Path, **options: object) -> Promoted:
+    """A promotion as the command makes it."""
+    return promote(directory, SystemClock(), random_id, **options)
+
+
+def newest_state(directory: Path) -> tuple[int, State]:
+    """The epoch that a run would go on from, and its state."""
+    epoch = plan_resume(scan(directory)).resume_epoch - 1
+    return epoch, state_at(directory, epoch)
+
+
+def assert_follows(directory: Path, source: Path) -> None:
+    """The directory holds what the source holds, whole, and nothing is left from fetching it."""
+    assert problems(directory) == []
+    assert newest_state(directory) == newest_state(source)
+    names = {path.name for path in directory.iterdir()}
+    assert {name for name in names if not name.startswith("part-")} <= {"standby.json", "recovery.lock", "lease.json"}

@@ -1,0 +1,248 @@
+"""Taking over: the standby has what was published, the run before is refused, and what is lost is said."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from recovery.backup.conditional import open_documents
+from recovery.backup.lease import Claimant, Lease, claim
+from recovery.backup.standby.promote import promote
+from recovery.base.clock import SystemClock
+from recovery.base.ids import Epoch
+from recovery.errors import (
+    BackupDamagedError,
+    BackupTargetError,
+    ConfigurationError,
+    NoBackupError,
+    RecoveryError,
+    StandbyDirectoryError,
+    TakenOverError,
+)
+from recovery.planning.resume import plan_resume
+from recovery.storage.lock import DirectoryLock
+from recovery.storage.scan import scan
+from tests.backup.standby.support import assert_follows, followed, newest_state, promoted
+from tests.backup.support import back_up, random_id
+from tests.backup.test_incremental_faults import change, flip
+from tests.faults.minirun import MiniRun, child, die_at, states, totals
+from tests.stores import Driver, problems
+
+
+def writer(directory: Path, place: Path, *, sync: bool = False) -> Lease:
+    """A run on the directory claims the place, as `run --replicate` does."""
+    place.mkdir(exist_ok=True)
+    with Driver(directory) as run:
+        claimant = Claimant(directory, run.plan.store_id, "flow x", run.execution, sync)
+        return claim(open_documents(str(place)), claimant, SystemClock(), random_id)
+
+
+def test_it_is_an_ordinary_directory_then(store, tmp_path):
+    """With all that is in the place, also what it had not followed yet; the run before is refused."""
+    place, standby = tmp_path / "place", tmp_path / "standby"
+    lease = writer(store, place)
+    back_up(store, place, incremental=True)
+    followed(place, standby)
+    change(store)
+    made = back_up(store, place, incremental=True).manifest
+    with pytest.raises(StandbyDirectoryError):
+        DirectoryLock(standby, SystemClock(), "a run").acquire()
+    done = promoted(standby)
+    assert (done.backup, done.before, done.term.term, done.missed) == (made.id, lease.term, 2, ())
+    assert (done.lost_epochs, done.unseen) == (None, "unknown")
+    assert done.resume.resume_epoch == plan_resume(scan(standby)).resume_epoch
+    assert_follows(standby, store)
+    with pytest.raises(TakenOverError, match="a promotion"):
+        lease.check()
+    with pytest.raises(ConfigurationError, match="not a standby"):
+        promoted(standby)
+    writer(standby, place).check()
+    change(standby)
+    back_up(standby, place, incremental=True)
+    assert followed(place, tmp_path / "another").followed.epoch == newest_state(standby)[0]
+
+
+def test_what_is_lost_is_said(store, tmp_path):
+    """Nothing after a run that ended; only what was not published after one that waits; which epochs, if known."""
+    place, first = tmp_path / "place", tmp_path / "first"
+    lease = writer(store, place, sync=True)
+    back_up(store, place, incremental=True)
+    followed(place, first)
+    for _ in range(2):
+        change(store)
+        made = back_up(store, place, incremental=True).manifest
+
+    def at(name: str) -> tuple[Path, Path]:
+        here = Path(shutil.copytree(place, tmp_path / f"place {name}"))
+        there = Path(shutil.copytree(first, tmp_path / f"standby {name}"))
+        followed(here, there)
+        return here, there
+
+    assert promoted(at("waits")[1]).unseen == "unpublished"
+    here, there = tmp_path / "place torn", Path(shutil.copytree(first, tmp_path / "standby torn"))
+    shutil.copytree(place, here)
+    flip(here / made.copies[0].origin)
+    followed(here, there)
+    done = promoted(there)
+    assert done.lost_epochs == (3, 3)
+    assert made.copies[0].origin in done.missed[0].why
+    lease.end(3)
+    assert promoted(at("ended")[1]).unseen == "nothing"
+
+
+def test_another_writer_than_the_one_it_saw_is_not_ended(store, tmp_path):
+    """The run was started again, or another standby was faster: it looks once more, and may then."""
+    place, standby = tmp_path / "place", tmp_path / "standby"
+    writer(store, place)
+    back_up(store, place, incremental=True)
+    followed(place, standby)
+    other = Path(shutil.copytree(standby, tmp_path / "other"))
+    again = writer(store, place)
+    with pytest.raises(TakenOverError, match="execution"):
+        promoted(standby)
+    again.check()
+    followed(place, standby)
+    followed(place, other)
+    promoted(other)
+    with pytest.raises(TakenOverError, match="a promotion"):
+        promoted(standby)
+    followed(place, standby)
+    promoted(standby)
+
+
+def test_unfenced_asks_nobody(store, tmp_path):
+    """The place is gone: the directory is what it was; and a promotion that is fenced says why it fails."""
+    place, standby = tmp_path / "place", tmp_path / "standby"
+    back_up(store, place, incremental=True)
+    followed(place, standby)
+    shutil.rmtree(place)
+    with pytest.raises(BackupTargetError, match="no such directory"):
+        promoted(standby)
+    done = promoted(standby, unfenced=True)
+    assert (done.term, done.unseen) == (None, "unknown")
+    assert_follows(standby, store)
+
+
+def test_what_cannot_be_promoted(store, tmp_path):
+    """A standby without a backup, or with a partition that is gone and cannot be fetched."""
+    place, standby = tmp_path / "place", tmp_path / "standby"
+    place.mkdir()
+    with pytest.raises(NoBackupError):
+        followed(place, standby)
+    with pytest.raises(NoBackupError, match="nothing was fetched"):
+        promoted(standby)
+    back_up(store, place, incremental=True)
+    followed(place, standby)
+    (standby / "part-1.sqlite3").unlink()
+    with pytest.raises(BackupDamagedError, match="part-1"):
+        promoted(standby, unfenced=True)
+    promoted(standby)
+    assert_follows(standby, store)
+
+
+@pytest.mark.parametrize("point", ["follow.1", "follow.3", "follow.4", "follow.5.partition", "follow.5", "follow.6",
+                                   "promote.2", "promote.3", "promote.5"])  # fmt: skip
+def test_killed_at_a_crash_point_it_is_repeated(store, tmp_path, point):
+    """It keeps the term that it claimed, and still knows whom it replaced."""
+    place, standby = tmp_path / "place", tmp_path / "standby"
+    lease = writer(store, place, sync=True)
+    back_up(store, place, incremental=True)
+    followed(place, standby)
+    change(store)
+    back_up(store, place, incremental=True)
+
+    def killed() -> None:
+        die_at(point)
+        promote(standby, SystemClock(), random_id)
+
+    pid = child(killed)
+    assert os.waitpid(pid, 0)[1] == 9
+    if point != "promote.5":
+        done = promoted(standby)
+        assert (done.before, done.term.term, done.unseen) == (lease.term, 2, "unpublished")
+    assert_follows(standby, store)
+    with pytest.raises(TakenOverError):
+        lease.check()
+
+
+class Replicating:
+    """What a run with --replicate-sync does with each epoch: store it, check the lease, then publish.
+
+    `pause` is called with the number of the step that comes next. published: epochs, each with the execution that
+    closed it.
+    """
+
+    def __init__(self, directory: Path, place: Path, published: list, pause) -> None:
+        self.directory, self.place, self.published, self._pause = directory, place, published, pause
+        self.lease: Lease | None = None
+        self.execution = ""
+
+    def prepare(self, epoch, batch, floor):
+        self._pause(1)
+        return {}
+
+    def closed(self, batch) -> None:
+        self._pause(2)
+
+    def publish(self, epoch: Epoch, batch, floor) -> None:
+        back_up(self.directory, self.place, incremental=True)
+        self._pause(3)
+        self.lease.check()
+        self._pause(4)
+        self.published.append((int(epoch), self.execution))
+        self._pause(5)
+
+
+def running(directory: Path, place: Path, published: list, pause=lambda _: None) -> MiniRun:
+    """A run of the package's own protocol that replicates. As sinks do, it first publishes what was closed before."""
+    replicating = Replicating(directory, place, published, pause)
+    run = MiniRun(directory, 5, contributors=(replicating,), backup_interval="1h")
+    description = run.store.describe()[0]
+    replicating.execution = description.executions[-1].id
+    claimant = Claimant(directory, description.store_id, "flow", description.executions[-1], sync=True)
+    place.mkdir(exist_ok=True)
+    replicating.lease = claim(open_documents(str(place)), claimant, SystemClock(), random_id)
+    published += [(int(each.epoch), each.execution.id) for each in description.epochs]
+    return run
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4, 5])
+def test_two_runs_never_both_publish_an_epoch(store_dir, tmp_path, step):
+    """A standby takes over while the run is at any step of closing an epoch. What is published of an epoch is by one
+    execution, which is the one that the state goes on from."""
+    place, standby, published = tmp_path / "place", tmp_path / "standby", []
+    taken: list = []
+    run = None
+
+    def pause(now: int) -> None:
+        if now == step and run is not None and run.closer.epoch - 1 == 3 and not taken:
+            taken.append(promoted(standby))
+            successor = running(standby, place, published)
+            for _ in range(2):
+                successor.batch()
+            successor.finish()
+
+    run = running(store_dir, place, published, pause)
+    refused = None
+    try:
+        for number in range(5):
+            run.batch()
+            if number == 1:
+                run.closer.wait()
+                followed(place, standby)
+    except RecoveryError as error:
+        refused = error
+    try:
+        run.finish() if refused is None else run.release()
+    except RecoveryError as error:
+        refused = error
+    assert isinstance(refused, TakenOverError)
+    kept = {(int(each.epoch), each.execution.id) for each in plan_resume(scan(standby)).partitions[0].epochs}
+    assert set(published) == kept
+    assert (taken[0].unseen, taken[0].lost_epochs) == ("unpublished", None)
+    assert taken[0].resume.resume_epoch == (3 if step < 3 else 4)
+    assert problems(standby) == []
+    assert states(standby) == totals(5, plan_resume(scan(standby)).snapshot.batch_id + 1)

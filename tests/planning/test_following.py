@@ -1,0 +1,79 @@
+"""What a standby has to fetch, as functions of values."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from recovery.planning.following import Position, Stage, is_later, latest_first, needed, same_link
+
+BASE = "objects/part-0/a.sqlite3.zst"
+
+
+def stage(executions: str, epoch: int = 1, taken_ms: int = 0, started=lambda name: ord(name)) -> Stage:
+    return Stage(tuple((each, started(each)) for each in executions), epoch, taken_ms, f"{taken_ms}")
+
+
+def test_the_later_of_two_is_what_became_of_the_other():
+    """Whatever clocks say: more executions, then more epochs, then the time of the backup."""
+    ordered = [stage("a", 5, 900), stage("a", 6, 800), stage("a", 6, 900), stage("ab", 2, 100), stage("abc", 1, 50)]
+    for one, other in itertools.combinations(ordered, 2):
+        assert is_later(other, one)
+        assert not is_later(one, other)
+        assert not is_later(one, one)
+
+
+def test_of_two_timelines_the_one_that_was_begun_last_counts():
+    """As in a restore: by the first execution that they do not share, however far the other has come."""
+    assert is_later(stage("ac", 1), stage("abdef", 9))
+    assert not is_later(stage("abdef", 9), stage("ac", 1))
+
+
+def test_the_latest_comes_first_in_any_order():
+    """The order is total."""
+    chance = random.Random(1)
+    names = ["".join(chance.sample("abcd", chance.randint(1, 4))) for _ in range(60)]
+    stages = [stage(name, chance.randint(1, 3), number) for number, name in enumerate(names)]
+    first = latest_first([(each, each) for each in stages])
+    chance.shuffle(stages)
+    assert latest_first([(each, each) for each in stages]) == first
+    assert all(is_later(one, other) for one, other in itertools.combinations(first, 2))
+
+
+def position(links: int, origin: str, fingerprint: int = 1, taken_ms: int = 0, base: str = BASE) -> Position:
+    return Position(base, links, origin, taken_ms, fingerprint)
+
+
+def test_only_files_behind_the_partitions_link_are_fetched():
+    """From the one that holds the next link on."""
+    files = [("1-3", 3), ("4", 1), ("5", 1)]
+    target = position(5, "5", 9)
+    found = [needed(position(n, name), target, files).files for n, name in [(0, BASE), (3, "1-3"), (4, "4")]]
+    assert found == [0, 1, 2]
+    # Its link is inside of a file that was merged since.
+    assert needed(position(2, "2"), target, files).files == 0
+
+
+def test_a_partition_of_equal_content_needs_nothing():
+    """Also when another chain leads to it."""
+    assert needed(position(5, "5", 9, base="other"), position(1, "1", 9), [("1", 1)]).files == 1
+
+
+def test_another_chain_is_fetched_whole():
+    """As is a branch of the chain: the file that ends with its link is another backup's, or there are fewer links."""
+    files = [("1", 1), ("2", 1), ("3", 1)]
+    target = position(3, "3", 9)
+    assert needed(None, target, files).files is None
+    assert "new chain" in needed(position(1, "1", base="other"), target, files).why
+    assert "branched" in needed(position(2, "2 of another"), target, files).why
+    assert "branched" in needed(position(3, "3 of another"), target, files).why
+    assert "branched" in needed(position(7, "7"), target, files).why
+
+
+def test_a_link_inside_of_a_merged_file_is_known_by_its_time():
+    """Two backups may each have made a link of this number."""
+    at = position(2, "2", taken_ms=20)
+    assert same_link(at, [(1, 10), (2, 20), (3, 30)])
+    assert not same_link(at, [(1, 10), (2, 21), (3, 30)])
+    assert same_link(at, [(3, 30), (4, 40)])
+    assert not same_link(at, [(4, 40)])
