@@ -16,6 +16,7 @@ from recovery.backup.places import open_target, shown_address
 from recovery.backup.target import DirectoryTarget
 from recovery.errors import BackupTargetError, ConfigurationError, StateBackendError
 from recovery.host.buckets import KINDS, azure_place
+from recovery.host.durable import Modes, make_directories
 from recovery.operational.backends.address import Address
 from recovery.operational.backends.objects import BucketObjects, Conflict, FileObjects, Found, Objects, Token
 
@@ -79,11 +80,19 @@ class Documents:
             raise BackupTargetError(error.found, path=self.shown, cause=error.cause) from error
 
 
-def open_documents(place: str) -> Documents:
-    """Return the documents at a place of backups. Raises ConfigurationError if that needs a package, or if the address
-    holds credentials, which this client takes from the environment only."""
+def open_documents(place: str, make: Modes | None = None) -> Documents:
+    """Return the documents at a place of backups. make: make a directory that is missing, with these permissions.
+
+    Raises ConfigurationError if that needs a package, or if the address holds credentials, which this client takes from
+    the environment only; BackupTargetError.
+    """
     target = open_target(place)
     if isinstance(target, DirectoryTarget):
+        if make is not None:
+            try:
+                make_directories(target.root, make)
+            except OSError as error:
+                raise BackupTargetError(str(error), path=target.shown) from error
         return Documents(FileObjects(target.root, TIMEOUT_S), target.shown)
     return Documents(BucketObjects(_address(place)), target.shown)
 

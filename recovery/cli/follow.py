@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from recovery.backup.progress import Progressed
 from recovery.base.clock import Clock, SystemClock
 from recovery.base.intervals import format_interval
 from recovery.base.printable import one_line
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     # It imports Arrow, which other commands need not wait for.
     from recovery.backup.standby.follow import Follower, Look
 
-PASSING = (BackupTargetError, NoBackupError, StorageError)
+PASSING = (BackupTargetError, BackupDamagedError, NoBackupError, StorageError)
 """Errors that may be gone at the next look: an unreachable service, a full disk, a place without a backup yet."""
 
 
@@ -62,9 +63,14 @@ def follow(source: str, directory: Path, every: float, once: bool, umask: bool, 
     from recovery.backup.standby.follow import Follower
 
     clock = SystemClock()
-    progress = CopyProgress(quiet=as_json or not once)
-    modes = UMASK if umask else PRIVATE
-    with Follower(directory, source, clock, modes=modes, observe=progress.observe) as follower:
+    progress = CopyProgress(quiet=as_json)
+
+    def observe(event: Progressed) -> None:
+        # A line for each partition and epoch would be too much.
+        if once or event.step != "applied":
+            progress.observe(event)
+
+    with Follower(directory, source, clock, modes=UMASK if umask else PRIVATE, observe=observe) as follower:
         if once:
             look = follower.look()
             _say(follower, look, clock, as_json)
@@ -86,7 +92,7 @@ def _again_and_again(follower: Follower, every_s: float, clock: Clock, as_json: 
             with answering("the backup that is being applied"):
                 look = follower.look()
             wrong = tuple(f"backup {each.backup} cannot be used: {each.why}" for each in look.missed)
-            if look.followed is not None or look.problems:
+            if look.followed is not None or look.problems or (as_json and wrong and wrong != said):
                 _say(follower, look, clock, as_json, line=True)
         except PASSING as error:
             wrong = (error.found,)

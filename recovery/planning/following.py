@@ -48,8 +48,11 @@ def is_later(one: Stage, other: Stage) -> bool:
 
 def latest_first(stages: Sequence[tuple[Stage, T]]) -> list[T]:
     """Return what belongs to stages, that of the latest stage first."""
-    ordered = sorted(stages, key=cmp_to_key(lambda one, other: is_later(one[0], other[0]) - is_later(other[0], one[0])))
-    return [each for _, each in reversed(ordered)]
+
+    def order(one: tuple[Stage, T], other: tuple[Stage, T]) -> int:
+        return is_later(other[0], one[0]) - is_later(one[0], other[0])
+
+    return [each for _, each in sorted(stages, key=cmp_to_key(order))]
 
 
 class Position(NamedTuple):

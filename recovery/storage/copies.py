@@ -220,13 +220,24 @@ def discard_copy(path: Path) -> None:
 
 
 def put_in_place(copy: Path, path: Path) -> None:
-    """Give a whole copy the name `path`, in place of the partition there, whose log goes too. Nobody else may write to
-    that. Not synced; if it is cut off, repeat it. Raises StorageError."""
+    """Give a whole copy, which is synced, the name `path`, in place of the partition there, whose log goes too; if that
+    is a link, where it leads. Nobody else may write to it. If it is cut off, repeat it. Raises StorageError."""
     with translated(path):
         for suffix in ("-wal", "-shm"):
             # SQLite would take it for the log of the new file.
             beside(path, suffix).unlink(missing_ok=True)
-        copy.replace(path)
+        real = Path(os.path.realpath(path))
+        if real.parent.stat().st_dev != copy.stat().st_dev:
+            draft = real.with_name(f".{real.name}.draft")
+            draft.unlink(missing_ok=True)
+            _copy_file(copy, draft)
+            draft.chmod(copy.stat().st_mode)
+            sync(draft)
+            draft.replace(real)
+            copy.unlink()
+        else:
+            copy.replace(real)
+        sync(real.parent)
 
 
 def settle(path: Path, newest: Epoch, *, store_id: str | None = None) -> PartitionDescription:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -21,12 +22,13 @@ from recovery.backup.places import open_target
 from recovery.backup.repository import list_backups, prune
 from recovery.backup.target import ObjectTarget
 from recovery.base.clock import SystemClock
-from recovery.errors import BackupTargetError
+from recovery.errors import BackupTargetError, NoBackupError, TakenOverError
 from recovery.planning.backups import KeepRule
 from recovery.replication.process import Replication
 from recovery.storage.scan import scan
 from tests.backup import emulators
 from tests.backup.emulators import BUCKET, Emulator
+from tests.backup.standby.support import assert_follows, followed, promoted, writer
 from tests.backup.support import assert_sound, back_up, bring_back, states, work
 from tests.backup.test_commands import call
 from tests.backup.test_incremental import fill
@@ -130,6 +132,39 @@ def test_a_replica_in_a_service_that_stands_still(store, place, emulator, tmp_pa
     bring_back(open_target(place), tmp_path / "new", tmp_path)
     assert_sound(tmp_path / "new")
     assert states(tmp_path / "new") == states(store)
+
+
+def test_a_standby(store, place, emulator, tmp_path):
+    """It follows links, takes over, and goes on; the writer before is refused by a conditional write. Google's emulator
+    knows none (tests/backup/test_lease.py has another one), so there a standby can be promoted only unfenced."""
+    pytest.importorskip("obstore", reason="obstore is not installed (the test extra has it)")
+    fill(store)
+    target, standby = open_target(place), tmp_path / "standby"
+    with pytest.raises(NoBackupError):
+        followed(place, standby)
+    lease = None
+    with pytest.raises(BackupTargetError) if emulator.kind == "gs" else contextlib.nullcontext():
+        lease = writer(store, place)
+    back_up(store, target, incremental=True)
+    assert len(followed(place, standby).followed.whole_because) == 3
+    with Driver(store) as run:
+        run.apply(run.epoch, {f"old{n}": "x" for n in range(9)})
+        run.close(run.epoch)
+    made = back_up(store, target, incremental=True)
+    assert followed(place, standby).followed.stored_bytes == made.stored_bytes
+    assert_follows(standby, store)
+    if lease is None:
+        with pytest.raises(BackupTargetError):
+            promoted(standby)
+        assert promoted(standby, unfenced=True).term is None
+        return
+    done = promoted(standby)
+    assert (done.before, done.term.term) == (lease.term, 2)
+    with pytest.raises(TakenOverError):
+        lease.check()
+    with pytest.raises(TakenOverError):
+        writer(store, place)
+    assert writer(standby, place).term.term == 3
 
 
 def test_objects_are_stored_as_they_are(place, emulator):

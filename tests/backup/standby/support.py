@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from recovery.backup.conditional import open_documents
+from recovery.backup.lease import Claimant, Lease, claim
 from recovery.backup.standby.follow import Follower, Look
 from recovery.backup.standby.promote import Promoted, promote
 from recovery.base.clock import SystemClock
 from recovery.planning.resume import plan_resume
 from recovery.storage.scan import scan
 from tests.backup.support import random_id
-from tests.stores import State, problems, state_at
+from tests.stores import Driver, State, problems, state_at
 
 
 def followed(place: Path | str, directory: Path) -> Look:
@@ -22,6 +24,15 @@ def followed(place: Path | str, directory: Path) -> Look:
 def promoted(directory: Path, **options: object) -> Promoted:
     """A promotion as the command makes it."""
     return promote(directory, SystemClock(), random_id, **options)
+
+
+def writer(directory: Path, place: Path | str, *, sync: bool = False) -> Lease:
+    """A run on the directory claims the place, as `run --replicate` does."""
+    if isinstance(place, Path):
+        place.mkdir(exist_ok=True)
+    with Driver(directory) as run:
+        claimant = Claimant(directory, run.plan.store_id, "flow x", run.execution, sync)
+        return claim(open_documents(str(place)), claimant, SystemClock(), random_id)
 
 
 def newest_state(directory: Path) -> tuple[int, State]:

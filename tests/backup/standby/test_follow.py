@@ -124,6 +124,24 @@ def test_a_new_chain_is_fetched_whole(store, tmp_path):
     assert_follows(standby, store)
 
 
+def test_a_partition_that_is_a_link_stays_one(store, tmp_path, tmp_path_factory):
+    """A whole copy takes the place of the file that it leads to, also on another disk."""
+    place, standby, disk = tmp_path / "place", tmp_path / "standby", tmp_path_factory.mktemp("disk")
+    back_up(store, place)
+    followed(place, standby)
+    shutil.move(standby / "part-1.sqlite3", disk / "part-1.sqlite3")
+    (standby / "part-1.sqlite3").symlink_to(disk / "part-1.sqlite3")
+    for incremental in (False, True):
+        change(store)
+        back_up(store, place, incremental=incremental)
+        followed(place, standby)
+        assert (standby / "part-1.sqlite3").is_symlink()
+        assert_follows(standby, store)
+    assert sorted(path.name for path in disk.iterdir() if not path.name.startswith("part-1.sqlite3-")) == [
+        "part-1.sqlite3", "recovery-part-1.sqlite3.lock", "recovery.lock"
+    ]  # fmt: skip
+
+
 def test_a_chain_that_branched_is_fetched_whole(store, tmp_path):
     """Two backups at a time, each with a link of the same number: the standby is at one, the chain goes on from the
     other."""

@@ -25,19 +25,11 @@ from recovery.errors import (
 from recovery.planning.resume import plan_resume
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
-from tests.backup.standby.support import assert_follows, followed, newest_state, promoted
+from tests.backup.standby.support import assert_follows, followed, newest_state, promoted, writer
 from tests.backup.support import back_up, random_id
 from tests.backup.test_incremental_faults import change, flip
 from tests.faults.minirun import MiniRun, child, die_at, states, totals
-from tests.stores import Driver, problems
-
-
-def writer(directory: Path, place: Path, *, sync: bool = False) -> Lease:
-    """A run on the directory claims the place, as `run --replicate` does."""
-    place.mkdir(exist_ok=True)
-    with Driver(directory) as run:
-        claimant = Claimant(directory, run.plan.store_id, "flow x", run.execution, sync)
-        return claim(open_documents(str(place)), claimant, SystemClock(), random_id)
+from tests.stores import problems
 
 
 def test_it_is_an_ordinary_directory_then(store, tmp_path):
