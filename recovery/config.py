@@ -68,6 +68,8 @@ class RecoveryConfig:
     replicate_sync: an epoch's output appears at the sink when the epoch is shipped, not before.
     replicate_keep: which backups stay at that place: ("24h", "30d/1d"), as for `recovery backup --keep`; none given:
         all.
+    takeover: take over the store from the run that has it: promote the directory, a standby; or, for a restored
+        directory, take the lease of the place that `replicate` names.
     state_backend: where the run history is kept, a URI; None: as the environment variable RECOVERY_STATE_BACKEND
         says, by default the recovery directory.
 
@@ -102,6 +104,7 @@ class RecoveryConfig:
     replicate: str | os.PathLike[str] | None = None
     replicate_sync: bool = False
     replicate_keep: tuple[str, ...] = ()
+    takeover: bool = False
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__

@@ -83,8 +83,7 @@ class Documents:
 def open_documents(place: str, make: Modes | None = None) -> Documents:
     """Return the documents at a place of backups. make: make a directory that is missing, with these permissions.
 
-    Raises ConfigurationError if that needs a package, or if the address holds credentials, which this client takes from
-    the environment only; BackupTargetError.
+    Raises ConfigurationError if that needs a package, or BackupTargetError.
     """
     target = open_target(place)
     if isinstance(target, DirectoryTarget):
@@ -112,17 +111,20 @@ def refuse_credentials(place: str) -> None:
 
 def _address(place: str) -> Address:
     """Return a bucket's address for the client of operational state."""
-    refuse_credentials(place)
     parts = urlsplit(place)
     kind = KINDS[parts.scheme]
     given = {name: value for name, value in parse_qsl(parts.query) if name not in UNUSED}
-    settings: Mapping[str, str] = given | {"timeout": f"{TIMEOUT_S}s"}
+    settings = {**given, "timeout": f"{TIMEOUT_S}s"}
+    if parts.password:
+        settings["secret"] = unquote(parts.password)
     if kind == "azure":
         container, account, path = azure_place(parts)
         account = given.get("account_name") or given.get("account") or account
-        return Address(kind, container, path, {**_azure(given, account), "timeout": f"{TIMEOUT_S}s"})
+        return Address(kind, container, path, {**settings, **_azure(given, account)})
     if kind == "gs" and parts.username == "anonymous":
-        settings = {**settings, "anonymous": "1"}
+        settings["anonymous"] = "1"
+    if kind == "s3" and parts.username:
+        settings["key_id"] = unquote(parts.username)
     return Address(kind, parts.hostname or "", unquote(parts.path).strip("/"), settings)
 
 
@@ -147,8 +149,8 @@ def _not_conditional(shown: str, found: str) -> ConfigurationError:
         found,
         path=shown,
         cause="The service does not know conditional writes, so nobody can tell which of two writers was first.",
-        remedy="Use S3, Google Cloud Storage, Azure or a directory; or, if the other run has certainly ended: "
-        "recovery promote DIR --unfenced.",
+        remedy="Use S3, Google Cloud Storage, Azure or a directory. Here, back up beside the run instead (recovery "
+        "backup --every --incremental), and promote a standby with --unfenced when that run has certainly ended.",
     )
 
 

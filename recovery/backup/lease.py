@@ -17,6 +17,7 @@ A run that does not wait for 3 before it publishes may publish epochs that its s
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,9 +38,7 @@ from recovery.errors import (
     UnsupportedVersionError,
 )
 from recovery.host.durable import modes_beside, read_regular, replace_durably
-from recovery.host.processes import as_holder
 from recovery.operational.backends.objects import Conflict, Token
-from recovery.planning.values import Execution
 
 NAME = "lease.json"
 CHECK = "lease-check.json"
@@ -53,7 +52,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 class Term:
     """Who may write, since when.
 
-    execution, execution_id: the run's; 0 for a promotion. sync: the run publishes an epoch only when it is in the
+    execution: the number of the run's; 0 for a promotion. sync: the run publishes an epoch only when it is in the
     place. ended: the run has ended, after this epoch, and everything is in the place.
     """
 
@@ -61,7 +60,6 @@ class Term:
     term: Count
     nonce: _Text
     execution: Count
-    execution_id: _Text
     host: _Text
     pid: Count
     purpose: _Text
@@ -141,12 +139,13 @@ def read_term(target: Target) -> Term | None:
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who claims a term: a run's directory with the execution that begins, or a directory that is promoted."""
+    """Who claims a term: the directory of a run whose execution of this number begins, or one that is promoted."""
 
     directory: Path
     store_id: str
     purpose: str
-    execution: Execution | None = None
+    pid: int
+    execution: int = 0
     sync: bool = False
 
 
@@ -172,22 +171,23 @@ def claim(
             f"it belongs to store {found.store_id}, and this is store {claimant.store_id}", path=documents.shown
         )
     held = _read_held(claimant.directory)
-    if held is not None and found is not None and found.nonce == held.nonce and claimant.execution is None:
+    if held is not None and held.place != documents.shown:
+        # It replicated to another place before.
+        held = None
+    if held is not None and found is not None and found.nonce == held.nonce and not claimant.execution:
         # An earlier attempt of this promotion claimed it.
         return Lease(documents, found, held.before)
     known = {"" if seen is None else seen, *(_nonces(held))}
     if _nonce(found) not in known and not (takeover and held is None):
         raise _taken_over(documents.shown, found) if held or seen is not None else _held_by(documents.shown, found)
     documents.check(CHECK)
-    who, execution = as_holder(claimant.purpose), claimant.execution
     term = Term(
         store_id=claimant.store_id,
         term=(found.term if found else 0) + 1,
         nonce=random_id(),
-        execution=execution.number if execution else 0,
-        execution_id=execution.id if execution else "",
-        host=who["host"],
-        pid=who["pid"],
+        execution=claimant.execution,
+        host=socket.gethostname(),
+        pid=claimant.pid,
         purpose=claimant.purpose,
         since_ms=clock.wall_ms(),
         sync=claimant.sync,

@@ -34,6 +34,7 @@ from recovery.config import DEFAULT_MASTER, RecoveryConfig
 from recovery.errors import HistoryLossError
 from recovery.host.signals import end_now, handle, is_main_thread
 from recovery.storage.locations import OwnerAccess
+from recovery.storage.standby import is_standby
 
 if TYPE_CHECKING:
     from recovery.spark.run.events import RunSummary
@@ -99,7 +100,8 @@ WITH_DIRECTORY = (
               help="Keep a step's state unchanged although its key or state type changed.")  # fmt: skip
 @click.option("--takeover", is_flag=True,
               help="Take over the store from the run that has it: promote the recovery directory, a standby that "
-                   "`recovery follow` keeps current, and go on from there.")  # fmt: skip
+                   "`recovery follow` keeps current; or, for a restored directory, replace the writer at "
+                   "--replicate.")  # fmt: skip
 @click.option("--no-output", is_flag=True,
               help="Of a fork: compute and drop the rows, instead of giving them to the flow's sink.")  # fmt: skip
 @click.option("--until", metavar="EPOCH|batch:N",
@@ -227,6 +229,7 @@ def run(
             replicate=replicate,
             replicate_sync=replicate_sync,
             replicate_keep=replicate_keep,
+            takeover=takeover,
         )
     else:
         _refuse_directory_options(click.get_current_context())
@@ -241,8 +244,9 @@ def run(
     conf = with_jars(conf, jars, packages)
     prepare_environment(*import_paths(target), master=master)
     flow = load(target)
-    if takeover and directory is not None:
+    if config is not None and takeover and directory is not None and (replicate is None or is_standby(directory)):
         take_over_before_run(directory, quiet=as_json)
+        config = replace(config, takeover=False)
     if isinstance(flow, Pipeline):
         if no_output or until is not None:
             raise click.UsageError("--no-output and --until are for flows.")

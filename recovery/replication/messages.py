@@ -11,7 +11,9 @@ from recovery.errors import RecoveryError, StorageError, error_named
 
 class Task(msgspec.Struct, frozen=True):
     """What the process gets first, on its standard input. destination: an address, which may have credentials.
-    scratch: where it makes files. keep: rules for older backups. steps_back: whether it gives way to the run."""
+    scratch: where it makes files. keep: rules for older backups. execution: the number of the run's. sync: an epoch's
+    output waits for it; if not, it gives way to the run. takeover: whether to take the store's lease from another
+    writer."""
 
     directory: str
     store_id: str
@@ -19,11 +21,16 @@ class Task(msgspec.Struct, frozen=True):
     scratch: str
     driver: int
     keep: list[str]
-    steps_back: bool
+    execution: int
+    sync: bool
+    takeover: bool
 
 
 class Ship(msgspec.Struct, frozen=True):
-    """Ship the newest closed epoch."""
+    """Ship the newest closed epoch. ends_after: the run has ended after this epoch, and everything is shipped; record
+    that instead."""
+
+    ends_after: int | None = None
 
 
 class Problem(msgspec.Struct, frozen=True):

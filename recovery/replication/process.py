@@ -29,6 +29,8 @@ from recovery.replication.messages import Answer, Ship, Task
 
 END_S = 30.0
 """How long the end of a run waits for the last epoch to be shipped."""
+RECORD_S = 5.0
+"""How long it waits besides for that to be recorded."""
 STOP_S = 2.0
 
 
@@ -56,11 +58,14 @@ class Replication:
         clock: Clock,
         keep: Sequence[str] = (),
         sync: bool = False,
+        execution: int = 1,
+        takeover: bool = False,
         lag: ReplicaLag = NO_LAG,
         shipped: Shipped = NOTHING,
         log: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
     ) -> None:
-        """Start the process; do not wait for it. lag, shipped: what the replica has and lacks by now."""
+        """Start the process; do not wait for it. execution: the number of the run's. takeover: take the store's lease
+        from another writer. lag, shipped: what the replica has and lacks by now."""
         self.sync = sync
         self.on_change: Callable[[ReplicaState], None] = lambda _: None
         """Called when a problem begins, and when it is over; on a thread of this object."""
@@ -68,7 +73,7 @@ class Replication:
         self._clock = clock
         self._log = log
         self._task = Task(
-            str(directory), store_id, destination, str(scratch), os.getpid(), list(keep), steps_back=not sync
+            str(directory), store_id, destination, str(scratch), os.getpid(), list(keep), execution, sync, takeover
         )
         self._changed = threading.Condition()
         self._closed = self._covered = 0
@@ -80,7 +85,7 @@ class Replication:
         self._refused: RecoveryError | None = None
         self._looked = False
         self._not_before_s = 0.0
-        self._ending = self._stopped = False
+        self._ending = self._ended = self._stopped = False
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._work, name="replication", daemon=True)
         self._thread.start()
@@ -144,15 +149,18 @@ class Replication:
             )  # fmt: skip
 
     def end(self) -> None:
-        """Wait until the last epoch is shipped, at most `END_S`, or until an attempt has failed; then end the process.
-        May be called again."""
+        """Wait until the last epoch is shipped and that is recorded, at most `END_S`, or until an attempt has failed;
+        then end the process. May be called again."""
         with self._changed:
             self._ending, self._not_before_s = True, 0.0
             failures = self._failures
+
+            def is_over() -> bool:
+                return self._ended or self._failures > failures or self._refused is not None or self._stopped
+
             self._changed.notify_all()
-            self._changed.wait_for(
-                lambda: self._covered == self._closed or self._failures > failures or self._refused is not None, END_S
-            )
+            self._changed.wait_for(lambda: self._covered == self._closed or is_over(), END_S)
+            self._changed.wait_for(is_over, RECORD_S)
         self.stop()
 
     def stop(self) -> None:
@@ -176,15 +184,23 @@ class Replication:
                     self._changed.wait(self._pause_s())
                 if self._stopped:
                     return
+                ends = self._covered == self._closed
                 covers = self._closed
                 self._under_way, self._waiting = self._under_way.plus(self._waiting), _Waiting()
-            answer = self._ask()
-            if self._stopped:
+            answer = self._ask(Ship(ends_after=self._shipped.epoch) if ends else Ship())
+            if ends:
+                # Whether it is recorded or not: everything is shipped.
+                with self._changed:
+                    self._ended = True
+                    self._changed.notify_all()
+            if ends or self._stopped:
                 return
             self._take(answer, covers)
 
     def _is_due(self) -> bool:
-        return self._refused is None and self._covered < self._closed and self._pause_s() is None
+        if self._refused is not None:
+            return False
+        return self._ending if self._covered == self._closed else self._pause_s() is None
 
     def _pause_s(self) -> float | None:
         """The seconds to wait before the next attempt; None: there is nothing to wait for."""
@@ -218,8 +234,8 @@ class Replication:
         if isinstance(answer, Answer) and answer.pruning_problem is not None:
             self._log(f"recovery: older backups in {self._destination} could not be removed: {answer.pruning_problem}")
 
-    def _ask(self) -> Answer | RecoveryError:
-        """Have the newest epoch shipped. Starts the process again if it has ended."""
+    def _ask(self, wanted: Ship) -> Answer | RecoveryError:
+        """Have something done by the process. Starts it again if it has ended."""
         process = self._process
         if process is None or process.poll() is not None:
             answer = self._started()
@@ -227,7 +243,7 @@ class Replication:
                 return answer
             process = self._process
         assert process is not None
-        return _answer(process, msgspec.json.encode(Ship()))
+        return _answer(process, msgspec.json.encode(wanted))
 
     def _started(self) -> Answer | RecoveryError:
         """Start the process; return what it says of the place."""

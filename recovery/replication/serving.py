@@ -18,9 +18,12 @@ from secrets import token_hex
 
 import msgspec
 
+from recovery.backup.conditional import open_documents
+from recovery.backup.lease import Claimant, Lease, claim
 from recovery.backup.places import open_target
 from recovery.base.clock import SystemClock
 from recovery.errors import RecoveryError
+from recovery.host.durable import PRIVATE
 from recovery.planning.backups import parse_keep
 from recovery.replication.messages import Answer, Ship, Task, problem_of
 from recovery.replication.shipper import PASSING, Shipper
@@ -39,29 +42,57 @@ def main() -> int:
     if not given:
         return 0
     task = msgspec.json.decode(given, type=Task)
-    if task.steps_back:
+    if not task.sync:
         os.nice(NICENESS)
     asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(task.driver, asked), name="listen", daemon=True).start()
-    shipper = None
+    shipper, fence = None, _Fence(task)
     try:
         shipper = Shipper(
             Path(task.directory), open_target(task.destination), clock=SystemClock(), random_id=lambda: token_hex(4),
-            keep=[parse_keep(text) for text in task.keep], scratch=Path(task.scratch),
+            keep=[parse_keep(text) for text in task.keep], scratch=Path(task.scratch), fence=fence.check,
         )  # fmt: skip
         shipper.look(task.store_id)
+        fence.check()
         _print(Answer())
     except RecoveryError as error:
         _print(_failed(error))
         if shipper is None:
             return error.exit_code
     while True:
-        msgspec.json.decode(asked.get(), type=Ship)
-        _print(_answer(shipper))
+        wanted = msgspec.json.decode(asked.get(), type=Ship)
+        _print(_answer(shipper, fence, wanted))
 
 
-def _answer(shipper: Shipper) -> Answer:
+class _Fence:
+    """The lease of the store, claimed when the place is first reached."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._lease: Lease | None = None
+
+    def check(self) -> None:
+        """Check that this run is still the store's writer. Raises what `claim` and `Lease.check` raise."""
+        self._claimed().check()
+
+    def end(self, epoch: int) -> None:
+        """Record that the run has ended after this epoch, and that everything is shipped."""
+        self._claimed().end(epoch)
+
+    def _claimed(self) -> Lease:
+        task = self._task
+        if self._lease is None:
+            claimant = Claimant(Path(task.directory), task.store_id, "run", task.driver, task.execution, task.sync)
+            documents = open_documents(task.destination, PRIVATE)
+            self._lease = claim(documents, claimant, SystemClock(), lambda: token_hex(8), takeover=task.takeover)
+        return self._lease
+
+
+def _answer(shipper: Shipper, fence: _Fence, wanted: Ship) -> Answer:
     try:
+        if wanted.ends_after is not None:
+            fence.end(wanted.ends_after)
+            return Answer()
         done = shipper.ship()
     except RecoveryError as error:
         return _failed(error)

@@ -15,7 +15,6 @@ from recovery.backup.conditional import Documents, open_documents
 from recovery.backup.lease import Claimant, Lease, claim, read_term
 from recovery.backup.target import DirectoryTarget
 from recovery.base.clock import SystemClock
-from recovery.base.ids import Epoch, ExecutionNumber
 from recovery.errors import (
     BackupDamagedError,
     BackupTargetError,
@@ -24,7 +23,6 @@ from recovery.errors import (
     TakenOverError,
 )
 from recovery.operational.backends.objects import Conflict, FileObjects, Found
-from recovery.planning.values import Execution
 from tests.backup.support import random_id
 from tests.operational.emulators import store
 
@@ -48,15 +46,12 @@ def documents(stores) -> Documents:
 def run(directory: Path, number: int = 1, store_id: str = "s", *, sync: bool = False) -> Claimant:
     """A run that starts on a directory."""
     directory.mkdir(exist_ok=True)
-    execution = Execution(
-        ExecutionNumber(number), f"e{number}", "flow", Epoch(1), 0, 10.0, 0.0, "host", 1, "test"
-    )  # fmt: skip
-    return Claimant(directory, store_id, "flow x", execution, sync)
+    return Claimant(directory, store_id, "flow x", 1, number, sync)
 
 
 def promotion(directory: Path) -> Claimant:
     directory.mkdir(exist_ok=True)
-    return Claimant(directory, "s", "promotion")
+    return Claimant(directory, "s", "promotion", 1)
 
 
 def claimed(documents: Documents, claimant: Claimant, **options) -> Lease:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from recovery.backup.repository import list_backups
+from recovery.backup.target import DirectoryTarget
 from recovery.base.clock import SystemClock
-from recovery.errors import BackupTargetError, ForeignPartitionError
+from recovery.errors import BackupTargetError, ForeignPartitionError, TakenOverError
 from recovery.planning.replica import ReplicaLag, Shipped
 from recovery.planning.resume import plan_resume
 from recovery.replication.process import Replication
+from recovery.replication.shipper import newest_of
 from recovery.storage.scan import scan
+from tests.backup.standby.support import followed, promoted
 from tests.backup.support import back_up, bring_back, states
 from tests.backup.test_incremental import fill
 from tests.backup.test_incremental_faults import change
@@ -157,6 +162,7 @@ class TestSync:
         monkeypatch.setattr("recovery.planning.replica.FIRST_PAUSE_S", 0.05)
         replication = begin(sync=True)
         replication.ready(60)
+        (tmp_path / "dest").rename(tmp_path / "moved")
         (tmp_path / "dest").write_text("away")
         closes(store, replication)
         with pytest.raises(BackupTargetError, match="its output is not shown"):
@@ -189,3 +195,60 @@ def test_it_ends_with_a_driver_that_was_killed(store, tmp_path):
     driver.kill()
     driver.communicate()
     eventually(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
+
+
+class TestTakenOver:
+    """The run's replica belongs to another directory now."""
+
+    @pytest.mark.parametrize("sync", [False, True])
+    def test_it_is_refused_at_its_next_close(self, store, begin, tmp_path, sync):
+        """And a later run on this directory at its start; the error names who took over."""
+        replication = begin(sync=sync, execution=1)
+        replication.ready(60)
+        closes(store, replication)
+        replication.wait(lambda: False)
+        assert followed(tmp_path / "dest", tmp_path / "standby").missed == ()
+        done = promoted(tmp_path / "standby")
+        assert (done.before.execution, done.before.sync, done.before.ended) == (1, sync, None)
+        assert done.unseen == ("unpublished" if sync else "unknown")
+        closes(store, replication)
+        with pytest.raises(TakenOverError, match="a promotion on"):
+            replication.wait(lambda: False)
+        with pytest.raises(TakenOverError):
+            replication.check()
+        assert newest_of(list_backups(DirectoryTarget(tmp_path / "dest")).newest).epoch == 2
+        replication.end()
+        again = begin(sync=sync, execution=3)
+        with pytest.raises(TakenOverError, match="a promotion on"):
+            again.ready(60)
+
+    def test_an_end_is_recorded(self, store, begin, tmp_path):
+        """So a standby that is promoted later knows that nothing is lost; the directory itself goes on."""
+        replication = begin(execution=1)
+        closes(store, replication)
+        replication.end()
+        followed(tmp_path / "dest", tmp_path / "standby")
+        again = begin(execution=2)
+        again.ready(60)
+        closes(store, again)
+        again.end()
+        followed(tmp_path / "dest", tmp_path / "standby")
+        done = promoted(tmp_path / "standby")
+        assert (done.before.execution, done.before.ended, done.unseen) == (2, 3, "nothing")
+        assert states(tmp_path / "standby") == states(store)
+
+    def test_a_restored_directory_replaces_the_writer_on_request(self, store, begin, tmp_path):
+        """Without that it is refused: the other one may still run."""
+        replication = begin()
+        closes(store, replication)
+        replication.end()
+        bring_back(tmp_path / "dest", tmp_path / "new", tmp_path)
+        shutil.rmtree(store)
+        shutil.move(tmp_path / "new", store)
+        with pytest.raises(TakenOverError, match="--takeover"):
+            begin(execution=2).ready(60)
+        again = begin(execution=2, takeover=True)
+        again.ready(60)
+        closes(store, again)
+        again.end()
+        assert again.state.problem is None

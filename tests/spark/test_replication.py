@@ -10,11 +10,19 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from recovery import BackupTargetError, ConfigurationError, FileSink, ForeignPartitionError, RecoveryConfig
+from recovery import (
+    BackupTargetError,
+    ConfigurationError,
+    FileSink,
+    ForeignPartitionError,
+    RecoveryConfig,
+    TakenOverError,
+)
 from recovery.cli import main
 from recovery.spark.run.events import BatchDone, ReplicaChanged
 from recovery.spark.run.replicating import REPLICATED_KEEPS_S, replicated
 from recovery.storage.scan import scan
+from tests.backup.standby.support import followed, promoted
 from tests.backup.support import assert_sound, back_up, bring_back, work
 from tests.spark.support import run_to_end, states, totals_step
 
@@ -37,7 +45,10 @@ def test_a_run_goes_on_from_its_replica(spark, feed, tmp_path):
     bring_back(place, directory, tmp_path)
     assert_sound(directory)
     feed.add_random(3, count=100)
-    summary = run_to_end(frame, directory, replicate=place, resume_after=2)
+    # A directory that was restored has to say that the other one is gone.
+    with pytest.raises(TakenOverError, match="--takeover"):
+        run_to_end(frame, directory, replicate=place, resume_after=2)
+    summary = run_to_end(frame, directory, replicate=place, resume_after=2, takeover=True)
     assert summary.replica["epoch"] == summary.last_epoch == 4
     before = states(directory, "totals")
     assert before == feed.totals()
@@ -84,6 +95,40 @@ def test_sync_shows_only_what_cannot_be_lost(spark, feed, tmp_path, monkeypatch)
     assert (summary.last_epoch, summary.replica["lag_epochs"]) == (4, 0)
     assert shown() > after_two
     assert states(directory, "totals") == feed.totals()
+
+
+def test_a_standby_takes_over(spark, feed, tmp_path):
+    """While the run goes on: the run is refused at its next close, and its output is what the standby goes on from."""
+    for seed in range(5):
+        feed.add_random(seed, count=50)
+    frame = feed.frame(spark).transform(totals_step())
+    directory, place, standby, output = (tmp_path / name for name in ("db", "dest", "standby", "out"))
+    config = {"replicate": place, "replicate_sync": True}
+    done = []
+
+    def take_over(event) -> None:
+        if isinstance(event, BatchDone) and event.batch in (1, 3):
+            followed(place, standby)
+            if event.batch == 3:
+                done.append(promoted(standby))
+
+    def shown() -> list:
+        rows = spark.read.format("json").schema(frame.schema).load(str(output)).collect()
+        return sorted(tuple(row) for row in rows)
+
+    with pytest.raises(TakenOverError, match="a promotion"):
+        run_to_end(frame, directory, FileSink(output, "json"), observer=take_over, **config)
+    assert (done[0].unseen, done[0].lost_epochs) == ("unpublished", None)
+    before = shown()
+    with pytest.raises(TakenOverError):
+        run_to_end(frame, directory, FileSink(output, "json"), **config)
+    assert shown() == before
+    assert run_to_end(frame, standby, FileSink(output, "json"), **config).last_epoch == 5
+    assert states(standby, "totals") == feed.totals()
+    plain = tmp_path / "plain"
+    run_to_end(frame, tmp_path / "db of its own", FileSink(plain, "json"))
+    alone = spark.read.format("json").schema(frame.schema).load(str(plain)).collect()
+    assert shown() == sorted(tuple(row) for row in alone)
 
 
 def test_a_place_of_another_store_is_refused_before_anything_is_written(spark, feed, make_store, tmp_path):

@@ -12,6 +12,7 @@ It may be repeated at any step: the directory holds the term that it claimed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,7 @@ def promote(
         missed: tuple[Missed, ...] = ()
         if not unfenced:
             # promote.2
-            claimant = Claimant(directory, document.store_id, "promotion")
+            claimant = Claimant(directory, document.store_id, "promotion", os.getpid())
             lease = claim(open_documents(document.place), claimant, clock, random_id, seen=document.writer)
             term, before = lease.term, lease.before
             faults.reach("promote.2")

@@ -343,7 +343,12 @@ def _access(address: Address) -> Access:
         access = gs_access(os.environ)
     other = given.get("endpoint_override")
     endpoint = given.get("endpoint") or (f"{given.get('scheme', 'https')}://{other}" if other else access.endpoint)
-    # Only an address of backups can say so.
+    # Only the address of a place of backups can have these.
+    if "secret" in given:
+        access = replace(
+            access, key_id=given.get("key_id"), secret=given["secret"], token=None, unread=None,
+            looked_at="Its credentials are those of the address.",
+        )  # fmt: skip
     anonymous = access.anonymous or given.get("anonymous") == "1"
     return replace(access, endpoint=endpoint, region=given.get("region") or access.region, anonymous=anonymous)
 

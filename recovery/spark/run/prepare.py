@@ -29,7 +29,7 @@ from recovery.planning.going_back import discarded, kept_interval_s
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import Execution
 from recovery.replication.process import Replication
-from recovery.spark.run.replicating import REPLICATED_KEEPS_S, begin_replication
+from recovery.spark.run.replicating import REPLICATED_KEEPS_S, begin_replication, take_over
 from recovery.spark.run.until import check_fork, find_until
 from recovery.storage.connect import SCRATCH_NAME
 from recovery.storage.initialize import init_partitions
@@ -78,6 +78,7 @@ class Prepared:
         self.home: CheckpointHome | None = None
         """Where Spark writes its checkpoint; set when the run has one."""
         self.places = Locations(config.path)
+        take_over(config, clock)
         if config.path.is_dir():
             self.lock.acquire()
         try:

@@ -6,9 +6,11 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from secrets import token_hex
 
 from recovery.backup.note import last_replica
 from recovery.backup.places import shown_address
+from recovery.backup.standby.promote import promote
 from recovery.base.clock import Clock
 from recovery.base.ids import Epoch
 from recovery.config import RecoveryConfig
@@ -16,6 +18,7 @@ from recovery.errors import ConfigurationError
 from recovery.planning.replica import NOTHING, Shipped, lag_of
 from recovery.planning.resume import ResumePlan
 from recovery.replication.process import Replication
+from recovery.storage.standby import is_standby
 
 REPLICATED_KEEPS_S = 600.0
 """How long a run that replicates keeps what later epochs supersede, if no backup interval was ever given: a place may
@@ -38,6 +41,13 @@ def replicated(config: RecoveryConfig | None, place: str | os.PathLike[str] | No
     return replace(config, replicate=place)
 
 
+def take_over(config: RecoveryConfig, clock: Clock) -> None:
+    """Before a run that takes over: make its directory an ordinary one if it is a standby. Another directory, such as a
+    restored one, only takes the lease of the place that it replicates to. Raises what `promote` raises."""
+    if config.takeover and (is_standby(config.path) or config.replicate is None):
+        promote(config.path, clock, lambda: token_hex(8))
+
+
 def begin_replication(config: RecoveryConfig, plan: ResumePlan, scratch: Path, clock: Clock) -> Replication | None:
     """Start the shipping process of a run, if it has one."""
     if config.replicate is None:
@@ -55,6 +65,8 @@ def begin_replication(config: RecoveryConfig, plan: ResumePlan, scratch: Path, c
         clock=clock,
         keep=config.replicate_keep,
         sync=config.replicate_sync,
+        execution=plan.execution_number,
+        takeover=config.takeover,
         shipped=shipped,
         lag=lag_of(partition.epochs, shipped, clock.wall_ms()),
     )

@@ -31,7 +31,7 @@ def writer(directory: Path, place: Path | str, *, sync: bool = False) -> Lease:
     if isinstance(place, Path):
         place.mkdir(exist_ok=True)
     with Driver(directory) as run:
-        claimant = Claimant(directory, run.plan.store_id, "flow x", run.execution, sync)
+        claimant = Claimant(directory, run.plan.store_id, "flow x", 1, run.execution.number, sync)
         return claim(open_documents(str(place)), claimant, SystemClock(), random_id)
 
 

@@ -194,7 +194,7 @@ def running(directory: Path, place: Path, published: list, pause=lambda _: None)
     run = MiniRun(directory, 5, contributors=(replicating,), backup_interval="1h")
     description = run.store.describe()[0]
     replicating.execution = description.executions[-1].id
-    claimant = Claimant(directory, description.store_id, "flow", description.executions[-1], sync=True)
+    claimant = Claimant(directory, description.store_id, "flow", 1, description.executions[-1].number, sync=True)
     place.mkdir(exist_ok=True)
     replicating.lease = claim(open_documents(str(place)), claimant, SystemClock(), random_id)
     published += [(int(each.epoch), each.execution.id) for each in description.epochs]
