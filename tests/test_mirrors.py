@@ -35,7 +35,7 @@ COVERED_BY = {
         storage.sqlite.transfer.replay""",
     "backup/test_lease.py": "backup.conditional",
     "backup/standby/test_commands.py": "cli.follow cli.promote",
-    "backup/standby/test_follow.py": "backup.standby.document storage.standby",
+    "backup/standby/test_follow.py": "backup.standby.document backup.standby.fetch storage.standby",
     "replication/test_process.py": "replication.__main__ replication.messages replication.serving",
     "spark/test_replication.py": "spark.run.replicating",
     "checkpoint/test_beginning.py": "checkpoint.offsets checkpoint.source_places",

@@ -76,7 +76,7 @@ def status(directory: Path, thresholds: dict[str, str], access: OwnerAccess, as_
         say(one_line(note))
 
 
-def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None:
+def _say_heading(directory: Path, facts: dict[str, Any], gathered: Facts) -> None:
     flow = f"flow {one_line(facts['flow'])}" if facts["flow"] else "no flow yet"
     say(f"{one_line(directory)}: store {one_line(facts['store_id'])}, {flow}")
     for origin in gathered.origins:
@@ -86,6 +86,10 @@ def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None
     holder = facts["lock"]
     if holder:
         say(one_line(f"in use by {describe_holder(holder)}"))
+
+
+def _say_status(directory: Path, facts: dict[str, Any], gathered: Facts) -> None:
+    _say_heading(directory, facts, gathered)
     say()
     rows = [
         (

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from recovery.backup.conditional import absolute_place
 from recovery.backup.lease import Term, read_term
-from recovery.backup.manifest import Manifest, StoredCopy, fingerprint, manifest_name
-from recovery.backup.objects import SpoiledObject, bring, fetch_object
+from recovery.backup.manifest import Manifest, manifest_name
+from recovery.backup.objects import SpoiledObject
 from recovery.backup.places import open_target
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.repository import (
@@ -34,6 +34,7 @@ from recovery.backup.repository import (
     refuse_other_versions,
 )
 from recovery.backup.standby.document import STAGING, At, Standby, read_standby, write_standby
+from recovery.backup.standby.fetch import Fetcher, changes_path, content_of
 from recovery.backup.target import Target
 from recovery.base import faults
 from recovery.base.clock import Clock
@@ -43,17 +44,14 @@ from recovery.errors import (
     ConfigurationError,
     CorruptPartitionError,
     NoBackupError,
-    RecoveryError,
     StorageError,
-    UnsupportedVersionError,
 )
-from recovery.host.durable import PRIVATE, Modes, make_directories, modes_beside, sync
-from recovery.planning.following import Position, Stage, is_later, latest_first, needed, same_link, stage_of
-from recovery.storage.copies import PinnedPartition, merge, put_in_place, read_links, replay
+from recovery.host.durable import PRIVATE, Modes, make_directories, sync
+from recovery.planning.following import Position, Stage, is_later, latest_first, stage_of
+from recovery.storage.copies import put_in_place, replay
 from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import describe_file
 from recovery.storage.standby import NAME, is_standby
-from recovery.storage.verify import PartitionCheck
 
 AT_ONCE = 4
 ATTEMPTS = 4
@@ -93,15 +91,6 @@ class Look:
     followed: Followed | None
     missed: tuple[Missed, ...]
     problems: tuple[str, ...]
-
-
-class _Staged(NamedTuple):
-    """What was fetched for a partition. whole: why all of it was; None: changes, or nothing."""
-
-    position: Position
-    objects: int
-    stored_bytes: int
-    whole: str | None = None
 
 
 class Follower:
@@ -234,7 +223,7 @@ class Follower:
         at = self.at
         if at is None:
             return
-        contents = [_content(path) for path in self._paths(len(at.positions))]
+        contents = [content_of(path) for path in self._paths(len(at.positions))]
         kept = tuple(p if p is not None and p.fingerprint == found else None
                      for p, found in zip(at.positions, contents, strict=True))  # fmt: skip
         self._problems += [
@@ -289,7 +278,11 @@ class Follower:
         try:
             make_directories(self._staging, PRIVATE)
             # follow.3
-            staged = each(self._fetch, manifest.copies, at_once=AT_ONCE, name="follow")
+            fetcher = Fetcher(self._target, self._staging, self.directory, self._modes, self._observe)
+            staged = each(
+                lambda copy: fetcher.fetch(copy, self._position(copy.description.index)), manifest.copies,
+                at_once=AT_ONCE, name="follow",
+            )  # fmt: skip
             sync(self._staging)
         except OSError as error:
             raise StorageError(str(error), path=self._staging) from error
@@ -322,50 +315,6 @@ class Follower:
             elapsed_s=self._clock.elapsed_s() - began_s,
         )
 
-    def _fetch(self, copy: StoredCopy) -> _Staged:
-        target = Position(copy.object_name, copy.links, copy.origin, copy.taken_ms, copy.fingerprint)
-        before = self._position(copy.description.index)
-        need = needed(before, target, [(one.object_name, one.links) for one in copy.changes])
-        if need.files is None:
-            return self._fetch_whole(copy, target, need.why)
-        files = copy.changes[need.files :]
-        if not files:
-            return _Staged(target, 0, 0)
-        assert before is not None
-        name = copy.description.path.name
-        parts = [self._staging / f"{name}.{number}" for number in range(len(files))]
-        for path, one in zip(parts, files, strict=True):
-            fetch_object(self._target, one.object_name, one.sha256, one.size_bytes, path, lambda _: None)
-        try:
-            if not same_link(before, [(link.number, link.taken_ms) for link in read_links(parts[0])]):
-                return self._fetch_whole(copy, target, "its chain branched")
-            staged = self._changes(name)
-            if len(parts) == 1:
-                parts[0].rename(staged)
-            else:
-                merge(parts, staged)
-        except (CorruptPartitionError, UnsupportedVersionError) as error:
-            raise SpoiledObject(None, f"{copy.origin} cannot be used: {error.found}") from error
-        finally:
-            for path in parts:
-                path.unlink(missing_ok=True)
-        sync(staged)
-        return _Staged(target, len(files), sum(one.stored_bytes for one in files))
-
-    def _fetch_whole(self, copy: StoredCopy, target: Position, why: str) -> _Staged:
-        path = self._staging / copy.description.path.name
-        bring(self._target, copy, path, self._observe)
-        problems = PartitionCheck(path).run().problems
-        if not problems and _content(path) != copy.fingerprint:
-            problems = ("it differs from the copy that the backup describes",)
-        if problems:
-            raise SpoiledObject(None, f"{copy.origin}: {problems[0]}")
-        there = self.directory / path.name
-        path.chmod((modes_beside(there) if there.exists() else self._modes).file)
-        sync(path)
-        self._observe(Progressed("fetched", path.name, copy.size_bytes, copy.size_bytes))
-        return _Staged(target, len(copy.objects), sum(size for _, size in copy.objects), why)
-
     def _apply(self, coming: At) -> None:
         # follow.5
         paths = self._paths(len(coming.positions))
@@ -392,22 +341,22 @@ class Follower:
         if index in coming.whole and staged.exists():
             put_in_place(staged, path)
             return target
-        content = _content(path)
+        content = content_of(path)
         if target is None or content == target.fingerprint:
             return target
-        if before is None or content != before.fingerprint or not self._changes(path.name).exists():
+        if before is None or content != before.fingerprint or not changes_path(self._staging, path).exists():
             self._again(path, "it is not as this standby left it")
             return None
         try:
-            replay(path, [self._changes(path.name)], target.links, done=before.links, follows=True)
+            replay(path, [changes_path(self._staging, path)], target.links, done=before.links, follows=True)
         except CorruptPartitionError as error:
             self._again(path, error.found)
             return None
         faults.reach("follow.5.partition")
-        if _content(path) != target.fingerprint:
+        if content_of(path) != target.fingerprint:
             self._again(path, "its changes lead elsewhere")
             return None
-        size = self._changes(path.name).stat().st_size
+        size = changes_path(self._staging, path).stat().st_size
         self._observe(Progressed("applied", path.name, size, size))
         return target
 
@@ -420,9 +369,6 @@ class Follower:
 
     def _paths(self, count: int) -> list[Path]:
         return [self.directory / f"part-{index}.sqlite3" for index in range(count)]
-
-    def _changes(self, name: str) -> Path:
-        return self._staging / f"{name}.changes"
 
     def _clear(self) -> None:
         """Remove what was fetched and is not needed any more, and drafts that a killed call left."""
@@ -442,22 +388,6 @@ def _no_standby(directory: Path) -> ConfigurationError:
         cause="No recovery follow made it, or it was promoted.",
         remedy="Make one: python -m recovery follow SRC DIR",
     )
-
-
-def _content(path: Path) -> int | None:
-    """Return the fingerprint of a partition; None if it cannot be read."""
-    try:
-        pinned = PinnedPartition(path)
-    except StorageError:
-        if path.exists():
-            raise
-        return None
-    except RecoveryError:
-        return None
-    try:
-        return fingerprint(pinned.description, pinned.operational)
-    finally:
-        pinned.release()
 
 
 def _stage(manifest: Manifest) -> Stage:

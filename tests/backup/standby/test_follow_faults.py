@@ -167,10 +167,10 @@ def test_a_full_disk_changes_nothing(store, tmp_path, monkeypatch):
     def full(*_: object, **__: object) -> None:
         raise StorageError("no space left on device", path=standby)
 
-    for name in ("fetch_object", "write_standby", "replay"):
+    for name in ("fetch.fetch_object", "follow.write_standby", "follow.replay"):
         there = Path(shutil.copytree(standby, tmp_path / name))
         with monkeypatch.context() as patched:
-            patched.setattr(follow, name, full)
+            patched.setattr(f"recovery.backup.standby.{name}", full)
             with pytest.raises(StorageError, match="no space"):
                 followed(place, there)
         assert newest_state(there) == before

@@ -1,0 +1,102 @@
+"""Fetching what a partition of a standby lacks: the changes files of its chain, or all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from recovery.backup.manifest import StoredCopy, fingerprint
+from recovery.backup.objects import SpoiledObject, bring, fetch_object
+from recovery.backup.progress import Observer, Progressed
+from recovery.backup.target import Target
+from recovery.errors import CorruptPartitionError, RecoveryError, StorageError, UnsupportedVersionError
+from recovery.host.durable import Modes, modes_beside, sync
+from recovery.planning.following import Position, needed, same_link
+from recovery.storage.copies import PinnedPartition, merge, read_links
+from recovery.storage.verify import PartitionCheck
+
+
+class Staged(NamedTuple):
+    """What was fetched for a partition. whole: why all of it was; None: changes, or nothing."""
+
+    position: Position
+    objects: int
+    stored_bytes: int
+    whole: str | None = None
+
+
+class Fetcher:
+    """Fetches from a place into a staging directory what partitions of `directory` lack. modes: for new files."""
+
+    def __init__(self, target: Target, staging: Path, directory: Path, modes: Modes, observe: Observer) -> None:
+        self._target = target
+        self._staging = staging
+        self._directory = directory
+        self._modes = modes
+        self._observe = observe
+
+    def fetch(self, copy: StoredCopy, before: Position | None) -> Staged:
+        """Fetch what leads a partition from `before` to a copy: a changes file, or the whole file; compared with the
+        manifest, and synced. Raises SpoiledObject, BackupTargetError, StorageError or OSError."""
+        target = Position(copy.object_name, copy.links, copy.origin, copy.taken_ms, copy.fingerprint)
+        need = needed(before, target, [(one.object_name, one.links) for one in copy.changes])
+        if need.files is None:
+            return self._fetch_whole(copy, target, need.why)
+        files = copy.changes[need.files :]
+        if not files:
+            return Staged(target, 0, 0)
+        assert before is not None
+        name = copy.description.path.name
+        parts = [self._staging / f"{name}.{number}" for number in range(len(files))]
+        for path, one in zip(parts, files, strict=True):
+            fetch_object(self._target, one.object_name, one.sha256, one.size_bytes, path, lambda _: None)
+        try:
+            if not same_link(before, [(link.number, link.taken_ms) for link in read_links(parts[0])]):
+                return self._fetch_whole(copy, target, "its chain branched")
+            staged = changes_path(self._staging, Path(name))
+            if len(parts) == 1:
+                parts[0].rename(staged)
+            else:
+                merge(parts, staged)
+        except (CorruptPartitionError, UnsupportedVersionError) as error:
+            raise SpoiledObject(None, f"{copy.origin} cannot be used: {error.found}") from error
+        finally:
+            for path in parts:
+                path.unlink(missing_ok=True)
+        sync(staged)
+        return Staged(target, len(files), sum(one.stored_bytes for one in files))
+
+    def _fetch_whole(self, copy: StoredCopy, target: Position, why: str) -> Staged:
+        path = self._staging / copy.description.path.name
+        bring(self._target, copy, path, self._observe)
+        problems = PartitionCheck(path).run().problems
+        if not problems and content_of(path) != copy.fingerprint:
+            problems = ("it differs from the copy that the backup describes",)
+        if problems:
+            raise SpoiledObject(None, f"{copy.origin}: {problems[0]}")
+        there = self._directory / path.name
+        path.chmod((modes_beside(there) if there.exists() else self._modes).file)
+        sync(path)
+        self._observe(Progressed("fetched", path.name, copy.size_bytes, copy.size_bytes))
+        return Staged(target, len(copy.objects), sum(size for _, size in copy.objects), why)
+
+
+def changes_path(staging: Path, partition: Path) -> Path:
+    """Return where the changes of a partition are staged."""
+    return staging / f"{partition.name}.changes"
+
+
+def content_of(path: Path) -> int | None:
+    """Return the fingerprint of a partition; None if it cannot be read."""
+    try:
+        pinned = PinnedPartition(path)
+    except StorageError:
+        if path.exists():
+            raise
+        return None
+    except RecoveryError:
+        return None
+    try:
+        return fingerprint(pinned.description, pinned.operational)
+    finally:
+        pinned.release()
