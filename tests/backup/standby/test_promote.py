@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import shutil
 from pathlib import Path
 
@@ -27,9 +29,10 @@ from recovery.storage.lock import DirectoryLock
 from recovery.storage.scan import scan
 from tests.backup.standby.support import assert_follows, followed, newest_state, promoted, writer
 from tests.backup.support import back_up, random_id
+from tests.backup.test_incremental import History, fill
 from tests.backup.test_incremental_faults import change, flip
 from tests.faults.minirun import MiniRun, child, die_at, states, totals
-from tests.stores import problems
+from tests.stores import Driver, problems
 
 
 def test_it_is_an_ordinary_directory_then(store, tmp_path):
@@ -238,3 +241,43 @@ def test_two_runs_never_both_publish_an_epoch(store_dir, tmp_path, step):
     assert taken[0].resume.resume_epoch == (3 if step < 3 else 4)
     assert problems(standby) == []
     assert states(standby) == totals(5, plan_resume(scan(standby)).snapshot.batch_id + 1)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 20))])
+def test_a_store_moves_from_host_to_host(make_store, tmp_path, monkeypatch, seed):
+    """Random histories, and a takeover while a run goes on, which closes and backs up another epoch afterwards: what
+    goes on is what the successor found, and everybody who follows the place follows the successor."""
+    monkeypatch.setattr("recovery.planning.chains.FANOUT", 3)
+    chance, started = random.Random(seed), itertools.count(1)
+    monkeypatch.setattr(
+        "tests.backup.test_incremental.Driver", lambda *given, **more: Driver(*given, started_ms=next(started), **more)
+    )
+    directory, place, watcher = make_store(2), tmp_path / "place", tmp_path / "watcher"
+    fill(directory)
+    history = History(directory, chance)
+    for move in range(4):
+        successor = tmp_path / f"host {move}"
+        for _ in range(chance.randint(1, 3)):
+            history.go_on()
+            back_up(history.directory, place, incremental=True)
+            if chance.random() < 0.5:
+                followed(place, successor)
+        with Driver(history.directory, started_ms=next(started)) as run:
+            run.apply(run.epoch * 1000, {"old1": f"of {move}"})
+            run.close(run.epoch * 1000)
+            back_up(history.directory, place, incremental=True)
+            followed(place, successor)
+            expected = newest_state(history.directory)
+            promoted(successor)
+            assert newest_state(successor) == expected
+            late = chance.random() < 0.7
+            if late:
+                run.apply(run.epoch * 1000, {"old1": "too late"})
+                run.close(run.epoch * 1000)
+                back_up(history.directory, place, incremental=True)
+        history = History(successor, chance)
+        history.go_on()
+        back_up(successor, place, incremental=True)
+        assert followed(place, watcher).missed == ()
+        assert newest_state(watcher) == newest_state(successor)
+        assert problems(watcher) == []
