@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> Report:
     given = {
         "stores": str(stores),
         "keys": arguments.keys,
-        "value_bytes": arguments.value_bytes,
+        "key_bytes": arguments.key_bytes,
         "rows": arguments.rows,
     }
     run_child(environments.own_python(), f"{__name__}:make", given, stores, environment, arguments.timeout)
