@@ -74,6 +74,7 @@ COVERED_BY = {
     "owner/test_service.py": """base.token cli.owners cli.serve cli.without_owners owner.holding owner.runs
         storage.locations wire.calls
         wire.run_calls wire.run_client""",
+    "owner/test_copying.py": "storage.copied",
     "owner/test_process.py": "owner.__main__ owner.serving owner.spool owner.tasks",
     "storage/test_epoch_log.py": "cli.gc storage.history",
     "storage/test_initialize.py": "storage.sqlite.tables",

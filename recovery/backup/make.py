@@ -16,13 +16,13 @@ from recovery.backup.note import LastBackup, note_backup
 from recovery.backup.objects import SpoiledObject, bring, store_file
 from recovery.backup.progress import Observer, Progressed, ignore
 from recovery.backup.repository import begin, check_store, finish, give_up, list_backups
-from recovery.backup.scratch import scratch_directory
 from recovery.backup.target import Target
 from recovery.base.clock import Clock
 from recovery.base.ids import PartitionIndex
 from recovery.base.threads import each
 from recovery.errors import InconsistentPartitionsError, RecoveryError, StorageError
 from recovery.host.open_files import allow_open_files
+from recovery.host.scratch import scratch_directory
 from recovery.planning.resume import plan_resume
 from recovery.planning.values import FoundFile
 from recovery.storage.copies import PinnedPartition, pin
@@ -66,6 +66,7 @@ def make_backup(
     incremental: bool = False,
     observe: Observer = ignore,
     scratch: Path | None = None,
+    home: Path | None = None,
 ) -> Made:
     """Back up the partitions of `directory`, whether a run is active or not. See `repository` for the steps.
 
@@ -73,7 +74,8 @@ def make_backup(
     partition, a few in parallel, is copied to `scratch` (a temporary directory), compressed, and written to the target.
     check: read each copy in full and check every digest before it is stored; check copies of earlier backups that this
     one lists again in the same way, and store again those that are not whole. incremental: store only what changed in a
-    partition since the backup before, where it still holds that. If anything fails, the backup does not count. Raises
+    partition since the backup before, where it still holds that. home: the directory of the run, whose copies
+    `directory` has. If anything fails, the backup does not count. Raises
     BackupTargetError, ForeignPartitionError, and the errors of `plan` for the directory.
     """
     started = clock.elapsed_s()
@@ -121,7 +123,7 @@ def make_backup(
         finish(target, manifest)
         epoch = min(copy.description.newest_epoch for copy in manifest.copies)
         chain = max(len(copy.objects) for copy in manifest.copies)
-        note_backup(directory, LastBackup(manifest.finished_ms, epoch, target.shown, incremental, chain))
+        note_backup(home or directory, LastBackup(manifest.finished_ms, epoch, target.shown, incremental, chain))
     except BaseException:
         with contextlib.suppress(RecoveryError, FileNotFoundError):
             give_up(target, identity)

@@ -11,6 +11,7 @@ from recovery.base.wording import counted
 from recovery.cli.common import json_option, print_json, say, table
 from recovery.cli.diff_output import differences_file
 from recovery.cli.history import SHOWN_CHANGES, difference_text
+from recovery.cli.owners import owner_options
 from recovery.cli.readable import READABLE, Readable
 from recovery.cli.state_common import short
 from recovery.errors import StateNotFoundError
@@ -28,6 +29,7 @@ from recovery.operational.comparison import (
 )
 from recovery.operational.step_edits import moment
 from recovery.planning.comparing import ABSENT, Comparison
+from recovery.storage.locations import OwnerAccess
 
 DIFFERENT = 1
 """Exit code when something differs; errors have 2 and up."""
@@ -49,6 +51,7 @@ MOST_CHARS = 100
     "--limit", type=click.IntRange(min=0), default=20, show_default=True, help="The most differences to show."
 )
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="All differences, as .csv or .parquet.")
+@owner_options
 @json_option
 def diff(
     a: Readable,
@@ -62,14 +65,18 @@ def diff(
     ignored: tuple[str, ...],
     limit: int,
     output: Path | None,
+    access: OwnerAccess,
     as_json: bool,
 ) -> None:
     """Compare the states of two recovery directories, or of one at two epochs. Reads only; runs may be going on.
 
-    A and B may also be places of backups, which are read like a directory.
+    A and B may also be places of backups, which are read like a directory. --owner belongs to A, and to B if it is the
+    same directory.
 
     Exits with 0 when they are equal and with 1 when they differ.
     """
+    same, a = a.path == b.path, a.to_read(access)
+    b = a if same else b
     one, other = moment(a.path, epoch_a), moment(b.path, epoch_b)
     chosen = steps_of(one, other, steps)
     for step in steps:

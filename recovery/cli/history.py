@@ -12,10 +12,11 @@ from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.base.reserved import EPOCH_STEP
 from recovery.cli.common import format_time, json_option, print_json, say, table
-from recovery.cli.places import open_state, state_options
+from recovery.cli.places import chosen_access, chosen_backend, state_options
 from recovery.cli.readable import READABLE, Readable
 from recovery.cli.state_common import json_text
 from recovery.errors import StateNotFoundError, UnsupportedPlanError
+from recovery.operational.manager import StateManager
 from recovery.operational.step_history import History, Version, key_history, mark_history
 from recovery.operational.targets import Steps
 from recovery.operational.values import to_json
@@ -55,6 +56,7 @@ def history(
         raise click.UsageError("Give --step and --key, or --hwm, or --operator and --key.")
     if operator is not None:
         raise _of_spark(directory.path, operator)
+    directory = directory.to_read(chosen_access())
     now: dict[str, Any] = {}
     if hwm is not None:
         found = mark_history(Steps(directory.path, EPOCH_STEP, SystemClock()), environment, hwm, with_input=with_input)
@@ -91,7 +93,8 @@ def _of_spark(directory: Path, operator: int) -> UnsupportedPlanError:
 def _mark_now(directory: Path, environment: str, key: str, found: History) -> dict[str, Any]:
     """Return what the mark is now, if it is not the newest version: it was set or removed outside of epochs. Raises
     StateNotFoundError if there is no such mark, and was none."""
-    mark = next((each for each in open_state(str(directory), environment).list_hwms() if each.key == key), None)
+    state = StateManager(directory, backend=chosen_backend(), environment=environment)
+    mark = next((each for each in state.list_hwms() if each.key == key), None)
     last = found.versions[-1].value if found.versions else ABSENT
     if mark is None:
         if not found.versions:

@@ -59,8 +59,8 @@ def restore(
     from recovery.backup.places import open_target
     from recovery.backup.restore import look_into_chains, plan_from
     from recovery.backup.restore import restore as restore_copies
-    from recovery.backup.scratch import scratch_directory
     from recovery.backup.sources import open_source
+    from recovery.host.scratch import scratch_directory
 
     clock = SystemClock()
     with scratch_directory("restore") as scratch:

@@ -17,7 +17,8 @@ from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.cli.common import json_option, print_json, say
 from recovery.cli.native import refused_operator_option
-from recovery.cli.places import directory_and, open_state, state_options
+from recovery.cli.owners import to_read
+from recovery.cli.places import chosen_access, directory_and, open_state, state_options
 from recovery.errors import ConfigurationError, CorruptStateError, StateValueError
 from recovery.operational.targets import Documents, Name, Steps, Target, unknown_step
 from recovery.operational.values import parse_json
@@ -27,18 +28,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The states that a command's options select."""
+    """The states that a command's options select. force: of a command that writes; None: it only reads."""
 
     directory: str
     environment: str
     step: str | None
     epoch: int | None = None
-    force: bool = False
+    force: bool | None = None
 
     def target(self) -> Target:
         """Return the target for reading and writing them."""
         if self.step is not None:
-            return Steps(Path(self.directory), self.step, SystemClock(), epoch=self.epoch, force=self.force)
+            if self.force is not None and chosen_access().owners:
+                raise ConfigurationError(
+                    "the states of a step are not edited at owners",
+                    path=self.directory,
+                    cause="An edit closes an epoch in all partitions, which must be in one directory for that.",
+                    remedy="Between two runs, move the files to one directory, edit them there, and move them back.",
+                )
+            directory = to_read(Path(self.directory), chosen_access())
+            return Steps(directory, self.step, SystemClock(), epoch=self.epoch, force=bool(self.force))
         if self.epoch is not None:
             raise click.UsageError("--epoch needs --step: operational state belongs to no epoch.")
         return self.documents()

@@ -20,6 +20,7 @@ from recovery.errors import (
 )
 from recovery.host.processes import describe_holder
 from recovery.owner import documents
+from recovery.owner.copying import copies
 from recovery.owner.holding import Holding
 from recovery.owner.tasks import TaskService
 from recovery.planning.measures import ClosedPartition, Measure, StepSize
@@ -34,6 +35,7 @@ from recovery.wire.calls import (
     Edit,
     FileFacts,
     Found,
+    Piece,
     Row,
     Serving,
     Stored,
@@ -212,6 +214,10 @@ class Connection:
         checks = [PartitionCheck(path) if self._joined is None else self._joined.verify(path) for path in paths]
         verdicts = [check.run() for check in checks]
         return [Checked(each.path.name, each.rows, each.problems) for each in verdicts]
+
+    def copies(self, names: list[str]) -> Iterator[Piece]:
+        """See `OwnerCalls.copies`."""
+        return copies([self._owner.path(name) for name in names], self._owner.scratch)
 
     def documents(self, ids: list[str]) -> list[Stored]:
         """See `OwnerCalls.documents`."""

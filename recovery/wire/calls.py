@@ -47,6 +47,13 @@ class Checked(msgspec.Struct, frozen=True):
     problems: tuple[str, ...]
 
 
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a copied file. Those of one file follow each other."""
+
+    name: str
+    data: bytes
+
+
 class Serving(msgspec.Struct, frozen=True):
     """What an owner says of itself. holder: who has its directory locked, as a sentence; empty if nobody has. stops: it
     ends as soon as the run has closed its epoch."""
@@ -118,6 +125,10 @@ class OwnerCalls(Protocol):
 
     def verify(self, names: list[str]) -> list[Checked]:
         """Check files in full."""
+        ...
+
+    def copies(self, names: list[str]) -> Iterator[Piece]:
+        """Copy files, all as of the moment at which the first piece comes, which is empty. A run may be going on."""
         ...
 
     def documents(self, ids: list[str]) -> list[Stored]:

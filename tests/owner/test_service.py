@@ -247,13 +247,11 @@ class TestProcess:
         finally:
             owner.kill()
 
-    @pytest.mark.parametrize(
-        "command", ["backup db there", "report db", "state list db", "history db --step a --key b"]
-    )
+    @pytest.mark.parametrize("command", ["restore there db", "fork db new", "repartition db 4"])
     def test_what_needs_files_names_the_way(self, command):
         found = recovery(*command.split(), "--owner", "h1:7337")
         assert found.returncode == 11, found.stderr
-        assert "copy all partitions to one directory" in found.stderr
+        assert "Bring all partitions to one directory" in found.stderr
 
     def test_a_missing_partition_is_named(self, make_store, tmp_path):
         token = token_file(tmp_path)
