@@ -71,8 +71,8 @@ COVERED_BY = {
     "owner/test_step_rows.py": "owner.reading",
     "wire/test_connections.py": """wire.address wire.answers wire.client wire.messages wire.server wire.service
         wire.task_calls""",
-    "owner/test_service.py": """base.token cli.owners cli.serve cli.without_owners owner.holding owner.runs
-        storage.locations wire.calls
+    "owner/test_service.py": """base.token cli.owners cli.serve cli.without_owners owner.holding owner.metrics
+        owner.runs storage.locations wire.calls
         wire.run_calls wire.run_client""",
     "owner/test_copying.py": "storage.copied",
     "owner/test_process.py": "owner.__main__ owner.serving owner.spool owner.tasks",
