@@ -17,7 +17,7 @@ from recovery.base.clock import SystemClock
 from recovery.base.printable import one_line
 from recovery.cli.common import json_option, print_json, say
 from recovery.cli.native import refused_operator_option
-from recovery.cli.owners import to_read
+from recovery.cli.owners import locations, to_read
 from recovery.cli.places import chosen_access, directory_and, open_state, state_options
 from recovery.errors import ConfigurationError, CorruptStateError, StateValueError
 from recovery.operational.targets import Documents, Name, Steps, Target, unknown_step
@@ -28,26 +28,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The states that a command's options select. force: of a command that writes; None: it only reads."""
+    """The states that a command's options select."""
 
     directory: str
     environment: str
     step: str | None
     epoch: int | None = None
-    force: bool | None = None
+    force: bool = False
 
     def target(self) -> Target:
         """Return the target for reading and writing them."""
         if self.step is not None:
-            if self.force is not None and chosen_access().owners:
-                raise ConfigurationError(
-                    "the states of a step are not edited at owners",
-                    path=self.directory,
-                    cause="An edit closes an epoch in all partitions, which must be in one directory for that.",
-                    remedy="Between two runs, move the files to one directory, edit them there, and move them back.",
-                )
-            directory = to_read(Path(self.directory), chosen_access())
-            return Steps(directory, self.step, SystemClock(), epoch=self.epoch, force=bool(self.force))
+            directory, access = Path(self.directory), chosen_access()
+            places = locations(directory, access) if access.owners else None
+            copies = to_read(directory, access)
+            return Steps(copies, self.step, SystemClock(), epoch=self.epoch, force=self.force, places=places)
         if self.epoch is not None:
             raise click.UsageError("--epoch needs --step: operational state belongs to no epoch.")
         return self.documents()

@@ -107,12 +107,30 @@ def test_documents_are_written_where_partition_0_is(there, options):
     assert called("state", "get", there.places[1], "a/b", "--json")["content"] == {"n": 1}
 
 
-def test_what_is_not_done_at_owners_says_so(there, options):
-    """Edits of steps, marks that epochs moved, and commands that change or replace files."""
+def test_an_edit_of_a_step(there, here, options):
+    """It is an epoch of all partitions, with an entry in the run history; not while a run holds the owners."""
     directory = there.places[0]
-    done = CliRunner().invoke(main, ["state", "clear", str(directory), "--step", "count", "--key", "a", "--yes",
-                                     *map(str, options)])  # fmt: skip
-    assert (done.exit_code, "not edited at owners" in done.stderr) == (11, True), done.output
+    words = ("--step", "count", "--yes", "--json")
+    for where, named in ((here, []), (directory, options)):
+        assert called("state", "clear", where, "--key", "a", *words, *named) == {"done": "epoch 4 closed: 1 key edited"}
+        called("state", "set", where, "--key", "b", '{"n": 5}', *words, *named)
+        called("state", "copy", where, "b", "new", *words, *named)
+        assert called("state", "merge", where, "--key", "b", "5", *words, *named)["done"].startswith("epoch 7")
+        assert called("state", "merge", where, "--key", "b", "5", *words, *named) == {"done": "nothing to change"}
+    one, other = (called("state", "list", where, "--step", "count", "--json", *named)
+                  for where, named in ((here, []), (directory, options)))  # fmt: skip
+    assert one == other
+    assert [each["details"]["what"] for each in called("runs", directory, "--json", *options)][-1] == "clear"
+    run = there.locations(run="one")
+    refused = CliRunner().invoke(main, ["state", "clear", str(directory), "--key", "b", *words, "--force",
+                                        *map(str, options)])  # fmt: skip
+    assert refused.exit_code == 40, refused.output
+    run.release()
+
+
+def test_what_is_not_done_at_owners_says_so(there, options):
+    """Marks that epochs moved, and commands that change or replace files."""
+    directory = there.places[0]
     key = next(f"/orders{n}" for n in range(99) if partition_of(f"/orders{n}", 3) == 0)
     with Driver(there, ["count", EPOCH_STEP]) as run:
         run.apply(3, {key: '{"value": 1, "changed_ms": 1}'}, step=EPOCH_STEP)
