@@ -36,7 +36,7 @@ class MetricsEndpoint:
             raise ConfigurationError(
                 f"metrics cannot be served at {_shown(host)}:{port}: {error}",
                 cause="Another process listens there, or the address is not one of this machine.",
-                remedy="Choose another --metrics-port; 0 takes a free one and shows it.",
+                remedy="Choose another port (--metrics-port; --metrics-at of serve); 0 takes a free one and shows it.",
             ) from error
         self.url = f"http://{_shown(host)}:{self._server.server_address[1]}{PATH}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True)
